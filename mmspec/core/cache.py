@@ -1,0 +1,113 @@
+"""SlotCache: a preallocated key-value cache in which every row writes at its own slots. The only module that knows transformers' caches.
+
+A row's settled values fill slots 0, 1, 2, ... in order, so a slot's number is its position; a draft's nodes stand in the slots
+after them until `commit` gathers the survivors forward. Rolling back is moving a length: stale slots are never visible. The
+last slot is scratch, where PAD columns write. Addresses and shapes stay fixed from `reserve` to `reserve`.
+
+Keys and values are stored [B, slots, heads, width], so a write is one row-indexed copy, and handed out as [B, heads, slots, width].
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the forward under way writes: one per cache, shared by its layers."""
+
+    capacity: int
+    flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * M] row * capacity + slot
+
+
+class SlotLayer(CacheLayerMixin):
+    """One attention layer's keys and values."""
+
+    is_compileable = True
+    is_croppable = True
+
+    def __init__(self, cursor: Cursor):
+        super().__init__()
+        self.cursor = cursor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        batch, heads, _, width = key_states.shape
+        self.keys = key_states.new_zeros(batch, self.cursor.capacity, heads, width)
+        self.values = value_states.new_zeros(batch, self.cursor.capacity, heads, value_states.shape[-1])
+        if not torch.compiler.is_compiling():
+            torch._dynamo.mark_static_address(self.keys)
+            torch._dynamo.mark_static_address(self.values)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [B, heads, M, width] at the cursor; return the whole layer, [B, heads, slots, width]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for store, new in ((self.keys, key_states), (self.values, value_states)):
+            new = new.transpose(1, 2)
+            store.view(-1, *store.shape[2:]).index_copy_(0, self.cursor.flat, new.reshape(-1, *new.shape[2:]))
+        return self.keys.transpose(1, 2), self.values.transpose(1, 2)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots `source` to `target`, both flat indices [B * K]."""
+        for store in (self.keys, self.values):
+            rows = store.view(-1, *store.shape[2:])
+            rows.index_copy_(0, target, rows.index_select(0, source))
+
+    def grow(self, capacity: int) -> None:
+        """More slots, contents kept; the scratch slot stays the last one."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(old.shape[0], capacity, *old.shape[2:])
+            new[:, : old.shape[1] - 1] = old[:, :-1]
+            setattr(self, name, new)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cursor.capacity, 0
+
+    def get_seq_length(self) -> int:
+        """0: positions are always given explicitly, never derived from a shared length."""
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.cursor.capacity
+
+
+class SlotCache(Cache):
+    """A transformers cache of `SlotLayer`s for `layers` attention layers and `capacity` slots a row, the scratch slot included."""
+
+    def __init__(self, layers: int, capacity: int):
+        self.cursor = Cursor(capacity)
+        super().__init__(layers=[SlotLayer(self.cursor) for _ in range(layers)])
+
+    @property
+    def capacity(self) -> int:
+        return self.cursor.capacity
+
+    def point(self, slots: Tensor) -> None:
+        """The next forward writes its columns at `slots` [B, M]."""
+        rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
+        self.cursor.flat = (rows * self.capacity + slots).flatten()
+
+    def gather(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots `source` [B, K] to `target` [B, K] in every layer."""
+        rows = torch.arange(source.shape[0], device=source.device)[:, None] * self.capacity
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.move((rows + source).flatten(), (rows + target).flatten())
+
+    def reserve(self, capacity: int) -> None:
+        """Grow to at least `capacity` slots, by doubling; every address changes when it does."""
+        if capacity <= self.capacity:
+            return
+        self.cursor.capacity = max(capacity, 2 * self.capacity)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.grow(self.cursor.capacity)
+
+
+def with_cross_attention(cache: SlotCache) -> EncoderDecoderCache:
+    """For encoder-decoder models: slots for self-attention, an ordinary cache for the encoder's keys and values."""
+    return EncoderDecoderCache(cache, DynamicCache())

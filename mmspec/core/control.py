@@ -1,0 +1,118 @@
+"""How many guesses to draft: a fixed number, or the one that maximises measured throughput, zero included."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from mmspec.core.records import Settled
+
+
+class ControlSession(Protocol):
+    def length(self) -> int:
+        """Guesses to draft in the coming round."""
+        ...
+
+    def observe(self, length: int, settled: Settled, seconds: float) -> None:
+        """What a round of `length` guesses brought and cost."""
+        ...
+
+
+class Control(Protocol):
+    def begin(self) -> ControlSession: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same number of guesses every round."""
+
+    guesses: int
+
+    def __post_init__(self):
+        if self.guesses < 0:
+            raise ValueError(f"draft_length is {self.guesses}: give 0 or more guesses, or 'auto'")
+
+    def begin(self) -> "Fixed":
+        return self
+
+    def length(self) -> int:
+        return self.guesses
+
+    def observe(self, length: int, settled: Settled, seconds: float) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Maximise expected values per second over `lengths`, from acceptance by position and seconds per round, both measured online.
+
+    Costs are measured at the batch size at hand, so a batch that fills the machine ends up with short drafts or none. Zero is
+    always tried early, and again at ever longer intervals while it stays the best.
+    """
+
+    lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+    first: int = 4
+
+    def begin(self) -> "ThroughputSession":
+        return ThroughputSession(self)
+
+
+class ThroughputSession:
+    """The running estimates of one generation."""
+
+    def __init__(self, plan: Throughput):
+        self.plan = plan
+        self.hits = [0.0] * (max(plan.lengths) + 1)  # by position: guesses accepted, with a weak prior below
+        self.tries = [0.0] * (max(plan.lengths) + 1)
+        self.seconds: dict[int, deque[float]] = {}
+        self.rounds = 0
+        self.current = plan.first
+        self.idle = 8  # rounds of zero before drafting is tried again
+        self.zeros = 0
+
+    def length(self) -> int:
+        opening = (self.plan.first, self.plan.first, 0, 0, self.plan.first, max(1, self.plan.first // 2))
+        if self.rounds < len(opening):
+            self.current = opening[self.rounds]
+        elif self.current == 0 and self.zeros >= self.idle:
+            self.current, self.zeros, self.idle = self.plan.first, 0, min(2 * self.idle, 256)
+        else:
+            self.current = self._best()
+        return self.current
+
+    def observe(self, length: int, settled: Settled, seconds: float) -> None:
+        self.rounds += 1
+        self.zeros = self.zeros + 1 if length == 0 else 0
+        if self.rounds > 1:  # the first round holds the prefill
+            self.seconds.setdefault(length, deque(maxlen=9)).append(seconds)
+        for accepted, drafted in zip(settled.accepted, settled.drafted, strict=True):
+            for position in range(min(drafted, accepted + 1, len(self.hits) - 1)):
+                self.tries[position] = 0.98 * self.tries[position] + 1
+                self.hits[position] = 0.98 * self.hits[position] + (position < accepted)
+
+    def expected(self, length: int) -> float:
+        """Values a row settles in a round of `length` guesses."""
+        total, reach, last = 1.0, 1.0, 0.5
+        for position in range(length):
+            last = (self.hits[position] + 2 * last) / (self.tries[position] + 2)  # little data leans on the position before
+            reach *= last
+            total += reach
+        return total
+
+    def cost(self, length: int) -> float:
+        """Seconds of such a round: the median seen, or the line through the nearest lengths seen."""
+        seen = {n: sorted(times)[len(times) // 2] for n, times in self.seconds.items()}
+        if length in seen:
+            return seen[length]
+        below = [n for n in seen if n < length]
+        above = [n for n in seen if n > length]
+        near = sorted([*sorted(below)[-2:], *sorted(above)[:2]], key=lambda n: abs(n - length))[:2]
+        if len(near) < 2:
+            return seen[near[0]]
+        a, b = near
+        slope = max(0.0, (seen[b] - seen[a]) / (b - a))
+        return max(1e-9, seen[a] + slope * (length - a))
+
+    def _best(self) -> int:
+        furthest = 2 * max(self.seconds) + 2  # costs are not extrapolated far
+        usable = [n for n in self.plan.lengths if n <= furthest]
+        return max(usable, key=lambda n: self.expected(n) / self.cost(n))

@@ -1,0 +1,146 @@
+"""The whole loop: guess a tree, score it once, keep a part of it. It never branches on modality or method."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.accept import Accept
+from mmspec.core.control import Control
+from mmspec.core.limits import Limits
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Room, Scored, Settled, Step, Verdict
+from mmspec.core.stats import Stats
+
+
+class TargetSession(Protocol):
+    """One generation's view of a target; owns the cache."""
+
+    def score(self, draft: Draft) -> Scored:
+        """Laws after every node not scored before in this round; a draft may grow between calls."""
+        ...
+
+    def commit(self, keep: Tensor, most: int) -> None:
+        """Settle columns `keep` [B, K], at most `most` a row, and forget the rest."""
+        ...
+
+
+class Target(Protocol):
+    def begin(self, prompt: Any) -> tuple[TargetSession, Draft]:
+        """Open a session; the prompt's last position is the first frontier. Nothing need have run yet."""
+        ...
+
+
+class DraftSession(Protocol):
+    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
+        """The frontier and guesses hanging on it, with the law each was drawn from. Draws happen here only."""
+        ...
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+        """Learn what became of a draft."""
+        ...
+
+
+class Drafter(Protocol):
+    def begin(self, prompt: Any, session: TargetSession) -> DraftSession:
+        """Open a session on the drafter's own view of the prompt; `session` is the target's, for drafters that read it."""
+        ...
+
+
+def decode(target: Target, drafter: Drafter, accept: Accept, prompt: Any, *, limits: Limits, noise: Noise, control: Control) -> Iterator[Step]:
+    """Yield one `Step` a round until no row has room left.
+
+    Raises FloatingPointError, naming row and output position, when the target's logits hold NaN or +inf.
+    """
+    clock = _Clock()
+    noise = replace(noise, coupled=accept.coupled)
+    session, frontier = target.begin(prompt)
+    guesser = drafter.begin(prompt, session)
+    controller = control.begin()
+    clock.lap("prefill")
+    while limits.open:
+        length = controller.length()
+        draft = guesser.propose(frontier, limits.room(length), noise)
+        clock.lap("draft")
+        scored = session.score(draft)
+        clock.lap("score")
+        verdict, settled = limits.settle(draft, scored, accept(draft, scored, noise))
+        _check_health(limits, settled)
+        clock.lap("accept")
+        session.commit(verdict.keep, max(settled.accepted) + draft.roots)
+        clock.lap("commit")
+        guesser.observe(draft, scored, verdict, settled)
+        frontier = verdict.frontier
+        clock.lap("draft")
+        seconds = clock.round()
+        controller.observe(length, settled, seconds["total"])
+        yield Step(draft, verdict, settled, seconds)
+
+
+def _check_health(limits: Limits, settled: Settled) -> None:
+    for row, healthy in enumerate(settled.healthy):
+        if not healthy and settled.values[row]:
+            step = len(limits.outputs[row]) - len(settled.values[row])
+            raise FloatingPointError(
+                f"the target's logits hold NaN or infinity in row {row} at output position {step}: check the weights and the dtype (float16 overflows where bfloat16 does not)"
+            )
+
+
+class _Clock:
+    """Seconds by phase. The first round's scoring is the prefill. On a GPU, work is booked where the host waits for it."""
+
+    def __init__(self):
+        self.start = self.last = perf_counter()
+        self.spent: dict[str, float] = {}
+        self.first = True
+
+    def lap(self, phase: str) -> None:
+        now = perf_counter()
+        phase = "prefill" if self.first and phase == "score" else phase
+        self.spent[phase] = self.spent.get(phase, 0.0) + now - self.last
+        self.last = now
+
+    def round(self) -> dict[str, float]:
+        """The phases of the round that ends now."""
+        now = perf_counter()
+        total = now - self.start
+        spent = self.spent | {"other": max(0.0, total - sum(self.spent.values())), "total": total}
+        self.start = self.last = now
+        self.spent, self.first = {}, False
+        return spent
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a generation settled."""
+
+    sequences: Tensor  # [B, S] right-padded
+    lengths: Tensor  # [B]
+    stats: Stats
+
+
+def generate(
+    target: Target,
+    drafter: Drafter,
+    accept: Accept,
+    prompt: Any,
+    *,
+    limits: Limits,
+    noise: Noise,
+    control: Control,
+    pad: int = 0,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Generation:
+    """Run `decode` to the end. `on_step` sees every round as it settles: for streams and progress bars."""
+    stats = Stats(exactness=accept.exactness)
+    for step in decode(target, drafter, accept, prompt, limits=limits, noise=noise, control=control):
+        stats.add(step)
+        on_step(step)
+    lengths = torch.tensor([len(values) for values in limits.outputs], device=limits.left.device)
+    sequences = torch.full((len(lengths), int(lengths.max())), pad, dtype=torch.long, device=limits.left.device)
+    for row, values in enumerate(limits.outputs):
+        sequences[row, : len(values)] = torch.tensor(values, dtype=torch.long)
+    return Generation(sequences, lengths, stats)

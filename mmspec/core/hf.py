@@ -1,0 +1,167 @@
+"""Any transformers model as a target: a session packs every row's settled values into slots and scores drafts in one forward.
+
+Nothing depends on the side a prompt was padded on: prompts are packed, positions are logical, and one 4-D mask per forward says
+what each node sees. The prompt is cached lazily, by the first `score`, in the same forward as the first draft.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.laws import Categorical
+from mmspec.core.processors import History, Pipeline
+from mmspec.core.records import Draft, Scored
+
+_ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What one forward sees and where it writes. M columns: the uncached prompt, if any, then the draft's new nodes."""
+
+    ids: Tensor  # [B, M]
+    positions: Tensor  # [B, M] logical
+    slots: Tensor  # [B, M]
+    visible: Tensor  # [B, M, S] bool: which slots each column may attend to
+    slot_positions: Tensor  # [B, S] logical position of what stands in each slot
+
+
+class Family(Protocol):
+    """How one kind of model is driven: what differs between decoder-only, encoder-decoder and their exceptions."""
+
+    def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The decoder's prompt: ids [B, P] and mask [B, P] bool."""
+        ...
+
+    def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
+        """A cache and whatever `forward` needs besides (encoder states, say)."""
+        ...
+
+    def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int) -> Tensor:
+        """Logits [B, keep, V] of the last `keep` columns."""
+        ...
+
+
+@dataclass(frozen=True)
+class HFTarget:
+    """A transformers model, how to drive it, and the processors its laws go through. Carries nothing between calls.
+
+    `reserve` slots are allocated beyond the prompt at once; the default grows by doubling. Give the length you expect where
+    fixed addresses matter (CUDA graphs). `limit` is the model's number of positions, None for no limit.
+    """
+
+    model: Any
+    family: Family
+    processors: Pipeline = field(default_factory=Pipeline)
+    reserve: int = 192
+    limit: int | None = None
+
+    def begin(self, inputs: Mapping[str, Tensor]) -> tuple["HFSession", Draft]:
+        """Open a session; the last prompt position is the first frontier. Runs encoders, but nothing of the decoder yet."""
+        ids, mask = self.family.prompt(self.model, inputs)
+        _check_prompt(ids, mask, self.limit)
+        order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
+        packed, lengths = ids.gather(1, order), mask.sum(1)
+        capacity = -(-(ids.shape[1] + self.reserve + 1) // _ROUND) * _ROUND
+        cache, state = self.family.begin(self.model, inputs, capacity)
+        session = HFSession(self, cache, state, packed[:, :-1], lengths - 1)
+        last = packed.gather(1, (lengths - 1)[:, None])[:, 0]
+        return session, Draft.root(last, torch.zeros_like(lengths))
+
+
+def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
+    if ids.shape[0] == 0:
+        raise ValueError("the batch is empty: give at least one prompt")
+    lengths = mask.sum(1).tolist()
+    if min(lengths, default=0) == 0:
+        raise ValueError(f"prompt {lengths.index(0)} is empty: every prompt needs at least one token that is not padding")
+    if limit is not None and max(lengths) >= limit:
+        raise ValueError(f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, but the model has {limit} positions: shorten it")
+
+
+class HFSession:
+    """One generation over one `HFTarget`: the cache, every row's settled length and ids, and the draft under way."""
+
+    def __init__(self, target: HFTarget, cache: SlotCache, state: Any, context: Tensor, lengths: Tensor):
+        self.target, self.cache, self.state = target, cache, state
+        self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P-1] not cached yet, and how many a row has
+        self.lengths = torch.zeros_like(lengths)  # settled and cached, [B]
+        self.bound = 0  # an upper bound on any row's settled slots, known without asking the device
+        self.ids = torch.zeros(len(lengths), cache.capacity, dtype=torch.long, device=context.device)
+        self.slots: Tensor | None = None  # [B, N] of the draft under way
+        self.scored = 0  # its columns scored so far
+        self.linear = True
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
+        first = self.scored
+        self._make_room(draft)
+        layout = self._layout(draft, first)
+        self.cache.point(layout.slots)
+        fresh = draft.size - first
+        logits = self.target.family.forward(self.target.model, layout, self.cache, self.state, fresh).float()
+        own = layout.slots[:, -fresh:]
+        self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
+        history = History(self.ids, layout.visible[:, -fresh:], draft.position()[:, first:])
+        healthy = (logits < torch.inf).all(-1).all(-1)
+        return Scored(Categorical(self.target.processors(logits, history)), healthy=healthy)
+
+    @torch.no_grad()
+    def commit(self, keep: Tensor, most: int) -> None:
+        """Settle columns `keep` [B, K] (-1 padded, in path order) of the draft under way, at most `most` a row, and forget the rest."""
+        if not self.linear:  # the survivors of a chain already stand where they belong
+            scratch = self.cache.capacity - 1
+            source = torch.where(keep >= 0, self.slots.gather(1, keep.clamp_min(0)), scratch)
+            target = torch.where(keep >= 0, self.lengths[:, None] + (keep >= 0).cumsum(1) - 1, scratch)
+            self.cache.gather(source, target)
+            self.ids.scatter_(1, target, self.ids.gather(1, source))
+        self.lengths = self.lengths + (keep >= 0).sum(1)
+        self.bound += most
+        self.slots, self.scored = None, 0
+
+    def _make_room(self, draft: Draft) -> None:
+        waiting = 0 if self.context is None else self.context[0].shape[1]
+        needed = self.bound + waiting + draft.size + 1
+        if needed > self.cache.capacity:
+            self.cache.reserve(-(-needed // _ROUND) * _ROUND)
+            self.ids = torch.nn.functional.pad(self.ids[:, :-1], (0, self.cache.capacity - self.ids.shape[1] + 1))
+
+    def _layout(self, draft: Draft, first: int) -> Layout:
+        """Slots, positions and visibility of the draft's columns from `first` on, behind the prompt if it is still uncached."""
+        slot = torch.arange(self.cache.capacity, device=self.ids.device)
+        scratch = self.cache.capacity - 1
+        ids, slots, valid = draft.nodes[:, first:], None, draft.valid
+        prompt_slots = None
+        if self.context is not None:
+            context, lengths = self.context
+            columns = slot[: context.shape[1]]
+            prompt_slots = torch.where(columns < lengths[:, None], columns, scratch)
+            ids = torch.cat([context, ids], 1)
+            self.lengths, self.bound, self.context = lengths, context.shape[1], None
+        ranks = valid.cumsum(1) - 1
+        own = torch.where(valid, self.lengths[:, None] + ranks, scratch)
+        self.linear = draft.linear
+        slots = own[:, first:]
+        if draft.linear:
+            slot_positions = slot.expand(len(own), -1)
+            visible = slot <= slots[:, :, None]
+            positions = torch.where(valid, self.lengths[:, None] + ranks, 0)[:, first:]
+        else:
+            ancestors = draft.ancestors()
+            depth = (ancestors & valid[:, None, :]).sum(-1) - 1
+            node_positions = torch.where(valid, self.lengths[:, None] + depth, 0)
+            slot_positions = slot.repeat(len(own), 1).scatter_(1, own, node_positions)
+            visible = (slot < self.lengths[:, None, None]).repeat(1, draft.size - first, 1)
+            visible = visible.scatter_(2, own[:, None, :].expand(-1, draft.size - first, -1), ancestors[:, first:])
+            positions = node_positions[:, first:]
+        if prompt_slots is not None:
+            slots = torch.cat([prompt_slots, slots], 1)
+            visible = torch.cat([slot <= prompt_slots[:, :, None], visible], 1)
+            positions = torch.cat([torch.where(prompt_slots < scratch, prompt_slots, 0), positions], 1)
+        self.ids.scatter_(1, slots, ids)
+        return Layout(ids, positions, slots, visible, slot_positions)

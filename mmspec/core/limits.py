@@ -1,0 +1,120 @@
+"""Where a generation ends: room per row, end-of-sequence values, and stops that only the host can judge."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
+
+Stop = Callable[[int, list[int]], bool]
+"""(row, everything the row has settled so far) -> should it end here?"""
+
+
+class Limits:
+    """One generation's ends. A row is cut exactly at its first end value, its first stop, or when its room is used up.
+
+    `most` is the room of every row; `ends` are end values, which stay in the output; `stops` are judged on the host, value by value.
+    """
+
+    def __init__(self, rows: int, most: int, ends: Sequence[int] = (), stops: Sequence[Stop] = (), device: torch.device | str = "cpu"):
+        if most < 1:
+            raise ValueError(f"max_new_tokens is {most}: ask for at least 1")
+        self.left = torch.full((rows,), most, device=device)
+        self.remaining = [most] * rows
+        self.outputs: list[list[int]] = [[] for _ in range(rows)]
+        self.ends = torch.tensor(list(ends), dtype=torch.long, device=device)
+        self.stops = tuple(stops)
+
+    @property
+    def open(self) -> bool:
+        return any(self.remaining)
+
+    def room(self, length: int) -> Room:
+        """Room for a round of `length` guesses."""
+        return Room(self.left, length)
+
+    def settle(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Settled]:
+        """Cut `verdict` at every row's end and bring the outcome to the host: the round's one synchronisation."""
+        verdict = self._cut(verdict)
+        settled = _fetch(draft, scored, verdict)
+        if self.stops:
+            verdict, settled = self._stop(verdict, settled)
+        for row, values in enumerate(settled.values):
+            self.outputs[row] += values
+            self.remaining[row] -= len(values)
+        self._close(verdict, settled)
+        return verdict, settled
+
+    def _cut(self, verdict: Verdict) -> Verdict:
+        """Cut at end values inside the accepted run, on the device."""
+        count = torch.minimum(verdict.count, self.left)
+        if len(self.ends):
+            inside = torch.arange(verdict.values.shape[1], device=count.device) < count[:, None]
+            ended = torch.isin(verdict.values, self.ends) & inside
+            first = torch.where(ended.any(1), ended.long().argmax(1) + 1, count)
+            self.left = torch.where(ended.any(1), 0, self.left - count)
+            count = first
+        else:
+            self.left = self.left - count
+        parents = torch.where((self.left > 0)[:, None], verdict.frontier.parents, PAD)
+        frontier = replace(verdict.frontier, parents=parents)
+        return replace(verdict, count=count, accepted=torch.minimum(verdict.accepted, count), frontier=frontier)
+
+    def _stop(self, verdict: Verdict, settled: Settled) -> tuple[Verdict, Settled]:
+        """Cut where a host stop says so."""
+        values, accepted, stopped = [], [], []
+        for row, new in enumerate(settled.values):
+            whole = list(self.outputs[row])
+            length = len(new)
+            for index, value in enumerate(new):
+                whole.append(value)
+                if any(stop(row, whole) for stop in self.stops):
+                    length = index + 1
+                    break
+            stopped.append(len(whole) > len(self.outputs[row]) and any(stop(row, whole) for stop in self.stops))
+            values.append(new[:length])
+            accepted.append(min(settled.accepted[row], length))
+        halt = torch.tensor(stopped, device=self.left.device)
+        self.left = torch.where(halt, 0, self.left)
+        for row, is_stopped in enumerate(stopped):
+            if is_stopped:
+                self.remaining[row] = len(values[row])  # `settle` takes these off again
+        parents = torch.where(halt[:, None], PAD, verdict.frontier.parents)
+        verdict = replace(verdict, frontier=replace(verdict.frontier, parents=parents))
+        return verdict, replace(settled, values=values, accepted=accepted)
+
+    def _close(self, verdict: Verdict, settled: Settled) -> None:
+        """Rows the device has ended have no room left on the host either."""
+        for row, ended in enumerate(settled.ended):
+            if ended:
+                self.remaining[row] = 0
+
+
+def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
+    """Everything the host wants of a round in one transfer; float64 holds token ids and counts exactly."""
+    rows = len(verdict.count)
+    zero = torch.zeros(rows, dtype=torch.float64, device=verdict.count.device)
+    healthy = zero + 1 if scored.healthy is None else scored.healthy
+    columns = [
+        verdict.count,
+        verdict.accepted,
+        verdict.judged,
+        draft.valid[:, draft.roots :].sum(1),
+        verdict.frontier.parents[:, -1] == PAD,
+        healthy,
+        zero if verdict.drift is None else verdict.drift,
+        zero if verdict.expected is None else verdict.expected,
+    ]
+    packed = torch.cat([torch.stack([c.to(torch.float64) for c in columns], 1), verdict.values.to(torch.float64)], 1).tolist()
+    return Settled(
+        values=[[int(v) for v in line[8 : 8 + int(line[0])]] for line in packed],
+        accepted=[int(line[1]) for line in packed],
+        judged=[int(line[2]) for line in packed],
+        drafted=[int(line[3]) for line in packed],
+        ended=[bool(line[4]) for line in packed],
+        healthy=[bool(line[5]) for line in packed],
+        drift=[line[6] for line in packed],
+        expected=[line[7] for line in packed],
+    )

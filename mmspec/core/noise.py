@@ -1,0 +1,134 @@
+"""Keyed noise: every random number is a pure function of (the row's seed, output position, role, round start, branch).
+
+The generator is SplitMix64 (Steele, Lea and Flood 2014) used as a counter-based hash: a key is the mix of its words, and the
+n-th number of a key's stream is mix(key + (n + 1) * gamma), so any token's noise can be had without its neighbours'. Only
+wrapping 64-bit integer arithmetic is used: the bits, and the uniforms made from them, are the same on every device.
+
+Roles that leave the round start out of the key give the same noise to a position in every round. That is a coupling: it is
+exact for the target's own draws, because a position is settled once, and for guesses under the coupled rule.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class Role(IntEnum):
+    """What a number is drawn for. Distinct roles never share a number."""
+
+    VALUE = 1  # the target's own draw of an output value
+    GUESS = 2  # a drafter's guess
+    ACCEPT = 3  # the uniform of an acceptance test
+    RESIDUAL = 4  # the replacement after a rejection
+    WINDOW = 5  # fresh values that fill a Jacobi window
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical right shift of signed 64-bit integers."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 tensors, wrapping."""
+    bits = (bits ^ _shift(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift(bits, 27)) * _MIX_2
+    return bits ^ _shift(bits, 31)
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """53 random bits as float64 strictly between 0 and 1."""
+    return _shift(bits, 11).double().add_(0.5).mul_(2.0**-53)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One stream of numbers for every entry of `words` [...]."""
+
+    words: Tensor  # [...] int64
+
+    def uniform(self) -> Tensor:
+        """The first number of each stream, float64 in (0, 1), [...]."""
+        return _uniform(mix(self.words + _GAMMA))
+
+    def gumbel(self, size: int) -> Tensor:
+        """`size` standard Gumbel numbers from each stream, float64 [..., size]; number v belongs to value v."""
+        counters = torch.arange(1, size + 1, device=self.words.device) * _GAMMA
+        uniform = _uniform(mix(self.words[..., None] + counters))
+        return uniform.log_().neg_().log_().neg_()
+
+    def below(self, probability: Tensor) -> Tensor:
+        """Bernoulli draws: True with the given probability [...]."""
+        return self.uniform() < probability
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """One index from each law exp(scores) [..., V], by the Gumbel maximum; `scores` need no normalising. [...]"""
+        return (scores + self.gumbel(scores.shape[-1])).argmax(-1)
+
+    def choose_distinct(self, scores: Tensor, count: int) -> Tensor:
+        """`count` indices drawn one after the other without replacement (Gumbel top-k, Kool et al. 2019), [..., count].
+
+        The first is what `choose` gives. Values of probability 0 come last, and only when nothing else is left.
+        """
+        return (scores + self.gumbel(scores.shape[-1])).topk(count, -1).indices
+
+    def __getitem__(self, index) -> "Keys":
+        return Keys(self.words[index])
+
+    def branch(self, count: int) -> "Keys":
+        """`count` independent streams from each, [..., count]."""
+        steps = torch.arange(1, count + 1, device=self.words.device) * _MIX_2
+        return Keys(mix(self.words[..., None] + steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The source of every random number in one generation.
+
+    Under `coupled`, guesses are drawn with the very noise the target's own draws use.
+    """
+
+    seeds: Tensor  # [B] int64
+    coupled: bool = False
+
+    @staticmethod
+    def from_seed(seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu", coupled: bool = False) -> "Noise":
+        """An int gives row r the seed `seed + r`; a sequence gives one seed a row."""
+        seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+        if len(seeds) != rows:
+            raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
+        wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]
+        return Noise(torch.tensor(wrapped, dtype=torch.long, device=device), coupled)
+
+    def value(self, position: Tensor) -> Keys:
+        """For the target's own draws of output positions [B, N]: the same in every round, so plain decoding and any draft agree."""
+        return self._keys(Role.VALUE, position)
+
+    def guess(self, position: Tensor, start: Tensor, branch: int = 0) -> Keys:
+        """For guesses at output positions [B, N] of the round that began at `start` [B]."""
+        return self.value(position) if self.coupled else self._keys(Role.GUESS, position, start, branch)
+
+    def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """For acceptance tests at output positions [B, N]."""
+        return self._keys(Role.ACCEPT, position, start)
+
+    def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """For replacements drawn at output positions [B, N]."""
+        return self._keys(Role.RESIDUAL, position, start)
+
+    def window(self, position: Tensor, start: Tensor) -> Keys:
+        """For the values that first fill a Jacobi window at output positions [B, N]."""
+        return self._keys(Role.WINDOW, position, start)
+
+    def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int = 0) -> Keys:
+        words = mix(self.seeds * _GAMMA + int(role))[:, None]
+        words = mix(words ^ ((position + 1) * _MIX_1))
+        if start is not None:
+            words = mix(words ^ ((start[:, None] + 1) * _MIX_2 + branch))
+        return Keys(words)

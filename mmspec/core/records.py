@@ -1,0 +1,178 @@
+"""The records every part of the engine exchanges. All are frozen; shapes are in trailing comments.
+
+B rows, N draft nodes, G guesses (N - roots), K kept, L settled, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CONTEXT = -1
+"""Parent of a node that hangs directly on the cached context."""
+PAD = -2
+"""Parent of a column that is not a node in this row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of nodes in topological order: `roots` settled but not yet cached values, then guesses.
+
+    The law that judges node i is the target's law after its parent, so no index is ever shifted. `linear` says that every
+    row is one chain in column order (PAD columns apart), which makes masks and commits cheaper; `width` bounds the number
+    of siblings and `levels` the depth. All three are facts about the shape, known without looking at a tensor.
+    """
+
+    nodes: Tensor  # [B, N, *value] token ids, frames or vectors
+    parents: Tensor  # [B, N] column of the parent, CONTEXT or PAD
+    start: Tensor  # [B] output values settled before this round; the first guess stands for output position `start`
+    roots: int = 1
+    q: Any = None  # Law over [B, G]: what each guess was drawn from; None = point mass on the guess itself
+    linear: bool = True
+    width: int = 1
+    levels: int | None = None  # bound on the guesses along any path; None: as many as there are guesses
+    drift: Tensor | None = None  # [B] total variation spent so far by a lossy rule
+    score: Tensor | None = None  # [B, N] path log-probability, for beams
+    aux: Any = None  # luggage from drafter to target
+
+    @staticmethod
+    def root(values: Tensor, start: Tensor, alive: Tensor | None = None, drift: Tensor | None = None) -> "Draft":
+        """A draft of one settled value a row, [B, *value]; rows that are not `alive` [B] hold PAD."""
+        parents = torch.full((values.shape[0], 1), CONTEXT, dtype=torch.long, device=values.device)
+        if alive is not None:
+            parents = torch.where(alive[:, None], parents, PAD)
+        return Draft(values[:, None], parents, start, drift=drift)
+
+    @property
+    def size(self) -> int:
+        return self.nodes.shape[1]
+
+    @property
+    def guesses(self) -> Tensor:
+        """The guessed values, [B, G, *value]."""
+        return self.nodes[:, self.roots :]
+
+    @property
+    def valid(self) -> Tensor:
+        """Which columns are nodes, [B, N] bool."""
+        return self.parents != PAD
+
+    @property
+    def height(self) -> int:
+        """Bound on the guesses along any path."""
+        return self.size - self.roots if self.levels is None else self.levels
+
+    def extend(self, nodes: Tensor, parents: Tensor, q: Any = None, *, linear: bool = False, width: int = 1, levels: int | None = None) -> "Draft":
+        """This draft with guesses appended: `nodes` [B, M, *value] hanging on `parents` [B, M], drawn from `q` over [B, M]."""
+        if self.q is not None and q is not None:
+            q = self.q.cat(q)
+        return replace(
+            self,
+            nodes=torch.cat([self.nodes, nodes], 1),
+            parents=torch.cat([self.parents, parents], 1),
+            q=q,
+            linear=self.linear and linear,
+            width=max(self.width, width),
+            levels=levels,
+        )
+
+    def extend_chain(self, nodes: Tensor, room: Tensor, q: Any = None) -> "Draft":
+        """Append one chain of guesses `nodes` [B, M, *value] to a linear draft; a row takes at most `room` [B] of all its guesses."""
+        columns = torch.arange(self.size, self.size + nodes.shape[1], device=nodes.device)
+        fits = (columns - self.roots < room[:, None]) & (self.parents[:, self.roots - 1 : self.roots] != PAD)
+        return self.extend(nodes, torch.where(fits, columns - 1, PAD), q, linear=True)
+
+    def ancestors(self) -> Tensor:
+        """[B, N, N] bool: is column j on the path that ends in node i (itself included)? PAD columns see only themselves."""
+        n = self.size
+        eye = torch.eye(n, dtype=torch.bool, device=self.nodes.device)
+        parent = self.parents[:, :, None] == torch.arange(n, device=self.nodes.device)
+        reach = (parent | eye).float()
+        for _ in range(max(1, (n - 1).bit_length())):  # squaring doubles the length of the paths covered
+            reach = (reach @ reach).clamp_(max=1.0)
+        return reach > 0.5
+
+    def depth(self) -> Tensor:
+        """[B, N] guesses on the path to each node: 0 for roots."""
+        if self.linear:
+            return (self.valid.cumsum(1) - self.valid[:, : self.roots].sum(1, keepdim=True)).clamp_(min=0)
+        return self.ancestors()[:, :, self.roots :].sum(-1) * self.valid
+
+    def position(self) -> Tensor:
+        """[B, N] output position that a draw after each node stands for."""
+        return self.start[:, None] + self.depth()
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What the target says of a draft."""
+
+    p: Any  # Law over [B, N]: the target's law after every node
+    hidden: Tensor | None = None  # [B, N, H] last hidden states, when a drafter asked for them
+    healthy: Tensor | None = None  # [B] bool: no NaN or +inf among this row's logits
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The round's outcome on the host: plain lists, fetched in the round's one synchronisation."""
+
+    values: list[list[Any]]  # per row, the newly settled values
+    accepted: list[int]
+    judged: list[int]
+    drafted: list[int]
+    ended: list[bool]  # the row has no room left
+    healthy: list[bool]  # its logits held no NaN or +inf
+    drift: list[float]
+    expected: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What survives of a draft. Rows that were already finished keep nothing and settle nothing."""
+
+    keep: Tensor  # [B, K] columns whose cache entries stay, in path order, -1 padded
+    values: Tensor  # [B, L, *value] newly settled output
+    count: Tensor  # [B] how many of `values` are real
+    frontier: Draft  # settled, uncached values; the next draft grows from here
+    accepted: Tensor  # [B] guesses accepted
+    judged: Tensor  # [B] guesses looked at: the accepted ones and the one that failed, if any
+    drift: Tensor | None = None  # [B] total variation spent in this round
+    expected: Tensor | None = None  # [B] sum of TV(p, q) over judged guesses: the expected number of rejections
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round, as the loop yields it to streams, statistics and progress bars."""
+
+    draft: Draft
+    verdict: Verdict
+    settled: Settled
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How far a round may go."""
+
+    left: Tensor  # [B] output values each row may still settle; 0 = finished
+    length: int  # guesses asked for this round, the same for every row so that shapes stay fixed
+
+    @property
+    def guesses(self) -> Tensor:
+        """[B] guesses each row may take: one fewer than it may settle, as every round settles one value more than it accepts."""
+        return (self.left - 1).clamp(0, self.length)
+
+
+def validate(draft: Draft) -> None:
+    """Raise ValueError unless `draft` obeys its invariants. For tests: it looks at tensors and so synchronises."""
+    parents: Sequence[Sequence[int]] = draft.parents.tolist()
+    for row, line in enumerate(parents):
+        for node, parent in enumerate(line):
+            if parent >= node or parent < PAD:
+                raise ValueError(f"row {row}, node {node}: parent {parent} must be an earlier column, CONTEXT (-1) or PAD (-2)")
+            if parent >= 0 and line[parent] == PAD:
+                raise ValueError(f"row {row}, node {node}: parent {parent} is PAD, which cannot have children")
+            if node >= draft.roots and parent == CONTEXT:
+                raise ValueError(f"row {row}, node {node}: a guess must hang on a root or a guess, not on the context")

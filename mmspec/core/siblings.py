@@ -1,0 +1,179 @@
+"""Rules for trees of guesses: several candidates at one node, tried in order against what is left of the target's law.
+
+`Walk` goes down the tree one level at a time, all rows at once. Its sibling rules differ in two things only: the probability
+that a candidate is taken, and what becomes of p and q when it is not. A rule is exact for the planner that draws candidates
+the way it assumes: top-k, with or without replacement, or top-k with one drawn last.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.accept import LAW_EXACT, settle, with_meters
+from mmspec.core.laws import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import PAD, Draft, Scored, Verdict
+
+
+class Siblings(Protocol):
+    """How the candidates at one node are judged. p, q: [B, 1, V]; x, count: [B, 1]; `index` counts candidates from 0."""
+
+    uses_q: bool
+
+    def take_prob(self, p: Categorical, q: Categorical, x: Tensor, index: int, count: Tensor) -> Tensor:
+        """Probability of taking candidate x, the `index`-th of `count`, given that those before it were refused."""
+        ...
+
+    def refuse(self, p: Categorical, q: Categorical, x: Tensor, index: int, count: Tensor) -> tuple[Categorical, Categorical]:
+        """What is left of p and q once x has been refused."""
+        ...
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Walk from the last root, trying each node's children in order; where none is taken, draw from what is left of p."""
+
+    siblings: Siblings
+    exactness = LAW_EXACT
+    coupled = False
+    trees = True
+
+    @property
+    def uses_q(self) -> bool:
+        return self.siblings.uses_q
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        if self.uses_q and draft.q is None and draft.size > draft.roots:
+            raise ValueError(f"{type(self.siblings).__name__} needs the law its candidates were drawn from: draft with a sampled tree, or accept with match or topk")
+        rows = torch.arange(len(draft.start), device=draft.start.device)
+        children = _children(draft)
+        here = torch.full_like(draft.start, draft.roots - 1)
+        steps = torch.zeros_like(here)
+        going = draft.parents[:, draft.roots - 1] != PAD
+        left = scored.p.at(here[:, None])
+        touched = torch.zeros_like(going)
+        judged, expected = torch.zeros_like(here), torch.zeros_like(here, dtype=left.scores.dtype)
+        for _ in range(draft.height):
+            slots = children[rows, here]  # [B, W]
+            p = scored.p.at(here[:, None])
+            q = p if draft.q is None else draft.q.at((slots[:, :1] - draft.roots).clamp_min(0))
+            taken, tried = torch.full_like(here, -1), torch.zeros_like(going)
+            count = (slots >= 0).sum(-1, keepdim=True)
+            chances = noise.accept((draft.start + steps)[:, None], draft.start).branch(slots.shape[1])
+            for j in range(slots.shape[1]):
+                x = draft.nodes[rows, slots[:, j].clamp_min(0)][:, None]
+                live = going & (taken < 0) & (slots[:, j] >= 0)
+                hit = live & chances[..., j].below(self.siblings.take_prob(p, q, x, j, count))[:, 0]
+                judged = judged + live
+                expected = expected + torch.where(live, p.tv(None if draft.q is None else q, x)[:, 0], 0)
+                refused = (live & ~hit)[:, None]
+                p_left, q_left = self.siblings.refuse(p, q, x, j, count)
+                p, q = p_left.where(refused, p), q_left.where(refused, q)
+                taken, tried = torch.where(hit, slots[:, j], taken), tried | live
+            left, touched = p.where(going[:, None], left), torch.where(going, tried, touched)
+            going = going & (taken >= 0)
+            here, steps = torch.where(going, taken, here), steps + going
+        left = scored.p.at(here[:, None]).where(going[:, None], left)  # still going: the last level was taken, nothing lies below
+        position = (draft.start + steps)[:, None]
+        own = left.sample(noise.value(position))[:, 0]
+        replaced = left.sample(noise.residual(position, draft.start))[:, 0]
+        return with_meters(settle(draft, here, torch.where(touched & ~going, replaced, own)), judged, None, expected)
+
+    def output_law(self, p: Categorical, q: Categorical) -> Categorical:
+        return p
+
+
+def _children(draft: Draft) -> Tensor:
+    """[B, N, W] columns of each node's children in order, -1 padded; W is the draft's sibling bound."""
+    columns = torch.arange(draft.size, device=draft.start.device)
+    is_child = draft.parents[:, None, :] == columns[None, :, None]
+    order = torch.where(is_child, columns, draft.size).sort(-1).values[..., : draft.width]
+    return torch.where(order < draft.size, order, -1)
+
+
+def _capped_ratio(p: Categorical, q: Categorical, x: Tensor) -> Tensor:
+    return (p.log_prob(x) - q.log_prob(x)).exp().clamp(max=1)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Deterministic candidates (EAGLE-2's rule, SGLang's "target only"): each is taken with its mass under what is left of p."""
+
+    uses_q = False
+
+    def take_prob(self, p, q, x, index, count):
+        return p.prob(x)
+
+    def refuse(self, p, q, x, index, count):
+        return p.without(x), q
+
+
+@dataclass(frozen=True)
+class WithReplacement:
+    """Multi-step speculative sampling (SpecInfer, Miao et al. 2023): candidates drawn independently from one q."""
+
+    uses_q = True
+
+    def take_prob(self, p, q, x, index, count):
+        return _capped_ratio(p, q, x)
+
+    def refuse(self, p, q, x, index, count):
+        return p.residual(q, x), q
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Recursive rejection over candidates drawn without replacement (Jeon et al. 2024): q loses every candidate refused."""
+
+    uses_q = True
+
+    def take_prob(self, p, q, x, index, count):
+        return _capped_ratio(p, q, x)
+
+    def refuse(self, p, q, x, index, count):
+        return p.residual(q, x), q.without(x)
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """Hu et al. 2025: all candidates but the last are q's most likely values, the last is drawn from the rest of q."""
+
+    uses_q = True
+
+    def take_prob(self, p, q, x, index, count):
+        return torch.where(index < count - 1, p.prob(x), _capped_ratio(p, q, x))
+
+    def refuse(self, p, q, x, index, count):
+        return p.without(x).where(index < count - 1, p.residual(q, x)), q.without(x)
+
+
+@dataclass(frozen=True)
+class KSeq:
+    """K-SEQ (SpecTr, Sun et al. 2023): k independent candidates, each taken with min(1, p / (rho q)); at least 1 - 1/e of the optimum.
+
+    rho in [1, k] solves 1 - (1 - b)^k = rho b with b = sum min(q, p / rho); when all k are refused, what is left is (p - rho q)+.
+    """
+
+    uses_q = True
+
+    def take_prob(self, p, q, x, index, count):
+        return ((p.log_prob(x) - q.log_prob(x)).exp() / self.rho(p, q, count)).clamp(max=1)
+
+    def refuse(self, p, q, x, index, count):
+        left = (p.probs() - self.rho(p, q, count)[..., None] * q.probs()).clamp_(min=0)
+        left = torch.where(left.sum(-1, keepdim=True) > 0, left, p.probs())
+        return Categorical.of(left).where(index == count - 1, p), q
+
+    @staticmethod
+    def rho(p: Categorical, q: Categorical, count: Tensor) -> Tensor:
+        """By bisection, as the left side falls below the right as rho grows. [B, 1]"""
+        probs_p, probs_q = p.probs(), q.probs()
+        low, high = torch.ones_like(count, dtype=probs_p.dtype), count.clamp(min=1).to(probs_p.dtype)
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            b = torch.minimum(probs_q, probs_p / middle[..., None]).sum(-1)
+            below_root = 1 - (1 - b) ** count > middle * b
+            low, high = torch.where(below_root, middle, low), torch.where(below_root, high, middle)
+        return high

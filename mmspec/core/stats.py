@@ -1,0 +1,75 @@
+"""What a generation cost and brought: counts first, seconds beside them."""
+
+from dataclasses import asdict, dataclass, field
+
+from mmspec.core.records import Step
+
+PHASES = ("prefill", "draft", "score", "accept", "commit", "other", "total")
+
+
+@dataclass
+class Stats:
+    """Counts over all rows. A call is one row's share of one target forward, so `tokens_per_call` is 1 for plain decoding."""
+
+    tokens: int = 0
+    target_calls: int = 0  # target forwards
+    row_calls: int = 0  # rows that took part in them
+    drafted: int = 0
+    accepted: int = 0
+    judged: int = 0
+    rejected: int = 0
+    expected_rejections: float | None = None  # sum of TV(p, q) over judged guesses; None where the rule does not read q
+    exactness: str = ""
+    drift: float | None = None  # total variation spent by a lossy rule, summed over rows; None for exact rules
+    histogram: list[int] = field(default_factory=list)  # [n] = calls that accepted n guesses
+    reached: list[int] = field(default_factory=list)  # [d] = calls that judged a guess at depth d + 1
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Settled values per call, the bonus or correction included."""
+        return self.tokens / max(1, self.row_calls)
+
+    @property
+    def accepted_per_call(self) -> float:
+        return self.accepted / max(1, self.row_calls)
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """[d] = share of guesses at depth d + 1 accepted, among calls that got that far."""
+        passed = [sum(self.histogram[d + 1 :]) for d in range(len(self.reached))]
+        return [p / r for p, r in zip(passed, self.reached, strict=True) if r]
+
+    def add(self, step: Step) -> None:
+        """Count one round."""
+        settled, height = step.settled, step.draft.height
+        self.target_calls += 1
+        for row, values in enumerate(settled.values):
+            if not values:
+                continue
+            accepted, drafted = settled.accepted[row], settled.drafted[row]
+            self.tokens += len(values)
+            self.row_calls += 1
+            self.drafted += drafted
+            self.accepted += accepted
+            self.judged += settled.judged[row]
+            self.rejected += settled.judged[row] - accepted
+            _bump(self.histogram, accepted)
+            for depth in range(min(accepted + 1, height, drafted)):
+                _bump(self.reached, depth)
+        if step.verdict.expected is not None:
+            self.expected_rejections = (self.expected_rejections or 0.0) + sum(settled.expected)
+        if step.verdict.drift is not None:
+            self.drift = (self.drift or 0.0) + sum(settled.drift)
+        for phase, spent in step.seconds.items():
+            self.seconds[phase] += spent
+
+    def to_dict(self) -> dict:
+        """Everything, derived figures included, ready for JSON."""
+        derived = {"tokens_per_call": self.tokens_per_call, "accepted_per_call": self.accepted_per_call, "acceptance_by_position": self.acceptance_by_position}
+        return asdict(self) | derived
+
+
+def _bump(counts: list[int], index: int) -> None:
+    counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += 1

@@ -1,0 +1,95 @@
+"""Two-model speculation (Leviathan et al. 2023; Chen et al. 2023): any target is a drafter, of any shape."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import Target, TargetSession
+from mmspec.core.noise import Noise
+from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
+from mmspec.drafters.shapes import Chain, Shape
+
+
+def same_prompt(prompt: Any) -> Any:
+    """The view of a drafter that reads what the target reads."""
+    return prompt
+
+
+@dataclass(frozen=True)
+class ModelDrafter:
+    """Drafts with `target`, a smaller model, in the given `shape`, on its own `view` of the prompt."""
+
+    target: Target
+    shape: Shape = field(default_factory=Chain)
+    view: Callable[[Mapping[str, Tensor]], Any] = same_prompt
+
+    def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        own, _ = self.target.begin(self.view(prompt))
+        return ModelSession(own, self.shape)
+
+
+class ModelSession:
+    """The drafter's own session, and the settled values it has not run yet.
+
+    A drafter never runs the last value it guesses. When that one is accepted, or when rounds go by without drafting, the value
+    waits and is fed as an extra root next time; rows that have nothing waiting hold PAD there, so shapes stay fixed.
+    """
+
+    def __init__(self, session: TargetSession, shape: Shape):
+        self.session, self.shape = session, shape
+        self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
+        self.origin: Tensor | None = None  # [B, G] own column of each proposed guess
+        self.lag = 0
+
+    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
+        if room.length == 0:
+            self.origin = None
+            return frontier
+        own = self._rooted(frontier)
+        grown, self.origin = self.shape.grow(self.session.score, own, room, noise)
+        self.lag = own.roots - 1
+        parents = grown.parents[:, own.roots :]
+        parents = torch.where(parents >= 0, parents - self.lag, parents)
+        return frontier.extend(grown.guesses, parents, grown.q, linear=grown.linear, width=grown.width, levels=grown.levels)
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+        if self.origin is None:
+            self._wait(draft.nodes[:, :1], draft.valid[:, :1])
+            return
+        kept = verdict.keep[:, 1:]  # guesses
+        roots = torch.arange(self.lag + 1, device=kept.device).expand(len(kept), -1)
+        roots = torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1)
+        column = torch.where(kept >= 0, self.origin.gather(1, (kept - 1).clamp_min(0)), -1)
+        ran = column < self.session.scored
+        unrun = (kept >= 0) & ~ran
+        value = draft.nodes.gather(1, torch.where(unrun, kept, 0).amax(1, keepdim=True))
+        self.session.commit(torch.cat([roots, torch.where(ran, column, -1)], 1), max(settled.accepted) + self.lag + 1)
+        self.waiting = (value, unrun.any(1, keepdim=True))
+
+    def _wait(self, value: Tensor, real: Tensor) -> None:
+        old = self.waiting
+        self.waiting = (value, real) if old is None else (torch.cat([old[0], value], 1), torch.cat([old[1], real], 1))
+
+    def _real_roots(self, columns: Tensor) -> Tensor:
+        """Columns of the roots a row really had, -1 where it held PAD."""
+        real = torch.ones_like(columns, dtype=torch.bool)
+        if self.waiting is not None:
+            real[:, :-1] = self.waiting[1]
+        return torch.where(real, columns, -1)
+
+    def _rooted(self, frontier: Draft) -> Draft:
+        """The frontier with the waiting values as roots before it."""
+        if self.waiting is None:
+            none = torch.zeros_like(frontier.nodes, dtype=torch.bool)
+            self.waiting = (torch.zeros_like(frontier.nodes), none)
+        values, real = self.waiting
+        alive = frontier.valid
+        valid = torch.cat([real & alive, alive], 1)
+        columns = torch.arange(valid.shape[1], device=valid.device)
+        before = torch.where(valid, columns, CONTEXT).cummax(1).values
+        before = torch.cat([torch.full_like(before[:, :1], CONTEXT), before[:, :-1]], 1)
+        parents = torch.where(valid, before, PAD)
+        return Draft(torch.cat([values, frontier.nodes], 1), parents, frontier.start, roots=valid.shape[1])

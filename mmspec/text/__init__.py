@@ -1,0 +1,1 @@
+"""Text out: language models, encoder-decoders and speech recognisers."""

@@ -1,0 +1,141 @@
+"""Make mini text from nothing: a BPE tokenizer, a 6.9 M target and a 0.8 M drafter distilled from it.
+
+    python text/train_mini.py --work build/mini-text --out mmspec/minis/text      (about two hours on two CPU cores)
+
+Data (MMSPEC_DATA, default ../shared/data): English stories (African Storybook, CC BY), plays (tinyshakespeare, public domain),
+worded sums (GSM8K train split, MIT). Stages resume where they were stopped: delete the work folder to start again.
+The drafter learns the target's own law on the corpus and on text the target wrote itself.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import random
+import re
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from mmspec.minis.card import write_text_mini
+from mmspec.train import Fit, fit
+
+END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
+
+
+def documents(data: Path) -> list[str]:
+    """One string a document, every twentieth held out by the caller."""
+
+    def rows(path):
+        with gzip.open(data / path, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    sums = [f"Question: {r['question']}\nAnswer: {re.sub('<<.*?>>', '', r['answer'])}" for r in rows("gsm8k/train.jsonl.gz")]
+    stories = [f"Story: {r['title']}\n\n" + "\n".join(r["pages"]) for r in rows("african-storybook/stories_en.jsonl.gz")]
+    with gzip.open(data / "tinyshakespeare/input.txt.gz", "rt", encoding="utf-8") as file:
+        speeches = file.read().strip().split("\n\n")
+    plays = ["Play:\n\n" + "\n\n".join(speeches[i : i + 12]) for i in range(0, len(speeches), 12)]
+    return [text for kind in (sums, stories, plays) for text in kind]
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False))
+    bpe.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=PAD, padding_side="left")
+
+
+def llama(width: int, layers: int, heads: int, feed: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        intermediate_size=feed,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def crops(stream: torch.Tensor, rows: int, step: int) -> torch.Tensor:
+    """`rows` random windows, a function of `step` alone so that a resumed run sees the same batches."""
+    generator = torch.Generator().manual_seed(step)
+    starts = torch.randint(len(stream) - WINDOW, (rows,), generator=generator)
+    return torch.stack([stream[s : s + WINDOW] for s in starts])
+
+
+@torch.no_grad()
+def held_out_loss(model, stream: torch.Tensor) -> float:
+    windows = stream[: len(stream) // WINDOW * WINDOW].view(-1, WINDOW)[:120]
+    return sum(model(rows, labels=rows).loss.item() * len(rows) for rows in windows.split(20)) / len(windows)
+
+
+@torch.no_grad()
+def own_text(target, tokenizer, train: list[str], rounds: int, rows: int, path: Path) -> torch.Tensor:
+    """Continuations the target writes for the openings of training documents, half greedy, half sampled, as one stream."""
+    if path.exists():
+        return torch.load(path)
+    pieces, pick = [], random.Random(0)
+    target.generation_config.eos_token_id = None  # after one document the target goes on with the next, as in the packed stream
+    for turn in range(rounds):
+        torch.manual_seed(turn)
+        opening = torch.tensor([tokenizer(text)["input_ids"][:24] for text in pick.sample([t for t in train if len(t) > 200], rows)])
+        out = target.generate(opening, attention_mask=torch.ones_like(opening), max_new_tokens=WINDOW - 24, do_sample=turn % 2 == 1, top_k=0 if turn % 2 else None)
+        pieces.append(out.flatten())
+    torch.save(torch.cat(pieces), path)
+    return torch.cat(pieces)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("build/mini-text"))
+    parser.add_argument("--out", type=Path, default=Path("mmspec/minis/text"))
+    parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows; the drafter takes twice as many")
+    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on a few made-up lines")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    if args.smoke:
+        texts, args.steps = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)], 2
+        target, drafter, rows, rounds = llama(32, 2, 2, 64), llama(16, 1, 2, 32), 4, 2
+    else:
+        texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
+        target, drafter, rows, rounds = llama(192, 16, 6, 512), llama(192, 1, 6, 512), 96, 24
+    train, held = [t for i, t in enumerate(texts) if i % 20], texts[::20]
+    tokenizer = make_tokenizer(train)
+    random.Random(0).shuffle(train)
+    stream, held_stream = (torch.tensor([i for t in kind for i in tokenizer(t)["input_ids"]]) for kind in (train, held))
+    print(f"{len(texts)} documents, {len(stream):,} training tokens, {len(held_stream):,} held out")
+
+    def next_token(model, step):
+        rows = crops(stream, 16, step)
+        return model(rows, labels=rows).loss
+
+    fit(target, next_token, Fit(steps=args.steps, lr=1.5e-3, warmup=min(100, args.steps), mixed_precision=args.precision), args.work / "target.pt", title="target")
+    written = own_text(target, tokenizer, train, rounds, rows, args.work / "own.pt")
+
+    def distil(model, step):
+        rows = torch.cat([crops(stream, 6, step), crops(written, 10, step)])
+        with torch.no_grad():
+            p = target(rows).logits.float().log_softmax(-1)
+        return F.kl_div(model(rows).logits.float().log_softmax(-1).flatten(0, 1), p.flatten(0, 1), log_target=True, reduction="batchmean")
+
+    fit(drafter, distil, Fit(steps=2 * args.steps, lr=4e-3, warmup=min(100, args.steps), mixed_precision=args.precision), args.work / "drafter.pt", title="drafter")
+    losses = {"target": held_out_loss(target, held_stream), "drafter": held_out_loss(drafter, held_stream)}
+    write_text_mini(args.out, target, drafter, tokenizer, losses=losses, steps=args.steps, examples=[t for t in held if len(t) > 200][:: max(1, len(held) // 24)])
+
+
+if __name__ == "__main__":
+    main()
