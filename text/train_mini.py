@@ -43,10 +43,14 @@ def documents(data: Path) -> list[str]:
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False))
+    bpe.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False)
+    )
     bpe.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=PAD, padding_side="left")
 
@@ -91,7 +95,13 @@ def own_text(target, tokenizer, train: list[str], rounds: int, rows: int, path: 
     for turn in range(rounds):
         torch.manual_seed(turn)
         opening = torch.tensor([tokenizer(text)["input_ids"][:24] for text in pick.sample([t for t in train if len(t) > 200], rows)])
-        out = target.generate(opening, attention_mask=torch.ones_like(opening), max_new_tokens=WINDOW - 24, do_sample=turn % 2 == 1, top_k=0 if turn % 2 else None)
+        out = target.generate(
+            opening,
+            attention_mask=torch.ones_like(opening),
+            max_new_tokens=WINDOW - 24,
+            do_sample=turn % 2 == 1,
+            top_k=0 if turn % 2 else None,
+        )
         pieces.append(out.flatten())
     torch.save(torch.cat(pieces), path)
     return torch.cat(pieces)
@@ -123,7 +133,13 @@ def main() -> None:
         rows = crops(stream, 16, step)
         return model(rows, labels=rows).loss
 
-    fit(target, next_token, Fit(steps=args.steps, lr=1.5e-3, warmup=min(100, args.steps), mixed_precision=args.precision), args.work / "target.pt", title="target")
+    fit(
+        target,
+        next_token,
+        Fit(steps=args.steps, lr=1.5e-3, warmup=min(100, args.steps), mixed_precision=args.precision),
+        args.work / "target.pt",
+        title="target",
+    )
     written = own_text(target, tokenizer, train, rounds, rows, args.work / "own.pt")
 
     def distil(model, step):
@@ -132,9 +148,23 @@ def main() -> None:
             p = target(rows).logits.float().log_softmax(-1)
         return F.kl_div(model(rows).logits.float().log_softmax(-1).flatten(0, 1), p.flatten(0, 1), log_target=True, reduction="batchmean")
 
-    fit(drafter, distil, Fit(steps=2 * args.steps, lr=4e-3, warmup=min(100, args.steps), mixed_precision=args.precision), args.work / "drafter.pt", title="drafter")
+    fit(
+        drafter,
+        distil,
+        Fit(steps=2 * args.steps, lr=4e-3, warmup=min(100, args.steps), mixed_precision=args.precision),
+        args.work / "drafter.pt",
+        title="drafter",
+    )
     losses = {"target": held_out_loss(target, held_stream), "drafter": held_out_loss(drafter, held_stream)}
-    write_text_mini(args.out, target, drafter, tokenizer, losses=losses, steps=args.steps, examples=[t for t in held if len(t) > 200][:: max(1, len(held) // 24)])
+    write_text_mini(
+        args.out,
+        target,
+        drafter,
+        tokenizer,
+        losses=losses,
+        steps=args.steps,
+        examples=[t for t in held if len(t) > 200][:: max(1, len(held) // 24)],
+    )
 
 
 if __name__ == "__main__":

@@ -175,7 +175,9 @@ class Coupled(Match):
 def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
     """Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p."""
     if not draft.linear:
-        raise ValueError(f"{type(rule).__name__} judges chains, but this draft branches: use a tree rule such as match, coupled or without-replacement")
+        raise ValueError(
+            f"{type(rule).__name__} judges chains, but this draft branches: use a tree rule such as match, coupled or without-replacement"
+        )
     if draft.size == draft.roots:
         return settle(draft, _last_root(draft), _bonus(draft, scored, noise))
     p, x, valid = parents_law(draft, scored), draft.guesses, draft.valid[:, draft.roots :]

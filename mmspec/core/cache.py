@@ -19,6 +19,7 @@ class Cursor:
     """Where the forward under way writes: one per cache, shared by its layers."""
 
     capacity: int
+    view: int  # slots attention reads: the first ones, all of them by default
     flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * M] row * capacity + slot
 
 
@@ -42,13 +43,14 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [B, heads, M, width] at the cursor; return the whole layer, [B, heads, slots, width]."""
+        """Write new keys and values [B, heads, M, width] at the cursor; return the slots in view, [B, heads, view, width]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         for store, new in ((self.keys, key_states), (self.values, value_states)):
             new = new.transpose(1, 2)
             store.view(-1, *store.shape[2:]).index_copy_(0, self.cursor.flat, new.reshape(-1, *new.shape[2:]))
-        return self.keys.transpose(1, 2), self.values.transpose(1, 2)
+        view = self.cursor.view
+        return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` to `target`, both flat indices [B * K]."""
@@ -65,7 +67,7 @@ class SlotLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cursor.capacity, 0
+        return self.cursor.view, 0
 
     def get_seq_length(self) -> int:
         """0: positions are always given explicitly, never derived from a shared length."""
@@ -79,15 +81,16 @@ class SlotCache(Cache):
     """A transformers cache of `SlotLayer`s for `layers` attention layers and `capacity` slots a row, the scratch slot included."""
 
     def __init__(self, layers: int, capacity: int):
-        self.cursor = Cursor(capacity)
+        self.cursor = Cursor(capacity, capacity)
         super().__init__(layers=[SlotLayer(self.cursor) for _ in range(layers)])
 
     @property
     def capacity(self) -> int:
         return self.cursor.capacity
 
-    def point(self, slots: Tensor) -> None:
-        """The next forward writes its columns at `slots` [B, M]."""
+    def point(self, slots: Tensor, view: int) -> None:
+        """The next forward writes its columns at `slots` [B, M] and reads the first `view` slots."""
+        self.cursor.view = view
         rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.cursor.flat = (rows * self.capacity + slots).flatten()
 

@@ -50,7 +50,9 @@ class Drafter(Protocol):
         ...
 
 
-def decode(target: Target, drafter: Drafter, accept: Accept, prompt: Any, *, limits: Limits, noise: Noise, control: Control) -> Iterator[Step]:
+def decode(
+    target: Target, drafter: Drafter, accept: Accept, prompt: Any, *, limits: Limits, noise: Noise, control: Control
+) -> Iterator[Step]:
     """Yield one `Step` a round until no row has room left.
 
     Raises FloatingPointError, naming row and output position, when the target's logits hold NaN or +inf.

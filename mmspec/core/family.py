@@ -28,9 +28,13 @@ def refuse_unsupported(model: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or []) - set(_ATTENTION)
     if getattr(model, "_is_stateful", False) or kinds:
         why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "a recurrent state"
-        raise ValueError(f"{name} has {why}, which cannot be rolled back after a rejected draft: use plain transformers generation for this model")
+        raise ValueError(
+            f"{name} has {why}, which cannot be rolled back after a rejected draft: use plain transformers generation for this model"
+        )
     if model.config._attn_implementation not in ("sdpa", "eager"):
-        raise ValueError(f"{name} runs {model.config._attn_implementation} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'")
+        raise ValueError(
+            f"{name} runs {model.config._attn_implementation} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'"
+        )
 
 
 def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

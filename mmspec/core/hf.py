@@ -5,7 +5,7 @@ what each node sees. The prompt is cached lazily, by the first `score`, in the s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -50,14 +50,18 @@ class Family(Protocol):
 class HFTarget:
     """A transformers model, how to drive it, and the processors its laws go through. Carries nothing between calls.
 
-    `reserve` slots are allocated beyond the prompt at once; the default grows by doubling. Give the length you expect where
-    fixed addresses matter (CUDA graphs). `limit` is the model's number of positions, None for no limit.
+    `reserve` slots are allocated beyond the prompt at once; longer generations grow by doubling. Attention reads as many slots as
+    are in use, rounded up, unless `static`: then every forward reads all of them, so that shapes and addresses never change and
+    the forward can be captured. `captured` is the compiled model that runs every forward but the prompt's. `limit` is the model's
+    number of positions, None for no limit.
     """
 
     model: Any
     family: Family
     processors: Pipeline = field(default_factory=Pipeline)
     reserve: int = 192
+    static: bool = False
+    captured: Any = None
     limit: int | None = None
 
     def begin(self, inputs: Mapping[str, Tensor]) -> tuple["HFSession", Draft]:
@@ -71,6 +75,14 @@ class HFTarget:
         session = HFSession(self, cache, state, packed[:, :-1], lengths - 1)
         last = packed.gather(1, (lengths - 1)[:, None])[:, 0]
         return session, Draft.root(last, torch.zeros_like(lengths))
+
+    def capture(self, reserve: int, **options: Any) -> "HFTarget":
+        """This target with fixed shapes and addresses for `reserve` slots beyond the prompt, its rounds run by a compiled model.
+
+        `options` go to `torch.compile`; the default captures CUDA graphs on a GPU. Every draft length is captured once.
+        """
+        options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
+        return replace(self, static=True, reserve=reserve, captured=torch.compile(self.model, **options))
 
 
 def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
@@ -101,15 +113,20 @@ class HFSession:
         """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
         first = self.scored
         self._make_room(draft)
+        whole = self.context is not None or self.target.captured is None  # prompts differ in length: they are not worth capturing
+        model = self.target.model if whole else self.target.captured
         layout = self._layout(draft, first)
-        self.cache.point(layout.slots)
+        self.cache.point(layout.slots, layout.visible.shape[-1])
         fresh = draft.size - first
-        logits = self.target.family.forward(self.target.model, layout, self.cache, self.state, fresh).float()
+        logits = self.target.family.forward(model, layout, self.cache, self.state, fresh).float()
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        history = History(self.ids, layout.visible[:, -fresh:], draft.position()[:, first:])
         healthy = (logits < torch.inf).all(-1).all(-1)
-        return Scored(Categorical(self.target.processors(logits, history)), healthy=healthy)
+        if self.target.processors.steps:
+            visible = layout.visible[:, -fresh:]
+            history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+            logits = self.target.processors(logits, history)
+        return Scored(Categorical(logits), healthy=healthy)
 
     @torch.no_grad()
     def commit(self, keep: Tensor, most: int) -> None:
@@ -133,10 +150,12 @@ class HFSession:
 
     def _layout(self, draft: Draft, first: int) -> Layout:
         """Slots, positions and visibility of the draft's columns from `first` on, behind the prompt if it is still uncached."""
-        slot = torch.arange(self.cache.capacity, device=self.ids.device)
         scratch = self.cache.capacity - 1
-        ids, slots, valid = draft.nodes[:, first:], None, draft.valid
-        prompt_slots = None
+        waiting = 0 if self.context is None else self.context[0].shape[1]
+        used = self.bound + waiting + draft.size
+        view = scratch if self.target.static else min(-(-used // _ROUND) * _ROUND, scratch)
+        slot = torch.arange(view, device=self.ids.device)
+        ids, valid, prompt_slots = draft.nodes[:, first:], draft.valid, None
         if self.context is not None:
             context, lengths = self.context
             columns = slot[: context.shape[1]]
@@ -155,9 +174,12 @@ class HFSession:
             ancestors = draft.ancestors()
             depth = (ancestors & valid[:, None, :]).sum(-1) - 1
             node_positions = torch.where(valid, self.lengths[:, None] + depth, 0)
-            slot_positions = slot.repeat(len(own), 1).scatter_(1, own, node_positions)
-            visible = (slot < self.lengths[:, None, None]).repeat(1, draft.size - first, 1)
-            visible = visible.scatter_(2, own[:, None, :].expand(-1, draft.size - first, -1), ancestors[:, first:])
+            fresh, trash = draft.size - first, own.clamp(max=view)  # PAD columns fall into one column behind the view
+            slot_positions = torch.arange(view + 1, device=own.device).repeat(len(own), 1).scatter_(1, trash, node_positions)[:, :view]
+            visible = torch.zeros(len(own), fresh, view + 1, dtype=torch.bool, device=own.device)
+            visible.scatter_(2, trash[:, None, :].expand(-1, fresh, -1), ancestors[:, first:])
+            visible = visible[..., :view] | (slot < self.lengths[:, None, None])
+            visible[..., 0] |= ~valid[:, first:]  # a PAD row must see something, or its softmax is NaN
             positions = node_positions[:, first:]
         if prompt_slots is not None:
             slots = torch.cat([prompt_slots, slots], 1)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
 

@@ -37,10 +37,11 @@ class Processor(Protocol):
     def __call__(self, scores: Tensor, history: History) -> Tensor: ...
 
 
-def per_row(value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """A number, or one per row, as something that broadcasts over [B, N, V]."""
-    number = torch.as_tensor(value, dtype=like.dtype, device=like.device)
-    return number if number.dim() == 0 else number[:, None, None]
+def per_row(value: float | Sequence[float], like: Tensor) -> float | Tensor:
+    """A number as it is, or one per row as something that broadcasts over [B, N, V]."""
+    if isinstance(value, (int, float)):
+        return value
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)[:, None, None]
 
 
 def ban(scores: Tensor, banned: Tensor) -> Tensor:
@@ -61,8 +62,14 @@ class Temperature:
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         heat = per_row(self.temperature, scores)
-        best = torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).bool()
-        return torch.where(heat > 0, scores / heat.clamp(min=1e-6), torch.where(best, scores, -torch.inf))
+        if isinstance(heat, (int, float)):
+            return scores / heat if heat > 0 else _only_best(scores)
+        return torch.where(heat > 0, scores / heat.clamp(min=1e-6), _only_best(scores))
+
+
+def _only_best(scores: Tensor) -> Tensor:
+    best = scores.argmax(-1, keepdim=True)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
 
 
 @dataclass(frozen=True)

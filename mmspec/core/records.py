@@ -64,7 +64,9 @@ class Draft:
         """Bound on the guesses along any path."""
         return self.size - self.roots if self.levels is None else self.levels
 
-    def extend(self, nodes: Tensor, parents: Tensor, q: Any = None, *, linear: bool = False, width: int = 1, levels: int | None = None) -> "Draft":
+    def extend(
+        self, nodes: Tensor, parents: Tensor, q: Any = None, *, linear: bool = False, width: int = 1, levels: int | None = None
+    ) -> "Draft":
         """This draft with guesses appended: `nodes` [B, M, *value] hanging on `parents` [B, M], drawn from `q` over [B, M]."""
         if self.q is not None and q is not None:
             q = self.q.cat(q)

@@ -46,7 +46,9 @@ class Walk:
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         if self.uses_q and draft.q is None and draft.size > draft.roots:
-            raise ValueError(f"{type(self.siblings).__name__} needs the law its candidates were drawn from: draft with a sampled tree, or accept with match or topk")
+            raise ValueError(
+                f"{type(self.siblings).__name__} needs the law its candidates were drawn from: draft with a sampled tree, or accept with match or topk"
+            )
         rows = torch.arange(len(draft.start), device=draft.start.device)
         children = _children(draft)
         here = torch.full_like(draft.start, draft.roots - 1)
@@ -177,3 +179,23 @@ class KSeq:
             below_root = 1 - (1 - b) ** count > middle * b
             low, high = torch.where(below_root, middle, low), torch.where(below_root, high, middle)
         return high
+
+
+def topk() -> Walk:
+    return Walk(TopK())
+
+
+def with_replacement() -> Walk:
+    return Walk(WithReplacement())
+
+
+def without_replacement() -> Walk:
+    return Walk(WithoutReplacement())
+
+
+def hybrid() -> Walk:
+    return Walk(Hybrid())
+
+
+def kseq() -> Walk:
+    return Walk(KSeq())

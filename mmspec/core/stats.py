@@ -66,7 +66,11 @@ class Stats:
 
     def to_dict(self) -> dict:
         """Everything, derived figures included, ready for JSON."""
-        derived = {"tokens_per_call": self.tokens_per_call, "accepted_per_call": self.accepted_per_call, "acceptance_by_position": self.acceptance_by_position}
+        derived = {
+            "tokens_per_call": self.tokens_per_call,
+            "accepted_per_call": self.accepted_per_call,
+            "acceptance_by_position": self.acceptance_by_position,
+        }
         return asdict(self) | derived
 
 

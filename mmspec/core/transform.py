@@ -91,3 +91,19 @@ class Transformed:
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
         return self.transform(p, q)
+
+
+def chow(alpha: float = 0.3) -> Transformed:
+    return Transformed(Chow(alpha))
+
+
+def deferral(alpha: float = 0.3) -> Transformed:
+    return Transformed(Deferral(alpha))
+
+
+def token_deferral(alpha: float = 0.3) -> Transformed:
+    return Transformed(TokenDeferral(alpha))
+
+
+def contrastive(alpha: float = 0.1, beta: float = 0.5) -> Transformed:
+    return Transformed(Contrastive(alpha, beta))

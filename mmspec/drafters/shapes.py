@@ -121,7 +121,9 @@ class Branching:
         for level, count in enumerate(levels):
             columns = torch.arange(first, draft.size, device=draft.start.device)
             p = score(draft).p
-            law = p.at(torch.arange(p.scores.shape[1] - len(columns), p.scores.shape[1], device=columns.device).expand(len(draft.start), -1))
+            law = p.at(
+                torch.arange(p.scores.shape[1] - len(columns), p.scores.shape[1], device=columns.device).expand(len(draft.start), -1)
+            )
             position = (draft.start + level)[:, None].expand(-1, len(columns))
             values, real, keep_q = self.pick(law, noise.guess(position, draft.start, columns), min(count, law.scores.shape[-1]))
             fits = real & draft.valid[:, first:, None] & (room.guesses > level)[:, None, None]
@@ -187,7 +189,9 @@ class ExpandRerank:
         """Keep the best candidates: a stable sort sends ties to the shallower, so parents are kept before their children."""
         count = min(self.nodes, values.shape[1])
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values
-        new_column = torch.full_like(values, PAD).scatter_(1, kept, torch.arange(count, device=values.device).expand(len(kept), -1) + draft.roots)
+        new_column = torch.full_like(values, PAD).scatter_(
+            1, kept, torch.arange(count, device=values.device).expand(len(kept), -1) + draft.roots
+        )
         parent = above.gather(1, kept)
         parents = torch.where(parent >= 0, new_column.gather(1, parent.clamp_min(0)), draft.roots - 1)
         parents = torch.where(scores.gather(1, kept) > -torch.inf, parents, PAD)

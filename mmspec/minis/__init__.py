@@ -1,0 +1,55 @@
+"""Small models that ship with mmspec, really trained by the recipes in this repository; each has a card."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+HOME = Path(__file__).parent
+NAMES = ("text",)
+
+
+@dataclass(frozen=True)
+class Mini:
+    """A trained pair, ready to use: `target` as the `model` of the public call, `drafters` by name, `examples` as its inputs."""
+
+    target: Any
+    drafters: dict[str, Any]
+    processor: Any
+    examples: Any
+    card: str
+
+
+def load(name: str) -> Mini:
+    """The mini called `name`. ValueError lists the names there are."""
+    if name not in NAMES:
+        raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
+    return load_text(HOME / "text")
+
+
+def load_text(folder: Path) -> Mini:
+    """The text mini in `folder`, as `text/train_mini.py` writes it. FileNotFoundError when it is not there."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / "target" / "model.safetensors").exists():
+        raise FileNotFoundError(f"mini text is not in {folder}: make it with python text/train_mini.py --out {folder}")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    prompts = (folder / "prompts.txt").read_text(encoding="utf-8").split("\n---\n")
+    examples = tokenizer(prompts, return_tensors="pt", padding=True)
+    examples = {key: examples[key] for key in ("input_ids", "attention_mask")}
+    card = (folder / "card.md").read_text(encoding="utf-8")
+    return Mini(_llama(folder / "target"), {"model": _llama(folder / "drafter")}, tokenizer, examples, card)
+
+
+def _llama(folder: Path) -> Any:
+    """A Llama whose weights are stored in half precision and run in float32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig.from_pretrained(folder)
+    model = LlamaForCausalLM(config).float()
+    weights = load_file(folder / "model.safetensors")
+    model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in weights.items()}, strict=False)
+    model.tie_weights()
+    return model.eval()

@@ -38,7 +38,7 @@ class EncoderDecoder:
         return cls(layers, model.main_input_name)
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        if self.source not in inputs:
+        if self.source not in inputs and "encoder_outputs" not in inputs:
             raise ValueError(f"inputs has no {self.source} (it has {', '.join(inputs) or 'nothing'}): pass what the processor returned")
         given = inputs.get("decoder_input_ids")
         if given is None:
@@ -50,8 +50,9 @@ class EncoderDecoder:
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Encoded]:
-        source, mask = inputs[self.source], inputs.get("attention_mask")
-        outputs = model.get_encoder()(source, attention_mask=mask, return_dict=True)
+        mask, outputs = inputs.get("attention_mask"), inputs.get("encoder_outputs")
+        if outputs is None:
+            outputs = model.get_encoder()(inputs[self.source], attention_mask=mask, return_dict=True)
         cross = None
         if mask is not None and self.source == "input_ids":
             cross = attention_mask(mask.bool()[:, None], model)
@@ -132,7 +133,9 @@ def start_ids(model: Any) -> list[int]:
     if start is None:
         start = config.bos_token_id if config.bos_token_id is not None else model.config.bos_token_id
     if start is None:
-        raise ValueError(f"{type(model).__name__} has no decoder_start_token_id: set it on the generation config, or pass decoder_input_ids")
+        raise ValueError(
+            f"{type(model).__name__} has no decoder_start_token_id: set it on the generation config, or pass decoder_input_ids"
+        )
     ids = [start]
     languages = getattr(config, "lang_to_id", None)
     language = getattr(config, "language", None)

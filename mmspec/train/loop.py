@@ -48,7 +48,12 @@ def fit(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: Fit, c
     model, optimizer = accelerator.prepare(model, optimizer)
     start = _load(checkpoint, accelerator.unwrap_model(model), optimizer, schedule)
     losses: list[float] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f}"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
     model.train()
     with Progress(*columns, disable=not accelerator.is_main_process) as progress:
         bar = progress.add_task(title, total=plan.steps, completed=start, loss=float("nan"))

@@ -1,0 +1,145 @@
+"""transformers' processors and criteria, as mmspec's: the known ones vectorised, any other called node by node with that node's own history."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, StoppingCriteria
+from transformers.generation import logits_process as known
+from transformers.generation import stopping_criteria as criteria
+
+from mmspec.core import processors as native
+from mmspec.core.limits import Stop
+from mmspec.core.processors import History, Processor
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Any transformers processor. It sees one unpadded sequence at a time; costs a synchronisation and a call per node."""
+
+    processor: LogitsProcessor
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        out = scores.clone()
+        for row, node, ids in history.paths():
+            out[row, node] = self.processor(ids[None], scores[row, node][None])[0]
+        return out
+
+
+@dataclass(frozen=True)
+class WrappedStop:
+    """Any transformers criterion, asked after every value of every row, in order."""
+
+    criterion: StoppingCriteria
+    prompts: tuple[tuple[int, ...], ...]
+
+    def __call__(self, row: int, settled: list[int]) -> bool:
+        ids = torch.tensor([[*self.prompts[row], *settled]])
+        return bool(self.criterion(ids, None).any())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class StopStrings:
+    """End a row once its text holds one of `strings`; the value that completes it is kept. `decode` turns ids into text."""
+
+    strings: tuple[str, ...]
+    decode: Callable[[list[int]], str]
+
+    def __post_init__(self):
+        if not self.strings or not all(self.strings):
+            raise ValueError(f"stop strings are {self.strings!r}: give at least one, none of them empty")
+
+    def __call__(self, row: int, settled: list[int]) -> bool:
+        tail = self.decode(settled[-(max(map(len, self.strings)) + 4) :])
+        return any(string in tail for string in self.strings)
+
+
+def translate(processor: LogitsProcessor, prompt: int) -> Processor | None:
+    """mmspec's form of a transformers processor, for prompts of `prompt` columns (padding included, as transformers counts)."""
+    match processor:
+        case known.TemperatureLogitsWarper():
+            return native.Temperature(processor.temperature)
+        case known.TopKLogitsWarper():
+            return native.TopK(max(processor.top_k, 1))
+        case known.TopPLogitsWarper() if processor.min_tokens_to_keep == 1:
+            return None if processor.top_p >= 1 else native.TopP(processor.top_p)
+        case known.MinPLogitsWarper() if processor.min_tokens_to_keep == 1:
+            return native.MinP(processor.min_p)
+        case known.RepetitionPenaltyLogitsProcessor() if processor.prompt_ignore_length is None:
+            return native.RepetitionPenalty(processor.penalty)
+        case known.SuppressTokensLogitsProcessor():
+            return native.Suppress(tuple(processor.suppress_tokens.tolist()))
+        case known.SuppressTokensAtBeginLogitsProcessor():
+            first = processor.begin_index - prompt
+            return native.SuppressAt(tuple(processor.begin_suppress_tokens.tolist()), first, first + 1)
+        case known.MinLengthLogitsProcessor():
+            return native.SuppressAt(_ids(processor.eos_token_id), 0, processor.min_length - prompt)
+        case known.MinNewTokensLengthLogitsProcessor():
+            stop = processor.min_new_tokens - max(0, prompt - processor.prompt_length_to_skip)
+            return native.SuppressAt(_ids(processor.eos_token_id), 0, stop)
+        case known.ForcedBOSTokenLogitsProcessor():
+            return native.ForceAt((processor.bos_token_id,), 1 - prompt)
+        case known.ForcedEOSTokenLogitsProcessor():
+            return native.ForceAt(_ids(processor.eos_token_id), processor.max_length - prompt - 1)
+        case known.LogitNormalization():
+            return None
+        case _:
+            return Wrapped(processor)
+
+
+def translate_all(processors: Sequence[LogitsProcessor], prompt: int) -> tuple[Processor, ...]:
+    found = [translate(processor, prompt) for processor in processors]
+    return tuple(step for step in found if step is not None)
+
+
+def split_criteria(found: Sequence[StoppingCriteria], prompt: int, prompts: Sequence[Sequence[int]]) -> tuple[int, list[int], list[Stop]]:
+    """(room, end values, other stops) that a list of transformers criteria asks for."""
+    room, ends, stops = None, [], []
+    whole = tuple(tuple(ids) for ids in prompts)
+    for criterion in found:
+        match criterion:
+            case criteria.MaxLengthCriteria():
+                room = criterion.max_length - prompt
+            case criteria.EosTokenCriteria():
+                ends += criterion.eos_token_id.tolist()
+            case _:
+                stops.append(WrappedStop(criterion, whole))
+    if room is None:
+        raise ValueError("the generation config sets no length: give max_new_tokens or max_length")
+    return room, ends, stops
+
+
+def constraints(config: Any, prompt: int, max_new_tokens: int) -> tuple[Processor, ...]:
+    """What a model's own generation config rules out or forces, whatever the sampling: bans, forced ids, minimum length."""
+    found: list[Processor] = []
+    ends = end_ids(config)
+    if config.no_repeat_ngram_size:
+        found.append(Wrapped(known.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size)))
+    if config.bad_words_ids:
+        found.append(Wrapped(known.NoBadWordsLogitsProcessor(config.bad_words_ids, ends)))
+    if config.min_length and ends:
+        found.append(native.SuppressAt(tuple(ends), 0, config.min_length - prompt))
+    if config.min_new_tokens and ends:
+        found.append(native.SuppressAt(tuple(ends), 0, config.min_new_tokens))
+    if config.forced_bos_token_id is not None:
+        found.append(native.ForceAt((config.forced_bos_token_id,), 1 - prompt))
+    if config.forced_eos_token_id is not None:
+        forced = config.forced_eos_token_id
+        found.append(native.ForceAt(tuple(forced) if isinstance(forced, list) else (forced,), max_new_tokens - 1))
+    if config.suppress_tokens:
+        found.append(native.Suppress(tuple(config.suppress_tokens)))
+    if config.begin_suppress_tokens:
+        found.append(native.SuppressAt(tuple(config.begin_suppress_tokens), 0, 1))
+    return tuple(found)
+
+
+def end_ids(config: Any) -> list[int]:
+    """The end-of-sequence ids of a generation config."""
+    ends = config.eos_token_id
+    return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
+
+
+def _ids(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.flatten().tolist()) if isinstance(tensor, Tensor) else tuple(tensor)

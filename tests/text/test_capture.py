@@ -1,0 +1,108 @@
+"""What CUDA graphs and torch.compile need, proved without a GPU: fixed shapes, fixed addresses, one host sync a round, no graph break."""
+
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mmspec
+from mmspec.core.accept import Coupled, Greedy
+from mmspec.core.control import Fixed
+from mmspec.core.decode import decode
+from mmspec.core.family import DecoderOnly
+from mmspec.core.hf import HFTarget
+from mmspec.core.limits import Limits
+from mmspec.core.noise import Noise
+from mmspec.core.processors import pipeline
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.shapes import Branching, Chain, best, drawn, top
+from tests.families import FAMILIES, build, inputs_for
+
+SYNCS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim"}
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations that would make a GPU's host wait, and remembers the shapes that went through."""
+
+    def __init__(self):
+        super().__init__()
+        self.syncs, self.shapes = 0, Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1]
+        boolean_index = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        self.syncs += name in SYNCS or boolean_index
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.shapes[(name, tuple(out.shape))] += 1
+        return out
+
+
+@contextmanager
+def counting_tolist(watch: Watch, monkeypatch):
+    """`tolist` and `cpu` do not go through dispatch on a CPU tensor."""
+    for method in ("tolist", "cpu", "numpy"):
+        original = getattr(torch.Tensor, method)
+
+        def counted(self, *args, _original=original, **kwargs):
+            watch.syncs += 1
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, method, counted)
+    with watch:
+        yield
+    monkeypatch.undo()
+
+
+DRAFTS = {"chain": (Chain(best), Greedy()), "tree": (Branching((3, 2, 1), top), Greedy()), "coupled": (Chain(drawn), Coupled())}
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_rounds_keep_shapes_addresses_and_sync_once(kind, monkeypatch):
+    shape, rule = DRAFTS[kind]
+    model, inputs = build(FAMILIES["Llama"]), inputs_for("Llama", 3)
+    laws = pipeline(temperature=0.8, top_k=20) if rule.coupled else pipeline()
+    target = HFTarget(model, DecoderOnly.of(model), laws, reserve=100, static=True)
+    drafter, noise = ModelDrafter(target, shape), Noise.from_seed(0, 3)
+    steps = decode(target, drafter, rule, inputs, limits=Limits(3, 60), noise=noise, control=Fixed(3))
+    sessions = []
+    begin = HFTarget.begin
+    monkeypatch.setattr(HFTarget, "begin", lambda self, given: sessions.append(begin(self, given)) or sessions[-1])
+    next(steps), next(steps)
+    addresses = [layer.keys.data_ptr() for session, _ in sessions for layer in session.cache.layers]
+    seen = []
+    for _ in range(4):
+        watch = Watch()
+        with counting_tolist(watch, monkeypatch):
+            next(steps)
+        assert watch.syncs == 1, f"{kind}: {watch.syncs} host syncs in one round"
+        seen.append(watch.shapes)
+    assert all(shapes == seen[0] for shapes in seen), f"{kind}: a round differs in shapes or operations"
+    assert addresses == [layer.keys.data_ptr() for session, _ in sessions for layer in session.cache.layers]
+
+
+def test_the_watch_sees_a_sync_and_a_new_shape(monkeypatch):
+    watch = Watch()
+    with counting_tolist(watch, monkeypatch):
+        values = torch.arange(4)
+        values[values > 1].sum().item()
+        values.tolist()
+    assert watch.syncs >= 3
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma-3", "GPT-2"])
+def test_the_scoring_step_traces_whole_and_only_once_per_shape(name):
+    model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
+    model.generation_config.eos_token_id = None
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=30)
+    torch._dynamo.reset()
+    target = HFTarget(model, DecoderOnly.of(model)).capture(100, backend="eager", mode=None)
+    drafter = ModelDrafter(HFTarget(model, DecoderOnly.of(model)), Chain(best))
+    limits = Limits(3, 30)
+    torch._dynamo.utils.counters.clear()
+    list(decode(target, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 3), control=Fixed(3)))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert limits.outputs == expected.sequences.tolist()

@@ -1,0 +1,108 @@
+"""Every family gives the tokens of transformers' own greedy decoding, whatever the draft."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.drafters.shapes import Branching, ExpandRerank, top
+from tests.families import FAMILIES, REFUSED, build, inputs_for, table
+
+TOKENS = 24
+DRAFTS = {
+    "plain": {},
+    "chain": {"draft_length": 4},
+    "tree": {"tree": Branching((3, 2, 1), top)},
+    "search": {"tree": ExpandRerank(3, 3, 8)},
+}
+
+
+def reference(name: str, model, inputs) -> torch.Tensor:
+    """Greedy tokens by transformers, new ones only."""
+    out = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS)
+    if name == "Whisper":
+        return out  # its generate leaves out the decoder's prompt and, with it, the end token
+    return out[:, 1:] if model.config.is_encoder_decoder else out[:, inputs["input_ids"].shape[1] :]
+
+
+def another(name: str):
+    """A drafter of the same family that often disagrees."""
+    drafter = build(FAMILIES[name])
+    torch.manual_seed(5)
+    for parameter in drafter.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    return drafter
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_equals_generate(name, rows):
+    model, drafter, inputs = build(FAMILIES[name]), another(name), inputs_for(name, rows)
+    expected = reference(name, model, inputs)
+    before = copy.deepcopy(model.config.to_dict())
+    for draft, options in DRAFTS.items():
+        extra = {} if draft == "plain" else {"drafter": drafter}
+        out = mmspec.text.generate(model, inputs, max_new_tokens=TOKENS, **extra, **options)
+        assert torch.equal(out.sequences[:, : expected.shape[1]], expected), f"{name}, batch {rows}, {draft}"
+        assert name == "Whisper" or out.sequences.shape == expected.shape
+    assert model.config.to_dict() == before
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_target_as_its_own_drafter_accepts_everything(name):
+    model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
+    model.generation_config.eos_token_id = None
+    for options in ({"temperature": 0.0}, {"temperature": 1.0}):
+        out = mmspec.text.generate(model, inputs, drafter=model, draft_length=4, max_new_tokens=20, **options)
+        assert out.stats.tokens_per_call == 5.0, f"{name}, {options}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_coupled_sampling_equals_plain_sampling(name):
+    model, drafter, inputs = build(FAMILIES[name]), another(name), inputs_for(name, 3)
+    plain = mmspec.text.generate(model, inputs, max_new_tokens=TOKENS, temperature=1.0, seed=4)
+    for draft, options in DRAFTS.items():
+        if draft in ("chain", "tree"):
+            options = {"draft_length": 4} if draft == "chain" else {"tree": (3, 2, 1)}
+            out = mmspec.text.generate(model, inputs, drafter=drafter, max_new_tokens=TOKENS, temperature=1.0, seed=4, **options)
+            assert torch.equal(out.sequences, plain.sequences), f"{name}, {draft}"
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "T5"])
+def test_the_padding_side_does_not_matter(name):
+    model = build(FAMILIES[name])
+    left, right = inputs_for(name, 3, "left"), inputs_for(name, 3, "right")
+    if name != "T5":  # the same prompts, padded on the other side
+        for row in range(3):
+            ids = left["input_ids"][row][left["attention_mask"][row].bool()]
+            right["input_ids"][row] = 0
+            right["input_ids"][row, : len(ids)] = ids
+        one, other = (mmspec.text.generate(model, inputs, drafter=model, draft_length=3, max_new_tokens=TOKENS) for inputs in (left, right))
+        assert torch.equal(one.sequences, other.sequences)
+        return
+    out = mmspec.text.generate(model, right, drafter=model, draft_length=3, max_new_tokens=TOKENS)
+    assert torch.equal(out.sequences, reference(name, model, right))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_roll_back_are_refused_in_one_line(name):
+    model = build(REFUSED[name])
+    with pytest.raises(ValueError, match="cannot be rolled back") as caught:
+        mmspec.text.generate(model, inputs_for(name, 1), max_new_tokens=4)
+    assert "\n" not in str(caught.value)
+
+
+def test_eager_attention_gives_the_same_tokens():
+    model, inputs = build(FAMILIES["Mistral"]), inputs_for("Mistral", 3)
+    expected = reference("Mistral", model, inputs)
+    model.set_attn_implementation("eager")
+    out = mmspec.text.generate(model, inputs, drafter=model, tree=(2, 2), max_new_tokens=TOKENS)
+    assert torch.equal(out.sequences, expected)
+
+
+def test_the_table_in_the_docs_is_the_one_the_tests_make():
+    page = Path(__file__).parents[2] / "docs" / "families.md"
+    assert page.read_text(encoding="utf-8").strip() == table().strip(), "run: python tests/families.py > docs/families.md"
