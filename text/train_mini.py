@@ -8,11 +8,8 @@ The drafter learns the target's own law on the corpus and on text the target wro
 """
 
 import argparse
-import gzip
-import json
 import os
 import random
-import re
 from pathlib import Path
 
 import torch
@@ -20,25 +17,12 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mmspec.minis.card import write_text_mini
+import mmspec
+from mmspec.minis.card import text_card, write_text_mini
+from mmspec.minis.corpus import documents, openings
 from mmspec.train import Fit, fit
 
 END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
-
-
-def documents(data: Path) -> list[str]:
-    """One string a document, every twentieth held out by the caller."""
-
-    def rows(path):
-        with gzip.open(data / path, "rt", encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-
-    sums = [f"Question: {r['question']}\nAnswer: {re.sub('<<.*?>>', '', r['answer'])}" for r in rows("gsm8k/train.jsonl.gz")]
-    stories = [f"Story: {r['title']}\n\n" + "\n".join(r["pages"]) for r in rows("african-storybook/stories_en.jsonl.gz")]
-    with gzip.open(data / "tinyshakespeare/input.txt.gz", "rt", encoding="utf-8") as file:
-        speeches = file.read().strip().split("\n\n")
-    plays = ["Play:\n\n" + "\n\n".join(speeches[i : i + 12]) for i in range(0, len(speeches), 12)]
-    return [text for kind in (sums, stories, plays) for text in kind]
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -155,16 +139,17 @@ def main() -> None:
         args.work / "drafter.pt",
         title="drafter",
     )
-    losses = {"target": held_out_loss(target, held_stream), "drafter": held_out_loss(drafter, held_stream)}
-    write_text_mini(
-        args.out,
-        target,
-        drafter,
-        tokenizer,
-        losses=losses,
-        steps=args.steps,
-        examples=[t for t in held if len(t) > 200][:: max(1, len(held) // 24)],
-    )
+    prompts = openings(held)
+    inputs = {key: value for key, value in tokenizer(prompts, return_tensors="pt", padding=True).items() if key != "token_type_ids"}
+    target.generation_config.eos_token_id = 0
+    facts = {"held-out loss, target (nats a token)": held_out_loss(target, held_stream)}
+    facts["held-out loss, drafter"] = held_out_loss(drafter, held_stream)
+    for title, heat in (("greedy", 0.0), ("temperature 0.7", 0.7)):
+        stats = mmspec.text.generate(target, inputs, drafter, max_new_tokens=96, temperature=heat, draft_length=5).stats
+        facts[f"tokens per target call, drafts of 5, {title}"] = stats.tokens_per_call
+        facts[f"share of judged guesses accepted, {title}"] = stats.accepted / max(1, stats.judged)
+    write_text_mini(args.out, target, drafter, tokenizer, prompts=prompts, card=text_card(args.steps, facts, len(prompts)))
+    print((args.out / "card.md").read_text())
 
 
 if __name__ == "__main__":

@@ -172,8 +172,11 @@ class Coupled(Match):
 # --- driver 2: acceptance probabilities on a chain --------------------------------------------------------------------
 
 
-def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-    """Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p."""
+def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, exact: Tensor | None = None) -> Verdict:
+    """Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p.
+
+    Guesses marked `exact` [B, G] are judged, and replaced, by the token rule instead.
+    """
     if not draft.linear:
         raise ValueError(
             f"{type(rule).__name__} judges chains, but this draft branches: use a tree rule such as match, coupled or without-replacement"
@@ -182,14 +185,17 @@ def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise) -> Verd
         return settle(draft, _last_root(draft), _bonus(draft, scored, noise))
     p, x, valid = parents_law(draft, scored), draft.guesses, draft.valid[:, draft.roots :]
     position = draft.position()[:, draft.roots - 1 : -1]
-    passes = noise.accept(position, draft.start).below(rule.accept_prob(p, draft.q, x)) & valid
+    chance = rule.accept_prob(p, draft.q, x)
+    if exact is not None:
+        chance = torch.where(exact, Token().accept_prob(p, draft.q, x), chance)
+    passes = noise.accept(position, draft.start).below(chance) & valid
     accepted = passes.long().cumprod(-1).sum(-1)
-    verdict = settle(draft, draft.roots - 1 + accepted, _chain_extra(rule, draft, scored, noise, accepted))
+    verdict = settle(draft, draft.roots - 1 + accepted, _chain_extra(rule, draft, scored, noise, accepted, exact))
     judged = accepted + (valid.sum(-1) > accepted)
     return with_meters(verdict, judged, None, over_judged(judged, p.tv(draft.q, x)))
 
 
-def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, accepted: Tensor) -> Tensor:
+def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, accepted: Tensor, exact: Tensor | None = None) -> Tensor:
     """The value settled after `accepted` [B] guesses: a replacement where a guess was rejected, a draw from p where none was left."""
     leaf = draft.roots - 1 + accepted
     child = accepted.clamp(max=draft.size - draft.roots - 1)[:, None]
@@ -197,8 +203,11 @@ def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, 
     p = scored.p.at(leaf[:, None])
     q = None if draft.q is None else draft.q.at(child)
     position = (draft.start + accepted)[:, None]
-    bonus = p.sample(noise.value(position))
-    replaced = rule.replacement(p, q, _columns(draft.guesses, child)).sample(noise.residual(position, draft.start))
+    bonus, x = p.sample(noise.value(position)), _columns(draft.guesses, child)
+    left = rule.replacement(p, q, x)
+    if exact is not None:
+        left = Token().replacement(p, q, x).where(exact.gather(1, child), left)
+    replaced = left.sample(noise.residual(position, draft.start))
     return torch.where(_like(rejected, bonus), replaced, bonus)[:, 0]
 
 
@@ -329,6 +338,6 @@ def emitted(rule: SingleDraft, p: Categorical, q: Categorical) -> Categorical:
     size = p.scores.shape[-1]
     x = torch.arange(size, device=p.scores.device)
     many_p, many_q = (Categorical(law.scores.expand(size, size)) for law in (p, q))
-    weight, accept = q.probs(), rule.accept_prob(many_p, many_q, x)
+    weight, accept = q.probs(), rule.accept_prob(many_p, many_q, x).nan_to_num()  # 0 / 0 where neither law has mass
     replaced = rule.replacement(many_p, many_q, x).probs()
     return Categorical.of(weight * accept + (weight * (1 - accept)) @ replaced)

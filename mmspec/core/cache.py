@@ -49,6 +49,7 @@ class SlotLayer(CacheLayerMixin):
         for store, new in ((self.keys, key_states), (self.values, value_states)):
             new = new.transpose(1, 2)
             store.view(-1, *store.shape[2:]).index_copy_(0, self.cursor.flat, new.reshape(-1, *new.shape[2:]))
+        assert self.keys is not None and self.values is not None  # just made
         view = self.cursor.view
         return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)
 
@@ -82,7 +83,8 @@ class SlotCache(Cache):
 
     def __init__(self, layers: int, capacity: int):
         self.cursor = Cursor(capacity, capacity)
-        super().__init__(layers=[SlotLayer(self.cursor) for _ in range(layers)])
+        self.slot_layers = [SlotLayer(self.cursor) for _ in range(layers)]
+        super().__init__(layers=list(self.slot_layers))
 
     @property
     def capacity(self) -> int:
@@ -97,7 +99,7 @@ class SlotCache(Cache):
     def gather(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` [B, K] to `target` [B, K] in every layer."""
         rows = torch.arange(source.shape[0], device=source.device)[:, None] * self.capacity
-        for layer in self.layers:
+        for layer in self.slot_layers:
             if layer.is_initialized:
                 layer.move((rows + source).flatten(), (rows + target).flatten())
 
@@ -106,7 +108,7 @@ class SlotCache(Cache):
         if capacity <= self.capacity:
             return
         self.cursor.capacity = max(capacity, 2 * self.capacity)
-        for layer in self.layers:
+        for layer in self.slot_layers:
             if layer.is_initialized:
                 layer.grow(self.cursor.capacity)
 

@@ -17,7 +17,10 @@ from mmspec.core.stats import Stats
 
 
 class TargetSession(Protocol):
-    """One generation's view of a target; owns the cache."""
+    """One generation's view of a target; owns the cache. `scored` counts the columns of the draft under way scored so far."""
+
+    @property
+    def scored(self) -> int: ...
 
     def score(self, draft: Draft) -> Scored:
         """Laws after every node not scored before in this round; a draft may grow between calls."""
@@ -87,7 +90,8 @@ def _check_health(limits: Limits, settled: Settled) -> None:
         if not healthy and settled.values[row]:
             step = len(limits.outputs[row]) - len(settled.values[row])
             raise FloatingPointError(
-                f"the target's logits hold NaN or infinity in row {row} at output position {step}: check the weights and the dtype (float16 overflows where bfloat16 does not)"
+                f"the target's logits hold NaN or infinity in row {row} at output position {step}: "
+                "check the weights and the dtype (float16 overflows where bfloat16 does not)"
             )
 
 

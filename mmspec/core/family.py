@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.cache import SlotCache
-from mmspec.core.hf import Layout
+from mmspec.core.layout import Layout
 
 _ATTENTION = ("full_attention", "sliding_attention")
 

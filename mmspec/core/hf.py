@@ -13,21 +13,11 @@ from torch import Tensor
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.laws import Categorical
+from mmspec.core.layout import Layout, draft_layout, prompt_layout
 from mmspec.core.processors import History, Pipeline
 from mmspec.core.records import Draft, Scored
 
 _ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What one forward sees and where it writes. M columns: the uncached prompt, if any, then the draft's new nodes."""
-
-    ids: Tensor  # [B, M]
-    positions: Tensor  # [B, M] logical
-    slots: Tensor  # [B, M]
-    visible: Tensor  # [B, M, S] bool: which slots each column may attend to
-    slot_positions: Tensor  # [B, S] logical position of what stands in each slot
 
 
 class Family(Protocol):
@@ -64,14 +54,14 @@ class HFTarget:
     captured: Any = None
     limit: int | None = None
 
-    def begin(self, inputs: Mapping[str, Tensor]) -> tuple["HFSession", Draft]:
+    def begin(self, prompt: Mapping[str, Tensor]) -> tuple["HFSession", Draft]:
         """Open a session; the last prompt position is the first frontier. Runs encoders, but nothing of the decoder yet."""
-        ids, mask = self.family.prompt(self.model, inputs)
+        ids, mask = self.family.prompt(self.model, prompt)
         _check_prompt(ids, mask, self.limit)
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
         packed, lengths = ids.gather(1, order), mask.sum(1)
         capacity = -(-(ids.shape[1] + self.reserve + 1) // _ROUND) * _ROUND
-        cache, state = self.family.begin(self.model, inputs, capacity)
+        cache, state = self.family.begin(self.model, prompt, capacity)
         session = HFSession(self, cache, state, packed[:, :-1], lengths - 1)
         last = packed.gather(1, (lengths - 1)[:, None])[:, 0]
         return session, Draft.root(last, torch.zeros_like(lengths))
@@ -116,6 +106,7 @@ class HFSession:
         whole = self.context is not None or self.target.captured is None  # prompts differ in length: they are not worth capturing
         model = self.target.model if whole else self.target.captured
         layout = self._layout(draft, first)
+        self.ids.scatter_(1, layout.slots, layout.ids)
         self.cache.point(layout.slots, layout.visible.shape[-1])
         fresh = draft.size - first
         logits = self.target.family.forward(model, layout, self.cache, self.state, fresh).float()
@@ -149,41 +140,16 @@ class HFSession:
             self.ids = torch.nn.functional.pad(self.ids[:, :-1], (0, self.cache.capacity - self.ids.shape[1] + 1))
 
     def _layout(self, draft: Draft, first: int) -> Layout:
-        """Slots, positions and visibility of the draft's columns from `first` on, behind the prompt if it is still uncached."""
-        scratch = self.cache.capacity - 1
-        waiting = 0 if self.context is None else self.context[0].shape[1]
-        used = self.bound + waiting + draft.size
-        view = scratch if self.target.static else min(-(-used // _ROUND) * _ROUND, scratch)
-        slot = torch.arange(view, device=self.ids.device)
-        ids, valid, prompt_slots = draft.nodes[:, first:], draft.valid, None
-        if self.context is not None:
-            context, lengths = self.context
-            columns = slot[: context.shape[1]]
-            prompt_slots = torch.where(columns < lengths[:, None], columns, scratch)
-            ids = torch.cat([context, ids], 1)
-            self.lengths, self.bound, self.context = lengths, context.shape[1], None
-        ranks = valid.cumsum(1) - 1
-        own = torch.where(valid, self.lengths[:, None] + ranks, scratch)
-        self.linear = draft.linear
-        slots = own[:, first:]
-        if draft.linear:
-            slot_positions = slot.expand(len(own), -1)
-            visible = slot <= slots[:, :, None]
-            positions = torch.where(valid, self.lengths[:, None] + ranks, 0)[:, first:]
-        else:
-            ancestors = draft.ancestors()
-            depth = (ancestors & valid[:, None, :]).sum(-1) - 1
-            node_positions = torch.where(valid, self.lengths[:, None] + depth, 0)
-            fresh, trash = draft.size - first, own.clamp(max=view)  # PAD columns fall into one column behind the view
-            slot_positions = torch.arange(view + 1, device=own.device).repeat(len(own), 1).scatter_(1, trash, node_positions)[:, :view]
-            visible = torch.zeros(len(own), fresh, view + 1, dtype=torch.bool, device=own.device)
-            visible.scatter_(2, trash[:, None, :].expand(-1, fresh, -1), ancestors[:, first:])
-            visible = visible[..., :view] | (slot < self.lengths[:, None, None])
-            visible[..., 0] |= ~valid[:, first:]  # a PAD row must see something, or its softmax is NaN
-            positions = node_positions[:, first:]
-        if prompt_slots is not None:
-            slots = torch.cat([prompt_slots, slots], 1)
-            visible = torch.cat([slot <= prompt_slots[:, :, None], visible], 1)
-            positions = torch.cat([torch.where(prompt_slots < scratch, prompt_slots, 0), positions], 1)
-        self.ids.scatter_(1, slots, ids)
-        return Layout(ids, positions, slots, visible, slot_positions)
+        """The draft's columns from `first` on, behind the prompt if that is still uncached."""
+        scratch, self.linear = self.cache.capacity - 1, draft.linear
+        if self.context is None:
+            return draft_layout(draft, first, self.lengths, self._view(draft.size), scratch)
+        (context, self.lengths), self.context = self.context, None
+        self.bound = context.shape[1]
+        view = self._view(draft.size)
+        return draft_layout(draft, first, self.lengths, view, scratch).behind(prompt_layout(context, self.lengths, view, scratch))
+
+    def _view(self, columns: int) -> int:
+        """Slots in view: all but the scratch slot, or as many as are in use, rounded up."""
+        most = self.cache.capacity - 1
+        return most if self.target.static else min(-(-(self.bound + columns) // _ROUND) * _ROUND, most)

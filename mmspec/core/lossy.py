@@ -33,37 +33,16 @@ def _check_budget(budget: float | None) -> None:
 
 
 def _relaxed_chain(rule: Any, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-    """`chain` under a relaxed acceptance probability that turns exact where the budget is spent, with the drift filled in."""
+    """`chain` under a relaxed rule that turns exact where the budget is spent, with the drift filled in."""
     if draft.size == draft.roots:
         verdict = chain(rule, draft, scored, noise)
         return with_meters(verdict, verdict.judged, torch.zeros_like(_spent(draft, torch.float32)), None)
-    p, x = parents_law(draft, scored), draft.guesses
-    exact = ratio(p, draft.q, x).clamp(max=1)
-    cost = rule.excess(p, draft.q, x)
-    spent = _spent(draft, cost.dtype)
+    cost, exact = rule.excess(parents_law(draft, scored), draft.q, draft.guesses), None
     if rule.budget is not None:
-        before = spent[:, None] + cost.cumsum(-1) - cost
-        relaxed = before < rule.budget
-        cost = torch.where(relaxed, cost, 0)
-    else:
-        relaxed = torch.ones_like(exact, dtype=torch.bool)
-    verdict = chain(_Gated(rule, relaxed, exact), draft, scored, noise)
+        exact = _spent(draft, cost.dtype)[:, None] + cost.cumsum(-1) - cost >= rule.budget
+        cost = torch.where(exact, 0, cost)
+    verdict = chain(rule, draft, scored, noise, exact)
     return with_meters(verdict, verdict.judged, over_judged(verdict.judged, cost), verdict.expected)
-
-
-@dataclass(frozen=True)
-class _Gated:
-    """A relaxed rule where `relaxed` [B, G], the token rule elsewhere."""
-
-    rule: Any
-    relaxed: Tensor
-    exact: Tensor
-
-    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
-        return torch.where(self.relaxed, self.rule.accept_prob(p, q, x), self.exact)
-
-    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
-        return self.rule.replacement(p, q, x)
 
 
 @dataclass(frozen=True)
@@ -201,7 +180,10 @@ class Typical:
 
 @dataclass(frozen=True)
 class TopKGap:
-    """SpecDec (Xia et al. 2022): the guess is among the target's top `beta` and within `tau` nats of its best. Drift: departures from greedy, a bound."""
+    """SpecDec (Xia et al. 2022): the guess is among the target's top `beta` and within `tau` nats of its best.
+
+    Drift: departures from greedy, a bound.
+    """
 
     beta: int = 3
     tau: float = 1.0
@@ -276,7 +258,7 @@ class Tolerance:
             passes |= equals_parent(draft, scored.p.sample(again[..., turn]))
         parents = draft.parents[:, draft.roots :].clamp_min(0)
         chance = scored.p.at(parents).prob(draft.guesses)
-        cost[:, draft.roots :] = (1 - (1 - chance) ** self.tau - chance) * draft.valid[:, draft.roots :]
+        cost[:, draft.roots :] = (1 - (1 - chance) ** self.tau - chance).clamp(min=0) * draft.valid[:, draft.roots :]
         passes, cost = _gate(self, draft, passes, exact, cost)
         verdict = deepest(draft, passes, first)
         judged = _kept(verdict).gather(1, parents)  # guesses whose parent was kept

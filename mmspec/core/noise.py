@@ -110,7 +110,7 @@ class Noise:
         """For the target's own draws of output positions [B, N]: the same in every round, so plain decoding and any draft agree."""
         return self._keys(Role.VALUE, position)
 
-    def guess(self, position: Tensor, start: Tensor, branch: int = 0) -> Keys:
+    def guess(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
         """For guesses at output positions [B, N] of the round that began at `start` [B]."""
         return self.value(position) if self.coupled else self._keys(Role.GUESS, position, start, branch)
 
@@ -126,7 +126,7 @@ class Noise:
         """For the values that first fill a Jacobi window at output positions [B, N]."""
         return self._keys(Role.WINDOW, position, start)
 
-    def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int = 0) -> Keys:
+    def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
         words = mix(self.seeds * _GAMMA + int(role))[:, None]
         words = mix(words ^ ((position + 1) * _MIX_1))
         if start is not None:

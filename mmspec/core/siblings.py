@@ -30,6 +30,10 @@ class Siblings(Protocol):
         """What is left of p and q once x has been refused."""
         ...
 
+    def refusal(self, p: Categorical, q: Categorical, x: Tensor, index: int, count: Tensor) -> Tensor:
+        """Probability of refusing a candidate that was drawn the way the rule assumes."""
+        ...
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -47,7 +51,8 @@ class Walk:
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         if self.uses_q and draft.q is None and draft.size > draft.roots:
             raise ValueError(
-                f"{type(self.siblings).__name__} needs the law its candidates were drawn from: draft with a sampled tree, or accept with match or topk"
+                f"{type(self.siblings).__name__} needs the law its candidates were drawn from: "
+                "draft with a sampled tree, or accept with match or topk"
             )
         rows = torch.arange(len(draft.start), device=draft.start.device)
         children = _children(draft)
@@ -69,7 +74,7 @@ class Walk:
                 live = going & (taken < 0) & (slots[:, j] >= 0)
                 hit = live & chances[..., j].below(self.siblings.take_prob(p, q, x, j, count))[:, 0]
                 judged = judged + live
-                expected = expected + torch.where(live, p.tv(None if draft.q is None else q, x)[:, 0], 0)
+                expected = expected + torch.where(live, self.siblings.refusal(p, q, x, j, count)[:, 0], 0)
                 refused = (live & ~hit)[:, None]
                 p_left, q_left = self.siblings.refuse(p, q, x, j, count)
                 p, q = p_left.where(refused, p), q_left.where(refused, q)
@@ -111,6 +116,9 @@ class TopK:
     def refuse(self, p, q, x, index, count):
         return p.without(x), q
 
+    def refusal(self, p, q, x, index, count):
+        return 1 - p.prob(x)
+
 
 @dataclass(frozen=True)
 class WithReplacement:
@@ -123,6 +131,9 @@ class WithReplacement:
 
     def refuse(self, p, q, x, index, count):
         return p.residual(q, x), q
+
+    def refusal(self, p, q, x, index, count):
+        return p.tv(q, x)
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,9 @@ class WithoutReplacement:
     def refuse(self, p, q, x, index, count):
         return p.residual(q, x), q.without(x)
 
+    def refusal(self, p, q, x, index, count):
+        return p.tv(q, x)
+
 
 @dataclass(frozen=True)
 class Hybrid:
@@ -149,6 +163,9 @@ class Hybrid:
 
     def refuse(self, p, q, x, index, count):
         return p.without(x).where(index < count - 1, p.residual(q, x)), q.without(x)
+
+    def refusal(self, p, q, x, index, count):
+        return torch.where(index < count - 1, 1 - p.prob(x), p.tv(q, x))
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,9 @@ class KSeq:
         left = (p.probs() - self.rho(p, q, count)[..., None] * q.probs()).clamp_(min=0)
         left = torch.where(left.sum(-1, keepdim=True) > 0, left, p.probs())
         return Categorical.of(left).where(index == count - 1, p), q
+
+    def refusal(self, p, q, x, index, count):
+        return 1 - torch.minimum(q.probs(), p.probs() / self.rho(p, q, count)[..., None]).sum(-1)
 
     @staticmethod
     def rho(p: Categorical, q: Categorical, count: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Chow:
 
 @dataclass(frozen=True)
 class Deferral:
-    """Faster cascades, the optimal speculative deferral: the drafter's law unless the target's best value beats its own by more than alpha TV(p, q)."""
+    """Faster cascades, the optimal deferral: q unless the target's best value beats its own by more than alpha TV(p, q)."""
 
     alpha: float = 0.3
 

@@ -71,7 +71,7 @@ class TranslatedSession:
 
     @property
     def scored(self) -> int:
-        return self.session.scored  # type: ignore[attr-defined]
+        return self.session.scored
 
     def score(self, draft: Draft) -> Scored:
         found = self.session.score(replace(draft, nodes=self.overlap.to_drafter[draft.nodes]))

@@ -23,3 +23,26 @@ def write_text_mini(folder: Path, target: Any, drafter: Any, tokenizer: Any, *, 
     (temporary / "card.md").write_text(card, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
+
+
+def text_card(steps: int, facts: dict[str, float], prompts: int) -> str:
+    rows = "\n".join(f"| {name} | {value:.3f} |" for name, value in facts.items())
+    return CARD.format(steps=steps, drafter_steps=2 * steps, rows=rows, prompts=prompts)
+
+
+CARD = """# mini text
+
+A Llama-type target (16 layers, width 192, 6.9 M parameters) and a drafter (1 layer, width 192, 0.8 M) that share a byte-level BPE
+tokenizer of 2,048 tokens. They write short worded sums, simple stories and plays in English. They exist to show and to test
+speculative decoding on a machine without a GPU; what they say is not to be relied on.
+
+- Recipe: `python text/train_mini.py` ({steps} target steps of 16 windows of 320 tokens, {drafter_steps} drafter steps; seeds fixed).
+- Data: GSM8K train split (MIT); African Storybook, English stories (CC BY, each story's author as named there);
+  tinyshakespeare (public domain). Every twentieth document was held out; the example prompts come from those.
+- The drafter learnt the target's law (KL) on the corpus and on text that the target wrote itself, half greedy, half sampled.
+- Weights are stored in float16 and run in float32. Licence of the weights: Apache-2.0.
+
+| figure, on {prompts} held-out prompts | value |
+|---|---|
+{rows}
+"""

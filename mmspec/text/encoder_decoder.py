@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mmspec.core.cache import SlotCache, with_cross_attention
 from mmspec.core.family import attention_mask, refuse_unsupported
-from mmspec.core.hf import Layout
+from mmspec.core.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Bart(EncoderDecoder):
     def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int) -> Tensor:
         table = model.get_decoder().embed_positions
 
-        def own(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        def own(module: Any, args: tuple, output: Tensor) -> Tensor:
             return nn.functional.embedding(layout.positions + module.offset, module.weight)
 
         with _hooked(table.register_forward_hook, own):
@@ -127,7 +127,7 @@ def _hooked(register: Callable, hook: Callable) -> Iterator[None]:
 
 
 def start_ids(model: Any) -> list[int]:
-    """The decoder's opening: the start token, then for Whisper the language, task and no-timestamps tokens its generation config asks for."""
+    """The decoder's opening: the start token; for Whisper also the language, task and no-timestamps tokens its config asks for."""
     config = model.generation_config
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else model.config.decoder_start_token_id
     if start is None:

@@ -18,7 +18,9 @@ _BY_MODEL_TYPE = {
 def family_of(model: Any) -> Family:
     """The family that drives `model`; ValueError, in one line, for models mmspec cannot run."""
     if not hasattr(model, "config") or not hasattr(model, "generate"):
-        raise ValueError(f"{type(model).__name__} is not a transformers generation model: pass what AutoModelForCausalLM.from_pretrained returned")
+        raise ValueError(
+            f"{type(model).__name__} is not a transformers generation model: pass what AutoModelForCausalLM.from_pretrained returned"
+        )
     config = model.config
     if config.is_encoder_decoder:
         if config.model_type not in _BY_MODEL_TYPE:
@@ -26,7 +28,9 @@ def family_of(model: Any) -> Family:
             raise ValueError(f"encoder-decoder models of type {config.model_type!r} are not supported; supported: {known}")
         return _BY_MODEL_TYPE[config.model_type].of(model)
     if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
-        raise ValueError(f"{type(model).__name__} reads pictures or sound; only text-in decoders and speech recognisers are supported so far")
+        raise ValueError(
+            f"{type(model).__name__} reads pictures or sound; only text-in decoders and speech recognisers are supported so far"
+        )
     return DecoderOnly.of(model)
 
 

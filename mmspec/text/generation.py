@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from mmspec.config import ACCEPT, DRAFTERS, build
-from mmspec.core.accept import Accept, Coupled, Greedy, Match
+from mmspec.core.accept import Accept, Coupled, Greedy
 from mmspec.core.control import Control, Fixed, Throughput
 from mmspec.core.decode import Drafter, Generation
 from mmspec.core.decode import generate as run
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits, Stop
-from mmspec.core.lossy import Rollback, Tolerance, TopKGap, Typical
+from mmspec.core.lossy import Rollback, TopKGap, Typical
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Processor, Temperature, pipeline
 from mmspec.core.records import Step
@@ -86,14 +86,21 @@ def generate(
     rule = rule_of(accept, temperature)
     limit = positions_of(model)
     _check_length(ids, inputs, limit, max_new_tokens)
-    laws = laws_for(rule, temperature, top_k, top_p, repetition_penalty, (*constraints(model.generation_config, ids.shape[1], max_new_tokens), *processors))
+    laws = laws_for(
+        rule,
+        temperature,
+        top_k,
+        top_p,
+        repetition_penalty,
+        (*constraints(model.generation_config, ids.shape[1], max_new_tokens), *processors),
+    )
     target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
     guesser = drafter_of(drafter, target, rule, tree)
     target = target.capture(max_new_tokens + 64) if capture else target
     control = control_of(draft_length, guesser, tree)
     limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
     pad = model.generation_config.pad_token_id
-    with _Stream(streamer, ids) as stream:
+    with Stream(streamer, ids) as stream:
         return run(
             target,
             guesser,
@@ -162,7 +169,9 @@ def _untruncated(laws: Pipeline) -> Pipeline:
     return Pipeline(tuple(step for step in laws.steps if isinstance(step, Temperature)))
 
 
-def aligned_drafter(model: Any, tokenizer: Any, drafter: Any, drafter_tokenizer: Any, temperature: float = 0.0, accept: str | Accept = "exact") -> ModelDrafter:
+def aligned_drafter(
+    model: Any, tokenizer: Any, drafter: Any, drafter_tokenizer: Any, temperature: float = 0.0, accept: str | Accept = "exact"
+) -> ModelDrafter:
     """A drafter whose tokenizer differs from the target's: guesses come from the tokens both have, losslessly.
 
     `temperature` and `accept` are those of the request it will serve. ValueError when fewer than half of the tokens are shared.
@@ -178,12 +187,16 @@ def shape_of(tree: Sequence[int] | str | shapes.Shape | None, rule: Accept) -> s
     if tree is None:
         return shapes.Chain(draw_for(rule))
     if not rule.trees:
-        raise ValueError(f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement")
+        raise ValueError(
+            f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement"
+        )
     if isinstance(tree, str):
         if tree != "expand":
             raise ValueError(f"unknown tree {tree!r}; valid: 'expand', children per level such as (4, 2, 1), or a shape object")
         if rule.uses_q:
-            raise ValueError(f"tree 'expand' takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: give children per level")
+            raise ValueError(
+                f"tree 'expand' takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: give children per level"
+            )
         return shapes.ExpandRerank()
     return tree if hasattr(tree, "grow") else shapes.Branching(tuple(tree), pick_for(rule))  # type: ignore[return-value,arg-type]
 
@@ -232,14 +245,14 @@ def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, 
         raise ValueError(f"a prompt of {longest} tokens and max_new_tokens {max_new_tokens} exceed the model's {limit} positions: {mend}")
 
 
-class _Stream:
-    """Feeds a transformers streamer: the prompt first, then every settled run."""
+class Stream:
+    """Feeds a transformers streamer every settled run, after the prompt where `prompt` [1, P] is given."""
 
-    def __init__(self, streamer: Any, prompt: Tensor):
+    def __init__(self, streamer: Any, prompt: Tensor | None = None):
         self.streamer, self.prompt = streamer, prompt
 
-    def __enter__(self) -> "_Stream":
-        if self.streamer is not None:
+    def __enter__(self) -> "Stream":
+        if self.streamer is not None and self.prompt is not None:
             self.streamer.put(self.prompt.cpu())
         return self
 

@@ -1,4 +1,4 @@
-"""transformers' processors and criteria, as mmspec's: the known ones vectorised, any other called node by node with that node's own history."""
+"""transformers' processors and criteria as mmspec's: known ones vectorised, others called node by node with the node's own history."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Wrapped:
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         out = scores.clone()
         for row, node, ids in history.paths():
-            out[row, node] = self.processor(ids[None], scores[row, node][None])[0]
+            out[row, node] = self.processor(ids[None], scores[row, node][None])[0]  # pyright: ignore[reportArgumentType]
         return out
 
 
@@ -37,7 +37,7 @@ class WrappedStop:
 
     def __call__(self, row: int, settled: list[int]) -> bool:
         ids = torch.tensor([[*self.prompts[row], *settled]])
-        return bool(self.criterion(ids, None).any())  # type: ignore[arg-type]
+        return bool(self.criterion(ids, None).any())  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """The drop-in: `model.generate(**inputs, custom_generate=mmspec.text.speculate(drafter=...))`."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
 
 from mmspec.core.accept import Accept
 from mmspec.core.decode import generate
@@ -15,7 +16,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
 from mmspec.drafters import shapes
 from mmspec.text.families import family_of, positions_of
-from mmspec.text.generation import _Stream, control_of, drafter_of, rule_of
+from mmspec.text.generation import Stream, control_of, drafter_of, rule_of
 from mmspec.text.processors import split_criteria, translate_all
 
 
@@ -54,7 +55,7 @@ def speculate(
         room, ends, stops = split_criteria(stopping_criteria, prompt, _unpadded(input_ids, inputs))
         guesser = drafter_of(drafter, target, rule, tree)
         pad = generation_config.pad_token_id
-        with _Stream(streamer, input_ids) as stream:
+        with Stream(streamer or _callers_streamer()) as stream:
             out = generate(
                 target,
                 guesser,
@@ -70,9 +71,21 @@ def speculate(
         if not generation_config.return_dict_in_generate:
             return sequences
         kind = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences)
+        return kind(sequences=sequences)  # pyright: ignore[reportArgumentType]
 
     return decode
+
+
+def _callers_streamer() -> Any:
+    """The streamer that `generate` was given.
+
+    transformers (5.17 to 5.23) hands it the prompt but drops it on the way to a custom decoding function, and a streamer that
+    stays silent after the prompt would be worse than this look at `generate`'s own variables.
+    """
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("streamer")
 
 
 def _refuse(config: Any) -> None:

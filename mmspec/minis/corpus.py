@@ -1,0 +1,28 @@
+"""The text corpus of the minis, read from the data folder (MMSPEC_DATA); nothing of it ships."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+
+def documents(data: Path) -> list[str]:
+    """One string a document, every twentieth held out by the caller."""
+
+    def rows(path):
+        with gzip.open(data / path, "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    sums = [f"Question: {r['question']}\nAnswer: {re.sub('<<.*?>>', '', r['answer'])}" for r in rows("gsm8k/train.jsonl.gz")]
+    stories = [f"Story: {r['title']}\n\n" + "\n".join(r["pages"]) for r in rows("african-storybook/stories_en.jsonl.gz")]
+    with gzip.open(data / "tinyshakespeare/input.txt.gz", "rt", encoding="utf-8") as file:
+        speeches = file.read().strip().split("\n\n")
+    plays = ["Play:\n\n" + "\n\n".join(speeches[i : i + 12]) for i in range(0, len(speeches), 12)]
+    return [text for kind in (sums, stories, plays) for text in kind]
+
+
+def openings(held: list[str]) -> list[str]:
+    """Example prompts from held-out documents: worded sums up to the answer, stories and plays up to a few words."""
+    sums = [text.split("Answer:")[0] + "Answer:" for text in held if "Answer:" in text]
+    others = [[text[:width].rsplit(" ", 1)[0] for text in held if text.startswith(kind)] for kind, width in (("Story", 120), ("Play", 160))]
+    return sums[:8] + others[0][:4] + others[1][:4]
