@@ -84,10 +84,12 @@ class ThroughputSession:
         self.zeros = self.zeros + 1 if length == 0 else 0
         if self.rounds > 1:  # the first round holds the prefill
             self.seconds.setdefault(length, deque(maxlen=9)).append(seconds)
-        for accepted, drafted in zip(settled.accepted, settled.drafted, strict=True):
-            for position in range(min(drafted, accepted + 1, len(self.hits) - 1)):
-                self.tries[position] = 0.98 * self.tries[position] + 1
-                self.hits[position] = 0.98 * self.hits[position] + (position < accepted)
+        for accepted, values in zip(settled.accepted, settled.values, strict=True):
+            if length and values:  # what lies deeper than guesses now get is forgotten too, or it would be believed for ever
+                self.tries, self.hits = [0.98 * n for n in self.tries], [0.98 * n for n in self.hits]
+            for position in range(min(length, accepted + 1) if values else 0):  # a guess that was not made bought nothing: a miss
+                self.tries[position] += 1
+                self.hits[position] += position < accepted
 
     def expected(self, length: int) -> float:
         """Values a row settles in a round of `length` guesses."""

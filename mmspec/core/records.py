@@ -68,6 +68,8 @@ class Draft:
         self, nodes: Tensor, parents: Tensor, q: Any = None, *, linear: bool = False, width: int = 1, levels: int | None = None
     ) -> "Draft":
         """This draft with guesses appended: `nodes` [B, M, *value] hanging on `parents` [B, M], drawn from `q` over [B, M]."""
+        if self.size > self.roots and (self.q is None) != (q is None):
+            raise ValueError("a draft's guesses either all have a law q or are all point masses: give q for every guess, or for none")
         if self.q is not None and q is not None:
             q = self.q.cat(q)
         return replace(

@@ -46,18 +46,18 @@ def best(law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
 
 @dataclass(frozen=True)
 class Chain:
-    """As many guesses as the round asks for, one after the other. Guesses end where the drafter's best probability falls below `stop_below`."""
+    """As many guesses as the round asks for, one by one, up to where the drafter's best probability falls below `stop_below`."""
 
     draw: Draw = sampled
     stop_below: float = 0.0
 
     def grow(self, score: Score, draft: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:
         allowed = room.guesses
+        steps = torch.arange(room.length, device=draft.start.device)
+        keys = noise.guess(draft.start[:, None] + steps, draft.start)
         for step in range(room.length):
-            p = score(draft).p
-            law = p.at(torch.full_like(allowed, p.scores.shape[1] - 1)[:, None])
-            position = (draft.start + step)[:, None]
-            value, q = self.draw(law, noise.guess(position, draft.start))
+            law = score(draft).p.last(1)
+            value, q = self.draw(law, keys[:, step : step + 1])
             if self.stop_below > 0:
                 unsure = law.prob(law.mode())[:, 0] < self.stop_below
                 allowed = torch.where(unsure, allowed.clamp(max=step), allowed)
@@ -120,10 +120,7 @@ class Branching:
         first, levels = draft.roots - 1, self.branching[: room.length]
         for level, count in enumerate(levels):
             columns = torch.arange(first, draft.size, device=draft.start.device)
-            p = score(draft).p
-            law = p.at(
-                torch.arange(p.scores.shape[1] - len(columns), p.scores.shape[1], device=columns.device).expand(len(draft.start), -1)
-            )
+            law = score(draft).p.last(len(columns))
             position = (draft.start + level)[:, None].expand(-1, len(columns))
             values, real, keep_q = self.pick(law, noise.guess(position, draft.start, columns), min(count, law.scores.shape[-1]))
             fits = real & draft.valid[:, first:, None] & (room.guesses > level)[:, None, None]
@@ -141,7 +138,7 @@ class Branching:
 class ExpandRerank:
     """EAGLE-2's tree (Li et al. 2024): each level expands the `width` likeliest paths, then the best `nodes` of all are kept.
 
-    Every row gets its own tree; `depth + 1` levels are guessed with `depth` drafter calls after the first.
+    Every row gets its own tree of at most `depth` levels, for `depth` drafter calls.
     """
 
     width: int = 4
@@ -164,7 +161,7 @@ class ExpandRerank:
         path = torch.zeros(rows, 1, device=device)
         candidate = torch.full((rows, 1), -1, dtype=torch.long, device=device)
         for level in range(levels):
-            law = Categorical(score(scored_draft).p.scores[:, -path.shape[1] :])
+            law = score(scored_draft).p.last(path.shape[1])
             width = min(self.width, law.scores.shape[-1])
             log_q, token = law.log_probs().topk(width, -1)
             log_q = torch.where((room.guesses > level)[:, None, None] & draft.valid[:, roots - 1, None, None], log_q, -torch.inf)

@@ -1,0 +1,108 @@
+"""What drafters that think on the host share: rows that read tokens and guess, and the session that makes a draft of their guesses.
+
+A round costs one host-to-device copy and no copy back: the prompt is read once, and settled values arrive as plain lists.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.noise import Noise
+from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
+
+Guesses = tuple[list[int], list[int]]
+"""Tokens, and the guess each hangs on: an earlier index, or -1 for the last settled token."""
+
+
+class Row(Protocol):
+    """One row's text. It is fed every token in order and asked what may follow."""
+
+    def extend(self, tokens: Sequence[int]) -> None: ...
+
+    def guess(self, limit: int) -> Guesses:
+        """Guesses on paths of at most `limit` tokens, parents before their children."""
+        ...
+
+
+def chain(tokens: list[int]) -> Guesses:
+    """Tokens one after the other."""
+    return tokens, list(range(-1, len(tokens) - 1))
+
+
+def as_many(length: int) -> int:
+    """The columns of a chain: one for each guess asked for."""
+    return length
+
+
+class HostSession:
+    """One generation's rows. `open_row(row, text)` makes each from its prompt; a round of `length` guesses has `columns(length)` columns.
+
+    `width` bounds the siblings any row may guess; 1 says that every row guesses a chain.
+    """
+
+    def __init__(
+        self, prompt: Any, open_row: Callable[[int, list[int]], Row], columns: Callable[[int], int] = as_many, width: int = 1
+    ) -> None:
+        self.texts, self.open_row, self.columns, self.width = read_prompt(prompt), open_row, columns, width
+        self.rows: list[Row] = []
+        self.ended: list[bool] = []
+
+    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
+        if not self.rows:
+            self._open(len(frontier.start))
+        if room.length == 0:
+            return frontier
+        guesses = [([], []) if ended else row.guess(room.length) for row, ended in zip(self.rows, self.ended, strict=True)]
+        if not any(tokens for tokens, _ in guesses):
+            return frontier  # nothing to judge: a plain step is cheaper than columns of PAD, and no new shape
+        table = [_columns(tokens, parents, self.columns(room.length)) for tokens, parents in guesses]
+        nodes, parents, depth = to_device(table, frontier.nodes.device).unbind(1)  # [B, G]
+        fits = (depth <= room.guesses[:, None]) & (parents != PAD) & frontier.valid[:, -1:]
+        parents = torch.where(fits, parents + frontier.roots, PAD)
+        return frontier.extend(nodes, parents, linear=self.width == 1, width=self.width, levels=room.length)
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+        for row, values in zip(self.rows, settled.values, strict=True):
+            if values:
+                row.extend(values)
+        self.ended = settled.ended
+
+    def _open(self, rows: int) -> None:
+        texts = self.texts if self.texts is not None else [[] for _ in range(rows)]
+        if len(texts) != rows:
+            raise ValueError(
+                f"the prompt holds {len(texts)} texts, but the target opened {rows} rows: give the drafter the target's own prompt"
+            )
+        self.rows = [self.open_row(row, text) for row, text in enumerate(texts)]
+        self.ended = [False] * rows
+
+
+def read_prompt(prompt: Any) -> list[list[int]] | None:
+    """Every row's ids without padding, an encoder's source first, then what the decoder was given; None where the prompt has no ids."""
+    texts = None
+    for name, mask_name in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        ids = prompt.get(name) if isinstance(prompt, Mapping) else None
+        if ids is None:
+            continue
+        mask = prompt.get(mask_name)
+        real = torch.ones_like(ids) if mask is None else mask
+        rows = [[i for i, is_real in zip(*line, strict=True) if is_real] for line in zip(ids.tolist(), real.tolist(), strict=True)]
+        texts = rows if texts is None else [source + begun for source, begun in zip(texts, rows, strict=True)]
+    return texts
+
+
+def _columns(tokens: list[int], parents: list[int], size: int) -> list[list[int]]:
+    """A row's tokens, parents and depths, each padded to `size` columns."""
+    depth: list[int] = []
+    for parent in parents:
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+    padding = size - len(tokens)
+    return [tokens + [0] * padding, parents + [PAD] * padding, depth + [0] * padding]
+
+
+def to_device(table: list, device: torch.device) -> Tensor:
+    """Nested lists of integers as a tensor, through pinned memory so that the host need not wait for a GPU."""
+    host = torch.tensor(table)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

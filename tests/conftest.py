@@ -1,0 +1,24 @@
+"""Models every part of the suite may use: tiny, random, sharp enough that greedy decoding has no ties."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def llama(layers: int, seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, max_position_embeddings=256, **sizes)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(6)
+    return model
+
+
+@pytest.fixture(scope="session")
+def big() -> LlamaForCausalLM:
+    return llama(3, seed=0)
+
+
+@pytest.fixture(scope="session")
+def small() -> LlamaForCausalLM:
+    return llama(1, seed=1)

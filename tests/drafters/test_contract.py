@@ -1,0 +1,183 @@
+"""What every model-free drafter owes, whatever it guesses: the target's own output, and nothing carried from call to call."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mmspec.core.accept import Coupled, Match
+from mmspec.core.control import Fixed
+from mmspec.drafters.copy import Copy
+from mmspec.drafters.datastore import Datastore, Retrieval
+from mmspec.drafters.jacobi import Jacobi, uniform
+from mmspec.drafters.lookup import Lookup
+from mmspec.drafters.ngram import NGram, bigram_table
+from mmspec.drafters.none import NoDraft
+from mmspec.drafters.recycling import Recycling
+from mmspec.drafters.shapes import drawn
+from mmspec.drafters.suffix import Suffix
+from tests.drafters.runs import NEW, greedy, plain, random_prompt, run
+
+ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
+BATCHES = pytest.mark.parametrize("inputs", [ONE, RAGGED], ids=["one", "ragged"])
+NAMES = (
+    "lookup",
+    "references",
+    "suffix",
+    "corpus",
+    "retrieval",
+    "ngram",
+    "ngram-table",
+    "ngram-tree",
+    "copy",
+    "copy-shared",
+    "recycling",
+    "jacobi",
+    "jacobi-uniform",
+    "jacobi-drawn",
+)
+
+
+@pytest.fixture(scope="module")
+def drafters(big, tmp_path_factory):
+    """Every drafter; those with a corpus know the target's own greedy output and some noise."""
+    texts = greedy(big, RAGGED) + random_prompt(40, 40, seed=2)["input_ids"].tolist()
+    store = Datastore.build(texts, tmp_path_factory.mktemp("store") / "texts.npy")
+    table = bigram_table(big, 3)
+    made = (
+        Lookup(),
+        Lookup(max_ngram=4, references=texts),
+        Suffix(),
+        Suffix(texts, factor=2),
+        Retrieval(store),
+        NGram(),
+        NGram(table=table),
+        NGram(table=table, drafts=3),
+        Copy(),
+        Copy(texts[1]),
+        Recycling(),
+        Jacobi(),
+        Jacobi(fill=uniform),
+        Jacobi(draw=drawn),
+    )
+    return dict(zip(NAMES, made, strict=True))
+
+
+@pytest.fixture(params=NAMES)
+def drafter(request, drafters):
+    return drafters[request.param]
+
+
+@BATCHES
+def test_greedy_output_is_that_of_transformers(drafter, big, inputs):
+    assert run(big, drafter, inputs).sequences.tolist() == greedy(big, inputs)
+
+
+@BATCHES
+@pytest.mark.parametrize("rule", [Match(), Coupled()], ids=["match", "coupled"])
+def test_sampled_output_is_that_of_plain_sampling(drafter, big, inputs, rule):
+    assert run(big, drafter, inputs, rule, seed=3, temperature=1.0).sequences.tolist() == plain(big, inputs, seed=3)
+
+
+def test_no_residue_between_calls(drafter, big):
+    drafts = []
+    for _ in range(2):
+        seen = []
+        run(big, drafter, RAGGED, on_step=lambda step, seen=seen: seen.append((step.draft.nodes.tolist(), step.draft.parents.tolist())))
+        drafts.append(seen)
+    assert drafts[0] == drafts[1]
+
+
+def test_a_row_drafts_the_same_alone_and_in_a_batch(drafter, big):
+    together = [[], [], []]
+    run(big, drafter, RAGGED, on_step=lambda step: [rows.append(v) for rows, v in zip(together, step.settled.values, strict=True) if v])
+    for row in range(3):
+        alone = []
+        inputs = {key: value[row : row + 1] for key, value in RAGGED.items()}
+        run(big, drafter, inputs, seed=row, on_step=lambda step, alone=alone: alone.append(step.settled.values[0]))
+        assert alone == together[row]
+
+
+class Varied:
+    """Draft lengths that change every round, zero among them."""
+
+    def __init__(self):
+        self.lengths = [3, 0, 7, 1, 0, 0, 5, 2] * 10
+
+    def begin(self):
+        return self
+
+    def length(self):
+        return self.lengths.pop(0)
+
+    def observe(self, length, settled, seconds):
+        pass
+
+
+def test_draft_length_may_change_every_round(drafter, big):
+    assert run(big, drafter, RAGGED, control=Varied()).sequences.tolist() == greedy(big, RAGGED)
+
+
+def test_no_guesses_when_none_are_asked_for(drafter, big):
+    sizes = []
+    run(big, drafter, RAGGED, control=Fixed(0), on_step=lambda step: sizes.append(step.draft.size))
+    assert sizes == [1] * NEW
+
+
+def test_rows_that_end_early(drafter, big):
+    ends = [greedy(big, RAGGED)[0][6]]
+    expected = run(big, NoDraft(), RAGGED, ends=ends)
+    found = run(big, drafter, RAGGED, ends=ends)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    assert len(set(expected.lengths.tolist())) > 1
+
+
+def test_shapes_are_fixed_from_the_second_round_on(drafter, big):
+    sizes = []
+    run(big, drafter, RAGGED, on_step=lambda step: sizes.append(step.draft.size))
+    assert len(set(sizes[1:]) - {1}) <= 1  # a round in which no row has a guess is a plain step
+
+
+class NoReadback(TorchFunctionMode):
+    """Refuses what makes the host wait for the device, and counts copies to it."""
+
+    READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+
+    def __init__(self):
+        super().__init__()
+        self.copies = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in self.READS:
+            raise AssertionError(f"{name} reads from the device")
+        self.copies += func is torch.tensor
+        return func(*args, **(kwargs or {}))
+
+
+class Watched:
+    """A drafter whose rounds run under `NoReadback`."""
+
+    def __init__(self, drafter):
+        self.drafter, self.copies = drafter, []
+
+    def begin(self, prompt, session):
+        self.session = self.drafter.begin(prompt, session)
+        return self
+
+    def propose(self, frontier, room, noise):
+        with NoReadback() as watch:
+            draft = self.session.propose(frontier, room, noise)
+        self.copies.append(watch.copies)
+        return draft
+
+    def observe(self, draft, scored, verdict, settled):
+        with NoReadback():
+            self.session.observe(draft, scored, verdict, settled)
+
+
+def test_rounds_never_read_from_the_device(drafter, big):
+    watched = Watched(drafter)
+    run(big, watched, RAGGED)
+    host = not isinstance(drafter, (Jacobi, Recycling))
+    steady = watched.copies[2:]
+    assert set(steady) <= ({0, 1} if host else {0})  # none at all in a round in which no row has a guess

@@ -1,0 +1,102 @@
+import pytest
+import torch
+from transformers import BatchEncoding
+
+from mmspec.core.noise import Noise
+from mmspec.core.records import CONTEXT, PAD, Draft, Room, Settled
+from mmspec.drafters.host import HostSession, chain, read_prompt
+from tests.drafters.runs import prompt_of
+
+NOISE = Noise.from_seed(0, 3)
+
+
+class Listener:
+    """Guesses its row's number over and over, `count` times, and remembers what it was told."""
+
+    def __init__(self, row, text, count=9):
+        self.row, self.heard, self.count = row, list(text), count
+
+    def extend(self, tokens):
+        self.heard += tokens
+
+    def guess(self, limit):
+        return chain([self.row] * min(limit, self.count))
+
+
+def settled(*values: list[int], ended: tuple[bool, ...]) -> Settled:
+    n = [0] * len(values)
+    return Settled(list(values), n, n, n, list(ended), [True] * len(values), [0.0] * len(values), [0.0] * len(values))
+
+
+def frontier(alive: list[bool]) -> Draft:
+    start = torch.zeros(len(alive), dtype=torch.long)
+    return Draft.root(start + 40, start, torch.tensor(alive))
+
+
+def test_prompts_are_read_without_their_padding():
+    assert read_prompt(prompt_of([1], [2, 3, 4])) == [[1], [2, 3, 4]]
+    ids = torch.tensor([[0, 5], [6, 7]])
+    assert read_prompt({"input_ids": ids}) == [[0, 5], [6, 7]]
+    assert read_prompt(BatchEncoding({"input_ids": ids, "attention_mask": torch.tensor([[0, 1], [1, 1]])})) == [[5], [6, 7]]
+
+
+def test_an_encoder_decoder_prompt_is_its_source_and_what_was_begun():
+    features = {"input_features": torch.zeros(2, 4, 4), "attention_mask": torch.ones(2, 4)}
+    assert read_prompt(features) is None
+    begun = {"decoder_input_ids": torch.tensor([[3, 8], [3, 9]])}
+    assert read_prompt(features | begun) == [[3, 8], [3, 9]]
+    assert read_prompt(prompt_of([1], [2, 4]) | begun) == [[1, 3, 8], [2, 4, 3, 9]]
+    assert read_prompt(17) is None
+
+
+def test_rows_without_a_prompt_hear_what_is_settled():
+    session = HostSession(17, Listener)
+    session.propose(frontier([True, True]), Room(torch.tensor([9, 9]), 2), NOISE)
+    session.observe(None, None, None, settled([5, 6], [], ended=(False, True)))
+    assert [row.heard for row in session.rows] == [[5, 6], []]
+
+
+def test_a_row_gets_what_fits_and_pad_elsewhere():
+    session = HostSession(prompt_of([1], [2], [3]), lambda row, text: Listener(row, text, count=(9, 2, 9)[row]))
+    draft = session.propose(frontier([True, True, False]), Room(torch.tensor([3, 9, 0]), 4), NOISE)
+    assert draft.nodes.tolist() == [[40, 0, 0, 0, 0], [40, 1, 1, 0, 0], [40, 2, 2, 2, 2]]
+    assert draft.parents.tolist() == [[CONTEXT, 0, 1, PAD, PAD], [CONTEXT, 0, 1, PAD, PAD], [PAD] * 5]
+    assert (draft.linear, draft.width, draft.q) == (True, 1, None)
+
+
+def test_ended_rows_are_not_asked():
+    session = HostSession(prompt_of([1], [2]), Listener)
+    root = frontier([True, True])
+    session.propose(root, Room(torch.tensor([9, 9]), 2), NOISE)
+    session.observe(None, None, None, settled([5], [6], ended=(True, False)))
+    session.rows[0].guess = None  # calling it would fail
+    draft = session.propose(frontier([False, True]), Room(torch.tensor([0, 8]), 2), NOISE)
+    assert draft.valid.tolist() == [[False, False, False], [True, True, True]]
+
+
+def test_a_tree_is_cut_by_depth_not_by_count():
+    class Tree(Listener):
+        def guess(self, limit):
+            return [1, 2, 3, 4], [-1, -1, 0, 2]
+
+    session = HostSession(prompt_of([1], [2]), Tree, lambda length: 6, 2)
+    draft = session.propose(frontier([True, True]), Room(torch.tensor([3, 9]), 3), NOISE)
+    assert draft.parents.tolist() == [[CONTEXT, 0, 0, 1, PAD, PAD, PAD], [CONTEXT, 0, 0, 1, 3, PAD, PAD]]
+    assert (draft.linear, draft.width, draft.levels) == (False, 2, 3)
+
+
+def test_guesses_hang_on_the_last_of_several_roots():
+    parents = torch.tensor([[CONTEXT, 0]])
+    root = Draft(torch.tensor([[8, 9]]), parents, torch.zeros(1, dtype=torch.long), roots=2)
+    draft = HostSession(prompt_of([1]), Listener).propose(root, Room(torch.tensor([9]), 2), NOISE)
+    assert draft.parents.tolist() == [[CONTEXT, 0, 1, 2]]
+
+
+def test_no_guesses_when_none_are_asked_for():
+    root = frontier([True])
+    assert HostSession(prompt_of([1]), Listener).propose(root, Room(torch.tensor([9]), 0), NOISE) is root
+
+
+def test_a_prompt_for_other_rows_is_refused():
+    with pytest.raises(ValueError, match="holds 2 texts, but the target opened 1"):
+        HostSession(prompt_of([1], [2]), Listener).propose(frontier([True]), Room(torch.tensor([9]), 1), NOISE)
