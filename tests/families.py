@@ -1,6 +1,6 @@
 """The model families mmspec drives, as small random models, and the table in docs/families.md that is made from them.
 
-    python tests/families.py > docs/families.md
+python tests/families.py > docs/families.md
 """
 
 from collections.abc import Callable
@@ -76,13 +76,24 @@ FAMILIES = {
     "Phi-3": Case(lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**LLAMA)), "decoder"),
     "GPT-2": Case(gpt2, "decoder", "learned positions"),
     "GPT-NeoX": Case(lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**SMALL, **IDS, intermediate_size=64)), "decoder"),
-    "OPT": Case(lambda: hf.OPTForCausalLM(hf.OPTConfig(**SMALL, **IDS, ffn_dim=64, word_embed_proj_dim=32)), "decoder", "learned positions"),
+    "OPT": Case(
+        lambda: hf.OPTForCausalLM(hf.OPTConfig(**SMALL, **IDS, ffn_dim=64, word_embed_proj_dim=32)), "decoder", "learned positions"
+    ),
     "T5": Case(t5, "encoder-decoder", "relative position bias per column"),
     "BART": Case(bart, "encoder-decoder", "learned positions per column"),
     "Whisper": Case(whisper, "encoder-decoder, audio in", "suppressed tokens honoured; audio of one window"),
 }
 
-MAMBA2 = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 8}
+MAMBA2 = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_heads": 4,
+    "head_dim": 16,
+    "state_size": 8,
+    "n_groups": 1,
+    "chunk_size": 8,
+}
 QWEN3_NEXT = {
     **LLAMA,
     "head_dim": 8,

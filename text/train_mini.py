@@ -26,15 +26,11 @@ END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    bpe, split = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
     bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False)
-    )
+    options = {"vocab_size": VOCAB, "special_tokens": [END, PAD], "initial_alphabet": split.alphabet(), "show_progress": False}
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(**options))
     bpe.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=END, eos_token=END, pad_token=PAD, padding_side="left")
 
@@ -71,42 +67,49 @@ def held_out_loss(model, stream: torch.Tensor) -> float:
 
 @torch.no_grad()
 def own_text(target, tokenizer, train: list[str], rounds: int, rows: int, path: Path) -> torch.Tensor:
-    """Continuations the target writes for the openings of training documents, half greedy, half sampled, as one stream."""
+    """Windows [rounds * rows, WINDOW] the target writes from the openings of training documents, half greedy, half sampled."""
     if path.exists():
         return torch.load(path)
     pieces, pick = [], random.Random(0)
     target.generation_config.eos_token_id = None  # after one document the target goes on with the next, as in the packed stream
     for turn in range(rounds):
         torch.manual_seed(turn)
-        opening = torch.tensor([tokenizer(text)["input_ids"][:24] for text in pick.sample([t for t in train if len(t) > 200], rows)])
-        out = target.generate(
-            opening,
-            attention_mask=torch.ones_like(opening),
-            max_new_tokens=WINDOW - 24,
-            do_sample=turn % 2 == 1,
-            top_k=0 if turn % 2 else None,
-        )
-        pieces.append(out.flatten())
+        chosen = pick.sample([text for text in train if len(text) > 200], rows)
+        opening = torch.tensor([tokenizer(text)["input_ids"][:24] for text in chosen])
+        sampling = {"do_sample": True, "top_k": 0} if turn % 2 else {"do_sample": False}
+        pieces.append(target.generate(opening, attention_mask=torch.ones_like(opening), max_new_tokens=WINDOW - 24, **sampling))
     torch.save(torch.cat(pieces), path)
     return torch.cat(pieces)
+
+
+@torch.no_grad()
+def teacher(target, lessons: torch.Tensor, path: Path) -> torch.Tensor:
+    """The target's log-probabilities over every lesson in half precision, [lessons, WINDOW, VOCAB]: computed once, read every epoch."""
+    if path.exists():
+        return torch.load(path)
+    laws = torch.cat([target(rows).logits.log_softmax(-1).half() for rows in lessons.split(16)])
+    torch.save(laws, path)
+    return laws
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/mini-text"))
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/text"))
-    parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows; the drafter takes twice as many")
+    parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows")
+    parser.add_argument("--drafter-steps", type=int, default=2000, help="drafter steps of 16 windows")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
-    parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on a few made-up lines")
+    parser.add_argument("--smoke", action="store_true", help="two steps of tiny models on a few made-up lines")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     if args.smoke:
-        texts, args.steps = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)], 2
+        texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)]
         target, drafter, rows, rounds = llama(32, 2, 2, 64), llama(16, 1, 2, 32), 4, 2
+        args.steps = args.drafter_steps = 2
     else:
         texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
-        target, drafter, rows, rounds = llama(192, 16, 6, 512), llama(192, 1, 6, 512), 96, 24
+        target, drafter, rows, rounds = llama(192, 16, 6, 512), llama(192, 1, 6, 512), 64, 8
     train, held = [t for i, t in enumerate(texts) if i % 20], texts[::20]
     tokenizer = make_tokenizer(train)
     random.Random(0).shuffle(train)
@@ -114,42 +117,33 @@ def main() -> None:
     print(f"{len(texts)} documents, {len(stream):,} training tokens, {len(held_stream):,} held out")
 
     def next_token(model, step):
-        rows = crops(stream, 16, step)
-        return model(rows, labels=rows).loss
+        windows = crops(stream, 16, step)
+        return model(windows, labels=windows).loss
 
-    fit(
-        target,
-        next_token,
-        Fit(steps=args.steps, lr=1.5e-3, warmup=min(100, args.steps), mixed_precision=args.precision),
-        args.work / "target.pt",
-        title="target",
-    )
+    plan = Fit(steps=args.steps, lr=1.5e-3, warmup=100, mixed_precision=args.precision)
+    fit(target, next_token, plan, args.work / "target.pt", title="target")
     written = own_text(target, tokenizer, train, rounds, rows, args.work / "own.pt")
+    lessons = torch.cat([crops(stream, len(written), 0), written])
+    laws = teacher(target, lessons, args.work / "laws.pt")
 
     def distil(model, step):
-        rows = torch.cat([crops(stream, 6, step), crops(written, 10, step)])
-        with torch.no_grad():
-            p = target(rows).logits.float().log_softmax(-1)
-        return F.kl_div(model(rows).logits.float().log_softmax(-1).flatten(0, 1), p.flatten(0, 1), log_target=True, reduction="batchmean")
+        pick = torch.randint(len(lessons), (16,), generator=torch.Generator().manual_seed(step))
+        p, q = laws[pick].float(), model(lessons[pick]).logits.float().log_softmax(-1)
+        return F.kl_div(q.flatten(0, 1), p.flatten(0, 1), log_target=True, reduction="batchmean")
 
-    fit(
-        drafter,
-        distil,
-        Fit(steps=2 * args.steps, lr=4e-3, warmup=min(100, args.steps), mixed_precision=args.precision),
-        args.work / "drafter.pt",
-        title="drafter",
-    )
+    plan = Fit(steps=args.drafter_steps, lr=4e-3, warmup=100, mixed_precision=args.precision)
+    fit(drafter, distil, plan, args.work / "drafter.pt", title="drafter")
+    facts = {f"held-out loss, {n} (nats a token)": held_out_loss(m, held_stream) for n, m in (("target", target), ("drafter", drafter))}
     prompts = openings(held)
     inputs = {key: value for key, value in tokenizer(prompts, return_tensors="pt", padding=True).items() if key != "token_type_ids"}
     target.generation_config.eos_token_id = 0
-    facts = {"held-out loss, target (nats a token)": held_out_loss(target, held_stream)}
-    facts["held-out loss, drafter"] = held_out_loss(drafter, held_stream)
     for title, heat in (("greedy", 0.0), ("temperature 0.7", 0.7)):
         stats = mmspec.text.generate(target, inputs, drafter, max_new_tokens=96, temperature=heat, draft_length=5).stats
         facts[f"tokens per target call, drafts of 5, {title}"] = stats.tokens_per_call
         facts[f"share of judged guesses accepted, {title}"] = stats.accepted / max(1, stats.judged)
-    write_text_mini(args.out, target, drafter, tokenizer, prompts=prompts, card=text_card(args.steps, facts, len(prompts)))
-    print((args.out / "card.md").read_text())
+    card = text_card(args.steps, args.drafter_steps, facts, len(prompts))
+    write_text_mini(args.out, target, drafter, tokenizer, prompts=prompts, card=card)
+    print(card)
 
 
 if __name__ == "__main__":

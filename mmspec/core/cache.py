@@ -49,9 +49,8 @@ class SlotLayer(CacheLayerMixin):
         for store, new in ((self.keys, key_states), (self.values, value_states)):
             new = new.transpose(1, 2)
             store.view(-1, *store.shape[2:]).index_copy_(0, self.cursor.flat, new.reshape(-1, *new.shape[2:]))
-        assert self.keys is not None and self.values is not None  # just made
         view = self.cursor.view
-        return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)
+        return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)  # pyright: ignore[reportOptionalSubscript]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` to `target`, both flat indices [B * K]."""

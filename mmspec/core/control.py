@@ -61,8 +61,9 @@ class ThroughputSession:
 
     def __init__(self, plan: Throughput):
         self.plan = plan
-        self.hits = [0.0] * (max(plan.lengths) + 1)  # by position: guesses accepted, with a weak prior below
-        self.tries = [0.0] * (max(plan.lengths) + 1)
+        most = max(*plan.lengths, plan.first)
+        self.hits = [0.0] * most  # by position: guesses accepted, with a weak prior below
+        self.tries = [0.0] * most
         self.seconds: dict[int, deque[float]] = {}
         self.rounds = 0
         self.current = plan.first

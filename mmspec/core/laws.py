@@ -32,6 +32,10 @@ class Law(Protocol):
         """Where to draw after rejecting `x`: norm((weight * self - q)+). `q` None is a point mass on `x`; `weight` defaults to 1."""
         ...
 
+    def last(self, count: int) -> Self:
+        """The laws of the last `count` columns."""
+        ...
+
     def where(self, mask: Tensor, other: Self) -> Self:
         """This law where `mask`, else `other`."""
         ...
@@ -78,6 +82,9 @@ class Categorical:
 
     def at(self, index: Tensor) -> "Categorical":
         return Categorical(self.scores.gather(1, index[..., None].expand(*index.shape, self.scores.shape[-1])))
+
+    def last(self, count: int) -> "Categorical":
+        return Categorical(self.scores[:, self.scores.shape[1] - count :])
 
     def where(self, mask: Tensor, other: "Categorical") -> "Categorical":
         return Categorical(torch.where(mask[..., None], self.scores, other.scores))

@@ -59,30 +59,34 @@ class Limits:
             self.left = self.left - count
         parents = torch.where((self.left > 0)[:, None], verdict.frontier.parents, PAD)
         frontier = replace(verdict.frontier, parents=parents)
-        return replace(verdict, count=count, accepted=torch.minimum(verdict.accepted, count), frontier=frontier)
+        accepted = torch.minimum(verdict.accepted, count)
+        judged = verdict.judged - (verdict.accepted - accepted)  # guesses cut away were not rejected
+        return replace(verdict, count=count, accepted=accepted, judged=judged, frontier=frontier)
 
     def _stop(self, verdict: Verdict, settled: Settled) -> tuple[Verdict, Settled]:
         """Cut where a host stop says so."""
-        values, accepted, stopped = [], [], []
+        values, stopped = [], []
         for row, new in enumerate(settled.values):
-            whole = list(self.outputs[row])
-            length = len(new)
+            whole, length, halts = list(self.outputs[row]), len(new), False
             for index, value in enumerate(new):
                 whole.append(value)
                 if any(stop(row, whole) for stop in self.stops):
-                    length = index + 1
+                    length, halts = index + 1, True
                     break
-            stopped.append(len(whole) > len(self.outputs[row]) and any(stop(row, whole) for stop in self.stops))
             values.append(new[:length])
-            accepted.append(min(settled.accepted[row], length))
+            stopped.append(halts)
+            if halts:
+                self.remaining[row] = length  # `settle` takes these off again
+        accepted = [min(now, len(kept)) for now, kept in zip(settled.accepted, values, strict=True)]
+        judged = [seen - was + now for seen, was, now in zip(settled.judged, settled.accepted, accepted, strict=True)]
+        ended = [before or now for before, now in zip(settled.ended, stopped, strict=True)]
+        counts = torch.tensor([[len(kept) for kept in values], accepted, judged], device=self.left.device)
         halt = torch.tensor(stopped, device=self.left.device)
         self.left = torch.where(halt, 0, self.left)
-        for row, is_stopped in enumerate(stopped):
-            if is_stopped:
-                self.remaining[row] = len(values[row])  # `settle` takes these off again
         parents = torch.where(halt[:, None], PAD, verdict.frontier.parents)
-        verdict = replace(verdict, frontier=replace(verdict.frontier, parents=parents))
-        return verdict, replace(settled, values=values, accepted=accepted)
+        frontier = replace(verdict.frontier, parents=parents)
+        verdict = replace(verdict, count=counts[0], accepted=counts[1], judged=counts[2], frontier=frontier)
+        return verdict, replace(settled, values=values, accepted=accepted, judged=judged, ended=ended)
 
     def _close(self, verdict: Verdict, settled: Settled) -> None:
         """Rows the device has ended have no room left on the host either."""

@@ -11,6 +11,7 @@ exact for the target's own draws, because a position is settled once, and for gu
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -43,8 +44,8 @@ def mix(bits: Tensor) -> Tensor:
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """53 random bits as float64 strictly between 0 and 1."""
-    return _shift(bits, 11).double().add_(0.5).mul_(2.0**-53)
+    """52 random bits as float64 strictly between 0 and 1: one bit more, and the largest would round to 1."""
+    return _shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Noise:
     @staticmethod
     def from_seed(seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu", coupled: bool = False) -> "Noise":
         """An int gives row r the seed `seed + r`; a sequence gives one seed a row."""
-        seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+        seeds = [int(seed) + row for row in range(rows)] if isinstance(seed, Integral) else list(seed)
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
         wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]

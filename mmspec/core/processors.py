@@ -4,9 +4,10 @@ A processor takes scores [B, N, V] and the `History` of the nodes, and returns s
 transformers': penalties and bans first, then temperature, then truncation. Temperature 0 leaves a point mass on the best value.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ class History:
     def seen(self, size: int) -> Tensor:
         """[B, N, V] bool: does the value occur on the node's path?"""
         counts = torch.zeros(*self.visible.shape[:2], size, device=self.ids.device)
+        real = self.visible & (self.ids < size)[:, None, :]  # a prompt may hold ids that have no logit
         index = self.ids.clamp(max=size - 1)[:, None, :].expand_as(self.visible)
-        return counts.scatter_add_(2, index, self.visible.float()) > 0
+        return counts.scatter_add_(2, index, real.float()) > 0
 
     def paths(self) -> Iterator[tuple[int, int, Tensor]]:
         """Every (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
@@ -41,6 +43,8 @@ def per_row(value: float | Sequence[float], like: Tensor) -> float | Tensor:
     """A number as it is, or one per row as something that broadcasts over [B, N, V]."""
     if isinstance(value, (int, float)):
         return value
+    if len(value) != like.shape[0]:
+        raise ValueError(f"{len(value)} numbers for {like.shape[0]} rows: give one number, or one per row")
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)[:, None, None]
 
 
@@ -63,7 +67,7 @@ class Temperature:
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         heat = per_row(self.temperature, scores)
         if isinstance(heat, (int, float)):
-            return scores / heat if heat > 0 else _only_best(scores)
+            return scores / max(heat, 1e-6) if heat > 0 else _only_best(scores)
         return torch.where(heat > 0, scores / heat.clamp(min=1e-6), _only_best(scores))
 
 
@@ -74,18 +78,18 @@ def _only_best(scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keep the k most likely values (ties with the k-th stay)."""
+    """Keep the k most likely values (ties with the k-th stay); 0 keeps all."""
 
     k: int | Sequence[int]
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         size = scores.shape[-1]
         if isinstance(self.k, int):
-            kth = scores.topk(min(self.k, size), -1).values[..., -1:]
+            kth = scores.topk(min(self.k or size, size), -1).values[..., -1:]
         else:
             ordered = scores.sort(-1, descending=True).values
-            k = torch.as_tensor(self.k, device=scores.device).clamp(max=size)
-            kth = ordered.gather(-1, (k - 1)[:, None, None].expand(*scores.shape[:2], 1))
+            k = per_row([min(k or size, size) for k in self.k], scores).long()
+            kth = ordered.gather(-1, (k - 1).expand(*scores.shape[:2], 1))
         return ban(scores, scores < kth)
 
 
@@ -137,7 +141,7 @@ class Suppress:
 
 @dataclass(frozen=True)
 class SuppressAt:
-    """Never produce these ids at output positions below `until` (minimum length), or only at position `until` - 1 if `only_last`."""
+    """Never produce these ids at output positions from `start` up to, but not including, `stop`."""
 
     ids: tuple[int, ...]
     start: int
@@ -185,24 +189,30 @@ def pipeline(
 ) -> Pipeline:
     """The usual processors in transformers' order; `first` ones go before all others. Checks every number."""
     steps: list[Processor] = list(first)
-    if repetition_penalty is not None and _checked("repetition_penalty", repetition_penalty, lambda v: v > 0, "above 0") != 1:
-        steps.append(RepetitionPenalty(repetition_penalty))
+    if repetition_penalty is not None:
+        penalty = _checked("repetition_penalty", repetition_penalty, lambda v: 0 < v < math.inf, "above 0")
+        steps += [RepetitionPenalty(penalty)] if penalty != 1 else []
     if suppress:
         steps.append(Suppress(tuple(suppress)))
-    if temperature is not None and _checked("temperature", temperature, lambda v: v >= 0, "0 or more") != 1:
-        steps.append(Temperature(temperature))
-    if top_k is not None and _checked("top_k", top_k, lambda v: v >= 0 and v == int(v), "a whole number, 0 for none") != 0:
-        steps.append(TopK(top_k if isinstance(top_k, int) else tuple(top_k)))
-    if top_p is not None and _checked("top_p", top_p, lambda v: 0 < v <= 1, "above 0 and at most 1") != 1:
-        steps.append(TopP(top_p))
-    if min_p is not None and _checked("min_p", min_p, lambda v: 0 <= v <= 1, "between 0 and 1") != 0:
-        steps.append(MinP(min_p))
+    if temperature is not None:
+        heat = _checked("temperature", temperature, lambda v: 0 <= v < math.inf, "0 or more, and finite")
+        steps += [Temperature(heat)] if heat != 1 else []
+    if top_k is not None:
+        k = _checked("top_k", top_k, lambda v: v >= 0 and float(v).is_integer(), "a whole number, 0 for none")
+        steps += [TopK(int(k) if isinstance(k, (int, float)) else tuple(map(int, k)))] if k != 0 else []
+    if top_p is not None:
+        mass = _checked("top_p", top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
+        steps += [TopP(mass)] if mass != 1 else []
+    if min_p is not None:
+        share = _checked("min_p", min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
+        steps += [MinP(share)] if share != 0 else []
     return Pipeline(tuple(steps))
 
 
-def _checked(name: str, value, rule, words: str):
-    values = [value] if isinstance(value, (int, float)) else list(value)
-    for one in values:
-        if not rule(float(one)):
-            raise ValueError(f"{name} is {one}: it must be {words}")
+def _checked(name: str, value: Any, rule: Callable[[float], bool], words: str) -> Any:
+    """`value`, a number or one per row, once every number obeys `rule`."""
+    value = value if isinstance(value, (int, float, str)) else tuple(value)
+    for one in value if isinstance(value, tuple) else (value,):
+        if not isinstance(one, (int, float)) or not rule(one):
+            raise ValueError(f"{name} is {one!r}: it must be {words}")
     return value

@@ -143,7 +143,7 @@ class Verdict:
     accepted: Tensor  # [B] guesses accepted
     judged: Tensor  # [B] guesses looked at: the accepted ones and the one that failed, if any
     drift: Tensor | None = None  # [B] total variation spent in this round
-    expected: Tensor | None = None  # [B] sum of TV(p, q) over judged guesses: the expected number of rejections
+    expected: Tensor | None = None  # [B] what judging guess by guess rejects in the mean: TV(p, q) for each guess judged
 
 
 @dataclass(frozen=True, slots=True)

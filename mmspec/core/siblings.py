@@ -193,7 +193,7 @@ class KSeq:
         """By bisection, as the left side falls below the right as rho grows. [B, 1]"""
         probs_p, probs_q = p.probs(), q.probs()
         low, high = torch.ones_like(count, dtype=probs_p.dtype), count.clamp(min=1).to(probs_p.dtype)
-        for _ in range(60):
+        for _ in range(60 if low.dtype == torch.float64 else 30):
             middle = 0.5 * (low + high)
             b = torch.minimum(probs_q, probs_p / middle[..., None]).sum(-1)
             below_root = 1 - (1 - b) ** count > middle * b

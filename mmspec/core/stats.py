@@ -18,7 +18,7 @@ class Stats:
     accepted: int = 0
     judged: int = 0
     rejected: int = 0
-    expected_rejections: float | None = None  # sum of TV(p, q) over judged guesses; None where the rule does not read q
+    expected_rejections: float | None = None  # what judging guess by guess rejects in the mean (TV(p, q) each); None for match and its kin
     exactness: str = ""
     drift: float | None = None  # total variation spent by a lossy rule, summed over rows; None for exact rules
     histogram: list[int] = field(default_factory=list)  # [n] = calls that accepted n guesses

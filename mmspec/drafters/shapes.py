@@ -131,6 +131,38 @@ class Branching:
         return draft, _in_order(draft)
 
 
+@dataclass(frozen=True)
+class Comb:
+    """A chain whose every node has `width - 1` siblings that are not drafted on: a tree at the drafter's cost of a chain.
+
+    A refused guess is often replaced by the drafter's next choice, and a sibling that is taken still earns the value after it.
+    """
+
+    width: int = 3
+    pick: Pick = without_replacement
+
+    def __post_init__(self):
+        if self.width < 1:
+            raise ValueError(f"width is {self.width}: a comb needs at least 1 guess a level (1 is a chain)")
+
+    def grow(self, score: Score, draft: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:
+        spine, beside = draft, []
+        steps = torch.arange(room.length, device=draft.start.device)
+        keys = noise.guess(draft.start[:, None] + steps, draft.start)
+        for level in range(room.length):
+            law = score(spine).p.last(1)
+            values, real, keep_q = self.pick(law, keys[:, level : level + 1], min(self.width, law.scores.shape[-1]))
+            parent = spine.size - 1
+            spine = spine.extend_chain(values[:, :, 0], room.guesses, law if keep_q else None)
+            beside.append((values[:, 0, 1:], torch.where(real[:, 0, 1:] & spine.valid[:, -1:], parent, PAD), law))
+        if not beside:
+            return spine, _in_order(spine)
+        values, parents = (torch.cat([level[i] for level in beside], 1) for i in (0, 1))
+        q = None if spine.q is None else Categorical(torch.cat([level[2].scores.expand(-1, level[0].shape[1], -1) for level in beside], 1))
+        final = spine.extend(values, parents, q, width=self.width, levels=room.length)
+        return final, torch.cat([_in_order(spine), torch.full_like(values, UNRUN)], 1)
+
+
 # --- the best nodes of a search ---------------------------------------------------------------------------------------
 
 

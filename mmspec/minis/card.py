@@ -25,9 +25,9 @@ def write_text_mini(folder: Path, target: Any, drafter: Any, tokenizer: Any, *, 
     os.replace(temporary, folder)
 
 
-def text_card(steps: int, facts: dict[str, float], prompts: int) -> str:
+def text_card(steps: int, drafter_steps: int, facts: dict[str, float], prompts: int) -> str:
     rows = "\n".join(f"| {name} | {value:.3f} |" for name, value in facts.items())
-    return CARD.format(steps=steps, drafter_steps=2 * steps, rows=rows, prompts=prompts)
+    return CARD.format(steps=steps, drafter_steps=drafter_steps, rows=rows, prompts=prompts)
 
 
 CARD = """# mini text

@@ -64,7 +64,8 @@ def generate(
         top_k, top_p, repetition_penalty: applied to the target's and the drafter's law alike; 0, 1 and 1 mean none.
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
         draft_length: guesses a round, or "auto" for the number that maximises measured throughput, zero included.
-        tree: None for a chain, children per level such as (4, 2, 1), "expand" for EAGLE-2's search, or a shape object.
+        tree: None for a chain, "comb" for a chain with siblings, children per level such as (4, 2, 1), "expand" for EAGLE-2's
+            search, or a shape object.
         streamer: a transformers streamer; batch 1 only.
         processors, stops: extra law processors and host-side stops; `on_step` sees every round.
         capture: fix all shapes and compile the scoring step (CUDA graphs on a GPU); pays where many tokens share one shape.
@@ -190,14 +191,14 @@ def shape_of(tree: Sequence[int] | str | shapes.Shape | None, rule: Accept) -> s
         raise ValueError(
             f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement"
         )
-    if isinstance(tree, str):
-        if tree != "expand":
-            raise ValueError(f"unknown tree {tree!r}; valid: 'expand', children per level such as (4, 2, 1), or a shape object")
+    if tree == "comb":
+        return shapes.Comb(pick=pick_for(rule))
+    if tree == "expand":
         if rule.uses_q:
-            raise ValueError(
-                f"tree 'expand' takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: give children per level"
-            )
+            raise ValueError(f"tree 'expand' takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
         return shapes.ExpandRerank()
+    if isinstance(tree, str):
+        raise ValueError(f"unknown tree {tree!r}; valid: 'comb', 'expand', children per level such as (4, 2, 1), or a shape object")
     return tree if hasattr(tree, "grow") else shapes.Branching(tuple(tree), pick_for(rule))  # type: ignore[return-value,arg-type]
 
 
@@ -228,7 +229,7 @@ def control_of(draft_length: int | str, drafter: Drafter, tree: Any) -> Control:
     if draft_length != "auto":
         raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, or 'auto'")
     if tree is not None:
-        return Fixed(len(tree) if isinstance(tree, Sequence) and not isinstance(tree, str) else 4)
+        return Fixed(len(tree) if isinstance(tree, Sequence) and not isinstance(tree, str) else 5)
     return Throughput() if isinstance(drafter, ModelDrafter) else Throughput(first=8)
 
 

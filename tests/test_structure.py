@@ -1,0 +1,94 @@
+"""The shape of the project: who may import whom, how long files are, and that the README says what is true."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODALITIES = ("text", "vision", "speech", "recsys")
+SOURCES = sorted((ROOT / "mmspec").rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Every mmspec module a file imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("mmspec")}
+
+
+def under(name: str, *packages: str) -> bool:
+    return any(name == f"mmspec.{package}" or name.startswith(f"mmspec.{package}.") for package in packages)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    package = path.relative_to(ROOT / "mmspec").parts[0].removesuffix(".py")
+    for name in imports(path):
+        assert not under(name, "cli") or package == "cli", f"{name}: nothing imports the command line"
+        if package == "core":
+            assert under(name, "core"), f"{name}: core imports core only"
+        if package == "drafters":
+            assert under(name, "core", "drafters"), f"{name}: drafters import core and drafters only"
+        if package in MODALITIES:
+            others = [other for other in MODALITIES if other != package]
+            assert not under(name, *others), f"{name}: modalities do not import each other"
+
+
+def test_only_one_module_knows_transformers_caches():
+    knowing = [p.name for p in SOURCES if "transformers.cache_utils" in p.read_text(encoding="utf-8")]
+    assert knowing == ["cache.py"]
+
+
+def test_files_are_read_in_one_sitting():
+    long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 350}
+    assert not long
+    for folder in MODALITIES:
+        for recipe in (ROOT / folder).glob("*.py"):
+            assert len(recipe.read_text(encoding="utf-8").splitlines()) <= 150, f"{recipe.name}: recipes are at most 150 lines"
+
+
+def test_the_readme_runs(tmp_path):
+    """Every Python block that needs nothing but the shipped mini."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "mmspec.load" in block]
+    assert blocks
+    script = tmp_path / "readme.py"
+    script.write_text("import mmspec\n" + "\n".join(blocks), encoding="utf-8")
+    subprocess.run([sys.executable, str(script)], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, timeout=300)
+
+
+def test_the_documents_link_to_what_exists():
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_ci_calls_the_readmes_test_command():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"<!-- test command -->\n```sh\n(.*?)\n```", text, re.S)
+    assert command and "\n" not in command[1]
+    extract = [line for line in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines() if line.startswith("bash -c")]
+    shown = subprocess.run(["bash", "-c", extract[0].replace("bash -c", "echo")], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert shown.stdout.strip() == command[1]
+
+
+def test_a_mismatched_torchaudio_is_said_in_one_line(tmp_path):
+    """A stand-in torchaudio that fails to load, as one built for another torch does."""
+    (tmp_path / "torchaudio").mkdir()
+    (tmp_path / "torchaudio" / "__init__.py").write_text("raise OSError('undefined symbol: torch_something')")
+    (tmp_path / "torchaudio-2.5.0.dist-info").mkdir()
+    (tmp_path / "torchaudio-2.5.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.5.0\n")
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"}
+    run = subprocess.run([sys.executable, "-c", "import mmspec"], capture_output=True, text=True, env=environment, timeout=300)
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert "torchaudio 2.5.0 does not match torch" in last
+    assert "reinstall the pair with: pip install" in last
