@@ -44,11 +44,6 @@ DRAFTERS = {
     "recycling": "mmspec.drafters.recycling:Recycling",
     "jacobi": "mmspec.drafters.jacobi:Jacobi",
 }
-SHAPES = {
-    "chain": "mmspec.drafters.shapes:Chain",
-    "branching": "mmspec.drafters.shapes:Branching",
-    "expand": "mmspec.drafters.shapes:ExpandRerank",
-}
 SECTIONS = ("target", "drafter", "accept", "run")
 
 

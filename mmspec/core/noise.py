@@ -28,7 +28,6 @@ class Role(IntEnum):
     GUESS = 2  # a drafter's guess
     ACCEPT = 3  # the uniform of an acceptance test
     RESIDUAL = 4  # the replacement after a rejection
-    WINDOW = 5  # fresh values that fill a Jacobi window
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -122,10 +121,6 @@ class Noise:
     def residual(self, position: Tensor, start: Tensor) -> Keys:
         """For replacements drawn at output positions [B, N]."""
         return self._keys(Role.RESIDUAL, position, start)
-
-    def window(self, position: Tensor, start: Tensor) -> Keys:
-        """For the values that first fill a Jacobi window at output positions [B, N]."""
-        return self._keys(Role.WINDOW, position, start)
 
     def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
         words = mix(self.seeds * _GAMMA + int(role))[:, None]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.drafters.shapes import Branching, ExpandRerank, top
+from mmspec.drafters.shapes import Branching, Comb, ExpandRerank, top
 from tests.families import FAMILIES, REFUSED, build, inputs_for, table
 
 TOKENS = 24
@@ -15,6 +15,7 @@ DRAFTS = {
     "plain": {},
     "chain": {"draft_length": 4},
     "tree": {"tree": Branching((3, 2, 1), top)},
+    "comb": {"tree": Comb(3, top), "draft_length": 4},
     "search": {"tree": ExpandRerank(3, 3, 8)},
 }
 
@@ -64,11 +65,9 @@ def test_target_as_its_own_drafter_accepts_everything(name):
 def test_coupled_sampling_equals_plain_sampling(name):
     model, drafter, inputs = build(FAMILIES[name]), another(name), inputs_for(name, 3)
     plain = mmspec.text.generate(model, inputs, max_new_tokens=TOKENS, temperature=1.0, seed=4)
-    for draft, options in DRAFTS.items():
-        if draft in ("chain", "tree"):
-            options = {"draft_length": 4} if draft == "chain" else {"tree": (3, 2, 1)}
-            out = mmspec.text.generate(model, inputs, drafter=drafter, max_new_tokens=TOKENS, temperature=1.0, seed=4, **options)
-            assert torch.equal(out.sequences, plain.sequences), f"{name}, {draft}"
+    for options in ({"draft_length": 4}, {"tree": (3, 2, 1)}, {"tree": "comb"}):
+        out = mmspec.text.generate(model, inputs, drafter=drafter, max_new_tokens=TOKENS, temperature=1.0, seed=4, **options)
+        assert torch.equal(out.sequences, plain.sequences), f"{name}, {options}"
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "T5"])

@@ -1,0 +1,169 @@
+"""The demo's text section: the shipped pair on its own example prompts, decoded in every way the library has by name."""
+
+from dataclasses import dataclass, field, replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from mmspec.bench.demo import Request, Section
+from mmspec.bench.demo_text_page import section_html
+from mmspec.bench.peers import run_transformers, synchronize
+from mmspec.bench.pieces import Rounds
+from mmspec.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.core.stats import Stats
+from mmspec.pairs import Pair, load_pair
+
+SAMPLED = 0.8
+_BUDGET = 45.0  # seconds after which no further prompt is begun
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of decoding. `base` names the way whose tokens it must reproduce."""
+
+    name: str
+    words: str
+    drafter: str | None
+    base: str | None
+    temperature: float = 0.0
+    length: int = 0
+    tree: tuple[int, ...] | None = None
+
+
+PEER = Way("generate", "transformers' own generate, greedy", None, None)
+PLAIN = Way("plain", "mmspec without a drafter, greedy", None, "generate")
+PLAIN_SAMPLED = Way("plain sampling", f"mmspec without a drafter, temperature {SAMPLED}", None, None, SAMPLED)
+WAYS = (
+    PEER,
+    PLAIN,
+    Way("model", "a small model guesses 4 tokens", "model", "generate", length=4),
+    Way("tree", "a small model guesses a tree of 4, 2, 1", "model", "generate", length=3, tree=(4, 2, 1)),
+    Way("lookup", "copies what followed the same words before", "lookup", "generate", length=8),
+    Way("suffix", "follows the longest suffix seen before", "suffix", "generate", length=8),
+    PLAIN_SAMPLED,
+    Way("coupled sampling", f"the small model, temperature {SAMPLED}, coupled draws", "model", "plain sampling", SAMPLED, length=4),
+)
+
+
+@dataclass
+class Run:
+    """One way on one example."""
+
+    tokens: list[int]
+    text: str
+    seconds: float
+    stats: Stats | None
+    rounds: list[Any]
+    same: bool | None = None  # as the base's tokens; None where there is no base
+
+
+@dataclass
+class Found:
+    """Everything the section shows."""
+
+    prompts: list[str]
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    totals: dict[str, Stats] = field(default_factory=dict)
+
+
+def work(request: Request) -> int:
+    return len(WAYS) * (_examples(request) + 1)
+
+
+def section(request: Request) -> Section:
+    """Run every way on every example, taking turns, and compare."""
+    most = 24 if request.quick else 64
+    run = RunSection(max_new_tokens=most, seed=request.seed)
+    pair = load_pair(Config(target=TargetSection(device=request.device), drafter=DrafterSection(kind="model"), run=run))
+    count = _examples(request)
+    found = Found(list(pair.examples[:: max(1, len(pair.examples) // count)][:count]), {way.name: [] for way in WAYS})
+    found.totals = {way.name: Stats() for way in WAYS}
+    brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
+    for way in WAYS:  # first runs pay for allocations
+        _once(brief, way, found.prompts[0], None)
+        request.done()
+    start = perf_counter()
+    for number, prompt in enumerate(found.prompts):
+        if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+            found.prompts = found.prompts[:number]
+            break
+        for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
+            found.runs[way.name].append(_once(pair, way, prompt, found.totals[way.name]))
+            request.done()
+    _compare(found)
+    rows = [_row(way, found) for way in WAYS]
+    flags = [run.same for way in WAYS for run in found.runs[way.name] if run.same is not None]
+    return Section("Text", _figures(rows), rows, section_html(found, rows, WAYS, pair), sum(flags), len(flags))
+
+
+def _examples(request: Request) -> int:
+    return 2 if request.quick else 5
+
+
+def _once(pair: Pair, way: Way, prompt: str, total: Stats | None) -> Run:
+    inputs, seed = pair.inputs([prompt]), pair.config.run.seed
+    if way is PEER:
+        out = run_transformers(pair, inputs, seed, {})
+        return Run(out.tokens[0], pair.decode(out.tokens[0]), out.seconds, None, [])
+    rounds = Rounds(pair.decode)
+    drafter = pair.model if way.drafter == "model" else way.drafter
+    synchronize(pair.target.device)
+    steps: list[Any] = []
+    out = pair.generate(
+        inputs,
+        drafter=drafter,
+        accept="exact",
+        temperature=way.temperature,
+        draft_length=way.length,
+        tree=way.tree,
+        on_step=steps.append,
+    )
+    for step in steps:  # after the clock has stopped
+        rounds(step)
+        if total is not None:
+            total.add(step)
+    ids = out.sequences[0, : out.lengths[0]].tolist()
+    return Run(ids, pair.decode(ids), out.stats.seconds["total"], out.stats, rounds.found)
+
+
+def _compare(found: Found) -> None:
+    """Fill in `same`: token by token against the base's own run."""
+    for way in WAYS:
+        if way.base is not None:
+            for run, base in zip(found.runs[way.name], found.runs[way.base], strict=True):
+                run.same = run.tokens == base.tokens
+
+
+def _row(way: Way, found: Found) -> dict[str, Any]:
+    runs, total = found.runs[way.name], found.totals[way.name]
+    tokens, seconds = sum(len(run.tokens) for run in runs), sum(run.seconds for run in runs)
+    plain = PLAIN_SAMPLED if way.temperature else PLAIN
+    flags = [run.same for run in runs if run.same is not None]
+    return {
+        "way": way.name,
+        "what": way.words,
+        "tokens": tokens,
+        "target_calls": total.row_calls if way is not PEER else tokens,
+        "tokens_per_call": total.tokens_per_call if way is not PEER else 1.0,
+        "acceptance": total.accepted / total.drafted if total.drafted else None,
+        "tokens_per_second": tokens / seconds,
+        "times_plain": _ratio(runs, found.runs[plain.name]),
+        "times_generate": None if way.temperature else _ratio(runs, found.runs[PEER.name]),
+        "same_text": {"same": sum(flags), "of": len(flags)} if flags else None,
+    }
+
+
+def _ratio(runs: list[Run], base: list[Run]) -> float:
+    """The median over examples of how many times faster."""
+    return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Headline figures of the best drafters, counts before seconds."""
+    drafting = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None]
+    fewest = max(drafting, key=lambda row: row["tokens_per_call"])
+    fastest = max(drafting, key=lambda row: row["times_generate"])
+    return [
+        (f"{fewest['tokens_per_call']:.2f}", f"tokens per target call ({fewest['way']}): a count, the same on every machine"),
+        (f"{fastest['times_generate']:.2f}&times;", f"transformers generate's speed ({fastest['way']}): seconds, this machine only"),
+    ]

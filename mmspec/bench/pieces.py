@@ -1,0 +1,60 @@
+"""Token ids as text, piece by piece, and a generation as the rounds it was made in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mmspec.core.records import Step
+
+Decode = Callable[[list[int]], str]
+
+
+class Pieces:
+    """Text as it settles. The bytes of an unfinished character wait for the rest of it."""
+
+    def __init__(self, decode: Decode):
+        self.decode = decode
+        self.ids: list[int] = []
+        self.shown = self.before = 0  # ids shown, and where the window that gives them their context begins
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that `ids` add."""
+        self.ids += ids
+        return self._take(last=False)
+
+    def rest(self) -> str:
+        """What still waits, broken characters included."""
+        return self._take(last=True)
+
+    def _take(self, last: bool) -> str:
+        old = self.decode(self.ids[self.before : self.shown])
+        new = self.decode(self.ids[self.before :])
+        if new.endswith("\ufffd") and not last:
+            return ""
+        self.before, self.shown = self.shown, len(self.ids)
+        return new[len(old) :]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of one row: guesses asked for, guesses accepted, and the text of everything it settled."""
+
+    drafted: int
+    accepted: int
+    pieces: list[str]  # the accepted guesses, then the target's own token, if the row did not end before it
+
+
+@dataclass
+class Rounds:
+    """Pass it as `on_step`: it keeps the rounds of row 0."""
+
+    decode: Decode
+    found: list[Round] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.pieces = Pieces(self.decode)
+
+    def __call__(self, step: Step) -> None:
+        values = step.settled.values[0]
+        if values:
+            texts = [self.pieces.push([value]) for value in values]
+            self.found.append(Round(step.settled.drafted[0], step.settled.accepted[0], texts))

@@ -1,0 +1,80 @@
+"""What a figure needs beside it: the command, the code, the versions and the machine."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("mmspec", "torch", "transformers")
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Everything that tells one run's figures from another's, ready for JSON."""
+    return {
+        "argv": [_program(), *sys.argv[1:]],
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git": git_state(),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(terse=True),
+    }
+
+
+def machine(found: dict[str, Any]) -> str:
+    """The machine in a few words."""
+    threads = f"{found['threads']} of {found['cores']} cores"
+    cpu = f"{found['cpu']}, {threads}"
+    return cpu if found["device"] == "cpu" else f"{found['device']} ({cpu})"
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "mmspec" if name in ("__main__.py", "cli.py") else name
+
+
+def _version(name: str) -> str:
+    if name == "mmspec":
+        import mmspec
+
+        return mmspec.__version__
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def cpu_name() -> str:
+    """The processor's model, as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def git_state() -> str | None:
+    """The commit this package runs from, "+changes" where files differ from it; None outside a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        sha = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return sha + ("+changes" if dirty.strip() else "")

@@ -1,0 +1,29 @@
+"""The `mmspec` command: `mmspec demo | text | check | bench | models`. Heavy libraries load inside the commands, so help is quick."""
+
+import typer
+
+from mmspec.commands import bench, check, demo, models, text
+from mmspec.commands.common import Commands
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Every autoregressive generator faster, without changing what it says.",
+)
+app.command(epilog=demo.EXAMPLES)(demo.demo)
+app.command(epilog=text.EXAMPLES)(text.text)
+app.command(epilog=bench.EXAMPLES)(bench.bench)
+app.command(epilog=check.EXAMPLES)(check.check)
+app.command(epilog=models.EXAMPLES)(models.models)
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

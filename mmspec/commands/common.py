@@ -1,0 +1,238 @@
+"""What every command shares: options, the one place where errors become exit codes, and what goes to which stream."""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typer.core import TyperGroup
+
+from mmspec.config import Config, DrafterSection, TargetSection, load_config
+from mmspec.jobs.files import read_prompts
+
+WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
+
+
+def option(panel: str, words: str, *names: str, metavar: str | None = None) -> Any:
+    """An option of a panel of the help page; defaults are told in words, as None means "what the config says"."""
+    return typer.Option(*names, metavar=metavar, help=words, show_default=False, rich_help_panel=panel)
+
+
+MODEL = Annotated[str | None, option(WHAT, "Target: the shipped mini (default), a folder or a hub name.", metavar="PATH")]
+DEVICE = Annotated[str | None, option(WHAT, "auto (default: CUDA where it is), cpu, cuda or cuda:N.", metavar="NAME")]
+DTYPE = Annotated[str | None, option(WHAT, "float32 (default), bfloat16, float16 or auto.", metavar="NAME")]
+CONFIG = Annotated[str | None, option(WHAT, "YAML settings; options given beside it go before them.", metavar="FILE")]
+SET = Annotated[list[str] | None, option(WHAT, "Change an entry of the config: section.key=value.", "--set", metavar="ENTRY")]
+DRAFTER = Annotated[
+    str | None,
+    option(
+        HOW,
+        "none, model (the mini's own, default there), lookup (default elsewhere), suffix, ... (mmspec models lists them), "
+        "a model's path, or a datastore (*.npy).",
+        metavar="NAME",
+    ),
+]
+ACCEPT_RULE = Annotated[
+    str | None, option(HOW, "exact (default), coupled, block, typical, ... (mmspec models lists them).", "--accept", metavar="RULE")
+]
+LENGTH = Annotated[str | None, option(HOW, "Guesses a round: a number, or auto (default) for what is fastest.", metavar="N")]
+TREE = Annotated[str | None, option(HOW, "Children per level, such as 4,2,1, or expand; a chain by default.", metavar="TREE")]
+TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) takes the likeliest token.", metavar="T")]
+TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K likeliest tokens only.", metavar="K")]
+TOP_P = Annotated[float | None, option(DRAWING, "Draw from the likeliest tokens that hold mass P.", metavar="P")]
+PENALTY = Annotated[float | None, option(DRAWING, "Above 1 makes repeats less likely.", metavar="X")]
+SEED = Annotated[int | None, option(DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")]
+MAX_NEW = Annotated[int | None, option(DRAWING, "The most tokens a prompt may get; 128 by default.", metavar="N")]
+PROMPTS = Annotated[str | None, option(FILES, "One prompt a line, or JSON lines; the mini's examples by default.", metavar="FILE")]
+LIMIT = Annotated[int | None, option(FILES, "Use the first N prompts; 8 by default.", metavar="N")]
+JSON = Annotated[bool, option(SHOW, "One JSON object on stdout, everything else on stderr.", "--json")]
+VERBOSE = Annotated[bool, option(SHOW, "Let libraries talk, and show the traceback of an error.", "--verbose")]
+
+_PLACES = {
+    "model": ("target", "path"),
+    "device": ("target", "device"),
+    "dtype": ("target", "dtype"),
+    "max_new_tokens": ("run", "max_new_tokens"),
+    "temperature": ("run", "temperature"),
+    "top_k": ("run", "top_k"),
+    "top_p": ("run", "top_p"),
+    "repetition_penalty": ("run", "repetition_penalty"),
+    "seed": ("run", "seed"),
+}
+_BAD_INPUT = (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+class Commands(TyperGroup):
+    """The commands, with every error turned into one line on stderr and an exit code: 2 for bad input, 1 for failures."""
+
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        extra.pop("standalone_mode", None)
+        try:
+            code = super().main(args=given, prog_name=prog_name or "mmspec", standalone_mode=False, **extra)
+        except BrokenPipeError:  # whoever read us has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 1
+        except (Exception, KeyboardInterrupt) as error:
+            code = _report(error, "--verbose" in given)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: BaseException, verbose: bool) -> int:
+    """Say in one line what went wrong; the exit code."""
+    if verbose and not hasattr(error, "format_message"):
+        Console(stderr=True).print_exception()
+    code, line = _verdict(error)
+    print(f"mmspec: {' '.join(line.split())}", file=sys.stderr)
+    return code
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    usage = getattr(error, "format_message", None)  # typer's own errors, whichever click it was built with
+    if usage is not None:
+        return 2, f"{usage()} (see --help)"
+    if isinstance(error, typer.Abort | KeyboardInterrupt):
+        return 1, "stopped"
+    if isinstance(error, FloatingPointError | ImportError):
+        return 1, str(error)
+    if isinstance(error, _BAD_INPUT):
+        return 2, str(error)
+    return 1, f"{type(error).__name__}: {error} (--verbose shows where)"
+
+
+def settings(given: dict[str, Any]) -> Config:
+    """The config that the options of a command amount to; those not given (None) leave what the config file or the defaults say."""
+    config, path = _base(given), given.get("config")
+    for name, (section, key) in _PLACES.items():
+        if given.get(name) is not None:
+            config = replace(config, **{section: replace(getattr(config, section), **{key: given[name]})})
+    drafter = config.drafter
+    if given.get("drafter") is not None:
+        drafter = _named(given["drafter"], drafter)
+    elif path is None:
+        drafter = replace(drafter, kind="model" if config.target.path == "mini" else "lookup")
+    if given.get("draft_length") is not None:
+        drafter = replace(drafter, length=_length(given["draft_length"]))
+    if given.get("tree") is not None:
+        drafter = replace(drafter, tree=_tree(given["tree"]))
+    if given.get("accept") is not None:
+        config = replace(config, accept=replace(config.accept, kind=given["accept"], options={}))
+    return replace(config, drafter=drafter)
+
+
+def _base(given: dict[str, Any]) -> Config:
+    if given.get("config") is not None:
+        return load_config(given["config"], given.get("changes") or ())
+    if given.get("changes"):
+        raise ValueError("--set changes entries of a config: give --config FILE too")
+    return Config(target=TargetSection(device="auto"))
+
+
+def _named(name: str, before: DrafterSection) -> DrafterSection:
+    from mmspec.pairs import named_drafter
+
+    kind, path = named_drafter(name)
+    return replace(before, kind=kind, path=path, options={})
+
+
+def _length(text: str) -> int | str:
+    if text == "auto" or text.isdigit():
+        return text if text == "auto" else int(text)
+    raise ValueError(f"--draft-length is {text!r}: give a number of guesses, or auto")
+
+
+def _tree(text: str) -> list[int] | str | None:
+    if text in ("expand", "none"):
+        return "expand" if text == "expand" else None
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ValueError(f"--tree is {text!r}: give children per level such as 4,2,1, or expand")
+    return [int(part) for part in parts]
+
+
+def with_defaults(given: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """`given` with `values` where an option was left out and no config file speaks for it."""
+    if given.get("config") is not None:
+        values = {name: value for name, value in values.items() if name not in _PLACES and name != "draft_length"}
+    given.update({name: value for name, value in values.items() if given.get(name) is None})
+    return given
+
+
+def prompts_for(pair: Any, given: dict[str, Any]) -> list[str]:
+    """The first `--limit` prompts of `--prompts`, or of the mini's examples."""
+    if given["limit"] is not None and given["limit"] < 1:
+        raise ValueError(f"--limit is {given['limit']}: use at least 1 prompt")
+    if given["prompts"] is not None:
+        found = [record["prompt"] for record in read_prompts(given["prompts"])]
+    elif pair.examples:
+        found = list(pair.examples)
+    else:
+        raise ValueError(f"no prompts: {pair.name} brings no examples, so give --prompts FILE")
+    return found[: given["limit"]]
+
+
+def begin(verbose: bool) -> None:
+    """Before heavy imports: a broken torchaudio is named in one line, and libraries keep quiet."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from mmspec._audio import check_torchaudio
+
+    check_torchaudio()
+    if verbose:
+        return
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def load(config: Config) -> Any:
+    """The pair that `config` names; a spinner on a terminal says what is being waited for."""
+    from mmspec.pairs import load_pair
+
+    with Console(stderr=True).status(f"loading {config.target.path}"):
+        return load_pair(config)
+
+
+def emit(data: Any) -> None:
+    """The command's one JSON object on stdout."""
+    json.dump(data, sys.stdout)
+    sys.stdout.write("\n")
+
+
+def note(message: str) -> None:
+    """A line for people, on stderr."""
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+
+
+def console(as_json: bool) -> Console:
+    """Where tables go: stdout, unless that is kept for JSON."""
+    return Console(stderr=as_json, highlight=False)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Any]:
+    """A bar on stderr, where that is a terminal; call what it yields with how much was done."""
+    screen = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[extra]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
+        task = bars.add_task(title, total=total, extra="")
+
+        def done(amount: float = 1, extra: str = "") -> None:
+            bars.update(task, advance=amount, extra=extra)
+
+        yield done

@@ -1,0 +1,70 @@
+"""`mmspec demo`: every shipped modality, plain and speculative, on the terminal and as one HTML file."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mmspec.commands import common
+from mmspec.jobs.files import whole
+
+EXAMPLES = """Examples:
+
+\b
+  mmspec demo
+  mmspec demo --quick --out /tmp/demo.html
+  mmspec demo --json --seed 3
+"""
+
+
+def demo(
+    out: Annotated[
+        str, common.option(common.SHOW, "Where the report goes; mmspec-demo.html by default.", metavar="FILE")
+    ] = "mmspec-demo.html",
+    quick: Annotated[bool, common.option(common.WHAT, "Fewer and shorter examples.", "--quick")] = False,
+    device: common.DEVICE = None,
+    seed: common.SEED = None,
+    as_json: common.JSON = False,
+    verbose: common.VERBOSE = False,
+) -> None:
+    """Decode the shipped minis plain and speculatively, compare, and write a report."""
+    with whole(out) as sink:
+        common.begin(verbose)
+        from mmspec.bench.demo import Request, report, run_demo, work
+        from mmspec.bench.provenance import machine, provenance
+        from mmspec.pairs import device_of
+
+        request = Request(quick, seed or 0, device or "auto")
+        with common.progress("demo", work(request)) as done:
+            sections = run_demo(Request(quick, request.seed, request.device, done))
+        sink.write(report(sections, request))
+    about = provenance(device_of(request.device))
+    if as_json:
+        found = {name: {"ways": s.rows, "same_text": {"same": s.same, "of": s.of}} for name, s in sections.items()}
+        common.emit({"report": out, "sections": found, "provenance": about})
+    else:
+        for section in sections.values():
+            common.console(False).print(_table(section))
+        common.console(False).print(f"Seconds are this machine's: {machine(about)}. Report: {out}", soft_wrap=True)
+    if any(section.same < section.of for section in sections.values()):
+        common.note("mmspec: some outputs differ from plain decoding: see the report, and run mmspec check")
+        raise typer.Exit(1)
+
+
+def _table(section: Any) -> Table:
+    title = f"{section.title}: {section.same} of {section.of} outputs identical to plain decoding"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in ("way", "per call", "kept", "tok/s", "x plain", "x generate", "same"):
+        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
+    for row in section.rows:
+        same = row["same_text"]
+        table.add_row(
+            row["way"],
+            f"{row['tokens_per_call']:.2f}",
+            "" if row["acceptance"] is None else f"{row['acceptance']:.0%}",
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['times_plain']:.2f}",
+            "" if row["times_generate"] is None else f"{row['times_generate']:.2f}",
+            "" if same is None else f"{same['same']} of {same['of']}",
+        )
+    return table

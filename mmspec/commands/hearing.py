@@ -1,0 +1,32 @@
+"""Sound files as speech recognisers take them."""
+
+from pathlib import Path
+from typing import Any
+
+from mmspec.pairs import Pair
+
+
+def hear(pair: Pair, path: str) -> dict[str, Any]:
+    """The features of a sound file: mono, at the recogniser's rate. ValueError when it cannot be read, or is longer than one window."""
+    import soundfile
+    import torch
+    from torchaudio.functional import resample
+
+    if not pair.hears:
+        raise ValueError(f"{pair.name} reads text, not sound: leave --audio out and give a prompt")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"audio file {path} does not exist: give a WAV, FLAC, OGG or MP3 file")
+    try:
+        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"audio file {path} cannot be read ({error.error_string}): give a WAV, FLAC, OGG or MP3 file") from None
+    extractor = pair.processor.feature_extractor
+    wave = resample(torch.from_numpy(samples).mean(1), rate, extractor.sampling_rate)
+    most = getattr(extractor, "n_samples", None)
+    if len(wave) == 0:
+        raise ValueError(f"audio file {path} is empty: give one with sound in it")
+    if most is not None and len(wave) > most:
+        seconds, window = len(wave) / extractor.sampling_rate, most / extractor.sampling_rate
+        raise ValueError(f"audio file {path} lasts {seconds:.0f} s, but {pair.name} hears {window:.0f} s at once: cut it into pieces")
+    found = extractor(wave.numpy(), sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    return {"input_features": found["input_features"].to(pair.target.device, pair.target.dtype)}

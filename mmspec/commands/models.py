@@ -1,0 +1,88 @@
+"""`mmspec models`: the minis that ship, the model families that run, drafters, and accept rules with what they promise."""
+
+from importlib import import_module
+from typing import Any
+
+from rich.table import Table
+
+from mmspec.commands import common
+from mmspec.config import ACCEPT, DRAFTERS, build
+
+EXAMPLES = """Examples:
+
+\b
+  mmspec models
+  mmspec models --json
+"""
+_MINI_FACTS = 3  # lines of a card that are shown
+
+
+def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
+    """List minis, model families, drafters and accept rules."""
+    common.begin(verbose)
+    found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
+    if as_json:
+        common.emit(found)
+        return
+    show = common.console(as_json)
+    for title, rows in found.items():
+        table = Table(*(key.replace("_", " ") for key in rows[0]), title=title.replace("_", " "), title_justify="left", title_style="bold")
+        for row in rows:
+            table.add_row(*(str(value) for value in row.values()))
+        show.print(table)
+
+
+def minis() -> list[dict[str, Any]]:
+    """The trained pairs that ship; one that is not there says so."""
+    import mmspec
+    from mmspec.minis import NAMES
+
+    rows = []
+    for name in NAMES:
+        try:
+            mini = mmspec.load(name)
+        except FileNotFoundError as error:
+            rows.append({"name": name, "target": "", "drafters": "", "card": str(error)})
+            continue
+        others = ", ".join(f"{key} {_size(model)}" for key, model in mini.drafters.items())
+        facts = [line.strip("# ").strip() for line in mini.card.splitlines() if line.strip()]
+        rows.append({"name": name, "target": _size(mini.target), "drafters": others, "card": " ".join(facts[:_MINI_FACTS])})
+    return rows
+
+
+def _size(model: Any) -> str:
+    return f"{model.num_parameters() / 1e6:.1f} M"
+
+
+def families() -> list[dict[str, str]]:
+    """What `mmspec.text` can drive."""
+    from mmspec.text.families import _BY_MODEL_TYPE
+
+    decoders = "decoder-only models with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
+    kinds = ", ".join(sorted(_BY_MODEL_TYPE))
+    return [{"kind": "causal", "models": decoders}, {"kind": "encoder-decoder", "models": kinds}]
+
+
+def drafters() -> list[dict[str, str]]:
+    """The names `--drafter` takes, with the first words of what each does."""
+    rows = [{"name": "model", "idea": "a smaller model: the mini's own, or any by path"}]
+    for name, where in DRAFTERS.items():
+        rows.append({"name": name, "idea": _first_line(where)})
+    return [*rows, {"name": "FILE.npy", "idea": _first_line("mmspec.drafters.datastore:Datastore")}]
+
+
+def _first_line(where: str) -> str:
+    """The first line of the module that holds a class: it names the idea and its source."""
+    module = import_module(where.partition(":")[0])
+    return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def accept_rules() -> list[dict[str, str]]:
+    """The names `--accept` takes."""
+    rows = [{"name": "exact", "exactness": "token-exact", "drafts": "trees", "idea": "greedy at temperature 0, else coupled"}]
+    for name in ACCEPT:
+        rule = build(name, ACCEPT, "accept rule")
+        idea = (getattr(rule, "siblings", None) or getattr(rule, "transform", None) or rule).__doc__ or ""
+        shape = "trees" if rule.trees else "chains"
+        rows.append({"name": name, "exactness": rule.exactness, "drafts": shape, "idea": idea.strip().splitlines()[0]})
+    return rows

@@ -1,0 +1,85 @@
+"""Files in and out: prompts are read strictly, results appear whole or not at all."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+
+@contextmanager
+def whole(path: str | Path) -> Iterator[TextIO]:
+    """A text file that takes its name only when the block ends well; after an error nothing of it is left.
+
+    It is opened at once, so that a place that cannot be written to is known before the work begins.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(21, "it is a folder")
+        file = temporary.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose a file in a folder that exists and is writable") from None
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """Write `data` to `path`, whole or not at all."""
+    with whole(path) as file:
+        json.dump(data, file, indent=1)
+        file.write("\n")
+
+
+def read_prompts(path: str | Path) -> list[dict[str, Any]]:
+    """The prompts of a file, each a record with "line" and "prompt".
+
+    One prompt per line, blank lines skipped; or, for *.jsonl, one object per line whose other keys are kept. ValueError names
+    the line that is wrong.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ValueError(f"prompts file {path} does not exist: give a text file with one prompt per line, or JSON lines") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompts file {path} cannot be read as UTF-8 text: {error}") from None
+    strict = path.suffix in (".jsonl", ".json")
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    records = [_record(path, number, line) if strict else {"line": number, "prompt": line} for number, line in numbered]
+    if not records:
+        raise ValueError(f"prompts file {path} holds no prompt: give at least one")
+    return records
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f'{path}, line {number} is not JSON ({error.msg}): write one object per line, such as {{"prompt": "..."}}'
+        ) from None
+    prompt = found.get("prompt") if isinstance(found, dict) else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ValueError(f'{path}, line {number} has no "prompt" with text in it: write one object per line, such as {{"prompt": "..."}}')
+    return {"line": number, **found}
+
+
+def read_prompt(given: str | None) -> str:
+    """A prompt from the command line; "-" reads standard input. ValueError when there is nothing in it."""
+    if given is None:
+        raise ValueError('no prompt: give one ("..."), - to read standard input, or --input FILE')
+    prompt = sys.stdin.read().rstrip("\n") if given == "-" else given
+    if not prompt.strip():
+        raise ValueError("the prompt is empty: give some text to continue")
+    return prompt

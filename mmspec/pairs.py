@@ -1,0 +1,240 @@
+"""A target with its drafter and tokenizer, by name or path: what commands and recipes run on.
+
+`trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmspec.config import ACCEPT, DRAFTERS, Config, DrafterSection, build
+
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Everything `mmspec.text.generate` needs besides the prompt. `drafter` and `accept` are what it takes under these names."""
+
+    name: str
+    target: Any
+    processor: Any  # a tokenizer, or a speech recogniser's processor
+    drafter: Any
+    drafter_name: str
+    accept: Any
+    config: Config
+    model: Any = None  # the drafter's transformers model, where it is one
+    own_tokenizer: Any = None  # the drafter's tokenizer, where it differs from the target's
+    examples: tuple[str, ...] = ()
+    chat: bool = False  # wrap prompts in the target's chat template
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the target reads sound instead of text."""
+        return self.target.main_input_name == "input_features"
+
+    @property
+    def exactness(self) -> str:
+        from mmspec.text.generation import rule_of
+
+        return rule_of(self.accept, self.config.run.temperature).exactness
+
+    def inputs(self, prompts: list[str]) -> dict[str, Any]:
+        """The prompts [B, P] as the target takes them."""
+        if self.hears:
+            raise ValueError(f"{self.name} reads sound, not text: run it with mmspec text --audio FILE")
+        found = self.tokenizer([self.wrapped(p) for p in prompts], return_tensors="pt", padding=True, add_special_tokens=not self.chat)
+        return {key: found[key].to(self.target.device) for key in ("input_ids", "attention_mask")}
+
+    def wrapped(self, prompt: str) -> str:
+        """The prompt as the target reads it."""
+        if not self.chat:
+            return prompt
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise ValueError(f"{self.name} has no chat template: leave --chat out")
+        return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
+        """`mmspec.text.generate` with this pair's settings; `changes` override them."""
+        from mmspec import text
+
+        run = self.config.run
+        settings = {
+            "drafter": self.drafter,
+            "accept": self.accept,
+            "draft_length": self.config.drafter.length,
+            "tree": self.config.drafter.tree if self.model is not None else None,
+            "max_new_tokens": run.max_new_tokens,
+            "temperature": run.temperature,
+            "top_k": run.top_k,
+            "top_p": run.top_p,
+            "repetition_penalty": run.repetition_penalty,
+            "seed": run.seed,
+        }
+        return text.generate(self.target, inputs, **(settings | changes))
+
+
+def load_pair(config: Config) -> Pair:
+    """The target, drafter and rule that `config` names. ValueError, in one line, for what cannot be had."""
+    device = device_of(config.target.device)
+    accept = rule(config)
+    name, examples, mini = config.target.path, (), None
+    if name == "mini":
+        import mmspec
+
+        mini = mmspec.load("text")
+        target, processor = mini.target.to(device, _dtype(config.target.dtype)), mini.processor
+        examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
+    else:
+        target, processor = load_model(name, config.target.dtype, device)
+    pair = Pair(name, target, processor, None, config.drafter.kind, accept, config, examples=examples)
+    return _with_drafter(pair, mini, device)
+
+
+def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
+    """`pair` with the drafter its config names."""
+    section = pair.config.drafter
+    if section.tree is not None and section.kind != "model":
+        raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model")
+    if section.kind == "none":
+        return pair
+    if section.kind != "model":
+        return replace(pair, drafter=_model_free(section))
+    if section.path is None:
+        if mini is None:
+            raise ValueError(f"drafter 'model' is the mini's own: for {pair.name} give a drafter's path, or one of {', '.join(DRAFTERS)}")
+        model = mini.drafters["model"].to(device, pair.target.dtype)
+        return replace(pair, drafter=model, model=model)
+    model, processor = load_model(section.path, pair.config.target.dtype, device)
+    pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
+    return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
+
+
+def _model_free(section: DrafterSection) -> Any:
+    """A drafter by name; without options the name itself, which `generate` fits to the rule."""
+    kind, options = section.kind, section.options
+    if kind == "datastore":
+        from mmspec.drafters.datastore import Retrieval
+
+        return build(kind, {kind: f"{Retrieval.__module__}:Retrieval"}, "drafter", {"datastore": _datastore(section.path), **options})
+    if kind in DRAFTERS and not options:
+        return kind
+    return build(kind, {"none": "", "model": "", "datastore": "", **DRAFTERS}, "drafter", options)
+
+
+def _datastore(path: str | None) -> Any:
+    from mmspec.drafters.datastore import Datastore
+
+    if path is None or not Path(path).is_file():
+        raise FileNotFoundError(f"datastore {path} does not exist: write one with python text/build_datastore.py TEXTS --out FILE.npy")
+    return Datastore.open(path)
+
+
+def _same(tokenizer: Any, processor: Any) -> bool:
+    return tokenizer.get_vocab() == getattr(processor, "tokenizer", processor).get_vocab()
+
+
+def _aligned(pair: Pair, tokenizer: Any) -> Pair:
+    """A drafter of another vocabulary: guesses come from the tokens both have."""
+    from mmspec.text import aligned_drafter
+
+    if pair.config.drafter.tree is not None:
+        raise ValueError(f"{pair.drafter_name} has another vocabulary than {pair.name}, and then guesses form a chain: leave tree out")
+    drafter = aligned_drafter(pair.target, pair.tokenizer, pair.model, tokenizer, pair.config.run.temperature, pair.accept)
+    return replace(pair, drafter=drafter, own_tokenizer=tokenizer)
+
+
+def rule(config: Config) -> Any:
+    """The accept rule of `config`: "exact", or an object."""
+    kind, options = config.accept.kind, config.accept.options
+    if kind == "exact" and not options:
+        return kind
+    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options)
+
+
+def device_of(name: str) -> Any:
+    """A torch device; "auto" is the first CUDA device if there is one. ValueError for one that is not there."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}: give auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name} is not here: torch sees {torch.cuda.device_count()} CUDA devices; give cpu or another one")
+    return device
+
+
+def _dtype(name: str) -> Any:
+    """The torch dtype called `name`; None for "auto"."""
+    import torch
+
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}; valid: {', '.join(DTYPES)}")
+    return None if name == "auto" else getattr(torch, name)
+
+
+def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
+    """A transformers model in eval mode, and its tokenizer or processor, by local path or hub name."""
+    import transformers as hf
+
+    weights = _dtype(dtype) or "auto"
+    path = Path(name).expanduser()
+    if not path.exists() and _is_path(name):
+        raise FileNotFoundError(f"model path {name} does not exist: give a folder with config.json and weights, or a hub name")
+    where = str(path) if path.exists() else name
+    try:
+        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
+        hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
+        kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM
+        model = kind.from_pretrained(where, dtype=weights, trust_remote_code=False).to(device).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"model {name} cannot be loaded: {_first_line(error)}") from None
+    return model, _processor(where, hears, "right" if config.is_encoder_decoder else "left")
+
+
+def _processor(where: str, hears: bool, side: str) -> Any:
+    """A checkpoint's tokenizer or processor, ready for batches."""
+    import transformers as hf
+
+    try:
+        processor = (hf.AutoProcessor if hears else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ValueError(f"the tokenizer of {where} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
+    tokenizer = getattr(processor, "tokenizer", processor)
+    tokenizer.padding_side = side
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return processor
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name can only mean a place on this machine; hub names are `name` or `owner/name`."""
+    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def named_drafter(name: str) -> tuple[str, str | None]:
+    """(kind, path) that a drafter on the command line means: a kind, or the path or hub name of a model."""
+    if name in ("none", "model", *DRAFTERS) or ":" in name:
+        return name, None
+    if name.endswith(".npy"):
+        return "datastore", name
+    if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
+        return "model", name
+    known = ", ".join(kind for kind in DRAFTERS if kind != "none")
+    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's path or a datastore (*.npy)")

@@ -1,0 +1,108 @@
+"""The losslessness check passes what is lossless and fails what is not."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from mmspec.bench import verify as module
+from mmspec.bench.peers import run_transformers
+from mmspec.bench.verify import Plan, verify
+from mmspec.cli import app
+from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
+from mmspec.core.accept import Token
+from mmspec.pairs import load_pair
+
+
+@dataclass(frozen=True)
+class Generous(Token):
+    """Claims to be law-exact and keeps too many guesses."""
+
+    def accept_prob(self, p, q, x):
+        return super().accept_prob(p, q, x) ** 0.1
+
+
+def pair_of(accept="exact", temperature=0.0, dtype="float32", **drafter):
+    return load_pair(
+        Config(
+            target=TargetSection(dtype=dtype),
+            drafter=DrafterSection(**({"kind": "model", "length": 3} | drafter)),
+            accept=AcceptSection(kind=accept),
+            run=RunSection(max_new_tokens=8, temperature=temperature),
+        )
+    )
+
+
+def findings_of(pair, **plan):
+    return {f.name: f for f in verify(pair, Plan(pair.examples[:2], seeds=(0,), **plan))[0]}
+
+
+@pytest.mark.parametrize("drafter", [{"kind": "model"}, {"kind": "suffix"}, {"kind": "model", "tree": [3, 1]}])
+def test_a_lossless_pair_passes(drafter):
+    found = findings_of(pair_of(**drafter))
+    assert len(found) == 4
+    assert all(f.passed and f.compared == 2 and "2 of 2 identical" in f.detail for f in found.values())
+
+
+def test_law_exact_rules_are_held_to_the_law():
+    for rule, passes in (("block", True), ("tests.bench.test_verify:Generous", False)):
+        found = findings_of(pair_of(rule, temperature=1.0))
+        assert found[f"{rule}: draws from the target's law"].passed is passes
+
+
+def test_a_lossy_rule_fails_and_tells_its_drift():
+    found = findings_of(pair_of("lenience", temperature=1.0))["the rule is lossless"]
+    assert not found.passed
+    assert "lossy by design: drift" in found.detail
+
+
+def other_last_token(pair, inputs, seed, assist):
+    """transformers with a worse last token."""
+    outcome = run_transformers(pair, inputs, seed, assist)
+    outcome.tokens[0][-1] = (outcome.tokens[0][-1] + 1) % 2000
+    return outcome
+
+
+def test_a_difference_fails_unless_it_is_a_near_tie(monkeypatch):
+    monkeypatch.setattr(module, "run_transformers", other_last_token)
+    pair, name = pair_of(), "greedy: as transformers generate"
+    found = findings_of(pair)[name]
+    assert not found.passed
+    assert "0 of 2 identical" in found.detail
+    assert "differs at token" in found.detail
+    assert "apart: not a tie" in found.detail
+    found = findings_of(pair, margin=1e6)[name]
+    assert found.passed
+    assert "apart: a near tie" in found.detail
+
+
+def test_outputs_of_different_length_are_never_a_tie(monkeypatch):
+    def shorter(pair, inputs, seed, assist):
+        outcome = run_transformers(pair, inputs, seed, assist)
+        del outcome.tokens[0][-1]
+        return outcome
+
+    monkeypatch.setattr(module, "run_transformers", shorter)
+    assert not findings_of(pair_of(), margin=1e6)["greedy: as transformers generate"].passed
+
+
+def test_lower_precision_is_judged_by_the_margin():
+    pair = pair_of(dtype="bfloat16")
+    assert pair.target.dtype is torch.bfloat16
+    assert all(f.passed and "of the best score" in f.detail for f in findings_of(pair).values())
+    assert not all(f.passed for f in findings_of(pair, margin=-1.0).values())
+
+
+@pytest.mark.parametrize(("rule", "code"), [("exact", 0), ("typical", 1)])
+def test_the_command_exits_by_its_verdict(capsys, rule, code):
+    args = ["check", "--accept", rule, "--limit", "1", "--max-new-tokens", "6", "--draft-length", "3"]
+    with pytest.raises(SystemExit) as stopped:
+        app([*args, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert stopped.value.code == code
+    assert found["passed"] is (code == 0)
+    assert {"model", "drafter", "exactness", "settings", "stats", "provenance"} < set(found)
+    with pytest.raises(SystemExit):
+        app(args)
+    assert ("all checks passed" if code == 0 else "1 of 7 checks failed") in capsys.readouterr().out

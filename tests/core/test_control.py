@@ -1,0 +1,180 @@
+"""The draft length follows the throughput, in a simulated world with its own clock."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from mmspec.core.control import Fixed, Throughput
+from mmspec.core.records import Settled
+
+
+def settled(accepted: list[int], drafted: int) -> Settled:
+    rows = len(accepted)
+    return Settled(
+        values=[[0] * (a + 1) for a in accepted],
+        accepted=accepted,
+        judged=[min(a + 1, drafted) for a in accepted],
+        drafted=[drafted] * rows,
+        ended=[False] * rows,
+        healthy=[True] * rows,
+        drift=[0.0] * rows,
+        expected=[0.0] * rows,
+    )
+
+
+class World:
+    """Guesses are right with `chance`; a round costs `target` seconds and each guess `guess` and `check` more, with noise."""
+
+    def __init__(self, chance: float, guess: float, *, target: float = 1.0, check: float = 0.0, rows: int = 1, seed: int = 0):
+        self.chance, self.guess, self.target, self.check, self.rows = chance, guess, target, check, rows
+        self.random = random.Random(seed)
+        self.tokens, self.clock, self.lengths = 0, 0.0, []
+
+    def round(self, session) -> None:
+        length = session.length()
+        accepted = []
+        for _ in range(self.rows):
+            run = 0
+            while run < length and self.random.random() < self.chance:
+                run += 1
+            accepted.append(run)
+        seconds = (self.target + length * (self.guess + self.check)) * self.random.uniform(0.95, 1.05)
+        seconds += 5.0 if not self.lengths else 0.0  # the first round holds the prefill
+        session.observe(length, settled(accepted, length), seconds)
+        self.tokens += sum(accepted) + self.rows
+        self.clock += seconds
+        self.lengths.append(length)
+
+    def run(self, session, rounds: int) -> list[int]:
+        before = len(self.lengths)
+        for _ in range(rounds):
+            self.round(session)
+        return self.lengths[before:]
+
+    def rate(self, length: int) -> float:
+        """True values a second and row at a fixed length."""
+        values = sum(self.chance**i for i in range(length + 1))
+        return values / (self.target + length * (self.guess + self.check))
+
+    def best(self, lengths) -> int:
+        return max(lengths, key=self.rate)
+
+
+LENGTHS = Throughput().lengths
+
+
+def settled_rate(world: World, lengths: list[int]) -> float:
+    """Mean true rate of the lengths chosen, relative to the best fixed one."""
+    values = sum(sum(world.chance**i for i in range(n + 1)) for n in lengths)
+    seconds = sum(world.target + n * (world.guess + world.check) for n in lengths)
+    return values / seconds / world.rate(world.best(LENGTHS))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(
+    ("chance", "guess", "check"),
+    [(0.95, 0.02, 0.0), (0.9, 0.05, 0.0), (0.7, 0.05, 0.01), (0.5, 0.1, 0.0), (0.3, 0.1, 0.05), (0.8, 0.3, 0.0)],
+)
+def test_near_the_best_fixed_length(chance, guess, check, rows):
+    for seed in range(3):
+        world = World(chance, guess, check=check, rows=rows, seed=seed)
+        session = Throughput().begin()
+        world.run(session, 100)
+        assert settled_rate(world, world.run(session, 200)) > 0.85
+
+
+def test_long_drafts_when_guesses_are_right_and_cheap():
+    world = World(0.98, 0.01)
+    chosen = world.run(Throughput().begin(), 150)
+    assert sum(chosen[-50:]) / 50 >= 8
+
+
+@pytest.mark.parametrize(("chance", "guess", "check"), [(0.0, 0.1, 0.0), (0.1, 0.5, 0.0), (0.3, 1.0, 0.0), (0.2, 0.0, 0.6)])
+def test_zero_when_drafting_costs_more_than_it_saves(chance, guess, check):
+    """A drafter never makes things slower: all but a few trials are plain rounds."""
+    world = World(chance, guess, check=check)
+    chosen = world.run(Throughput().begin(), 300)
+    assert chosen[50:].count(0) >= 0.95 * 250
+    plain = 300 * world.target
+    drafted = sum(world.target + n * (guess + check) for n in chosen)
+    values = sum(sum(chance**i for i in range(n + 1)) for n in chosen)
+    assert values / drafted > 0.9 * 300 / plain
+
+
+def test_lengths_fall_when_acceptance_falls():
+    world = World(0.95, 0.05)
+    session = Throughput().begin()
+    assert sum(world.run(session, 100)[-30:]) / 30 >= 6
+    world.chance = 0.1
+    world.run(session, 130)
+    assert sum(world.run(session, 40)) / 40 <= 2
+
+
+def test_lengths_rise_when_acceptance_rises():
+    world = World(0.3, 0.1)
+    session = Throughput().begin()
+    assert sum(world.run(session, 100)[-30:]) / 30 <= 2
+    world.chance = 0.95
+    world.run(session, 60)
+    assert sum(world.run(session, 40)) / 40 >= 5
+
+
+def test_zero_is_left_again_when_guesses_become_right():
+    world = World(0.0, 0.2)
+    session = Throughput().begin()
+    assert world.run(session, 60)[-20:].count(0) >= 18
+    world.chance = 0.95
+    world.run(session, 200)
+    assert settled_rate(world, world.run(session, 100)) > 0.8
+
+
+def test_lengths_follow_the_cost_of_checking():
+    """A batch that fills the machine makes every node cost: the same acceptance calls for shorter drafts."""
+    means = []
+    for check in (0.0, 0.3):
+        world = World(0.8, 0.02, check=check, rows=4)
+        chosen = world.run(Throughput().begin(), 150)
+        means.append(sum(chosen[-50:]) / 50)
+    assert means[0] >= means[1] + 2
+
+
+def test_the_prefill_is_no_rounds_cost():
+    session = Throughput().begin()
+    session.length()
+    session.observe(4, settled([4], 4), 100.0)
+    assert not session.seconds
+
+
+def test_only_planned_lengths_are_asked_for():
+    for chance in (0.0, 0.5, 0.99):
+        world = World(chance, 0.05)
+        allowed = {0, 2, *LENGTHS}
+        assert set(world.run(Throughput().begin(), 200)) <= allowed
+    assert set(World(0.99, 0.0).run(Throughput(lengths=(0, 2, 5), first=2).begin(), 100)) <= {0, 1, 2, 5}
+
+
+def test_guesses_that_were_not_made_bought_nothing():
+    """A drafter that has nothing to say is as good as one that is wrong, and a row that has ended says nothing at all."""
+    session = Throughput().begin()
+    session.observe(4, replace(settled([0, 0], 0), values=[[], []]), 1.0)
+    assert sum(session.tries) == 0
+    for _ in range(20):
+        session.observe(session.length(), settled([0, 0], 0), 1.0 + 0.1 * session.current)
+    assert sum(session.hits) == 0
+    assert session.length() == 0
+
+
+@pytest.mark.parametrize("first", [1, 4, 30])
+def test_the_first_length_need_not_be_one_of_the_plan(first):
+    world = World(0.99, 0.01)
+    world.run(Throughput(lengths=(0, 2, 6), first=first).begin(), 40)
+    assert world.lengths[-1] == 6
+
+
+def test_fixed():
+    control = Fixed(3).begin()
+    control.observe(3, settled([0], 3), 1.0)
+    assert control.length() == 3
+    with pytest.raises(ValueError, match="draft_length is -1"):
+        Fixed(-1)
