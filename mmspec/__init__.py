@@ -5,12 +5,20 @@
 >>> out = mmspec.text.generate(mini.target, mini.examples, drafter=mini.drafters["model"])
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mmspec._audio import check_torchaudio
 
-check_torchaudio()
+try:
+    check_torchaudio()
+except ImportError as error:
+    if Path(sys.argv[0]).name == "mmspec":  # the command: one line and exit 2, as for anything else that is set up wrong
+        print(f"mmspec: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise
 
 __version__ = "0.1.0"
 __all__ = ["load", "text"]

@@ -1,5 +1,7 @@
 """The `mmspec` command: `mmspec demo | text | check | bench | models`. Heavy libraries load inside the commands, so help is quick."""
 
+from typing import Annotated
+
 import typer
 
 from mmspec.commands import bench, check, demo, models, text
@@ -11,13 +13,27 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Every autoregressive generator faster, without changing what it says.",
 )
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=text.EXAMPLES)(text.text)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.command(epilog=check.EXAMPLES)(check.check)
 app.command(epilog=models.EXAMPLES)(models.models)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import mmspec
+
+        typer.echo(mmspec.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")] = False,
+) -> None:
+    """Every autoregressive generator faster, without changing what it says."""
 
 
 def main() -> None:

@@ -58,6 +58,13 @@ def test_help_has_examples_and_the_common_options(mmspec, command):
         assert part in out
 
 
+def test_without_a_command_the_help_page_is_shown(mmspec):
+    code, out, err = mmspec()
+    assert (code, err) == (2, "")
+    assert all(command in out for command in COMMANDS)
+    assert mmspec("--version") == (0, "0.1.0\n", "")
+
+
 def test_help_loads_no_heavy_library():
     script = "import sys, mmspec.cli; assert not {'transformers', 'matplotlib', 'diffusers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT, timeout=120)

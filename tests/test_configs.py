@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmspec.config import load_config
-from mmspec.pairs import load_pair
+from mmspec.text.pairs import load_pair
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -77,7 +77,7 @@ def main() -> None:
 def smoke() -> None:
     """Build a small one and draft from it."""
     from mmspec.config import Config, DrafterSection, RunSection
-    from mmspec.pairs import load_pair
+    from mmspec.text.pairs import load_pair
 
     with TemporaryDirectory() as folder:
         source, out = Path(folder, "corpus.txt"), Path(folder, "store.npy")

@@ -18,7 +18,7 @@ from mmspec.bench.provenance import provenance
 from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
 from mmspec.jobs.files import read_prompts, write_json
-from mmspec.pairs import Pair, load_pair, named_drafter
+from mmspec.text.pairs import Pair, load_pair, named_drafter
 
 
 def measure(pair: Pair, prompts: list[str], batch_size: int) -> Stats:

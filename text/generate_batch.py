@@ -22,7 +22,7 @@ from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
 from mmspec.jobs.bulk import run_bulk
 from mmspec.jobs.files import read_prompts, whole, write_json
-from mmspec.pairs import load_pair, named_drafter
+from mmspec.text.pairs import load_pair, named_drafter
 
 
 def run(args: argparse.Namespace) -> dict:

@@ -107,6 +107,7 @@ def main() -> None:
         texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)]
         target, drafter, rows, rounds = llama(32, 2, 2, 64), llama(16, 1, 2, 32), 4, 2
         args.steps = args.drafter_steps = 2
+        args.out = args.work / "mini"  # never over the shipped one
     else:
         texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
         target, drafter, rows, rounds = llama(192, 16, 6, 512), llama(192, 1, 6, 512), 64, 8
@@ -114,7 +115,6 @@ def main() -> None:
     tokenizer = make_tokenizer(train)
     random.Random(0).shuffle(train)
     stream, held_stream = (torch.tensor([i for t in kind for i in tokenizer(t)["input_ids"]]) for kind in (train, held))
-    print(f"{len(texts)} documents, {len(stream):,} training tokens, {len(held_stream):,} held out")
 
     def next_token(model, step):
         windows = crops(stream, 16, step)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmspec.bench.provenance import provenance
 from mmspec.bench.report import cards, page
-from mmspec.pairs import device_of
+from mmspec.text.pairs import device_of
 
 SECTIONS = {"text": "mmspec.bench.demo_text"}
 """Each module has `work(request)`, how many runs it will make, and `section(request)`."""

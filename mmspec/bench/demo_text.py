@@ -11,7 +11,7 @@ from mmspec.bench.peers import run_transformers, synchronize
 from mmspec.bench.pieces import Rounds
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
-from mmspec.pairs import Pair, load_pair
+from mmspec.text.pairs import Pair, load_pair
 
 SAMPLED = 0.8
 _BUDGET = 45.0  # seconds after which no further prompt is begun

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.pairs import Pair
+from mmspec.text.pairs import Pair
 from mmspec.text.processors import end_ids
 
 PLAIN, ASSISTED, ENGINE, DRAFTED = "transformers", "transformers assisted", "mmspec plain", "mmspec"

@@ -40,7 +40,9 @@ def bench_page(found: dict[str, Any]) -> str:
         '<p class="note">Contenders took turns prompt by prompt in one process. '
         "Ratios are paired by prompt and repeat: medians with quartiles.</p>",
         f'<h2>Speed against plain generate</h2><div class="panel">{ratios(bars)}'
-        '<p class="note">Medians with quartiles; the dashed line is plain generate.</p></div>' if bars else "",
+        '<p class="note">Medians with quartiles; the dashed line is plain generate.</p></div>'
+        if bars
+        else "",
         f'<h2>Where mmspec spends its time</h2><div class="panel">{split(times, phases)}</div>',
     ]
     return page("mmspec bench", lead, body, found["provenance"])

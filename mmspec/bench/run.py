@@ -6,7 +6,7 @@ from statistics import quantiles
 from typing import Any
 
 from mmspec.bench.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Contender, Outcome, contenders
-from mmspec.pairs import Pair
+from mmspec.text.pairs import Pair
 
 ORDER = (PLAIN, ASSISTED, ENGINE, DRAFTED)
 

@@ -128,7 +128,7 @@ def _show(found: dict[str, Any]) -> None:
             total = max(row["seconds"]["total"], 1e-9)
             shares = ", ".join(f"{name} {spent / total:.0%}" for name, spent in row["seconds"].items() if name != "total")
             show.print(f"{row['contender']}: {shares}", soft_wrap=True)
-    about = f"{found['prompts']} prompts, {found['repeats']} repeats, batch {found['batch_size']}; medians with quartiles"
+    about = f"prompts: {found['prompts']}, repeats: {found['repeats']}, batch: {found['batch_size']}; medians with quartiles"
     show.print(f"{about}; {found['exactness']}; {machine(found['provenance'])}", soft_wrap=True)
 
 

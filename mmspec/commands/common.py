@@ -43,7 +43,7 @@ ACCEPT_RULE = Annotated[
     str | None, option(HOW, "exact (default), coupled, block, typical, ... (mmspec models lists them).", "--accept", metavar="RULE")
 ]
 LENGTH = Annotated[str | None, option(HOW, "Guesses a round: a number, or auto (default) for what is fastest.", metavar="N")]
-TREE = Annotated[str | None, option(HOW, "Children per level, such as 4,2,1, or expand; a chain by default.", metavar="TREE")]
+TREE = Annotated[str | None, option(HOW, "Children per level, such as 4,2,1, or comb, or expand; a chain by default.", metavar="TREE")]
 TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) takes the likeliest token.", metavar="T")]
 TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K likeliest tokens only.", metavar="K")]
 TOP_P = Annotated[float | None, option(DRAWING, "Draw from the likeliest tokens that hold mass P.", metavar="P")]
@@ -90,14 +90,15 @@ def _report(error: BaseException, verbose: bool) -> int:
     if verbose and not hasattr(error, "format_message"):
         Console(stderr=True).print_exception()
     code, line = _verdict(error)
-    print(f"mmspec: {' '.join(line.split())}", file=sys.stderr)
+    if line:
+        print(f"mmspec: {' '.join(line.split())}", file=sys.stderr)
     return code
 
 
 def _verdict(error: BaseException) -> tuple[int, str]:
     usage = getattr(error, "format_message", None)  # typer's own errors, whichever click it was built with
     if usage is not None:
-        return 2, f"{usage()} (see --help)"
+        return 2, f"{usage()} (see --help)" if usage() else ""  # without arguments the help page says it all
     if isinstance(error, typer.Abort | KeyboardInterrupt):
         return 1, "stopped"
     if isinstance(error, FloatingPointError | ImportError):
@@ -136,7 +137,7 @@ def _base(given: dict[str, Any]) -> Config:
 
 
 def _named(name: str, before: DrafterSection) -> DrafterSection:
-    from mmspec.pairs import named_drafter
+    from mmspec.text.pairs import named_drafter
 
     kind, path = named_drafter(name)
     return replace(before, kind=kind, path=path, options={})
@@ -149,11 +150,11 @@ def _length(text: str) -> int | str:
 
 
 def _tree(text: str) -> list[int] | str | None:
-    if text in ("expand", "none"):
-        return "expand" if text == "expand" else None
+    if text in ("comb", "expand", "none"):
+        return None if text == "none" else text
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
-        raise ValueError(f"--tree is {text!r}: give children per level such as 4,2,1, or expand")
+        raise ValueError(f"--tree is {text!r}: give children per level such as 4,2,1, or comb, or expand")
     return [int(part) for part in parts]
 
 
@@ -196,7 +197,7 @@ def begin(verbose: bool) -> None:
 
 def load(config: Config) -> Any:
     """The pair that `config` names; a spinner on a terminal says what is being waited for."""
-    from mmspec.pairs import load_pair
+    from mmspec.text.pairs import load_pair
 
     with Console(stderr=True).status(f"loading {config.target.path}"):
         return load_pair(config)

@@ -32,7 +32,7 @@ def demo(
         common.begin(verbose)
         from mmspec.bench.demo import Request, report, run_demo, work
         from mmspec.bench.provenance import machine, provenance
-        from mmspec.pairs import device_of
+        from mmspec.text.pairs import device_of
 
         request = Request(quick, seed or 0, device or "auto")
         with common.progress("demo", work(request)) as done:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mmspec.pairs import Pair
+from mmspec.text.pairs import Pair
 
 
 def hear(pair: Pair, path: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmspec.core.stats import Stats
-from mmspec.pairs import Pair
+from mmspec.text.pairs import Pair
 
 
 def run_bulk(

@@ -9,7 +9,7 @@ from mmspec.bench.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Outcome, assist
 from mmspec.bench.run import Spread, Trial, paired, run, same_text, summarise
 from mmspec.cli import app
 from mmspec.config import Config, DrafterSection, RunSection
-from mmspec.pairs import load_pair
+from mmspec.text.pairs import load_pair
 
 
 def trial(name, batch, repeat, tokens, seconds, **changes):

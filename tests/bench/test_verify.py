@@ -12,7 +12,7 @@ from mmspec.bench.verify import Plan, verify
 from mmspec.cli import app
 from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.accept import Token
-from mmspec.pairs import load_pair
+from mmspec.text.pairs import load_pair
 
 
 @dataclass(frozen=True)
