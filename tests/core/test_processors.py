@@ -52,6 +52,7 @@ PAIRS = {
     "top-all": (TopK(99), known.TopKLogitsWarper(99)),
     "top-p": (TopP(0.8), known.TopPLogitsWarper(0.8)),
     "top-p small": (TopP(0.01), known.TopPLogitsWarper(0.01)),
+    "top-p tiny": (TopP(1e-9), known.TopPLogitsWarper(1e-9)),
     "top-p large": (TopP(0.99), known.TopPLogitsWarper(0.99)),
     "min-p": (MinP(0.1), known.MinPLogitsWarper(0.1)),
     "min-p one": (MinP(1.0), known.MinPLogitsWarper(1.0)),
