@@ -100,7 +100,7 @@ class Noise:
     @staticmethod
     def from_seed(seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu", coupled: bool = False) -> "Noise":
         """An int gives row r the seed `seed + r`; a sequence gives one seed a row."""
-        seeds = [int(seed) + row for row in range(rows)] if isinstance(seed, Integral) else list(seed)
+        seeds = [int(seed) + row for row in range(rows)] if isinstance(seed, Integral) else list(seed)  # pyright: ignore[reportArgumentType]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
         wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]

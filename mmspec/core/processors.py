@@ -88,8 +88,8 @@ class TopK:
             kth = scores.topk(min(self.k or size, size), -1).values[..., -1:]
         else:
             ordered = scores.sort(-1, descending=True).values
-            k = per_row([min(k or size, size) for k in self.k], scores).long()
-            kth = ordered.gather(-1, (k - 1).expand(*scores.shape[:2], 1))
+            k = torch.as_tensor(per_row([min(k or size, size) for k in self.k], scores))
+            kth = ordered.gather(-1, (k.long() - 1).expand(*scores.shape[:2], 1))
         return ban(scores, scores < kth)
 
 

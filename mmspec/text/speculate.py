@@ -82,7 +82,7 @@ def _callers_streamer() -> Any:
     transformers (5.17 to 5.23) hands it the prompt but drops it on the way to a custom decoding function, and a streamer that
     stays silent after the prompt would be worse than this look at `generate`'s own variables.
     """
-    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, inspect.currentframe()
+    code, frame = inspect.unwrap(vars(GenerationMixin)["generate"]).__code__, inspect.currentframe()
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return None if frame is None else frame.f_locals.get("streamer")
