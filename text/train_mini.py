@@ -1,6 +1,6 @@
 """Make mini text from nothing: a BPE tokenizer, a 6.9 M target and a 0.8 M drafter distilled from it.
 
-    python text/train_mini.py --work build/mini-text --out mmspec/minis/text      (about two hours on two CPU cores)
+    python text/train_mini.py --work build/mini-text --out mmspec/minis/text      (48 minutes on two shared CPU cores)
 
 Data (MMSPEC_DATA, default ../shared/data): English stories (African Storybook, CC BY), plays (tinyshakespeare, public domain),
 worded sums (GSM8K train split, MIT). Stages resume where they were stopped: delete the work folder to start again.

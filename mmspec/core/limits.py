@@ -43,7 +43,7 @@ class Limits:
         for row, values in enumerate(settled.values):
             self.outputs[row] += values
             self.remaining[row] -= len(values)
-        self._close(verdict, settled)
+        self._close(settled)
         return verdict, settled
 
     def _cut(self, verdict: Verdict) -> Verdict:
@@ -88,7 +88,7 @@ class Limits:
         verdict = replace(verdict, count=counts[0], accepted=counts[1], judged=counts[2], frontier=frontier)
         return verdict, replace(settled, values=values, accepted=accepted, judged=judged, ended=ended)
 
-    def _close(self, verdict: Verdict, settled: Settled) -> None:
+    def _close(self, settled: Settled) -> None:
         """Rows the device has ended have no room left on the host either."""
         for row, ended in enumerate(settled.ended):
             if ended:
