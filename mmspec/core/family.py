@@ -1,6 +1,6 @@
 """How decoder-only transformers models are driven, and the masks every family shares."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ def attention_mask(visible: Tensor, model: Any) -> Tensor:
         return visible
     dtype = model.dtype
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def side_by_side(found: Sequence[Tensor] | None, states: Sequence[int]) -> Tensor | None:
+    """Hidden states `states` of all that a model handed out, [B, M, F]; None where none are asked for."""
+    return torch.cat([found[state] for state in states], -1) if found is not None and states else None
 
 
 def refuse_unsupported(model: Any) -> None:
@@ -72,7 +77,9 @@ class DecoderOnly:
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
         return SlotCache(self.layers, capacity), None
 
-    def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int) -> Tensor:
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         out = model(
             input_ids=layout.ids,
             attention_mask=self._masks(model, layout),
@@ -80,8 +87,9 @@ class DecoderOnly:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=keep,
+            output_hidden_states=bool(states),
         )
-        return out.logits
+        return out.logits, side_by_side(out.hidden_states, states)
 
     def _masks(self, model: Any, layout: Layout) -> Any:
         full = attention_mask(layout.visible, model)

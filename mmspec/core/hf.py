@@ -4,7 +4,7 @@ Nothing depends on the side a prompt was padded on: prompts are packed, position
 what each node sees. The prompt is cached lazily, by the first `score`, in the same forward as the first draft.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,8 @@ from mmspec.core.cache import SlotCache
 from mmspec.core.laws import Categorical
 from mmspec.core.layout import Layout, draft_layout, prompt_layout
 from mmspec.core.processors import History, Pipeline
-from mmspec.core.records import Draft, Scored
+from mmspec.core.records import Context, Draft, Scored
+from mmspec.core.stack import numbered, stack, tapped
 
 _ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
 
@@ -31,8 +32,10 @@ class Family(Protocol):
         """A cache and whatever `forward` needs besides (encoder states, say)."""
         ...
 
-    def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int) -> Tensor:
-        """Logits [B, keep, V] of the last `keep` columns."""
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, keep, V] of the last `keep` columns, and hidden states `states` [B, M, F] of all where any are asked for."""
         ...
 
 
@@ -97,27 +100,54 @@ class HFSession:
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0  # its columns scored so far
         self.linear = True
+        self.watched: tuple[int, ...] = ()
+
+    def watch(self, states: Sequence[int]) -> None:
+        """From now on `score` hands out these hidden states, numbered as in `core.stack`, side by side. For drafters that read them."""
+        self.watched = numbered(states, len(stack(self.target.model)))
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
         """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
         first = self.scored
         self._make_room(draft)
-        whole = self.context is not None or self.target.captured is None  # prompts differ in length: they are not worth capturing
-        model = self.target.model if whole else self.target.captured
-        layout = self._layout(draft, first)
-        self.ids.scatter_(1, layout.slots, layout.ids)
+        prompt, layout = self.context, self._layout(draft, first)
         self.cache.point(layout.slots, layout.visible.shape[-1])
         fresh = draft.size - first
-        logits = self.target.family.forward(model, layout, self.cache, self.state, fresh).float()
+        logits, hidden = self._forward(layout, fresh, captured=prompt is None)  # prompts differ in length: not worth capturing
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
         healthy = (logits < torch.inf).all(-1).all(-1)
-        if self.target.processors.steps:
-            visible = layout.visible[:, -fresh:]
-            history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
-            logits = self.target.processors(logits, history)
-        return Scored(Categorical(logits), healthy=healthy)
+        p = self._law(logits, draft, layout, first)
+        if hidden is None or prompt is None:
+            return Scored(p, hidden, healthy=healthy)
+        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+
+    def law(self, logits: Tensor, draft: Draft, first: int) -> Categorical:
+        """A drafter's `logits` [B, M, V] over the target's own values, after columns `first` on of a draft the target has not scored:
+        the law they stand for under the target's processors, each node with its own history. Not before the first `score`."""
+        if not self.target.processors.steps:
+            return Categorical(logits.float())
+        self._make_room(draft)
+        return self._law(logits.float(), draft, self._layout(draft, first), first)
+
+    def _law(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+        self.ids.scatter_(1, layout.slots, layout.ids)
+        if not self.target.processors.steps:
+            return Categorical(logits)
+        visible = layout.visible[:, first - draft.size :]
+        history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        return Categorical(self.target.processors(logits, history))
+
+    def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
+        target = self.target
+        if captured and target.captured is not None:  # hooks would be baked into the captured graph: it hands out every state
+            logits, hidden = target.family.forward(target.captured, layout, self.cache, self.state, fresh, self.watched)
+            return logits.float(), hidden
+        with tapped(target.model, self.watched) as found:
+            logits, _ = target.family.forward(target.model, layout, self.cache, self.state, fresh)
+        return logits.float(), torch.cat([found[state] for state in self.watched], -1) if self.watched else None
 
     @torch.no_grad()
     def commit(self, keep: Tensor, most: int) -> None:

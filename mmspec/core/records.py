@@ -110,11 +110,21 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Context:
+    """The prompt as the target ran it: all but its last value, which is the first frontier."""
+
+    ids: Tensor  # [B, P] packed to the left
+    lengths: Tensor  # [B]
+    hidden: Tensor  # [B, P, F]
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
-    """What the target says of a draft."""
+    """What the target says of a draft. Hidden states are there when a drafter asked for them, `F` wide: several, side by side."""
 
     p: Any  # Law over [B, N]: the target's law after every node
-    hidden: Tensor | None = None  # [B, N, H] last hidden states, when a drafter asked for them
+    hidden: Tensor | None = None  # [B, N, F] at every node
+    context: Context | None = None  # at the prompt, in the round that ran it
     healthy: Tensor | None = None  # [B] bool: no NaN or +inf among this row's logits
 
 

@@ -1,6 +1,6 @@
 """Encoder-decoder families: the encoder runs once a request, only decoder self-attention lives in slots."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmspec.core.cache import SlotCache, with_cross_attention
-from mmspec.core.family import attention_mask, refuse_unsupported
+from mmspec.core.family import attention_mask, refuse_unsupported, side_by_side
 from mmspec.core.layout import Layout
 
 
@@ -59,10 +59,14 @@ class EncoderDecoder:
         cache = SlotCache(self.layers, capacity)
         return cache, Encoded(with_cross_attention(cache), BaseModelOutput(last_hidden_state=outputs[0]), cross)
 
-    def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int) -> Tensor:
-        return self.run(model, layout, state, decoder_position_ids=layout.positions)[:, -keep:]
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.run(model, layout, state, keep, states, decoder_position_ids=layout.positions)
 
-    def run(self, model: Any, layout: Layout, state: Encoded, **extra: Any) -> Tensor:
+    def run(
+        self, model: Any, layout: Layout, state: Encoded, keep: int, states: Sequence[int], **extra: Any
+    ) -> tuple[Tensor, Tensor | None]:
         out = model(
             decoder_input_ids=layout.ids,
             decoder_attention_mask=attention_mask(layout.visible, model),
@@ -70,30 +74,35 @@ class EncoderDecoder:
             attention_mask=state.mask,
             past_key_values=state.cache,
             use_cache=True,
+            output_hidden_states=bool(states),
             **extra,
         )
-        return out.logits
+        return out.logits[:, -keep:], side_by_side(out.decoder_hidden_states, states)
 
 
 @dataclass(frozen=True)
 class Bart(EncoderDecoder):
     """BART and its kin derive positions from a shared length; a hook puts each column's own position embedding in place."""
 
-    def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int) -> Tensor:
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         table = model.get_decoder().embed_positions
 
         def own(module: Any, args: tuple, output: Tensor) -> Tensor:
             return nn.functional.embedding(layout.positions + module.offset, module.weight)
 
         with _hooked(table.register_forward_hook, own):
-            return self.run(model, layout, state)[:, -keep:]
+            return self.run(model, layout, state, keep, states)
 
 
 @dataclass(frozen=True)
 class T5(EncoderDecoder):
     """T5 adds a bias by relative position, computed for a shared length; a hook hands the first block the bias of each column's own."""
 
-    def forward(self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int) -> Tensor:
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         first = model.get_decoder().block[0]
         bias = self.bias(first.layer[0].SelfAttention, layout)
 
@@ -101,7 +110,7 @@ class T5(EncoderDecoder):
             return (*args[:2], bias, *args[3:])
 
         with _hooked(first.register_forward_pre_hook, own):
-            return self.run(model, layout, state)[:, -keep:]
+            return self.run(model, layout, state, keep, states)
 
     @staticmethod
     def bias(attention: Any, layout: Layout) -> Tensor:

@@ -1,0 +1,242 @@
+"""Feature drafters: one decoder layer that reads the target's hidden states and continues them (EAGLE, Li et al. 2024 and 2025).
+
+Every column of the drafter pairs a value with the state before it: the target's where the value is settled, the drafter's own where
+it is a guess. Columns of guesses are forgotten after each round, so what is kept was made from the target's states only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.hf import HFSession, HFTarget
+from mmspec.core.layout import Layout
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
+
+_RESERVE = 192
+
+
+class FeatureNet(nn.Module):
+    """What every feature drafter offers. `sizes` are a LlamaConfig's; `reads` the target's hidden states it takes, side by side."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, reads: Sequence[int], sizes: Mapping[str, Any], **rest: Any):
+        super().__init__()
+        self.config = {"reads": list(reads), "sizes": dict(sizes), **rest}
+        self.reads = tuple(reads)
+        self.llama = LlamaConfig(**{"num_hidden_layers": 1, "attn_implementation": "sdpa", **sizes})
+        self.hidden = self.llama.hidden_size
+        self.rotary = LlamaRotaryEmbedding(self.llama)
+
+    def take(self, features: Tensor) -> Tensor:
+        """The target's states [B, M, F] as this drafter continues them, [B, M, H]."""
+        raise NotImplementedError
+
+    def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """The next state [B, M, H], from the state before each value and the value's embedding; `mask` [B, 1, M, S] bool."""
+        raise NotImplementedError
+
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Logits over this drafter's values, the target's own unless `vocabulary` says otherwise."""
+        raise NotImplementedError
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """The target's id of each of this drafter's values; None: they are the same."""
+        return None
+
+    def logits(self, state: Tensor, head: Any, size: int) -> Tensor:
+        """Logits over the target's `size` values; those the drafter lacks get -inf."""
+        own, known = self.own_logits(state, head), self.vocabulary
+        return own if known is None else own.new_full((*own.shape[:-1], size), -torch.inf).index_copy_(-1, known, own)
+
+    def guide(self, session: HFSession) -> "FeatureGuide":
+        return FeatureGuide(self, session)
+
+    def rotate(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rotary(like, positions)
+
+
+class Eagle1(FeatureNet):
+    """EAGLE and EAGLE-2: predicts the target's next last hidden state from the last one and the value after it (Li et al. 2024).
+
+    The layer has no input norm, and the target's own head reads what comes out, as in the published checkpoints.
+    """
+
+    kind = "eagle1"
+
+    def __init__(self, sizes: Mapping[str, Any], bias: bool = True):
+        super().__init__((-1,), sizes, bias=bias)
+        del self.config["reads"]
+        self.fc = nn.Linear(2 * self.hidden, self.hidden, bias=bias)
+        self.layers = nn.ModuleList([LlamaDecoderLayer(self.llama, 0)])
+        self.layers[0].input_layernorm = nn.Identity()
+
+    def take(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        x = self.fc(torch.cat([value, state], -1))
+        rope = self.rotate(x, positions)
+        return self.layers[0](x, attention_mask=mask, position_embeddings=rope, past_key_values=cache, use_cache=True)
+
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        return head(state)
+
+
+class MidLayer(nn.Module):
+    """EAGLE-3's layer: attention reads the value and the state side by side, the residual stream is the state's."""
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool):
+        super().__init__()
+        self.norm_before_residual = norm_before_residual
+        self.self_attn = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * config.hidden_size, old.out_features, bias=old.bias is not None))
+        self.mlp = LlamaMLP(config)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, state: Tensor, value: Tensor, mask: Tensor, rope: tuple[Tensor, Tensor], cache: Any) -> Tensor:
+        normed = self.hidden_norm(state)
+        residual = normed if self.norm_before_residual else state
+        both = torch.cat([self.input_layernorm(value), normed], -1)
+        found, _ = self.self_attn(both, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
+        x = residual + found
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle3(FeatureNet):
+    """EAGLE-3 (Li et al. 2025): fuses low, middle and high states, predicts no features, and may know a part of the vocabulary only.
+
+    `values` are the drafter's values, `size` the target's; `d2t` [values] is added to a drafter id to get the target's, `t2d` [size]
+    says which target ids the drafter knows.
+    """
+
+    kind = "eagle3"
+
+    def __init__(
+        self,
+        reads: Sequence[int],
+        sizes: Mapping[str, Any],
+        size: int,
+        values: int = 0,
+        norm_before_residual: bool = False,
+        own_embedding: bool = False,
+    ):
+        values = values or size
+        options = {"size": size, "values": values, "norm_before_residual": norm_before_residual, "own_embedding": own_embedding}
+        super().__init__(reads, sizes, **options)
+        if values > size:
+            raise ValueError(f"values is {values}, but the target has {size}: the drafter's vocabulary must be a part of the target's")
+        self.fc = nn.Linear(len(self.reads) * self.hidden, self.hidden, bias=False)
+        self.midlayer = MidLayer(self.llama, norm_before_residual)
+        self.norm = LlamaRMSNorm(self.hidden, self.llama.rms_norm_eps)
+        self.lm_head = nn.Linear(self.hidden, values, bias=False)
+        self.embed_tokens = nn.Embedding(size, self.hidden) if own_embedding else None
+        self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
+        self.register_buffer("t2d", torch.arange(size) < values)
+
+    def know(self, ids: Tensor) -> None:
+        """Make `ids` [values], in ascending order, the drafter's vocabulary."""
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        self.t2d.zero_()[ids] = True
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        if self.lm_head.out_features == len(self.t2d):
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def take(self, features: Tensor) -> Tensor:
+        return self.fc(features)
+
+    def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        return self.midlayer(state, value, mask, self.rotate(state, positions), cache)
+
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        return self.lm_head(self.norm(state))
+
+
+@dataclass
+class Feed:
+    """What `Fed` hands a net beside the ids: the states that go in, and all that came out for the draft under way."""
+
+    going_in: Tensor | None = None  # [B, M, H] for the columns of the coming forward
+    come_out: Tensor | None = None  # [B, N, H]
+
+
+@dataclass(frozen=True)
+class Fed:
+    """The family of feature nets: it lets a session run one as it runs any model, slots, masks, positions and processors included."""
+
+    embed: Any
+    head: Any
+    size: int
+
+    def forward(
+        self, model: FeatureNet, layout: Layout, cache: SlotCache, state: Feed, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        own = getattr(model, "embed_tokens", None)
+        value = (self.embed if own is None else own)(layout.ids)
+        out = model(state.going_in, value, layout.positions, layout.visible[:, None], cache)
+        fresh = out[:, -keep:]
+        state.come_out = fresh if state.come_out is None else torch.cat([state.come_out, fresh], 1)
+        return model.logits(fresh, self.head, self.size), None
+
+
+class FeatureGuide:
+    """A feature net at work in one generation: its own session, and the settled values it has not run yet."""
+
+    most = None
+
+    def __init__(self, net: FeatureNet, session: HFSession):
+        model = session.target.model
+        check_width(net.kind, net.hidden, model)
+        session.watch(net.reads)
+        embed, size = model.get_input_embeddings(), model.config.get_text_config(decoder=True).vocab_size
+        self.net, self.feed = net, Feed()
+        self.target = HFTarget(net, Fed(embed, head_of(model), size), session.target.processors)  # type: ignore[arg-type]
+        self.session: HFSession | None = None
+        self.fresh: Fresh | None = None
+        self.prompt: Tensor | None = None  # [B, P, F] hidden states of the prompt, until they are run
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        if self.session is None:
+            values, lengths, self.prompt = prompt_pairs(draft, scored)
+            cache = SlotCache(1, -(-(values.shape[1] + _RESERVE) // 64) * 64)
+            self.session = HFSession(self.target, cache, self.feed, values, lengths)
+        self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
+
+    def root(self, frontier: Draft) -> Draft | None:
+        if self.session is None or self.fresh is None:
+            return None
+        self.fresh = self.fresh.packed()
+        return self.fresh.rooted(frontier)
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        assert self.session is not None and self.fresh is not None
+        first = self.session.scored
+        if first:
+            self.feed.going_in = pick(self.feed.come_out, draft.parents[:, first:])
+        else:
+            features = self.fresh.features if self.prompt is None else torch.cat([self.prompt, self.fresh.features], 1)
+            self.feed.going_in, self.prompt = self.net.take(features), None
+        scored = self.session.score(draft)
+        return Scored(scored.p, self.feed.come_out[:, first:])
+
+    def close(self) -> None:
+        assert self.session is not None and self.fresh is not None
+        columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)
+        self.session.commit(torch.where(self.fresh.real, columns, -1), len(columns))
+        self.fresh, self.feed.come_out = None, None

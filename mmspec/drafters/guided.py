@@ -1,0 +1,148 @@
+"""Drafters that read the target: heads, feature drafters and the target itself run short, all through one small interface.
+
+A `Guide` gives laws for a growing draft from what the target's session knows. A shape grows the draft, a `GuidedSession` hangs it on
+the frontier. Guides draft from the second round on: the first one runs the prompt, and before it there is nothing to read.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.hf import HFSession
+from mmspec.core.noise import Noise
+from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
+from mmspec.drafters.shapes import Chain, Shape
+
+
+class Guide(Protocol):
+    """One generation's source of laws. `most` bounds the guesses on a path; None: there is no bound."""
+
+    most: int | None
+
+    def root(self, frontier: Draft) -> Draft | None:
+        """What a draft grows from: the frontier, behind settled values not run yet; None while there is nothing to read."""
+        ...
+
+    def score(self, draft: Draft) -> Scored:
+        """Laws after the columns not scored before, from the last root on. A shape scores one level of its draft a call."""
+        ...
+
+    def close(self) -> None:
+        """The draft is finished: keep what its roots brought and forget its guesses."""
+        ...
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """What the target said of the finished draft, and what it kept."""
+        ...
+
+
+class Source(Protocol):
+    """Weights or settings from which a guide is made for each generation."""
+
+    def guide(self, session: HFSession) -> Guide: ...
+
+
+@dataclass(frozen=True)
+class GuidedDrafter:
+    """Drafts in the given `shape` with the laws of `source`'s guide."""
+
+    source: Source
+    shape: Shape = field(default_factory=Chain)
+
+    def begin(self, prompt: Any, session: HFSession) -> "GuidedSession":
+        return GuidedSession(self.source.guide(session), self.shape)
+
+
+class GuidedSession:
+    def __init__(self, guide: Guide, shape: Shape):
+        self.guide, self.shape = guide, shape
+
+    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
+        own = None if room.length == 0 else self.guide.root(frontier)
+        if own is None:
+            return frontier
+        length = room.length if self.guide.most is None else min(room.length, self.guide.most)
+        grown, _ = self.shape.grow(self.guide.score, own, replace(room, length=length), noise)
+        self.guide.close()
+        bare = on_frontier(grown)
+        return frontier.extend(bare.guesses, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+        self.guide.observe(draft, scored, verdict)
+
+
+def on_frontier(draft: Draft) -> Draft:
+    """`draft` without the roots before its last one, which is the frontier."""
+    lag = draft.roots - 1
+    if lag == 0:
+        return draft
+    parents = draft.parents[:, lag:]
+    parents = torch.where(parents >= lag, parents - lag, torch.where(parents == PAD, PAD, CONTEXT))
+    return replace(draft, nodes=draft.nodes[:, lag:], parents=parents, roots=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Newly settled values, each with the target's hidden states at the value before it: what the target knew when it said it."""
+
+    values: Tensor  # [B, M]
+    features: Tensor  # [B, M, F]
+    real: Tensor  # [B, M] bool
+
+    @staticmethod
+    def of(draft: Draft, scored: Scored, verdict: Verdict) -> "Fresh":
+        """What a round settled. The values after the kept nodes are the settled ones, so the two line up."""
+        assert scored.hidden is not None, "the session hands out no hidden states: call its watch() first"
+        keep = verdict.keep[:, : draft.height + 1]
+        return Fresh(verdict.values[:, : draft.height + 1], pick(scored.hidden, keep), keep >= 0)
+
+    def behind(self, earlier: "Fresh | None") -> "Fresh":
+        if earlier is None:
+            return self
+        pairs = ((earlier.values, self.values), (earlier.features, self.features), (earlier.real, self.real))
+        return Fresh(*(torch.cat(pair, 1) for pair in pairs))
+
+    def packed(self) -> "Fresh":
+        """Real columns last, so that the last column is every row's newest value."""
+        order = torch.argsort(self.real.long(), dim=1, stable=True)
+        return Fresh(self.values.gather(1, order), pick(self.features, order), self.real.gather(1, order))
+
+    def rooted(self, frontier: Draft) -> Draft:
+        """The packed values as the roots of a draft; its last root is the frontier."""
+        columns = torch.arange(self.values.shape[1], device=self.values.device)
+        before = torch.where(columns > 0, columns - 1, CONTEXT)
+        first = self.real & ~torch.cat([torch.zeros_like(self.real[:, :1]), self.real[:, :-1]], 1)
+        parents = torch.where(self.real, torch.where(first, CONTEXT, before), PAD)
+        return Draft(self.values, parents, frontier.start, roots=self.values.shape[1])
+
+
+def prompt_pairs(draft: Draft, scored: Scored) -> tuple[Tensor, Tensor, Tensor]:
+    """The prompt's values after its first [B, P], how many a row has [B], and the hidden states before them [B, P, F]."""
+    context = scored.context
+    assert context is not None, "this round did not run the prompt"
+    after = torch.cat([context.ids[:, 1:], draft.nodes[:, :1]], 1)[:, : context.ids.shape[1]]
+    last = torch.arange(context.ids.shape[1], device=after.device) == (context.lengths - 1)[:, None]
+    return torch.where(last, draft.nodes[:, :1], after), context.lengths, context.hidden
+
+
+def pick(states: Tensor, columns: Tensor) -> Tensor:
+    """`states` [B, N, F] at `columns` [B, M], whose -1 mean nothing: [B, M, F]."""
+    index = columns.clamp_min(0)[..., None]
+    return states.gather(1, index.expand(*columns.shape, states.shape[-1]))
+
+
+def head_of(model: Any) -> Any:
+    """`model`'s map from last hidden states to logits, its soft cap included."""
+    head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+    return head if cap is None else lambda hidden: cap * torch.tanh(head(hidden) / cap)
+
+
+def check_width(net: str, wanted: int, model: Any) -> None:
+    """ValueError unless `model`'s hidden states are as wide as the drafter was made for."""
+    width = model.config.get_text_config(decoder=True).hidden_size
+    if width != wanted:
+        raise ValueError(
+            f"this {net} drafter reads hidden states {wanted} wide, but the target's are {width}: use one trained for this target"
+        )
