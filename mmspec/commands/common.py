@@ -43,7 +43,14 @@ ACCEPT_RULE = Annotated[
     str | None, option(HOW, "exact (default), coupled, block, typical, ... (mmspec models lists them).", "--accept", metavar="RULE")
 ]
 LENGTH = Annotated[str | None, option(HOW, "Guesses a round: a number, or auto (default) for what is fastest.", metavar="N")]
-TREE = Annotated[str | None, option(HOW, "Children per level, such as 4,2,1, or comb, or expand; a chain by default.", metavar="TREE")]
+TREE = Annotated[
+    str | None,
+    option(
+        HOW,
+        "comb, expand, opt, dynamic, children per level such as 4,2,1, or a template (*.json); none, a chain, by default.",
+        metavar="TREE",
+    ),
+]
 TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) takes the likeliest token.", metavar="T")]
 TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K likeliest tokens only.", metavar="K")]
 TOP_P = Annotated[float | None, option(DRAWING, "Draw from the likeliest tokens that hold mass P.", metavar="P")]
@@ -150,11 +157,11 @@ def _length(text: str) -> int | str:
 
 
 def _tree(text: str) -> list[int] | str | None:
-    if text in ("comb", "expand", "none"):
+    if text in ("comb", "expand", "opt", "dynamic", "none") or text.endswith(".json"):
         return None if text == "none" else text
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
-        raise ValueError(f"--tree is {text!r}: give children per level such as 4,2,1, or comb, or expand")
+        raise ValueError(f"--tree is {text!r}: give comb, expand, opt, dynamic, children per level such as 4,2,1, or a template (*.json)")
     return [int(part) for part in parts]
 
 

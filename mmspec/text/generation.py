@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +23,16 @@ from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
 from mmspec.drafters import shapes
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.vocabulary import Overlap, Translated
 from mmspec.text.families import family_of, positions_of
 from mmspec.text.processors import constraints, end_ids
 
 _READS_RAW_LAW = (Greedy, Typical, TopKGap, Rollback)  # rules that look at the argmax or the untempered law
+Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
+"""What `tree=` takes."""
+_SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
 _PADDING = 0.05  # one tokenizer's embedding tables differ by padding only: at most this share
 
 
@@ -43,7 +49,7 @@ def generate(
     repetition_penalty: float | None = None,
     seed: int | Sequence[int] = 0,
     draft_length: int | str = "auto",
-    tree: Sequence[int] | str | shapes.Shape | None = None,
+    tree: Tree = None,
     streamer: Any = None,
     *,
     processors: Sequence[Processor] = (),
@@ -64,8 +70,10 @@ def generate(
         top_k, top_p, repetition_penalty: applied to the target's and the drafter's law alike; 0, 1 and 1 mean none.
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
         draft_length: guesses a round, or "auto" for the number that maximises measured throughput, zero included.
-        tree: None for a chain, "comb" for a chain with siblings, children per level such as (4, 2, 1), "expand" for EAGLE-2's
-            search, or a shape object.
+        tree: the form a model's guesses take. None for a chain, "comb" for a chain with siblings; a static tree as children per
+            level such as (4, 2, 1), a Template, or the path of a template's JSON; a search of the likeliest paths: "expand"
+            (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth); or a shape object. When sampling, the siblings of combs and
+            static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
         streamer: a transformers streamer; batch 1 only.
         processors, stops: extra law processors and host-side stops; `on_step` sees every round.
         capture: fix all shapes and compile the scoring step (CUDA graphs on a GPU); pays where many tokens share one shape.
@@ -138,7 +146,7 @@ def laws_for(
     return pipeline(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, first=first)
 
 
-def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Sequence[int] | str | shapes.Shape | None) -> Drafter:
+def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
     """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them."""
     if drafter is None:
         return NoDraft()
@@ -183,8 +191,8 @@ def aligned_drafter(
     return ModelDrafter(Translated(HFTarget(drafter, family_of(drafter), laws), overlap), shape_of(None, rule))
 
 
-def shape_of(tree: Sequence[int] | str | shapes.Shape | None, rule: Accept) -> shapes.Shape:
-    """The shape a model drafter grows for `rule`."""
+def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
+    """The shape a model drafter grows for `rule`. ValueError for a tree that is unknown, cannot be read or does not suit the rule."""
     if tree is None:
         return shapes.Chain(draw_for(rule))
     if not rule.trees:
@@ -193,13 +201,22 @@ def shape_of(tree: Sequence[int] | str | shapes.Shape | None, rule: Accept) -> s
         )
     if tree == "comb":
         return shapes.Comb(pick=pick_for(rule))
-    if tree == "expand":
+    if isinstance(tree, str) and tree in _SEARCHES:
         if rule.uses_q:
-            raise ValueError(f"tree 'expand' takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
-        return shapes.ExpandRerank()
+            raise ValueError(f"tree {tree!r} takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
+        return _SEARCHES[tree]
+    return tree if hasattr(tree, "grow") else StaticTree(_template(tree), pick_for(rule))  # type: ignore[return-value]
+
+
+def _template(tree: Any) -> Template:
+    if isinstance(tree, Template):
+        return tree
+    if isinstance(tree, Path) or (isinstance(tree, str) and tree.endswith(".json")):
+        return Template.read(tree)
     if isinstance(tree, str):
-        raise ValueError(f"unknown tree {tree!r}; valid: 'comb', 'expand', children per level such as (4, 2, 1), or a shape object")
-    return tree if hasattr(tree, "grow") else shapes.Branching(tuple(tree), pick_for(rule))  # type: ignore[return-value,arg-type]
+        names = ", ".join(map(repr, ("comb", *_SEARCHES)))
+        raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
+    return Template.branching(tree)
 
 
 def draw_for(rule: Accept) -> shapes.Draw:
@@ -221,15 +238,16 @@ def pick_for(rule: Accept) -> shapes.Pick:
 
 
 def control_of(draft_length: int | str, drafter: Drafter, tree: Any) -> Control:
-    """How many guesses a round. A tree brings its own depth; model-free drafters guess more, as their guesses cost nothing."""
+    """How many guesses a round. A tree brings its own depth (5 for a comb); model-free drafters guess more, as guesses cost nothing."""
     if isinstance(drafter, NoDraft):
         return Fixed(0)
     if isinstance(draft_length, int) and not isinstance(draft_length, bool):
         return Fixed(draft_length)
     if draft_length != "auto":
         raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, or 'auto'")
-    if tree is not None:
-        return Fixed(len(tree) if isinstance(tree, Sequence) and not isinstance(tree, str) else 5)
+    depth = getattr(getattr(drafter, "shape", None), "depth", None)
+    if depth is not None or tree is not None:
+        return Fixed(5 if depth is None else depth)
     return Throughput() if isinstance(drafter, ModelDrafter) else Throughput(first=8)
 
 

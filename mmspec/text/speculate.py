@@ -14,9 +14,8 @@ from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
-from mmspec.drafters import shapes
 from mmspec.text.families import family_of, positions_of
-from mmspec.text.generation import Stream, control_of, drafter_of, rule_of
+from mmspec.text.generation import Stream, Tree, control_of, drafter_of, rule_of
 from mmspec.text.processors import split_criteria, translate_all
 
 
@@ -24,7 +23,7 @@ def speculate(
     drafter: Any = None,
     accept: str | Accept = "exact",
     draft_length: int | str = "auto",
-    tree: Sequence[int] | str | shapes.Shape | None = None,
+    tree: Tree = None,
     seed: int | Sequence[int] = 0,
 ) -> Callable[..., Any]:
     """A decoding function for transformers' `custom_generate`.

@@ -8,7 +8,9 @@ from mmspec.core.laws import Categorical
 from mmspec.core.siblings import Hybrid, KSeq, TopK, Walk, WithoutReplacement, WithReplacement
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Branching, Chain, ExpandRerank, best, drawn, sampled, top, top_and_one, with_replacement
+from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement
+from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, exact_error, first_value_law, loop_law, pair, round_law, round_outcomes
 
 TINY = 1e-9
@@ -20,13 +22,13 @@ CHAINS = {
     "stops": Chain(sampled, stop_below=0.6),
 }
 TREES = {
-    "distinct": Branching((2, 1)),
-    "wide": Branching((3,)),
-    "bushy": Branching((2, 2)),
-    "repeated": Branching((2, 1), with_replacement),
-    "top": Branching((2, 1), top),
-    "top-and-one": Branching((2, 1), top_and_one),
-    "three": Branching((3, 1), top_and_one),
+    "distinct": StaticTree(Template.branching((2, 1))),
+    "wide": StaticTree(Template.branching((3,))),
+    "bushy": StaticTree(Template.branching((2, 2))),
+    "repeated": StaticTree(Template.branching((2, 1)), with_replacement),
+    "top": StaticTree(Template.branching((2, 1)), top),
+    "top-and-one": StaticTree(Template.branching((2, 1)), top_and_one),
+    "three": StaticTree(Template.branching((3, 1)), top_and_one),
     "search": ExpandRerank(2, 2, 4),
 }
 SIZES = [(2, 3, 2), (3, 3, 2), (2, 4, 3)]  # values, outputs, guesses a round

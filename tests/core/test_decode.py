@@ -17,18 +17,9 @@ from mmspec.core.processors import pipeline
 from mmspec.core.siblings import KSeq, TopK, Walk, WithoutReplacement
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import (
-    Branching,
-    Chain,
-    ExpandRerank,
-    best,
-    drawn,
-    sampled,
-    top,
-    top_and_one,
-    with_replacement,
-    without_replacement,
-)
+from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement, without_replacement
+from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.statistics import chi_square
 from tests.oracles.tables import encode, pair, run_loop
 
@@ -77,11 +68,11 @@ SHAPES = {
     "greedy chain": (Chain(best), 3),
     "recorded chain": (Chain(sampled), 3),
     "cautious chain": (Chain(drawn, stop_below=0.5), 5),
-    "distinct tree": (Branching((3, 2, 1), without_replacement), 3),
-    "repeated tree": (Branching((2, 2), with_replacement), 2),
-    "top tree": (Branching((3, 2, 1), top), 3),
-    "top-and-one tree": (Branching((3, 2), top_and_one), 2),
-    "short tree": (Branching((3, 2, 1), top), 2),
+    "distinct tree": (StaticTree(Template.branching((3, 2, 1)), without_replacement), 3),
+    "repeated tree": (StaticTree(Template.branching((2, 2)), with_replacement), 2),
+    "top tree": (StaticTree(Template.branching((3, 2, 1)), top), 3),
+    "top-and-one tree": (StaticTree(Template.branching((3, 2)), top_and_one), 2),
+    "short tree": (StaticTree(Template.branching((3, 2, 1)), top), 2),
     "search": (ExpandRerank(3, 4, 10), 4),
 }
 
@@ -141,15 +132,15 @@ def test_padding_changes_nothing(big, near, side):
 
 ALONE = {
     "greedy chain": (Greedy(), Chain(best), None),
-    "greedy tree": (Greedy(), Branching((2, 2, 1), top), None),
+    "greedy tree": (Greedy(), StaticTree(Template.branching((2, 2, 1)), top), None),
     "token at 0": (Token(), Chain(sampled), 0.0),
     "block at 0": (Block(), Chain(sampled), 0.0),
-    "walk at 0": (Walk(WithoutReplacement()), Branching((2, 1)), 0.0),
-    "topk at 0": (Walk(TopK()), Branching((2, 1), top), 0.0),
+    "walk at 0": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 1))), 0.0),
+    "topk at 0": (Walk(TopK()), StaticTree(Template.branching((2, 1)), top), 0.0),
     "token": (Token(), Chain(sampled), 1.0),
     "block": (Block(), Chain(sampled), 1.0),
-    "walk": (Walk(WithoutReplacement()), Branching((2, 2)), 1.0),
-    "kseq": (Walk(KSeq()), Branching((2, 1), with_replacement), 1.0),
+    "walk": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 2))), 1.0),
+    "kseq": (Walk(KSeq()), StaticTree(Template.branching((2, 1)), with_replacement), 1.0),
     "coupled": (Coupled(), Chain(drawn), 1.0),
 }
 
@@ -176,7 +167,7 @@ SELF = {
     "token": (Token(), Chain(sampled)),
     "block": (Block(), Chain(sampled)),
     "coupled": (Coupled(), Chain(drawn)),
-    "walk": (Walk(WithoutReplacement()), Branching((1, 1, 1, 1))),
+    "walk": (Walk(WithoutReplacement()), StaticTree(Template.branching((1, 1, 1, 1)))),
     "kseq": (Walk(KSeq()), Chain(sampled)),
 }
 
@@ -239,7 +230,7 @@ def test_generations_leave_no_residue(big, near):
     given = {name: value.clone() for name, value in inputs.items()}
     state = torch.get_rng_state()
     one = run(big, inputs, Token(), Chain(sampled), near, temperature=1.0)
-    run(big, inputs, Greedy(), Branching((2, 2), top), near)
+    run(big, inputs, Greedy(), StaticTree(Template.branching((2, 2)), top), near)
     two = run(big, inputs, Token(), Chain(sampled), near, temperature=1.0)
     assert torch.equal(one.sequences, two.sequences)
     assert one.stats.histogram == two.stats.histogram
@@ -259,7 +250,7 @@ def test_an_abandoned_generation_leaves_no_residue(big, near):
     inputs = prompts(3)
     before = run(big, inputs, Token(), Chain(sampled), near, temperature=1.0).sequences
     with pytest.raises(ValueError, match="judges chains"):
-        run(big, inputs, Token(), Branching((2, 2)), near, temperature=1.0)
+        run(big, inputs, Token(), StaticTree(Template.branching((2, 2))), near, temperature=1.0)
     assert torch.equal(run(big, inputs, Token(), Chain(sampled), near, temperature=1.0).sequences, before)
 
 
@@ -313,11 +304,11 @@ LOOPS = {
     "plain": (Match(), None, 0),
     "match": (Match(), Chain(sampled), 2),
     "coupled": (Coupled(), Chain(drawn), 2),
-    "coupled tree": (Coupled(), Branching((2, 2)), 2),
+    "coupled tree": (Coupled(), StaticTree(Template.branching((2, 2))), 2),
     "token": (Token(), Chain(sampled), 2),
     "block": (Block(), Chain(sampled), 2),
-    "walk": (Walk(WithoutReplacement()), Branching((2, 1)), 2),
-    "kseq": (Walk(KSeq()), Branching((2, 1), with_replacement), 2),
+    "walk": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 1))), 2),
+    "kseq": (Walk(KSeq()), StaticTree(Template.branching((2, 1)), with_replacement), 2),
 }
 
 

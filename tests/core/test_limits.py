@@ -13,7 +13,8 @@ from mmspec.core.siblings import KSeq, Walk
 from mmspec.core.stats import Stats
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Branching, Chain, best, sampled, top, with_replacement
+from mmspec.drafters.shapes import Chain, best, sampled, top, with_replacement
+from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, pair
 
 END = 2
@@ -38,7 +39,7 @@ def drafter(shape):
 
 CASES = {
     "match chain": (Match(), Chain(best), 4),
-    "match tree": (Match(), Branching((2, 2), top), 2),
+    "match tree": (Match(), StaticTree(Template.branching((2, 2)), top), 2),
     "match plain": (Match(), None, 0),
     "self": (Match(), "self", 5),
 }
@@ -130,7 +131,8 @@ def test_ends_and_stops_together_take_the_first():
 @pytest.mark.parametrize("most", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [0, 1, 4, 9])
 @pytest.mark.parametrize(
-    ("rule", "shape"), [(Match(), Chain(best)), (Token(), Chain(sampled)), (Walk(KSeq()), Branching((2, 2, 1), with_replacement))]
+    ("rule", "shape"),
+    [(Match(), Chain(best)), (Token(), Chain(sampled)), (Walk(KSeq()), StaticTree(Template.branching((2, 2, 1)), with_replacement))],
 )
 def test_room_is_filled_and_never_exceeded(most, length, rule, shape):
     limits, steps = run(rule, drafter(shape), length, most=most, rows=8)
@@ -194,7 +196,7 @@ def test_statistics_add_up():
     for rule, shape, length in (
         (Match(), Chain(best), 4),
         (Token(), Chain(sampled), 3),
-        (Walk(KSeq()), Branching((2, 2), with_replacement), 2),
+        (Walk(KSeq()), StaticTree(Template.branching((2, 2)), with_replacement), 2),
     ):
         steps, limits = [], Limits(ROWS, MOST, [END])
         out = generate(
@@ -226,7 +228,7 @@ def test_rejections_counted_are_those_expected():
     """Over many rows, ends included: the mean number of rejections is that the laws call for. A stale q would show."""
     target, _ = world()
     rows = 4000
-    for rule, shape, length in ((Token(), Chain(sampled), 3), (Walk(KSeq()), Branching((2, 2), with_replacement), 2)):
+    for rule, shape, length in ((Token(), Chain(sampled), 3), (Walk(KSeq()), StaticTree(Template.branching((2, 2)), with_replacement), 2)):
         limits = Limits(rows, 6, [END])
         noise = Noise.from_seed(0, rows)
         stats = generate(target, drafter(shape), rule, rows, limits=limits, noise=noise, control=Fixed(length)).stats

@@ -12,12 +12,13 @@ from mmspec.core.lossy import Ensemble, Lenience, Rollback, Tolerance, TopKGap, 
 from mmspec.core.noise import Noise
 from mmspec.core.transform import Chow, Contrastive, Deferral, TokenDeferral, Transformed
 from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.shapes import Branching, Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, first_value_law, one_round, pair, round_outcomes, run_loop
 
 TINY = 1e-9
 SAMPLED = Chain(sampled)
-TREE = Branching((2, 2), top)
+TREE = StaticTree(Template.branching((2, 2)), top)
 
 RATIO = [Ensemble(0.8), Ensemble(0.3), Lenience(0.8), Lenience(0.4)]
 GREEDY_LIKE = [Typical(), Typical(0.5, 0.6), TopKGap(), TopKGap(2, 0.7), Rollback(), Rollback(1.2)]

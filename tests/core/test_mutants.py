@@ -36,7 +36,8 @@ from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithoutReplacement, WithReplacement
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Branching, Chain, drawn, sampled, top_and_one, with_replacement
+from mmspec.drafters.shapes import Chain, drawn, sampled, top_and_one, with_replacement
+from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.tables import Table, TableSession, TableTarget, encode, exact_error, loop_law, pair, run_loop
 
@@ -251,7 +252,7 @@ class KSeqOfOne(KSeq):
     ids=name,
 )
 def test_siblings_judged_as_what_they_are_not(real, mutant, pick):
-    shape = Branching((2, 1)) if pick is None else Branching((2, 1), pick)
+    shape = StaticTree(Template.branching((2, 1))) if pick is None else StaticTree(Template.branching((2, 1)), pick)
     assert error(Walk(real), shape) < TINY
     assert error(Walk(mutant), shape) > SEEN
 

@@ -17,7 +17,8 @@ from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.processors import pipeline
 from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.shapes import Branching, Chain, best, drawn, top
+from mmspec.drafters.shapes import Chain, best, drawn, top
+from mmspec.drafters.trees import StaticTree, Template
 from tests.families import FAMILIES, build, inputs_for
 
 SYNCS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim"}
@@ -56,7 +57,11 @@ def counting_tolist(watch: Watch, monkeypatch):
     monkeypatch.undo()
 
 
-DRAFTS = {"chain": (Chain(best), Greedy()), "tree": (Branching((3, 2, 1), top), Greedy()), "coupled": (Chain(drawn), Coupled())}
+DRAFTS = {
+    "chain": (Chain(best), Greedy()),
+    "tree": (StaticTree(Template.branching((3, 2, 1)), top), Greedy()),
+    "coupled": (Chain(drawn), Coupled()),
+}
 
 
 @pytest.mark.parametrize("kind", DRAFTS)

@@ -7,14 +7,16 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.drafters.shapes import Branching, Comb, ExpandRerank, top
+from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.shapes import Comb, top
+from mmspec.drafters.trees import StaticTree, Template
 from tests.families import FAMILIES, REFUSED, build, inputs_for, table
 
 TOKENS = 24
 DRAFTS = {
     "plain": {},
     "chain": {"draft_length": 4},
-    "tree": {"tree": Branching((3, 2, 1), top)},
+    "tree": {"tree": StaticTree(Template.branching((3, 2, 1)), top)},
     "comb": {"tree": Comb(3, top), "draft_length": 4},
     "search": {"tree": ExpandRerank(3, 3, 8)},
 }
