@@ -20,6 +20,7 @@ from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
 
 _RESERVE = 192
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 
 
 class FeatureNet(nn.Module):
@@ -34,6 +35,11 @@ class FeatureNet(nn.Module):
         self.llama = LlamaConfig(**{"num_hidden_layers": 1, "attn_implementation": "sdpa", **sizes})
         self.hidden = self.llama.hidden_size
         self.rotary = LlamaRotaryEmbedding(self.llama)
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`: one layer of its sizes."""
+        return {"sizes": {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}}
 
     def take(self, features: Tensor) -> Tensor:
         """The target's states [B, M, F] as this drafter continues them, [B, M, H]."""
@@ -146,10 +152,21 @@ class Eagle3(FeatureNet):
         self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(size) < values)
 
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        layers = config.num_hidden_layers
+        low, high = min(2, layers), max(layers - 3, 1)
+        return {**super().fit(config), "reads": (low, layers // 2, high), "size": config.vocab_size}
+
     def know(self, ids: Tensor) -> None:
         """Make `ids` [values], in ascending order, the drafter's vocabulary."""
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()[ids] = True
+
+    def start_from(self, target: Any) -> None:
+        """Begin with the target's own head for the values known. Call `know` first."""
+        weight = target.get_output_embeddings().weight.detach()
+        self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
 
     @property
     def vocabulary(self) -> Tensor | None:
@@ -225,7 +242,8 @@ class FeatureGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
-        assert self.session is not None and self.fresh is not None
+        assert self.session is not None
+        assert self.fresh is not None
         first = self.session.scored
         if first:
             self.feed.going_in = pick(self.feed.come_out, draft.parents[:, first:])
@@ -236,7 +254,8 @@ class FeatureGuide:
         return Scored(scored.p, self.feed.come_out[:, first:])
 
     def close(self) -> None:
-        assert self.session is not None and self.fresh is not None
+        assert self.session is not None
+        assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)
         self.session.commit(torch.where(self.fresh.real, columns, -1), len(columns))
         self.fresh, self.feed.come_out = None, None

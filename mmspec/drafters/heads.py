@@ -30,6 +30,11 @@ class Heads(nn.Module):
         self.config = {"hidden": hidden, "heads": heads, **rest}
         self.hidden, self.most = hidden, heads
 
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`."""
+        return {"hidden": config.hidden_size}
+
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
         """The frontier's state, from the target's hidden state before it and its own embedding, both [..., H]."""
         raise NotImplementedError

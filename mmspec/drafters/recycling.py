@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,6 +10,8 @@ from torch import Tensor
 from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
+from mmspec.drafters.planners import sparse_tree
+from mmspec.drafters.trees import Level
 
 _FALL = 0.4  # a token's candidate of rank r is taken to be right with chance (1 - _FALL) * _FALL ** r: shapes the tree only
 
@@ -35,22 +35,11 @@ class Recycling:
         return RecyclingSession(self)
 
 
-Level = tuple[list[int], list[int]]
-"""For every node of a level: its parent's index in the level above, and its rank among the parent's candidates."""
-
-
 @lru_cache(maxsize=64)
 def template(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
     """The tree of the `nodes` likeliest paths, at most `levels` long, level by level."""
-    heap: list[tuple[float, int, tuple[int, ...]]] = [(-1.0, 0, ())]
-    paths: list[tuple[int, ...]] = []
-    while heap and len(paths) <= nodes:
-        chance, depth, path = heappop(heap)
-        paths.append(path)
-        for rank in range(width) if depth < levels else ():
-            heappush(heap, (chance * (1 - _FALL) * _FALL**rank, depth + 1, (*path, rank)))
-    depths = [sorted(path for path in paths if len(path) == depth) for depth in range(max(map(len, paths)) + 1)]
-    return tuple(([above.index(path[:-1]) for path in level], [path[-1] for path in level]) for above, level in pairwise(depths))
+    chances = [(1 - _FALL) * _FALL**rank for rank in range(width)]
+    return sparse_tree([chances] * levels, nodes).levels
 
 
 class RecyclingSession:

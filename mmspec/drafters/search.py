@@ -14,7 +14,7 @@ from mmspec.drafters.shapes import UNRUN, Score
 # --- when to stop going deeper ----------------------------------------------------------------------------------------
 
 
-class Stop(Protocol):
+class GrowthStop(Protocol):
     """Ends a row's search. Path log-probabilities are the drafter's, -inf for what cannot be."""
 
     def stops(self, levels: Sequence[Tensor], beam: Tensor, nodes: int) -> Tensor | None:
@@ -87,7 +87,7 @@ class ExpandRerank:
     width: int = 4
     depth: int = 4
     nodes: int = 16
-    stop: Stop | None = None
+    stop: GrowthStop | None = None
 
     def __post_init__(self):
         if min(self.width, self.depth, self.nodes) < 1:

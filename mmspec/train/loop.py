@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ class Fit:
     clip: float = 1.0
     checkpoint_every: int = 100
     mixed_precision: str = "no"
+    rates: Mapping[str, float] = field(default_factory=dict)  # by the beginning of a parameter's name: its rate as a multiple of `lr`
 
     def __post_init__(self):
         if self.steps < 1:
@@ -36,14 +37,23 @@ class Fit:
         return 0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-def fit(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: Fit, checkpoint: Path, *, title: str = "train") -> list[float]:
+def fit(
+    model: nn.Module,
+    loss: Callable[[nn.Module, int], Tensor],
+    plan: Fit,
+    checkpoint: Path,
+    *,
+    title: str = "train",
+    validate: Callable[[nn.Module, int], object] | None = None,
+) -> list[float]:
     """Train `model` in place and return the loss of every step run by this call.
 
-    `loss(model, step)` gives the scalar loss of one batch and must draw that batch from `step` alone: a run killed and resumed
-    from `checkpoint` then ends with the same weights as an undisturbed one. Works unchanged under `accelerate launch`.
+    `loss(model, turn)` gives the scalar loss of one batch and must draw that batch from `turn` alone: a run killed and resumed
+    from `checkpoint` then ends with the same weights as an undisturbed one. Works unchanged under `accelerate launch`: each process
+    gets turns of its own, and gradients are shared when `loss` calls the model. `validate(model, step)` runs at every checkpoint.
     """
     accelerator = Accelerator(mixed_precision=plan.mixed_precision)
-    optimizer = torch.optim.AdamW(_groups(model, plan.weight_decay), lr=plan.lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)
     model, optimizer = accelerator.prepare(model, optimizer)
     start = _load(checkpoint, accelerator.unwrap_model(model), optimizer, schedule)
@@ -59,7 +69,7 @@ def fit(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: Fit, c
         bar = progress.add_task(title, total=plan.steps, completed=start, loss=float("nan"))
         for step in range(start, plan.steps):
             with accelerator.autocast():
-                value = loss(model, step)
+                value = loss(model, step * accelerator.num_processes + accelerator.process_index)
             accelerator.backward(value)
             accelerator.clip_grad_norm_(model.parameters(), plan.clip)
             optimizer.step()
@@ -69,16 +79,31 @@ def fit(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: Fit, c
             progress.update(bar, advance=1, loss=losses[-1])
             if accelerator.is_main_process and ((step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps):
                 _save(checkpoint, step + 1, accelerator.unwrap_model(model), optimizer, schedule)
+                if validate is not None:
+                    _in_eval(validate, accelerator.unwrap_model(model), step + 1)
     accelerator.wait_for_everyone()
     accelerator.unwrap_model(model).eval()
     return losses
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Matrices decay; norms, biases and other vectors do not."""
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+def _in_eval(validate: Callable[[nn.Module, int], object], model: nn.Module, step: int) -> None:
+    model.eval()
+    with torch.no_grad():
+        validate(model, step)
+    model.train()
+
+
+def _groups(model: nn.Module, plan: Fit) -> list[dict]:
+    """Matrices decay; norms, biases and other vectors do not. Parameters with a rate of their own stand apart."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            rate = next((rate for start, rate in plan.rates.items() if name.startswith(start)), 1.0)
+            groups.setdefault((rate, parameter.dim() > 1), []).append(parameter)
+    return [
+        {"params": found, "lr": plan.lr * rate, "weight_decay": plan.weight_decay if decays else 0.0}
+        for (rate, decays), found in groups.items()
+    ]
 
 
 def _save(path: Path, step: int, model, optimizer, schedule) -> None:

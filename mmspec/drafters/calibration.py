@@ -1,0 +1,165 @@
+"""What planners are fed: acceptance by level and rank, counted while a drafter runs, and the seconds that steps take."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from mmspec.core.decode import Target, TargetSession
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Room, Step
+from mmspec.drafters.trees import StaticTree, Template
+
+# --- acceptance -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Calibration:
+    """Counts how often the rank-r guess at level d is kept, given that its parent was: pass it as `on_step`. Serves any rule.
+
+    A kept node's guesses count, all of them, when the value after that node was settled: one of them was, or none. Where a row is
+    cut, by an end value, a stop or its room, nothing settles after its last value, so what hung there is no miss; neither is a
+    guess that was never made. The rank of a guess is its place among its siblings in column order, which is draw order.
+
+    A measuring tool: it reads every round's tree from the device, one synchronisation a round.
+    """
+
+    hits: list[list[int]] = field(default_factory=list)  # [level][rank]
+    tries: list[list[int]] = field(default_factory=list)
+
+    def __call__(self, step: Step) -> None:
+        draft = step.draft
+        rows = torch.cat([draft.parents, step.verdict.keep], 1).tolist()
+        for row, values in zip(rows, step.settled.values, strict=True):
+            if values:
+                path = [draft.roots - 1, *(column for column in row[draft.size + draft.roots :] if column >= 0)]
+                self._count(row[: draft.size], draft.roots, path, len(values))
+
+    def _count(self, parents: list[int], roots: int, path: list[int], settled: int) -> None:
+        """One row: the parent of every column, the kept path from the last root on, and how many values were settled."""
+        children: dict[int, list[int]] = {}
+        for column in range(roots, len(parents)):
+            children.setdefault(parents[column], []).append(column)
+        for level, (node, kept) in enumerate(zip_longest(path[:settled], path[1 : settled + 1])):
+            for rank, column in enumerate(children.get(node, ())):
+                _bump(self.tries, level, rank, 1)
+                _bump(self.hits, level, rank, int(column == kept))
+
+    def accuracy(self, least: int = 1) -> list[list[float]]:
+        """[level][rank] share of guesses kept; 0 where fewer than `least` were judged, as luck is not to be planned on."""
+        return [
+            [hit / tried if tried >= max(1, least) else 0.0 for hit, tried in zip(hits, tries, strict=True)]
+            for hits, tries in zip(self.hits, self.tries, strict=True)
+        ]
+
+    def by_rank(self) -> list[float]:
+        """[rank] share of guesses kept, all levels together: Sequoia's acceptance vector."""
+        hits, tries = ([sum(rank) for rank in zip_longest(*counts, fillvalue=0)] for counts in (self.hits, self.tries))
+        return [hit / tried for hit, tried in zip(hits, tries, strict=True)]
+
+    def to_json(self) -> dict[str, list[list[int]]]:
+        return {"hits": self.hits, "tries": self.tries}
+
+    @staticmethod
+    def from_json(data: Any) -> "Calibration":
+        """What `to_json` gave. ValueError for anything else."""
+        hits, tries = (data.get(name) if isinstance(data, Mapping) else None for name in ("hits", "tries"))
+        if not (_counts(hits) and _counts(tries)) or [len(row) for row in hits] != [len(row) for row in tries]:
+            raise ValueError('not a calibration: give {"hits": ..., "tries": ...}, two tables [level][rank] of counts of one shape')
+        if any(hit > tried for row, other in zip(hits, tries, strict=True) for hit, tried in zip(row, other, strict=True)):
+            raise ValueError("a calibration counts more hits than tries: measure it again")
+        return Calibration([list(row) for row in hits], [list(row) for row in tries])
+
+
+def _bump(counts: list[list[int]], level: int, rank: int, by: int) -> None:
+    counts.extend([] for _ in range(level + 1 - len(counts)))
+    counts[level].extend([0] * (rank + 1 - len(counts[level])))
+    counts[level][rank] += by
+
+
+def _counts(table: Any) -> bool:
+    return isinstance(table, list) and all(isinstance(row, list) and all(type(n) is int and n >= 0 for n in row) for row in table)
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Median seconds on one machine, at one batch size and context."""
+
+    draft_seconds: float  # one level of a tree: the drafter's step and its draws
+    verify_seconds: dict[int, float]  # by number of guesses: scoring them and their root, and forgetting them; 0 is plain decoding
+
+
+def measure_costs(
+    target: Target, drafter: Target, prompt: Any, sizes: Sequence[int] = (0, 1, 2, 4, 8, 16, 32, 64), repeats: int = 9
+) -> Costs:
+    """What drafting with `drafter` and verifying with `target` cost behind `prompt`, in the form `sequoia` takes.
+
+    The prompt's batch is the one measured. Judging and the host's work between forwards are not included.
+    """
+    if repeats < 1 or not sizes or min(sizes) < 0:
+        raise ValueError(f"sizes are {tuple(sizes)} and repeats {repeats}: give sizes from 0 and at least 1 repeat")
+    session, frontier = _opened(target, prompt)
+    verify = {size: _seconds(_scoring(session, _star(frontier, size)), repeats) for size in sizes}
+    session, frontier = _opened(drafter, prompt)
+    return Costs(_seconds(_growing(session, frontier), repeats) / _LEVELS.depth, verify)
+
+
+_LEVELS = Template.branching((4, 1, 1, 1))  # what drafting is timed on: a few nodes a level, the first one alone
+
+
+def _opened(target: Target, prompt: Any) -> tuple[TargetSession, Draft]:
+    """A session behind its prompt, and a frontier that goes on from there."""
+    session, frontier = target.begin(prompt)
+    session.score(frontier)
+    session.commit(torch.zeros_like(frontier.parents), 1)
+    return session, Draft.root(frontier.nodes[:, -1], frontier.start + 1)
+
+
+def _star(frontier: Draft, size: int) -> Draft:
+    """`size` guesses under the frontier."""
+    if size == 0:
+        return frontier
+    return frontier.extend(frontier.nodes.expand(-1, size), torch.zeros_like(frontier.parents).expand(-1, size), width=size, levels=1)
+
+
+def _scoring(session: TargetSession, draft: Draft) -> Callable[[], torch.Tensor]:
+    """A verify step that leaves the session as it was."""
+
+    def step() -> torch.Tensor:
+        best = session.score(draft).p.mode()
+        session.commit(torch.full_like(draft.parents, -1), 0)
+        return best
+
+    return step
+
+
+def _growing(session: TargetSession, frontier: Draft) -> Callable[[], torch.Tensor]:
+    """The growth of a small tree that leaves the session as it was."""
+    rows, shape = len(frontier.start), StaticTree(_LEVELS)
+    room = Room(torch.full_like(frontier.start, _LEVELS.depth + 1), _LEVELS.depth)
+    noise = Noise.from_seed(0, rows, frontier.start.device)
+
+    def step() -> torch.Tensor:
+        grown, _ = shape.grow(session.score, frontier, room, noise)
+        session.commit(torch.full_like(grown.parents[:, : session.scored], -1), 0)
+        return grown.nodes
+
+    return step
+
+
+@torch.no_grad()
+def _seconds(step: Callable[[], torch.Tensor], repeats: int) -> float:
+    """The median of `repeats` runs, each waited for, after two that warm up."""
+    seconds = []
+    for _ in range(repeats + 2):
+        begun = perf_counter()
+        step().flatten()[0].item()
+        seconds.append(perf_counter() - begun)
+    return median(seconds[2:])

@@ -1,0 +1,25 @@
+"""Every kind of drafter net by name, and a new one made to fit a target."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from mmspec.drafters.feature import Eagle1, Eagle3
+from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
+
+NETS: dict[str, type[nn.Module]] = {net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3)}
+
+
+def net_class(kind: str) -> Any:
+    """The class called `kind`. ValueError lists the kinds there are."""
+    if kind not in NETS:
+        raise ValueError(f"unknown drafter kind {kind!r}; valid: {', '.join(sorted(NETS))}")
+    return NETS[kind]
+
+
+def new_net(kind: str, target: Any, options: Mapping[str, Any] | None = None) -> Any:
+    """An untrained net of `kind` for `target`, whose sizes it takes over; `options` go to the class and win."""
+    config = target.config.get_text_config(decoder=True)
+    made = net_class(kind)
+    return made(**(made.fit(config) | dict(options or {})))

@@ -1,0 +1,189 @@
+"""What a drafter that reads the target learns from: text the target wrote, its hidden states there, and its laws as the goal.
+
+`unroll` runs a net over recorded windows as its guide runs it in a generation, level by level, on the text's own values. A net that
+is trained is therefore the very net that drafts; tests pin the two to each other.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from mmspec.drafters.feature import FeatureNet
+from mmspec.drafters.guided import head_of
+from mmspec.drafters.heads import Heads
+from mmspec.train.losses import Loss, mixture
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Windows of text with what the target thought of it."""
+
+    ids: Tensor  # [B, W]
+    features: Tensor  # [B, W, F] the hidden states the net reads, side by side
+    last: Tensor  # [B, W, H] the last hidden state, which the head reads
+    own: Tensor  # [B, W] bool: did the target write this value? Only its own text is a lesson
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A net's guesses at one level, for M places of every window."""
+
+    logits: Tensor  # [B, M, V] over the net's own values
+    after: int  # the first guess is for the law after window position `after`, the next for the one after that, ...
+    blind: int = 0  # the first places have no net states to go on: not counted
+    state: Tensor | None = None  # [B, M, H] the net's guess of the target's last hidden state at those positions
+
+
+@singledispatch
+def unroll(net: Any, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+    """Levels 1 to `depth` of `net`, each on the text's own values. TypeError for nets nobody has taught this module to unroll."""
+    raise TypeError(f"{type(net).__name__} cannot be trained here: register a function for it with mmspec.train.lessons.unroll")
+
+
+@unroll.register
+def _(net: Heads, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+    depth = min(depth, net.most)
+    values = embed(window.ids)
+    places = window.ids.shape[1] - 1 - depth  # so that every level has a value and a law at each of them
+    if places < 1:
+        raise ValueError(f"windows of {window.ids.shape[1]} values are too short for {depth} levels: give at least {depth + 2}")
+    state = net.start(window.features[:, :places], values[:, 1 : 1 + places])
+    for level in range(depth):
+        if level:
+            state = net.advance(state, values[:, 1 + level : 1 + level + places], level)
+        yield Level(net.logits(net.read(state, level), level, head), 1 + level)
+
+
+@unroll.register
+def _(net: FeatureNet, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+    """Column t holds value t + 1 and a state at t: the target's at level 1, the net's own of the level before from then on.
+
+    A column of level j sees the level-1 columns up to t - j + 1 and one column of each level between, as on a chain of j guesses
+    (EAGLE-3's training-time test; HASS's context alignment).
+    """
+    own = getattr(net, "embed_tokens", None)
+    value = (embed if own is None else own)(window.ids[:, 1:])
+    size, device = value.shape[1], value.device
+    positions = torch.arange(size, device=device).expand(len(value), -1)
+    t = torch.arange(size, device=device)
+    state, cache = net.take(window.features[:, :-1]), DynamicCache()
+    for level in range(1, depth + 1):
+        blocks = [t <= t[:, None] - (level - 1)] + [t == t[:, None] - (level - earlier) for earlier in range(2, level + 1)]
+        mask = torch.cat(blocks, 1)
+        mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
+        state = net(state, value, positions, mask[None, None], cache)
+        yield Level(net.own_logits(state, head), 1, level - 1, state)
+        state = torch.cat([state[:, :1], state[:, :-1]], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What a lesson optimises: a mixture of losses by name, levels falling in weight by `decay`, and how much of the loss is
+    SmoothL1 between the net's states and the target's (EAGLE-1; nets that predict no states have none)."""
+
+    depth: int = 4
+    laws: dict[str, float] = field(default_factory=lambda: {"kl": 1.0})
+    decay: float = 0.8
+    states: float = 0.0
+
+    def __post_init__(self):
+        if self.depth < 1:
+            raise ValueError(f"Aim.depth is {self.depth}: a drafter needs at least one level")
+        mixture(self.laws)
+
+
+class Lesson(nn.Module):
+    """A net and its loss over recorded windows, as one module, so that several processes may share the training of it.
+
+    `target` stays outside: it is not trained and not saved. See `Joint` for training both.
+    """
+
+    def __init__(self, net: nn.Module, target: Any, aim: Aim):
+        super().__init__()
+        self.net, self.aim = net, aim
+        self._target = (target,)  # in a tuple, or it would be a submodule
+
+    def forward(self, window: Window) -> Tensor:
+        loss, total = window.last.new_zeros(()), 0.0
+        for depth, (level, log_p, log_q, value, counted) in enumerate(self._compared(window)):
+            weight = self.aim.decay**depth
+            value_loss = _mean(self._loss(log_p, log_q, value), counted)
+            if self.aim.states and level.state is not None:
+                goal = window.last[:, level.after : level.after + counted.shape[1]]
+                gap = nn.functional.smooth_l1_loss(level.state, goal, reduction="none").mean(-1)
+                value_loss = value_loss + self.aim.states * _mean(gap, counted)
+            loss, total = loss + weight * value_loss, total + weight
+        return loss / total
+
+    @torch.no_grad()
+    def acceptance(self, window: Window) -> list[tuple[float, float]]:
+        """For every level: how often the token rule would accept (1 - TV), and how often the likeliest values agree."""
+        found = []
+        for _, log_p, log_q, _, counted in self._compared(window, whole=True):
+            taken = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
+            agree = (log_p.argmax(-1) == log_q.argmax(-1)).float()
+            found.append((_mean(taken, counted).item(), _mean(agree, counted).item()))
+        return found
+
+    @property
+    def _loss(self) -> Loss:
+        return mixture(self.aim.laws)
+
+    def _compared(self, window: Window, whole: bool = False) -> Iterator[tuple[Level, Tensor, Tensor, Tensor, Tensor]]:
+        """Every level with log p, log q, the value that came and which places count, over the net's values or the target's `whole`."""
+        (target,) = self._target
+        head, embed = head_of(target), target.get_input_embeddings()
+        with torch.no_grad():
+            logits = head(window.last).float()
+        known = getattr(self.net, "vocabulary", None)
+        for level in unroll(self.net, window, embed, head, self.aim.depth):
+            places = min(level.logits.shape[1], window.ids.shape[1] - 1 - level.after)  # the last law has no value after it
+            at = slice(level.after, level.after + places)
+            log_p, log_q = logits[:, at], level.logits[:, :places].float().log_softmax(-1)
+            value = window.ids[:, level.after + 1 : level.after + 1 + places]
+            counted = window.own[:, level.after + 1 : level.after + 1 + places].clone()
+            counted[:, : level.blind] = False
+            if known is not None and whole:
+                log_q = torch.full_like(log_p, -torch.inf).index_copy_(-1, known, log_q)
+            elif known is not None:
+                log_p, value = log_p[..., known], _within(value, known, log_p.shape[-1])
+            level = level if level.state is None else Level(level.logits, level.after, level.blind, level.state[:, :places])
+            yield level, log_p.log_softmax(-1), log_q, value, counted
+
+
+def _within(value: Tensor, known: Tensor, size: int) -> Tensor:
+    """`value` by its place among `known` ids, -1 where it is not there."""
+    places = torch.full((size,), -1, dtype=torch.long, device=value.device)
+    places[known] = torch.arange(len(known), device=value.device)
+    return places[value]
+
+
+def _mean(x: Tensor, counted: Tensor) -> Tensor:
+    return (x * counted).sum() / counted.sum().clamp_min(1)
+
+
+class Joint(nn.Module):
+    """The target and its drafter trained together (Medusa-2; VADUSA's joint mode): next-value loss plus `weight` of the lesson's.
+
+    The target's hidden states are made anew, with gradients, so that it learns to foretell. Its law changes: what is exact afterwards
+    is decoding with the new target. Start from heads trained alone, and give them a higher rate than the target (`Fit.rates`).
+    """
+
+    def __init__(self, net: nn.Module, target: nn.Module, aim: Aim, weight: float = 0.2):
+        super().__init__()
+        self.lesson, self.target, self.weight = Lesson(net, target, aim), target, weight
+
+    def forward(self, ids: Tensor, own: Tensor) -> Tensor:
+        out = self.target(ids, labels=ids, output_hidden_states=True)
+        net: Any = self.lesson.net
+        features = torch.cat([out.hidden_states[state] for state in net.reads], -1)
+        return out.loss + self.weight * self.lesson(Window(ids, features, out.hidden_states[-1], own))
+
+
+def acceptance_text(levels: Sequence[tuple[float, float]]) -> str:
+    return "  ".join(f"{depth}: {taken:.3f}/{agree:.3f}" for depth, (taken, agree) in enumerate(levels, 1))
