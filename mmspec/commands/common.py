@@ -42,7 +42,7 @@ DRAFTER = Annotated[
 ACCEPT_RULE = Annotated[
     str | None, option(HOW, "exact (default), coupled, block, typical, ... (mmspec models lists them).", "--accept", metavar="RULE")
 ]
-LENGTH = Annotated[str | None, option(HOW, "Guesses a round: a number, or auto (default) for what is fastest.", metavar="N")]
+LENGTH = Annotated[str | None, option(HOW, "Guesses a round: a number, auto (default) for what is fastest, or thompson.", metavar="N")]
 TREE = Annotated[
     str | None,
     option(
@@ -151,9 +151,9 @@ def _named(name: str, before: DrafterSection) -> DrafterSection:
 
 
 def _length(text: str) -> int | str:
-    if text == "auto" or text.isdigit():
-        return text if text == "auto" else int(text)
-    raise ValueError(f"--draft-length is {text!r}: give a number of guesses, or auto")
+    if text in ("auto", "thompson") or text.isdigit():
+        return int(text) if text.isdigit() else text
+    raise ValueError(f"--draft-length is {text!r}: give a number of guesses, auto or thompson")
 
 
 def _tree(text: str) -> list[int] | str | None:

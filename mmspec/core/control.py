@@ -1,5 +1,6 @@
-"""How many guesses to draft: a fixed number, or the one that maximises measured throughput, zero included."""
+"""How many guesses to draft: a fixed number, the one that maximises measured throughput, or one drawn by Thompson sampling."""
 
+import random
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,7 +30,7 @@ class Fixed:
 
     def __post_init__(self):
         if self.guesses < 0:
-            raise ValueError(f"draft_length is {self.guesses}: give 0 or more guesses, or 'auto'")
+            raise ValueError(f"draft_length is {self.guesses}: give 0 or more guesses, 'auto' or 'thompson'")
 
     def begin(self) -> "Fixed":
         return self
@@ -119,3 +120,43 @@ class ThroughputSession:
         furthest = 2 * max(self.seconds) + 2  # costs are not extrapolated far
         usable = [n for n in self.plan.lengths if n <= furthest]
         return max(usable, key=lambda n: self.expected(n) / self.cost(n))
+
+
+@dataclass(frozen=True)
+class Thompson:
+    """EESD's Thompson sampling (Liu et al. 2024): each guess is followed by another with probability theta, drawn anew every time.
+
+    theta comes from Beta(s + 1, f + 1), the posterior of a guess's acceptance after s accepted and f rejected ones, all positions
+    and rows taken together. At least `least` and at most `most` guesses are made. Draws are the plan's own, by `seed`: they do not
+    touch the generation's noise. It looks at acceptance only and never at costs, so it does not end up with no guesses at all.
+    """
+
+    most: int = 16
+    least: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.least <= self.most:
+            raise ValueError(f"least is {self.least} and most {self.most}: give 0 <= least <= most guesses")
+
+    def begin(self) -> "ThompsonSession":
+        return ThompsonSession(self)
+
+
+class ThompsonSession:
+    """The posterior of one generation."""
+
+    def __init__(self, plan: Thompson):
+        self.plan, self.random = plan, random.Random(plan.seed)
+        self.accepted = self.rejected = 0
+
+    def length(self) -> int:
+        length = self.plan.least
+        while length < self.plan.most and self.random.random() < self.random.betavariate(self.accepted + 1, self.rejected + 1):
+            length += 1
+        return length
+
+    def observe(self, length: int, settled: Settled, seconds: float) -> None:
+        # guesses behind the first rejected one were not judged: they say nothing
+        self.accepted += sum(settled.accepted)
+        self.rejected += sum(settled.judged) - sum(settled.accepted)

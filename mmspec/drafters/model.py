@@ -28,7 +28,17 @@ class ModelDrafter:
 
     def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
         own, _ = self.target.begin(self.view(prompt))
-        return ModelSession(own, self.shape)
+        return ModelSession(watching(own, getattr(self.shape, "reads", ())), self.shape)
+
+
+def watching(session: Any, states: tuple[int, ...]) -> Any:
+    """`session`, handing out hidden states `states` from now on. ValueError for one that has none to hand out."""
+    if states and not hasattr(session, "watch"):
+        name = type(session).__name__
+        raise ValueError(f"{name} hands out no hidden states: a learned stop needs a transformers drafter of the target's vocabulary")
+    if states:
+        session.watch(states)
+    return session
 
 
 class ModelSession:
@@ -41,23 +51,25 @@ class ModelSession:
     def __init__(self, session: TargetSession, shape: Shape):
         self.session, self.shape = session, shape
         self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
+        self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
         self.origin: Tensor | None = None  # [B, G] own column of each proposed guess
         self.lag = 0
 
     def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
+        self._forget()
         if room.length == 0:
-            self.origin = None
             return frontier
         own = self._rooted(frontier)
-        grown, self.origin = self.shape.grow(self.session.score, own, room, noise)
-        self.lag = own.roots - 1
+        grown, self.origin = self._grow(frontier, own, room, noise)
+        self.lag = own.roots - frontier.roots
         parents = grown.parents[:, own.roots :]
         parents = torch.where(parents >= 0, parents - self.lag, parents)
         return frontier.extend(grown.guesses, parents, grown.q, linear=grown.linear, width=grown.width, levels=grown.levels)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
-        if self.origin is None:
-            self._wait(draft.nodes[:, :1], draft.valid[:, :1])
+        if draft.size == draft.roots:  # nobody guessed, or what was guessed has been settled by others
+            self._forget()
+            self._wait(draft.nodes, draft.valid)
             return
         kept = verdict.keep[:, 1:]  # guesses
         roots = torch.arange(self.lag + 1, device=kept.device).expand(len(kept), -1)
@@ -68,6 +80,18 @@ class ModelSession:
         value = draft.nodes.gather(1, torch.where(unrun, kept, 0).amax(1, keepdim=True))
         self.session.commit(torch.cat([roots, torch.where(ran, column, -1)], 1), max(settled.accepted) + self.lag + 1)
         self.waiting = (value, unrun.any(1, keepdim=True))
+
+    def _grow(self, frontier: Draft, own: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:
+        """The finished draft that grows from `own`, the roots this session runs, and its guesses' own columns."""
+        return self.shape.grow(self.session.score, own, room, noise)
+
+    def _forget(self) -> None:
+        """Give up the draft under way, if there is one, but for the values that waited: those are settled, and have now been run."""
+        if self.session.scored == 0:
+            return
+        columns = torch.arange(self.fed.shape[1], device=self.fed.device)
+        self.session.commit(torch.where(self.fed, columns, -1), len(columns))
+        self.waiting = None
 
     def _wait(self, value: Tensor, real: Tensor) -> None:
         old = self.waiting
@@ -83,13 +107,16 @@ class ModelSession:
     def _rooted(self, frontier: Draft) -> Draft:
         """The frontier with the waiting values as roots before it."""
         if self.waiting is None:
-            none = torch.zeros_like(frontier.nodes, dtype=torch.bool)
-            self.waiting = (torch.zeros_like(frontier.nodes), none)
+            none = torch.zeros_like(frontier.nodes[:, :1], dtype=torch.bool)
+            self.waiting = (torch.zeros_like(frontier.nodes[:, :1]), none)
         values, real = self.waiting
-        alive = frontier.valid
-        valid = torch.cat([real & alive, alive], 1)
-        columns = torch.arange(valid.shape[1], device=valid.device)
-        before = torch.where(valid, columns, CONTEXT).cummax(1).values
-        before = torch.cat([torch.full_like(before[:, :1], CONTEXT), before[:, :-1]], 1)
-        parents = torch.where(valid, before, PAD)
-        return Draft(torch.cat([values, frontier.nodes], 1), parents, frontier.start, roots=valid.shape[1])
+        self.fed = real & frontier.valid[:, -1:]
+        return settled_values(torch.cat([values, frontier.nodes], 1), torch.cat([self.fed, frontier.valid], 1), frontier.start)
+
+
+def settled_values(values: Tensor, real: Tensor, start: Tensor) -> Draft:
+    """A draft of roots only: `values` [B, R] one behind the other, PAD where they are not `real` [B, R]."""
+    columns = torch.arange(values.shape[1], device=values.device)
+    before = torch.where(real, columns, CONTEXT).cummax(1).values
+    before = torch.cat([torch.full_like(before[:, :1], CONTEXT), before[:, :-1]], 1)
+    return Draft(values, torch.where(real, before, PAD), start, roots=values.shape[1])

@@ -14,6 +14,7 @@ from torch import Tensor
 from mmspec.core.laws import Categorical, Law
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Draft, Room, Scored
+from mmspec.drafters.stops import Stop
 
 Score = Callable[[Draft], Scored]
 UNRUN = 1 << 30
@@ -46,23 +47,44 @@ def best(law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
 
 @dataclass(frozen=True)
 class Chain:
-    """As many guesses as the round asks for, one by one, up to where the drafter's best probability falls below `stop_below`."""
+    """As many guesses as the round asks for, one by one; a row's chain ends early where `stop` says so.
+
+    Rows that have ended hold PAD and cost their columns. With `early`, drafting ends when no row goes on: one look at the device
+    for every guess, and drafts of changing size, in exchange for the drafter's forwards.
+    """
 
     draw: Draw = sampled
-    stop_below: float = 0.0
+    stop: Stop | None = None
+    early: bool = False
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The drafter's hidden states that `grow` needs to see."""
+        return () if self.stop is None else self.stop.reads
 
     def grow(self, score: Score, draft: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:
-        allowed = room.guesses
+        allowed, stop = room.guesses, self.stop
+        reach = torch.ones_like(draft.start, dtype=torch.float32)
         steps = torch.arange(room.length, device=draft.start.device)
         keys = noise.guess(draft.start[:, None] + steps, draft.start)
         for step in range(room.length):
-            law = score(draft).p.last(1)
+            if self.early and step and not (allowed > step).any():
+                break
+            scored = score(draft)
+            law = scored.p.last(1)
+            if stop is not None:
+                allowed = _ended(allowed, stop.before(law), step)
             value, q = self.draw(law, keys[:, step : step + 1])
-            if self.stop_below > 0:
-                unsure = law.prob(law.mode())[:, 0] < self.stop_below
-                allowed = torch.where(unsure, allowed.clamp(max=step), allowed)
             draft = draft.extend_chain(value, allowed, q)
+            if stop is not None:  # the guess just drawn stays whatever its value: its law given that it stays must be q
+                ends, reach = stop.after(scored, value, reach)
+                allowed = _ended(allowed, ends, step + 1)
         return draft, _in_order(draft)
+
+
+def _ended(allowed: Tensor, ends: Tensor | None, guesses: int) -> Tensor:
+    """`allowed` [B], but no more than `guesses` in rows that end [B]."""
+    return allowed if ends is None else torch.where(ends, allowed.clamp(max=guesses), allowed)
 
 
 def _in_order(draft: Draft) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.config import ACCEPT, DRAFTERS, build
 from mmspec.core.accept import Accept, Coupled, Greedy
-from mmspec.core.control import Control, Fixed, Throughput
+from mmspec.core.control import Control, Fixed, Thompson, Throughput
 from mmspec.core.decode import Drafter, Generation
 from mmspec.core.decode import generate as run
 from mmspec.core.hf import HFTarget
@@ -24,6 +24,7 @@ from mmspec.drafters import shapes
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.vocabulary import Overlap, Translated
 from mmspec.text.families import family_of, positions_of
@@ -48,10 +49,11 @@ def generate(
     top_p: float | None = None,
     repetition_penalty: float | None = None,
     seed: int | Sequence[int] = 0,
-    draft_length: int | str = "auto",
+    draft_length: int | str | Control = "auto",
     tree: Tree = None,
     streamer: Any = None,
     *,
+    stop_below: float | None = None,
     processors: Sequence[Processor] = (),
     stops: Sequence[Stop] = (),
     on_step: Callable[[Step], None] | None = None,
@@ -69,12 +71,14 @@ def generate(
         temperature: 0 for the most likely token; a number, or one per row.
         top_k, top_p, repetition_penalty: applied to the target's and the drafter's law alike; 0, 1 and 1 mean none.
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
-        draft_length: guesses a round, or "auto" for the number that maximises measured throughput, zero included.
+        draft_length: guesses a round; "auto" for the number that maximises measured throughput, zero included; "thompson" for
+            one drawn by Thompson sampling; or a Control object.
         tree: the form a model's guesses take. None for a chain, "comb" for a chain with siblings; a static tree as children per
             level such as (4, 2, 1), a Template, or the path of a template's JSON; a search of the likeliest paths: "expand"
             (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth); or a shape object. When sampling, the siblings of combs and
             static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
         streamer: a transformers streamer; batch 1 only.
+        stop_below: a chain of a model's guesses ends where its best probability falls below this.
         processors, stops: extra law processors and host-side stops; `on_step` sees every round.
         capture: fix all shapes and compile the scoring step (CUDA graphs on a GPU); pays where many tokens share one shape.
 
@@ -104,7 +108,7 @@ def generate(
         (*constraints(model.generation_config, ids.shape[1], max_new_tokens), *processors),
     )
     target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
-    guesser = drafter_of(drafter, target, rule, tree)
+    guesser = stopping(drafter_of(drafter, target, rule, tree), stop_below)
     target = target.capture(max_new_tokens + 64) if capture else target
     control = control_of(draft_length, guesser, tree)
     limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
@@ -157,6 +161,15 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Draf
     if hasattr(drafter, "begin"):
         return drafter
     return ModelDrafter(_as_target(drafter, target), shape_of(tree, rule))
+
+
+def stopping(drafter: Drafter, stop_below: float | None) -> Drafter:
+    """`drafter`, its chains ended where its best probability falls below `stop_below`. ValueError for one that drafts no such chains."""
+    if stop_below is None:
+        return drafter
+    if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.shape, shapes.Chain)):
+        raise ValueError("stop_below ends a model's chains of guesses: draft with a model and leave tree out, or leave stop_below out")
+    return replace(drafter, shape=replace(drafter.shape, stop=Confidence(stop_below)))
 
 
 def _as_target(model: Any, target: HFTarget) -> HFTarget | Translated:
@@ -237,14 +250,19 @@ def pick_for(rule: Accept) -> shapes.Pick:
     return shapes.without_replacement if rule.coupled else shapes.top
 
 
-def control_of(draft_length: int | str, drafter: Drafter, tree: Any) -> Control:
-    """How many guesses a round. A tree brings its own depth (5 for a comb); model-free drafters guess more, as guesses cost nothing."""
+def control_of(draft_length: int | str | Control, drafter: Drafter, tree: Any) -> Control:
+    """How many guesses a round. Left to "auto", a tree brings its own depth (5 for a comb), and model-free drafters, whose guesses
+    cost nothing, make more of them."""
     if isinstance(drafter, NoDraft):
         return Fixed(0)
     if isinstance(draft_length, int) and not isinstance(draft_length, bool):
         return Fixed(draft_length)
+    if not isinstance(draft_length, (str, int)) and hasattr(draft_length, "begin"):
+        return draft_length
+    if draft_length == "thompson":
+        return Thompson()
     if draft_length != "auto":
-        raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, or 'auto'")
+        raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, 'auto', 'thompson' or a Control object")
     depth = getattr(getattr(drafter, "shape", None), "depth", None)
     if depth is not None or tree is not None:
         return Fixed(5 if depth is None else depth)

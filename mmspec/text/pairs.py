@@ -72,6 +72,7 @@ class Pair:
             "accept": self.accept,
             "draft_length": self.config.drafter.length,
             "tree": self.config.drafter.tree if self.model is not None else None,
+            "stop_below": self.config.drafter.options.get("stop_below") if self.model is not None and "drafter" not in changes else None,
             "max_new_tokens": run.max_new_tokens,
             "temperature": run.temperature,
             "top_k": run.top_k,
@@ -108,6 +109,9 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
         return pair
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section))
+    for key in section.options:
+        if key != "stop_below":
+            raise ValueError(f"unknown key {key!r} for drafter 'model'; valid: stop_below")
     if section.path is None:
         if mini is None:
             raise ValueError(f"drafter 'model' is the mini's own: for {pair.name} give a drafter's path, or one of {', '.join(DRAFTERS)}")

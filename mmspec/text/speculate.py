@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
 
 from mmspec.core.accept import Accept
+from mmspec.core.control import Control
 from mmspec.core.decode import generate
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
@@ -22,7 +23,7 @@ from mmspec.text.processors import split_criteria, translate_all
 def speculate(
     drafter: Any = None,
     accept: str | Accept = "exact",
-    draft_length: int | str = "auto",
+    draft_length: int | str | Control = "auto",
     tree: Tree = None,
     seed: int | Sequence[int] = 0,
 ) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement
+from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, exact_error, first_value_law, loop_law, pair, round_law, round_outcomes
 
@@ -19,7 +20,7 @@ CHAINS = {
     "sampled": Chain(sampled),
     "unrecorded": Chain(drawn),
     "best": Chain(best),
-    "stops": Chain(sampled, stop_below=0.6),
+    "stops": Chain(sampled, Confidence(0.6)),
 }
 TREES = {
     "distinct": StaticTree(Template.branching((2, 1))),

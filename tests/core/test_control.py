@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmspec.core.control import Fixed, Throughput
+from mmspec.core.control import Fixed, Thompson, Throughput
 from mmspec.core.records import Settled
 
 
@@ -178,3 +178,52 @@ def test_fixed():
     assert control.length() == 3
     with pytest.raises(ValueError, match="draft_length is -1"):
         Fixed(-1)
+
+
+# --- Thompson sampling ------------------------------------------------------------------------------------------------
+
+
+def geometric(chance: float, most: int, least: int = 1) -> float:
+    """Mean length when every guess is followed by another with `chance`."""
+    return least + sum(chance**n for n in range(1, most - least + 1))
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("chance", [0.2, 0.6, 0.9])
+def test_thompson_continues_as_often_as_guesses_are_accepted(chance, rows):
+    world, session = World(chance, 0.0, rows=rows), Thompson(most=12).begin()
+    world.run(session, 2000)
+    chosen = world.run(session, 2000)
+    posterior = (session.accepted + 1) / (session.accepted + session.rejected + 2)
+    assert posterior == pytest.approx(chance, abs=0.02)
+    assert sum(chosen) / 2000 == pytest.approx(geometric(chance, 12), rel=0.08)
+    assert set(chosen) <= set(range(1, 13))
+
+
+def test_thompson_draws_from_the_posterior():
+    """Before anything is known theta is uniform, and the mean length is that of a fair coin; with equal counts it stays a fair coin."""
+    first = [Thompson(most=30, least=0, seed=seed).begin().length() for seed in range(4000)]
+    assert sum(first) / 4000 == pytest.approx(1.0, abs=0.08)
+    session = Thompson(most=30, least=0).begin()
+    session.observe(4, settled([3], 4), 1.0)
+    assert (session.accepted, session.rejected) == (3, 1)
+    session.observe(4, settled([4], 4), 1.0)  # everything accepted: nothing was rejected
+    assert (session.accepted, session.rejected) == (7, 1)
+
+
+def test_thompson_counts_judged_guesses_only():
+    session = Thompson().begin()
+    session.observe(4, settled([0, 0], 0), 1.0)  # no guesses were made
+    session.observe(4, replace(settled([0], 0), values=[[]]), 1.0)  # an ended row
+    assert (session.accepted, session.rejected) == (0, 0)
+
+
+def test_thompson_repeats_itself():
+    lengths = [World(0.7, 0.0).run(Thompson(seed=seed).begin(), 50) for seed in (1, 1, 2)]
+    assert lengths[0] == lengths[1] != lengths[2]
+
+
+def test_thompsons_bounds_are_checked():
+    with pytest.raises(ValueError, match="least is 3 and most 2"):
+        Thompson(most=2, least=3)
+    assert Thompson(most=2, least=2).begin().length() == 2

@@ -19,6 +19,7 @@ from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement, without_replacement
+from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
 from tests.oracles.statistics import chi_square
 from tests.oracles.tables import encode, pair, run_loop
@@ -67,7 +68,7 @@ SHAPES = {
     "chain 5": (Chain(drawn), 5),
     "greedy chain": (Chain(best), 3),
     "recorded chain": (Chain(sampled), 3),
-    "cautious chain": (Chain(drawn, stop_below=0.5), 5),
+    "cautious chain": (Chain(drawn, Confidence(0.5)), 5),
     "distinct tree": (StaticTree(Template.branching((3, 2, 1)), without_replacement), 3),
     "repeated tree": (StaticTree(Template.branching((2, 2)), with_replacement), 2),
     "top tree": (StaticTree(Template.branching((3, 2, 1)), top), 3),

@@ -1,0 +1,265 @@
+"""Chains that end within a round: exact for any stop that decides about later guesses only, and not for one that does not."""
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
+from mmspec.core.family import DecoderOnly
+from mmspec.core.hf import HFTarget
+from mmspec.core.laws import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.processors import pipeline
+from mmspec.core.records import Draft, Room, Scored
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.shapes import Chain, _ended, _in_order, best, drawn, sampled
+from mmspec.drafters.stops import AcceptanceHead, Confidence, Learned, acceptance_loss
+from tests.drafters.runs import greedy, plain, random_prompt, run
+from tests.oracles.tables import TableTarget, exact_error, pair, run_loop
+
+TINY, SEEN = 1e-9, 1e-3
+ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
+
+
+class Telling(TableTarget):
+    """A table that hands out hidden states: its own laws."""
+
+    def begin(self, prompt):
+        session, frontier = super().begin(prompt)
+        score = session.score
+        session.score = lambda draft: (lambda scored: Scored(scored.p, scored.p.probs()))(score(draft))
+        session.watch = lambda states: None
+        return session, frontier
+
+
+def head(width: int, seed: int = 0, scale: float = 3.0) -> AcceptanceHead:
+    """A random head that says something different for every guess."""
+    torch.manual_seed(seed)
+    made = AcceptanceHead(width, 8, 1)
+    for parameter in made.parameters():
+        parameter.data.mul_(scale)
+    return made.eval()
+
+
+def told(seed: int, most: int, size: int = 3) -> tuple[TableTarget, TableTarget]:
+    target, drafter = pair(size, most, seed, zeros=0.0)
+    return target, Telling(drafter.table)
+
+
+STOPS = {"confidence": Confidence(0.6), "learned": Learned(head(3), 0.6), "cautious": Learned(head(3, 1), 0.3)}
+
+
+@pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
+@pytest.mark.parametrize("stop", STOPS)
+def test_stops_keep_the_law(stop, rule):
+    target, drafter = told(1, 6)
+    assert exact_error(target, ModelDrafter(drafter, Chain(sampled, STOPS[stop])), rule, most=3, length=3) < TINY
+
+
+@pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
+@pytest.mark.parametrize("stop", STOPS)
+def test_breaking_off_early_changes_nothing(stop, rule):
+    target, drafter = told(1, 9)
+    noise = Noise.from_seed(2, 4)  # few rows, so that all of them have often ended
+    whole, early = (
+        run_loop(target, ModelDrafter(drafter, Chain(sampled, STOPS[stop], early)), rule, noise, 4, 8, 4).outputs for early in (False, True)
+    )
+    assert whole == early
+
+
+def test_the_learned_stop_looks_at_the_guess():
+    """Or the law would hold for trivial reasons: the same history, two guesses, one of which ends the chain."""
+    drafter = told(1, 6)[1]
+    session, frontier = drafter.begin(60)
+    draft, _ = Chain(sampled, STOPS["learned"]).grow(session.score, frontier, Room(torch.full((60,), 9), 2), Noise.from_seed(0, 60))
+    goes_on = {value: set(draft.valid[draft.nodes[:, 1] == value, 2].tolist()) for value in range(3)}
+    assert {frozenset(found) for found in goes_on.values() if found} == {frozenset([True]), frozenset([False])}
+
+
+class Dropping(Chain):
+    """The mutant: a guess that looks bad is dropped itself."""
+
+    def grow(self, score, draft, room, noise):
+        allowed, reach = room.guesses, torch.ones(len(draft.start))
+        keys = noise.guess(draft.start[:, None] + torch.arange(room.length), draft.start)
+        for step in range(room.length):
+            scored = score(draft)
+            value, q = self.draw(scored.p.last(1), keys[:, step : step + 1])
+            ends, reach = self.stop.after(scored, value, reach)
+            allowed = _ended(allowed, ends, step)
+            draft = draft.extend_chain(value, allowed, q)
+        return draft, _in_order(draft)
+
+
+@pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
+def test_a_guess_dropped_for_its_value_shows(rule):
+    target, drafter = told(1, 6)
+    assert exact_error(target, ModelDrafter(drafter, Dropping(sampled, STOPS["learned"])), rule, most=3, length=3) > SEEN
+
+
+# --- what a stop does -------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A drafter's session with a law and a hidden state a step, the same for every row but for `rows`."""
+
+    def __init__(self, probs: torch.Tensor):
+        self.probs, self.calls = probs, 0  # [B, steps, V]
+
+    def __call__(self, draft: Draft) -> Scored:
+        law = Categorical.of(self.probs[:, self.calls : self.calls + 1])
+        self.calls += 1
+        return Scored(law, law.probs())
+
+
+def grown(stop, probs, *, early=False, length=4):
+    rows = len(probs)
+    frontier = Draft.root(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
+    script = Script(torch.tensor(probs))
+    draft, _ = Chain(best, stop, early).grow(script, frontier, Room(torch.full((rows,), 99), length), Noise.from_seed(0, rows))
+    return draft.valid[:, 1:].sum(1).tolist(), draft.size - 1, script.calls
+
+
+SURE, UNSURE = [0.9, 0.1], [0.5, 0.5]
+
+
+def test_rows_end_each_at_its_own_place():
+    probs = [[SURE, SURE, UNSURE, SURE], [UNSURE] * 4, [SURE] * 4]
+    assert grown(Confidence(0.6), probs) == ([2, 0, 4], 4, 4)
+
+
+def test_drafting_ends_when_every_row_has():
+    probs = [[SURE, UNSURE, SURE, SURE], [UNSURE] * 4]
+    assert grown(Confidence(0.6), probs) == ([1, 0], 4, 4)
+    assert grown(Confidence(0.6), probs, early=True) == ([1, 0], 2, 2)
+
+
+class Certain(AcceptanceHead):
+    """A head that takes the drafter's own probability for the chance of acceptance."""
+
+    def __init__(self):
+        super().__init__(2, 1, 0)
+
+    def forward(self, hidden, log_q):
+        return torch.logit(log_q.exp())
+
+
+@pytest.mark.parametrize(("risk", "guesses"), [(0.05, 1), (0.15, 2), (0.25, 3), (0.3, 4), (1.0, 4)])
+def test_risks_add_up(risk, guesses):
+    """Four guesses of probability 0.9: 1 - 0.9^n exceeds 0.15 at the second, 0.25 at the third. The one that exceeds is kept."""
+    assert grown(Learned(Certain(), risk), [[SURE] * 4])[0] == [guesses]
+
+
+def test_numbers_are_checked():
+    with pytest.raises(ValueError, match=r"stop_below is 1\.5"):
+        Confidence(1.5)
+    with pytest.raises(ValueError, match="risk is -1"):
+        Learned(head(3), -1)
+    with pytest.raises(ValueError, match="hidden, width and blocks"):
+        AcceptanceHead(0)
+
+
+# --- over transformers models -----------------------------------------------------------------------------------------
+
+
+def drafter(small, shape, temperature=None) -> ModelDrafter:
+    return ModelDrafter(HFTarget(small, DecoderOnly.of(small), pipeline(temperature=temperature)), shape)
+
+
+@pytest.mark.parametrize("inputs", [ONE, RAGGED], ids=["one", "ragged"])
+@pytest.mark.parametrize("stop", [Confidence(0.5), Learned(head(32), 0.4), Learned(head(64), 0.4, (0, -1))], ids=["sure", "learned", "two"])
+def test_output_is_that_of_plain_decoding(big, small, inputs, stop):
+    assert run(big, drafter(small, Chain(best, stop)), inputs).sequences.tolist() == greedy(big, inputs)
+    sampling = drafter(small, Chain(drawn, stop, early=True), 1.0)
+    for rule in (Coupled(), Match()):
+        assert run(big, sampling, inputs, rule, seed=3, temperature=1.0).sequences.tolist() == plain(big, inputs, seed=3)
+
+
+def test_the_learned_stop_reads_the_state_the_guess_comes_from(big, small):
+    """The state handed to the head is the last one before the drafter's own head: it gives q back."""
+    seen = []
+
+    class Watching(AcceptanceHead):
+        def forward(self, hidden, log_q):
+            seen.append((hidden, log_q))
+            return super().forward(hidden, log_q)
+
+    lengths = []
+    plan = drafter(small, Chain(best, Learned(Watching(32), 1.0)))
+    run(big, plan, ONE, Greedy(), new=6, length=3, on_step=lambda step: lengths.append(step.draft))
+    log_q = torch.stack([small.lm_head(hidden).log_softmax(-1).amax(-1) for hidden, _ in seen])
+    assert torch.allclose(log_q, torch.stack([found for _, found in seen]), atol=1e-5)
+    assert sum(draft.size - 1 for draft in lengths) == len(seen)
+
+
+def test_a_row_stops_the_same_alone_and_in_a_batch(big, small):
+    plan = drafter(small, Chain(sampled, Learned(head(32), 0.4)), 1.0)
+    batch = run(big, plan, RAGGED, Token(), seed=5, temperature=1.0)
+    for row in range(3):
+        alone = {key: value[row : row + 1] for key, value in RAGGED.items()}
+        assert run(big, plan, alone, Token(), seed=5 + row, temperature=1.0).sequences[0].tolist() == batch.sequences[row].tolist()
+
+
+def test_missing_states_are_said_in_one_line(big, small):
+    table = pair(3, 6, 1)[1]
+    with pytest.raises(ValueError, match="TableSession hands out no hidden states"):
+        ModelDrafter(table, Chain(sampled, Learned(head(3)))).begin(1, None)
+    with pytest.raises(ValueError, match="reads 7 numbers, but the drafter's states hold 32"):
+        run(big, drafter(small, Chain(best, Learned(head(7)))), ONE)
+
+
+# --- the head ---------------------------------------------------------------------------------------------------------
+
+
+def test_rejections_weigh_more():
+    logits, accepted = torch.tensor([0.3, -1.2, 2.0]), torch.tensor([True, False, False])
+    expected = binary_cross_entropy_with_logits(logits, accepted.float(), weight=torch.tensor([1.0, 6.0, 6.0]))
+    assert torch.allclose(acceptance_loss(logits, accepted), expected)
+    real = torch.tensor([True, True, False])
+    assert torch.allclose(acceptance_loss(logits, accepted, real), acceptance_loss(logits[:2], accepted[:2]))
+
+
+def test_the_loss_is_least_where_it_should_be():
+    """Of a guess accepted with chance a, the best answer is a / (a + w (1 - a)), for hard labels in the mean and for soft ones."""
+    logit = torch.zeros((), requires_grad=True)
+    chance, best_answer = torch.tensor(0.9), 0.9 / (0.9 + 6 * 0.1)
+    labels = torch.arange(10) < 9
+    for accepted in (chance, labels):
+        optimiser = torch.optim.LBFGS([logit], max_iter=50)
+
+        def closure(accepted=accepted):
+            logit.grad = None
+            loss = acceptance_loss(logit.expand(accepted.shape), accepted)
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        assert logit.sigmoid().item() == pytest.approx(best_answer, abs=1e-3)
+
+
+def test_a_head_learns_what_is_accepted():
+    generator = torch.Generator().manual_seed(0)
+    hidden, log_q = torch.randn(600, 4, generator=generator), -torch.rand(600, generator=generator)
+    accepted = hidden[:, 0] + 4 * log_q > -2
+    torch.manual_seed(0)
+    learner = AcceptanceHead(4, 16)
+    optimiser = torch.optim.Adam(learner.parameters(), 1e-2)
+    for _ in range(150):
+        optimiser.zero_grad()
+        acceptance_loss(learner(hidden, log_q), accepted, rejected_weight=1.0).backward()
+        optimiser.step()
+    assert ((learner(hidden, log_q) > 0) == accepted).float().mean() > 0.97
+
+
+def test_a_head_is_saved_whole(tmp_path):
+    made = head(5)
+    made.save(tmp_path / "head")
+    again = AcceptanceHead.load(tmp_path / "head")
+    hidden, log_q = torch.randn(3, 5), torch.zeros(3)
+    assert torch.equal(made(hidden, log_q), again(hidden, log_q))
+    assert not again.training
+    (tmp_path / "head" / "acceptance.json").write_text('{"hidden": 5, "width": 9, "blocks": 1}')
+    with pytest.raises(ValueError, match=r"does not fit its acceptance\.json"):
+        AcceptanceHead.load(tmp_path / "head")
+    with pytest.raises(FileNotFoundError, match=r"holds no acceptance\.json"):
+        AcceptanceHead.load(tmp_path)

@@ -1,0 +1,69 @@
+"""Draft lengths and stops as requests and configs name them."""
+
+import pytest
+import torch
+
+from mmspec.config import Config, DrafterSection, RunSection
+from mmspec.core.control import Fixed, Thompson, Throughput
+from mmspec.drafters.lookup import Lookup
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.none import NoDraft
+from mmspec.text import generate, speculate
+from mmspec.text.generation import control_of, stopping
+from mmspec.text.pairs import load_pair
+from tests.drafters.runs import greedy, random_prompt
+
+INPUTS = random_prompt(5, 9, 7, seed=1)
+
+
+def test_every_name_of_a_draft_length():
+    own, model = Throughput(lengths=(0, 2)), ModelDrafter(None)
+    assert control_of("thompson", model, None) == Thompson()
+    assert control_of(own, model, None) is own
+    assert control_of(3, model, None) == Fixed(3)
+    assert control_of("auto", model, None) == Throughput()
+    assert control_of("thompson", NoDraft(), None) == Fixed(0)
+    for wrong in ("fast", True, None, 1.5):
+        with pytest.raises(ValueError, match="give a number of guesses, 'auto', 'thompson' or a Control object"):
+            control_of(wrong, model, None)
+
+
+@pytest.mark.parametrize("length", ["thompson", Thompson(most=3), 4])
+def test_the_length_never_shows(big, small, length):
+    out = generate(big, INPUTS, small, max_new_tokens=12, draft_length=length, stop_below=0.3)
+    assert out.sequences.tolist() == greedy(big, INPUTS, 12)
+    whole = big.generate(**INPUTS, do_sample=False, max_new_tokens=12, pad_token_id=0, eos_token_id=None)
+    assert torch.equal(big.generate(**INPUTS, max_new_tokens=12, custom_generate=speculate(small, draft_length=length)), whole)
+
+
+def test_stop_below_ends_chains(big, small):
+    drafted = [generate(big, INPUTS, small, max_new_tokens=12, draft_length=4, stop_below=p).stats.drafted for p in (None, 0.0, 0.9, 1.0)]
+    assert drafted[0] == drafted[1] > drafted[2] >= drafted[3]
+
+
+@pytest.mark.parametrize("drafter", [ModelDrafter(None, shape=object()), Lookup()])
+def test_only_a_models_chains_have_a_confidence(drafter):
+    assert stopping(drafter, None) is drafter
+    with pytest.raises(ValueError, match="stop_below ends a model's chains of guesses"):
+        stopping(drafter, 0.5)
+
+
+def pair(**section):
+    return load_pair(Config(drafter=DrafterSection(kind="model", **section), run=RunSection(max_new_tokens=12)))
+
+
+def test_configs_name_both():
+    plain, cautious = pair(length=6), pair(length=6, options={"stop_below": 0.9})
+    inputs = plain.inputs(list(plain.examples[:2]))
+    outs = [made.generate(inputs) for made in (plain, cautious, pair(length="thompson"))]
+    assert outs[0].sequences.tolist() == outs[1].sequences.tolist() == outs[2].sequences.tolist()
+    assert outs[1].stats.drafted < outs[0].stats.drafted
+    assert cautious.generate(inputs, drafter=None).sequences.tolist() == outs[0].sequences.tolist()
+
+
+def test_wrong_options_are_said_in_one_line():
+    with pytest.raises(ValueError, match="unknown key 'stop' for drafter 'model'; valid: stop_below"):
+        pair(options={"stop": 0.4})
+    cautious = pair(options={"stop_below": "often"})
+    with pytest.raises(ValueError, match="stop_below is 'often': give a probability between 0 and 1"):
+        cautious.generate(cautious.inputs(list(cautious.examples[:1])))
