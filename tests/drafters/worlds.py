@@ -8,8 +8,11 @@ from torch import Tensor
 
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
+from mmspec.core.family import DecoderOnly
+from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
+from mmspec.core.processors import pipeline
 from mmspec.core.stats import Stats
 from mmspec.drafters.calibration import Calibration
 from mmspec.drafters.model import ModelDrafter
@@ -65,3 +68,8 @@ def play(target, drafter, shape, rule, *, rows: int = 64, most: int = 300, lengt
     limits, noise = Limits(rows, most), Noise.from_seed(seed, rows)
     out = generate(target, ModelDrafter(drafter, shape), rule, rows, limits=limits, noise=noise, control=Fixed(length), on_step=calibration)
     return out.stats, calibration
+
+
+def cooled(model, shape, heat: float = 1.0) -> ModelDrafter:
+    """`model` drafting for itself at temperature `heat`: often right, and where that is not the target's, not always."""
+    return ModelDrafter(HFTarget(model, DecoderOnly.of(model), pipeline(temperature=heat)), shape)
