@@ -106,7 +106,7 @@ def test_the_sure_go_deeper():
 
 def test_the_drafter_rests_when_no_row_goes_on():
     flat = world([0.25] * 4, [0.25] * 4)[1]
-    for stop, calls in ((None, 6), (OptTree(0.9), 2), (OptTree(1.1), 1), (DynamicDepth((3,), -0.1), 3), (DynamicDepth((3,), -9.0), 6)):
+    for stop, calls in ((None, 6), (OptTree(0.4), 2), (OptTree(1.1), 1), (DynamicDepth((3,), -0.1), 3), (DynamicDepth((3,), -9.0), 6)):
         session, (_, frontier) = Counted(flat, 2), flat.begin(2)
         ExpandRerank(2, 6, 8, stop).grow(session.score, frontier, Room(torch.full((2,), 99), 6), Noise.from_seed(0, 2))
         assert session.calls == calls
