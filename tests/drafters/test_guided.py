@@ -1,0 +1,218 @@
+"""Drafters that read the target: what every drafter owes, and that a net drafts with the very laws it was trained on."""
+
+import pytest
+import torch
+
+from mmspec.core.accept import Coupled, Greedy, Token
+from mmspec.core.control import Fixed
+from mmspec.core.siblings import without_replacement as without_replacement_rule
+from mmspec.drafters import guided
+from mmspec.drafters.feature import Eagle1, Eagle3
+from mmspec.drafters.guided import GuidedDrafter, head_of
+from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
+from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
+from mmspec.train.lessons import Window, unroll
+from tests.conftest import llama
+from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
+from tests.drafters.test_contract import (  # noqa: F401  the same laws, over the drafters below
+    test_a_row_drafts_the_same_alone_and_in_a_batch,
+    test_draft_length_may_change_every_round,
+    test_greedy_output_is_that_of_transformers,
+    test_no_guesses_when_none_are_asked_for,
+    test_no_residue_between_calls,
+    test_rows_that_end_early,
+    test_sampled_output_is_that_of_plain_sampling,
+    test_shapes_are_fixed_from_the_second_round_on,
+)
+from tests.oracles.statistics import FAIL, PASS, chi_square
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+MAKE = {
+    "medusa": lambda: Medusa(32, 5, layers=2),
+    "medusa-own-heads": lambda: Medusa(32, 5, own_heads=50),
+    "hydra": lambda: Hydra(32, 5, layers=2),
+    "recurrent": lambda: Recurrent(32, width=16),
+    "amphista": lambda: Amphista(32, 5),
+    "eagle1": lambda: Eagle1(SIZES),
+    "eagle3": lambda: Eagle3((1, 2, 3), SIZES, 50),
+    "eagle3-some-values": lambda: Eagle3((0, -1), SIZES, 50, 30, norm_before_residual=True, own_embedding=True),
+}
+
+
+def lively(net):
+    """Weights large enough that every input makes a difference."""
+    torch.manual_seed(3)
+    for parameter in net.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    if isinstance(net, Eagle3) and net.vocabulary is not None:
+        net.know(torch.randperm(50)[:30].sort().values)
+    return net.eval()
+
+
+@pytest.fixture(scope="module")
+def nets():
+    return {name: lively(make()) for name, make in MAKE.items()}
+
+
+@pytest.fixture(params=MAKE)
+def net(request, nets):
+    return nets[request.param]
+
+
+@pytest.fixture
+def drafter(net):
+    return GuidedDrafter(net, Chain(best))
+
+
+# --- what is trained is what is run ---------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Grows a chain of the texts' own values and keeps the laws it is shown; row r goes wrong after `wrong[r]` guesses."""
+
+    def __init__(self, texts, wrong):
+        self.texts, self.wrong = torch.tensor(texts), torch.tensor(wrong)
+        self.seen = []  # (output position of the frontier's successor [B], level, laws [B, V])
+
+    def grow(self, score, draft, room, noise):
+        for level in range(room.length):
+            law = score(draft).p.last(1)
+            self.seen.append((draft.start.clone(), level, law.scores[:, 0].log_softmax(-1)))
+            place = (draft.start + level).clamp(max=self.texts.shape[1] - 1)
+            value = self.texts.gather(1, place[:, None])
+            value = torch.where((self.wrong == level)[:, None], (value + 1) % 50, value)
+            draft = draft.extend_chain(value, room.guesses)
+        return draft, torch.arange(draft.roots, draft.size).expand(len(draft.start), -1)
+
+
+def laws_in_training(big, net, prompt, text, depth):
+    """[depth] tensors [n, V] of log-laws of a whole row, each with the window position its first law comes after."""
+    ids = torch.tensor([prompt + text])
+    with torch.no_grad():
+        hidden = big(ids, output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[state] for state in net.reads], -1)
+        window = Window(ids, features, hidden[-1], torch.ones_like(ids, dtype=torch.bool))
+        found = []
+        for level in unroll(net, window, big.get_input_embeddings(), head_of(big), depth):
+            logits, known = level.logits[0], getattr(net, "vocabulary", None)
+            if known is not None:
+                logits = torch.full((len(logits), 50), -torch.inf).index_copy_(-1, known, logits)
+            found.append((logits.log_softmax(-1), level.after, level.blind))
+    return found
+
+
+PROMPTS = [[5, 9, 30, 7, 8], [11, 3], [40, 41, 42, 6, 7, 8, 30, 31]]
+
+
+def gap_to_training(big, net, wrong=(1, 2, 9)):
+    """The largest relative difference between a law in a generation and the law at the same place and level in training."""
+    inputs = prompt_of(*PROMPTS)
+    texts = greedy(big, inputs, new=24)
+    shape = Scripted(texts, wrong)
+    out = run(big, GuidedDrafter(net, shape), inputs, length=4, new=24)
+    assert out.sequences.tolist() == texts
+    assert out.stats.accepted > 20  # rounds really keep guesses: what they leave behind is read
+    worst, compared = 0.0, 0
+    for row, prompt in enumerate(PROMPTS):
+        training = laws_in_training(big, net, prompt, texts[row], 4)
+        for start, level, law in shape.seen:
+            after = len(prompt) + int(start[row]) - 1 + level  # window position of the node the law comes after
+            laws, first, blind = training[level]
+            place = after - first
+            if level > 23 - start[row] or wrong[row] < level or not blind <= place < len(laws):
+                continue  # nothing was guessed there, or on from another value than the text's
+            a, b = law[row], laws[place]
+            real = b > -torch.inf
+            assert (real == (a > -torch.inf)).all()
+            gap = ((a - b).abs() / (1 + b.abs()))[real].max().item()
+            worst, compared = max(worst, gap), compared + 1
+    assert compared > 45
+    return worst
+
+
+def test_a_net_drafts_with_the_laws_it_was_trained_on(big, net):
+    assert gap_to_training(big, net) < 1e-5
+
+
+def test_values_paired_with_the_wrong_states_are_caught(big, net, monkeypatch):
+    right = guided.Fresh.of.__func__ if hasattr(guided.Fresh.of, "__func__") else guided.Fresh.of
+
+    def late(draft, scored, verdict):
+        fresh = right(draft, scored, verdict)
+        return guided.Fresh(fresh.values, torch.roll(fresh.features, 1, 1), fresh.real)
+
+    monkeypatch.setattr(guided.Fresh, "of", staticmethod(late))
+    assert gap_to_training(big, net) > 1e-2
+
+
+def test_a_drafters_own_columns_kept_in_its_cache_are_caught(big, nets, monkeypatch):
+    from mmspec.core.hf import HFSession
+
+    commit = HFSession.commit
+
+    def keep_one_more(self, keep, most):
+        own = isinstance(self.target.model, (Eagle1, Eagle3))
+        extra = torch.full_like(keep[:, :1], keep.shape[1])
+        commit(self, torch.cat([keep, torch.where((keep >= 0).any(1, keepdim=True), extra, -1)], 1) if own else keep, most + own)
+
+    monkeypatch.setattr(HFSession, "commit", keep_one_more)
+    assert gap_to_training(big, nets["eagle1"]) > 1e-2
+
+
+# --- rules and shapes ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "rule"),
+    [(Comb(pick=top), Greedy()), (Comb(), Coupled()), (Chain(drawn), Coupled())],
+    ids=["comb", "coupled-comb", "coupled"],
+)
+def test_shapes_and_rules_give_the_same_tokens(big, net, shape, rule):
+    inputs = random_prompt(5, 9, 1, seed=1)
+    heat = None if isinstance(rule, Greedy) else 1.0
+    expected = greedy(big, inputs) if heat is None else plain(big, inputs, seed=4)
+    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=heat).sequences.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "rule"), [(Chain(sampled), Token()), (Comb(pick=without_replacement), without_replacement_rule())], ids=["token", "tree"]
+)
+@pytest.mark.parametrize("name", ["hydra", "eagle1", "eagle3-some-values"])
+def test_sampled_text_follows_the_targets_law(nets, name, shape, rule):
+    """Values 2 and 3 of 3,000 sampled texts, both drafted, against the target's exact joint law, and against one that must be refused."""
+    target = llama(3, seed=5)
+    prompt, rows = [4, 8, 15], 3000
+    inputs = {"input_ids": torch.tensor([prompt] * rows), "attention_mask": torch.ones(rows, len(prompt), dtype=torch.long)}
+    out = run(target, GuidedDrafter(nets[name], shape), inputs, rule, new=4, length=3, temperature=1.0)
+    with torch.no_grad():
+        three = torch.cartesian_prod(torch.arange(50), torch.arange(50), torch.tensor([0]))
+        laws = target(torch.cat([torch.tensor([prompt] * len(three)), three[:, :2]], 1)).logits[:, -3:].softmax(-1).double()
+    first, second, third = laws[:, 0].gather(1, three[:, :1])[:, 0], laws[:, 1].gather(1, three[:, 1:2])[:, 0], laws[:, 2]
+    joint = ((first * second)[:, None] * third).view(50, 50, 50).sum(0).flatten()
+    values = out.sequences[:, 1] * 50 + out.sequences[:, 2]
+    assert out.stats.judged > rows
+    assert chi_square(values, joint) > PASS
+    assert chi_square(values, 0.8 * joint + 0.2 * joint.roll(1)) < FAIL
+
+
+def test_a_net_for_another_width_is_refused(big):
+    with pytest.raises(ValueError, match="16 wide, but the target's are 32"):
+        run(big, GuidedDrafter(Medusa(16)), random_prompt(4))
+
+
+def test_a_state_that_is_not_there_is_refused(big):
+    with pytest.raises(ValueError, match="hidden state 4 does not exist: the model has 3 layers"):
+        run(big, GuidedDrafter(Eagle3((1, 2, 4), SIZES, 50)), random_prompt(4))
+
+
+def test_nothing_is_drafted_deeper_than_there_are_heads(big, nets):
+    depths = []
+    run(big, GuidedDrafter(lively(Medusa(32, 2))), random_prompt(5, 7), control=Fixed(6), on_step=lambda s: depths.append(s.draft.height))
+    assert set(depths) == {0, 2}
