@@ -43,6 +43,7 @@ DRAFTERS = {
     "copy": "mmspec.drafters.copy:Copy",
     "recycling": "mmspec.drafters.recycling:Recycling",
     "jacobi": "mmspec.drafters.jacobi:Jacobi",
+    "lookahead": "mmspec.drafters.lookahead:Lookahead",
 }
 SECTIONS = ("target", "drafter", "accept", "run")
 

@@ -9,6 +9,7 @@ from mmspec.core.control import Fixed
 from mmspec.drafters.copy import Copy
 from mmspec.drafters.datastore import Datastore, Retrieval
 from mmspec.drafters.jacobi import Jacobi, uniform
+from mmspec.drafters.lookahead import Lookahead
 from mmspec.drafters.lookup import Lookup
 from mmspec.drafters.ngram import NGram, bigram_table
 from mmspec.drafters.none import NoDraft
@@ -34,6 +35,8 @@ NAMES = (
     "jacobi",
     "jacobi-uniform",
     "jacobi-drawn",
+    "lookahead",
+    "lookahead-drawn",
 )
 
 
@@ -58,6 +61,8 @@ def drafters(big, tmp_path_factory):
         Jacobi(),
         Jacobi(fill=uniform),
         Jacobi(draw=drawn),
+        Lookahead(window=3, ngram=3),
+        Lookahead(window=4, guesses=2, pool=6, seeded=False, draw=drawn),
     )
     return dict(zip(NAMES, made, strict=True))
 
@@ -178,6 +183,6 @@ class Watched:
 def test_rounds_never_read_from_the_device(drafter, big):
     watched = Watched(drafter)
     run(big, watched, RAGGED)
-    host = not isinstance(drafter, (Jacobi, Recycling))
+    host = not isinstance(drafter, (Jacobi, Lookahead, Recycling))
     steady = watched.copies[2:]
     assert set(steady) <= ({0, 1} if host else {0})  # none at all in a round in which no row has a guess
