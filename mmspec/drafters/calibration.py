@@ -67,10 +67,11 @@ class Calibration:
     @staticmethod
     def from_json(data: Any) -> "Calibration":
         """What `to_json` gave. ValueError for anything else."""
-        hits, tries = (data.get(name) if isinstance(data, Mapping) else None for name in ("hits", "tries"))
-        if not (_counts(hits) and _counts(tries)) or [len(row) for row in hits] != [len(row) for row in tries]:
+        tables: list[Any] = [data.get(name) if isinstance(data, Mapping) else None for name in ("hits", "tries")]
+        if not all(map(_counts, tables)) or len({tuple(map(len, table)) for table in tables}) > 1:
             raise ValueError('not a calibration: give {"hits": ..., "tries": ...}, two tables [level][rank] of counts of one shape')
-        if any(hit > tried for row, other in zip(hits, tries, strict=True) for hit, tried in zip(row, other, strict=True)):
+        hits, tries = tables
+        if any(hit > tried for pair in zip(hits, tries, strict=True) for hit, tried in zip(*pair, strict=True)):
             raise ValueError("a calibration counts more hits than tries: measure it again")
         return Calibration([list(row) for row in hits], [list(row) for row in tries])
 

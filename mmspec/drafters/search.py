@@ -44,10 +44,10 @@ class OptTree:
         return expected(levels, nodes) - expected(levels[:-1], nodes) <= self.delta
 
 
-def expected(levels: Sequence[Tensor], nodes: int) -> Tensor | float:
+def expected(levels: Sequence[Tensor], nodes: int) -> Tensor:
     """The sum of the `nodes` largest path probabilities, [B]; 0 without levels."""
     if not levels:
-        return 0.0
+        return torch.zeros(())
     scores = torch.cat(list(levels), 1)
     return scores.topk(min(nodes, scores.shape[1]), -1).values.exp().sum(-1)
 
@@ -126,8 +126,8 @@ class ExpandRerank:
             columns[-1] = columns[-1].scatter(1, chosen, below)
             parents = torch.where(path > -torch.inf, parent_columns, PAD)
             scored_draft = scored_draft.extend(values[-1].gather(1, chosen), parents, width=self.width, levels=level + 1)
-        found = (torch.cat(parts, 1) for parts in (values, scores, above, columns))
-        return self._rerank(draft, *found, len(values))
+        found = [torch.cat(parts, 1) for parts in (values, scores, above, columns)]
+        return self._rerank(draft, *found, levels=len(values))
 
     def _checked(self, beam: Tensor, levels: list[Tensor]) -> tuple[Tensor, bool]:
         """The beam without the rows that stop, and whether none is left."""
@@ -136,7 +136,7 @@ class ExpandRerank:
             return beam, False
         return torch.where(stopped[:, None], -torch.inf, beam), bool(stopped.all())
 
-    def _rerank(self, draft: Draft, values: Tensor, scores: Tensor, above: Tensor, columns: Tensor, levels: int) -> tuple[Draft, Tensor]:
+    def _rerank(self, draft: Draft, values: Tensor, scores: Tensor, above: Tensor, columns: Tensor, *, levels: int) -> tuple[Draft, Tensor]:
         """Keep the best candidates: a stable sort sends ties to the shallower, so parents are kept before their children."""
         count = min(self.nodes, values.shape[1])
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values

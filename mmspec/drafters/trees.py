@@ -84,7 +84,8 @@ class Template:
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The same tree, level by level."""
-        found, place = [], {(): 0}
+        found: list[Level] = []
+        place: dict[NodePath, int] = {(): 0}
         for _, level in groupby(self.paths, len):
             paths = list(level)
             found.append(Level(tuple(place[path[:-1]] for path in paths), tuple(path[-1] for path in paths)))
@@ -103,15 +104,16 @@ def _checked(paths: Any) -> tuple[NodePath, ...]:
     for path in paths:
         if not isinstance(path, Sequence) or isinstance(path, str) or not path or not all(_whole(rank) and rank >= 0 for rank in path):
             raise ValueError(f"template holds {path!r}: a path is a list of ranks from 0, such as [0, 2]")
-    found = {tuple(path) for path in paths}
+    found: set[NodePath] = {tuple(path) for path in paths}
     if len(found) < len(paths):
         twice = next(path for index, path in enumerate(paths) if path in paths[:index])
         raise ValueError(f"template holds {list(twice)} twice: name every node once")
     for path in found:
-        if len(path) > 1 and path[:-1] not in found:
-            raise ValueError(f"template holds {list(path)} without its parent {list(path[:-1])}: add the parent or leave the path out")
-        before = (*path[:-1], path[-1] - 1)
-        if path[-1] > 0 and before not in found:
+        above, rank = path[:-1], path[-1]
+        if above and above not in found:
+            raise ValueError(f"template holds {list(path)} without its parent {list(above)}: add the parent or leave the path out")
+        before = (*above, rank - 1)
+        if rank > 0 and before not in found:
             raise ValueError(f"template holds {list(path)} without {list(before)}: siblings are drawn in order, so ranks have no gaps")
     return tuple(sorted(found, key=lambda path: (len(path), path)))
 
@@ -205,13 +207,14 @@ def _stages(template: Template, length: int, device: torch.device) -> tuple[_Sta
     def tensor(numbers: Any) -> Tensor:
         return torch.tensor(list(numbers), dtype=torch.long, device=device)
 
-    stages, above = [], [()]
+    stages: list[_Stage] = []
+    above: list[NodePath] = [()]
     for _, level in groupby(paths, len):
         nodes, places = list(level), {path: index for index, path in enumerate(above)}
         speaking, children = [path for path in above if path in parents], Counter(node[:-1] for node in nodes)
         counts = [children[path] for path in speaking]
         groups = [(tensor(i for i, own in enumerate(counts) if own == count), count) for count in sorted(set(counts))]
-        grouped = [(*speaking[i], rank) for which, count in groups for i in which.tolist() for rank in range(count)]
+        grouped: list[NodePath] = [(*speaking[i], rank) for which, count in groups for i in which.tolist() for rank in range(count)]
         inside = [node for node in nodes if node in parents]
         stages.append(
             _Stage(
