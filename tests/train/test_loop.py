@@ -1,0 +1,106 @@
+"""The training loop: rates, validation at checkpoints, atomic checkpoints, and several processes that train one model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mmspec.train import Fit, fit
+
+ROOT = Path(__file__).parents[2]
+
+
+def line() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def squares(model: nn.Module, turn: int) -> torch.Tensor:
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(turn))
+    return (model(x) - x.sum(-1, keepdim=True)).square().mean()
+
+
+def test_training_learns_and_validates_at_every_checkpoint(tmp_path):
+    model, seen = line(), []
+    losses = fit(
+        model,
+        squares,
+        Fit(steps=30, lr=0.1, warmup=2, checkpoint_every=10),
+        tmp_path / "run.pt",
+        validate=lambda m, s: seen.append((s, m.training)),
+    )
+    assert losses[-1] < 0.2 * losses[0]
+    assert seen == [(10, False), (20, False), (30, False)]
+    assert not model.training
+    assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_a_rate_of_its_own(tmp_path):
+    model = nn.ModuleDict({"a": line(), "b": line()})
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    fit(
+        model,
+        lambda m, turn: squares(m["a"], turn) + squares(m["b"], turn),
+        Fit(steps=2, lr=1e-3, warmup=0, rates={"a.": 0.0}),
+        tmp_path / "run.pt",
+    )
+    moved = {name: not torch.equal(p, before[name]) for name, p in model.named_parameters()}
+    assert moved == {"a.weight": False, "a.bias": False, "b.weight": True, "b.bias": True}
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    plan = Fit(steps=5, lr=0.1, warmup=0)
+    first, second = line(), line()
+    fit(first, squares, plan, tmp_path / "run.pt")
+    assert fit(second, squares, plan, tmp_path / "run.pt") == []
+    assert torch.equal(first.weight, second.weight)
+
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+from tests.train.test_loop import line, squares
+from mmspec.train import Fit, fit
+from accelerate import PartialState
+turns = []
+def loss(model, turn):
+    turns.append(turn)
+    return squares(model, turn)
+model = line()
+fit(model, loss, Fit(steps=6, lr=0.05, warmup=0), Path(sys.argv[1]) / "run.pt")
+out = Path(sys.argv[1]) / f"rank{PartialState().process_index}.json"
+out.write_text(json.dumps({"turns": turns, "weight": model.weight.tolist()}))
+"""
+
+
+def test_two_processes_train_one_model_on_turns_of_their_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]  # what accelerate launch runs
+    done = subprocess.run(
+        [*launch, str(script), str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert [rank["turns"] for rank in ranks] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+    assert ranks[0]["weight"] == ranks[1]["weight"]
+    alone = line()
+    pairs = lambda model, step: 0.5 * (squares(model, 2 * step) + squares(model, 2 * step + 1))  # noqa: E731
+    fit(alone, pairs, Fit(steps=6, lr=0.05, warmup=0), tmp_path / "alone.pt")
+    assert torch.allclose(torch.tensor(ranks[0]["weight"]), alone.weight, atol=1e-5)
+
+
+def test_no_steps_are_refused():
+    with pytest.raises(ValueError, match=r"Fit.steps is 0"):
+        Fit(steps=0, lr=1.0)
