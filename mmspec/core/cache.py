@@ -7,11 +7,16 @@ last slot is scratch, where PAD columns write. Addresses and shapes stay fixed f
 Keys and values are stored [B, slots, heads, width], so a write is one row-indexed copy, and handed out as [B, heads, slots, width].
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
+
+Store = tuple[Tensor, Tensor]
+"""One layer's keys and values, each [B, slots, heads, width]."""
 
 
 @dataclass(slots=True)
@@ -95,12 +100,26 @@ class SlotCache(Cache):
         rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
         self.cursor.flat = (rows * self.capacity + slots).flatten()
 
-    def gather(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` [B, K] to `target` [B, K] in every layer."""
+    def gather(self, source: Tensor, target: Tensor, layers: int | None = None) -> None:
+        """Copy slots `source` [B, K] to `target` [B, K] in the first `layers` layers, by default in all."""
         rows = torch.arange(source.shape[0], device=source.device)[:, None] * self.capacity
-        for layer in self.slot_layers:
+        for layer in self.slot_layers[:layers]:
             if layer.is_initialized:
                 layer.move((rows + source).flatten(), (rows + target).flatten())
+
+    @contextmanager
+    def lent(self, stores: Sequence[Store], capacity: int) -> Iterator[None]:
+        """Forwards inside read and write `stores`, one a layer, of `capacity` slots a row, in place of the cache's own."""
+        own, before = [(layer.keys, layer.values) for layer in self.slot_layers], self.cursor.capacity
+        try:
+            self.cursor.capacity = capacity
+            for layer, store in zip(self.slot_layers, stores, strict=True):
+                layer.keys, layer.values = store
+            yield
+        finally:
+            self.cursor.capacity = before
+            for layer, store in zip(self.slot_layers, own, strict=True):
+                layer.keys, layer.values = store
 
     def reserve(self, capacity: int) -> None:
         """Grow to at least `capacity` slots, by doubling; every address changes when it does."""

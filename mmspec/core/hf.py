@@ -5,6 +5,7 @@ what each node sees. The prompt is cached lazily, by the first `score`, in the s
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -88,6 +89,16 @@ def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
         raise ValueError(f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, but the model has {limit} positions: shorten it")
 
 
+class Ahead(Protocol):
+    """Work on `draft` that its drafter has already done. Whoever scores another draft leaves it aside."""
+
+    draft: Draft
+
+    def done(self, session: "HFSession", layout: Layout) -> AbstractContextManager[None]:
+        """A forward of the model inside does only what is left to do. Not for captured models."""
+        ...
+
+
 class HFSession:
     """One generation over one `HFTarget`: the cache, every row's settled length and ids, and the draft under way."""
 
@@ -101,6 +112,7 @@ class HFSession:
         self.scored = 0  # its columns scored so far
         self.linear = True
         self.watched: tuple[int, ...] = ()
+        self.ahead: Ahead | None = None
 
     def watch(self, states: Sequence[int]) -> None:
         """From now on `score` hands out these hidden states, numbered as in `core.stack`, side by side. For drafters that read them."""
@@ -109,16 +121,19 @@ class HFSession:
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
         """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
-        first = self.scored
-        self._make_room(draft)
-        prompt, layout = self.context, self._layout(draft, first)
-        self.cache.point(layout.slots, layout.visible.shape[-1])
+        first, prompt = self.scored, self.context
+        layout = self.place(draft, first)
         fresh = draft.size - first
-        logits, hidden = self._forward(layout, fresh, captured=prompt is None)  # prompts differ in length: not worth capturing
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or ahead.draft is not draft or self.target.captured is not None:
+            logits, hidden = self._forward(layout, fresh, captured=prompt is None)  # prompts differ in length: not worth capturing
+        else:
+            with ahead.done(self, layout):
+                logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
         healthy = (logits < torch.inf).all(-1).all(-1)
-        p = self._law(logits, draft, layout, first)
+        p = self.laws(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
         return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
@@ -128,10 +143,15 @@ class HFSession:
         the law they stand for under the target's processors, each node with its own history. Not before the first `score`."""
         if not self.target.processors.steps:
             return Categorical(logits.float())
-        self._make_room(draft)
-        return self._law(logits.float(), draft, self._layout(draft, first), first)
+        return self.laws(logits.float(), draft, self.place(draft, first), first)
 
-    def _law(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+    def place(self, draft: Draft, first: int) -> Layout:
+        """Where the columns of `draft` from `first` on stand, behind the prompt if that is still uncached. There is room for them."""
+        self.make_room(draft.size)
+        return self._layout(draft, first)
+
+    def laws(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+        """The laws of `logits` [B, M, V] after the draft's columns from `first` on, which `layout` places."""
         self.ids.scatter_(1, layout.slots, layout.ids)
         if not self.target.processors.steps:
             return Categorical(logits)
@@ -142,6 +162,7 @@ class HFSession:
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
         target = self.target
+        self.cache.point(layout.slots, layout.visible.shape[-1])
         if captured and target.captured is not None:  # hooks would be baked into the captured graph: it hands out every state
             logits, hidden = target.family.forward(target.captured, layout, self.cache, self.state, fresh, self.watched)
             return logits.float(), hidden
@@ -162,24 +183,24 @@ class HFSession:
         self.bound += most
         self.slots, self.scored = None, 0
 
-    def _make_room(self, draft: Draft) -> None:
+    def make_room(self, columns: int) -> None:
+        """Grow the cache unless there are slots for `columns` more behind the settled ones."""
         waiting = 0 if self.context is None else self.context[0].shape[1]
-        needed = self.bound + waiting + draft.size + 1
+        needed = self.bound + waiting + columns + 1
         if needed > self.cache.capacity:
             self.cache.reserve(-(-needed // _ROUND) * _ROUND)
             self.ids = torch.nn.functional.pad(self.ids[:, :-1], (0, self.cache.capacity - self.ids.shape[1] + 1))
 
     def _layout(self, draft: Draft, first: int) -> Layout:
-        """The draft's columns from `first` on, behind the prompt if that is still uncached."""
         scratch, self.linear = self.cache.capacity - 1, draft.linear
         if self.context is None:
-            return draft_layout(draft, first, self.lengths, self._view(draft.size), scratch)
+            return draft_layout(draft, first, self.lengths, self.view(draft.size), scratch)
         (context, self.lengths), self.context = self.context, None
         self.bound = context.shape[1]
-        view = self._view(draft.size)
+        view = self.view(draft.size)
         return draft_layout(draft, first, self.lengths, view, scratch).behind(prompt_layout(context, self.lengths, view, scratch))
 
-    def _view(self, columns: int) -> int:
-        """Slots in view: all but the scratch slot, or as many as are in use, rounded up."""
+    def view(self, columns: int) -> int:
+        """Slots in view with `columns` more behind the settled ones: all but the scratch slot, or as many as are in use, rounded up."""
         most = self.cache.capacity - 1
         return most if self.target.static else min(-(-(self.bound + columns) // _ROUND) * _ROUND, most)

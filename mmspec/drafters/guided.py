@@ -5,7 +5,7 @@ the frontier. Guides draft from the second round on: the first one runs the prom
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -38,6 +38,18 @@ class Guide(Protocol):
         ...
 
 
+@runtime_checkable
+class Sharing(Protocol):
+    """A guide whose work on a draft spares the target some of its own."""
+
+    def share(self, draft: Draft, origin: Tensor) -> None:
+        """`draft` is what the target will score. `origin` [B, G]: the column each guess had when scored here, past the end if none.
+
+        Columns count from the frontier. Called before `close`.
+        """
+        ...
+
+
 class Source(Protocol):
     """Weights or settings from which a guide is made for each generation."""
 
@@ -64,10 +76,13 @@ class GuidedSession:
         if own is None:
             return frontier
         length = room.length if self.guide.most is None else min(room.length, self.guide.most)
-        grown, _ = self.shape.grow(self.guide.score, own, replace(room, length=length), noise)
-        self.guide.close()
+        grown, origin = self.shape.grow(self.guide.score, own, replace(room, length=length), noise)
         bare = on_frontier(grown)
-        return frontier.extend(bare.guesses, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
+        draft = frontier.extend(bare.guesses, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
+        if isinstance(self.guide, Sharing):
+            self.guide.share(draft, origin - (own.roots - 1))
+        self.guide.close()
+        return draft
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
         self.guide.observe(draft, scored, verdict)

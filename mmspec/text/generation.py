@@ -21,6 +21,7 @@ from mmspec.core.processors import Pipeline, Processor, Temperature, pipeline
 from mmspec.core.records import Step
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
 from mmspec.drafters import shapes
+from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
@@ -34,6 +35,7 @@ _READS_RAW_LAW = (Greedy, Typical, TopKGap, Rollback)  # rules that look at the 
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
 _SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
+_DRAWING = ("jacobi", "lookahead")  # they draw their guesses from laws, and so as the rule wants them drawn
 _PADDING = 0.05  # one tokenizer's embedding tables differ by padding only: at most this share
 
 
@@ -65,7 +67,7 @@ def generate(
         model: a transformers causal, encoder-decoder or speech-recognition model, in eval mode, on any one device.
         inputs: what its tokenizer or processor returned: ids or features [B, ...], `attention_mask` [B, P]; padded on either side.
         drafter: None (plain decoding, same engine), a transformers model, "lookup", "suffix", "jacobi" or another name of
-            `mmspec.config.DRAFTERS`, or a Drafter object.
+            `mmspec.config.DRAFTERS`, a Drafter object, or a source of laws such as `EarlyExit(4)` or a trained net.
         accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.config.ACCEPT`, or a rule object.
         max_new_tokens: the most a row may settle, at least 1.
         temperature: 0 for the most likely token; a number, or one per row.
@@ -154,10 +156,10 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Draf
     """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them."""
     if drafter is None:
         return NoDraft()
-    if drafter == "jacobi":
-        return build(drafter, DRAFTERS, "drafter", {"draw": draw_for(rule)})
     if isinstance(drafter, str):
-        return build(drafter, DRAFTERS, "drafter")
+        drafter = build(drafter, DRAFTERS, "drafter", {"draw": draw_for(rule)} if drafter in _DRAWING else None)
+    if hasattr(drafter, "guide"):  # a source of laws: heads, feature nets, the target itself run short
+        return GuidedDrafter(drafter, shape_of(tree, rule))
     if hasattr(drafter, "begin"):
         return drafter
     return ModelDrafter(_as_target(drafter, target), shape_of(tree, rule))
@@ -167,7 +169,7 @@ def stopping(drafter: Drafter, stop_below: float | None) -> Drafter:
     """`drafter`, its chains ended where its best probability falls below `stop_below`. ValueError for one that drafts no such chains."""
     if stop_below is None:
         return drafter
-    if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.shape, shapes.Chain)):
+    if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
         raise ValueError("stop_below ends a model's chains of guesses: draft with a model and leave tree out, or leave stop_below out")
     return replace(drafter, shape=replace(drafter.shape, stop=Confidence(stop_below)))
 
@@ -266,7 +268,7 @@ def control_of(draft_length: int | str | Control, drafter: Drafter, tree: Any) -
     depth = getattr(getattr(drafter, "shape", None), "depth", None)
     if depth is not None or tree is not None:
         return Fixed(5 if depth is None else depth)
-    return Throughput() if isinstance(drafter, ModelDrafter) else Throughput(first=8)
+    return Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8)
 
 
 def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, max_new_tokens: int) -> None:
