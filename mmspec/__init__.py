@@ -21,12 +21,21 @@ except ImportError as error:
     raise
 
 __version__ = "0.1.0"
-__all__ = ["load", "text"]
+__all__ = ["load", "load_drafter", "text"]
 
 
 def load(name: str) -> Any:
     """A shipped mini: `.target`, `.drafters`, `.processor`, `.examples`, `.card`. ValueError lists the names there are."""
     return import_module("mmspec.minis").load(name)
+
+
+def load_drafter(path: str | Path, target: Any = None, **options: Any) -> Any:
+    """The trained drafter in a folder, its own or a published one; `generate` takes it as `drafter`.
+
+    `target` is the transformers model it is for: needed by layouts that leave out what it tells, and given its device and dtype.
+    `options` are those of `mmspec.drafters.checkpoint.load_drafter`. ValueError, in one line, for what is broken or does not fit.
+    """
+    return import_module("mmspec.drafters.checkpoint").load_drafter(path, target, **options)
 
 
 def __getattr__(name: str) -> Any:

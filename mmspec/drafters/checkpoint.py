@@ -1,86 +1,113 @@
-"""Drafters on disk: `config.json` names the kind and its options, `model.safetensors` holds the weights. Read whole or not at all."""
+"""Drafters on disk: written as `config.json` and safetensors, read from there or from published layouts. Read whole or not at all."""
 
-import json
-import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmspec.drafters.nets import net_class
+from mmspec.drafters.published import Hints, Reading, layout_of, read_published
+from mmspec.drafters.weights import read_config, read_names, read_weights, write_folder
 
 KEY = "mmspec_drafter"
 
 
 def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Write `net` to `folder`, which appears whole or not at all; `dtype` is that of the weights on disk."""
-    folder = Path(folder)
-    temporary = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    state = {name: tensor.detach().cpu() for name, tensor in net.state_dict().items()}
-    state = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, temporary / "model.safetensors", metadata={"format": "pt"})
-    (temporary / "config.json").write_text(json.dumps({KEY: net.kind, **net.config}, indent=2), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    """Write `net` to `folder`, which appears whole or stays as it was; `dtype` is that of the weights on disk.
+
+    ValueError where `folder` holds something else than a drafter.
+    """
+    weights = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor for name, tensor in net.state_dict().items()}
+    write_folder(Path(folder), {KEY: net.kind, **net.config}, weights, is_drafter)
 
 
-def load_drafter(folder: str | Path) -> Any:
-    """The net in `folder`, in float32 and eval mode. ValueError, in one line, for whatever is missing, broken or of another shape."""
-    folder = Path(folder)
+def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] | None = None, layer_ids: str | None = None) -> Any:
+    """The drafter net in folder `path`, in eval mode: `mmspec.text.generate` takes it as `drafter`.
+
+    Reads what `save_drafter` and `export_speculators` write, and the published layouts of EAGLE-1 and -2, EAGLE-3, Medusa and
+    `speculators`; docs/formats.md lists the names.
+
+    Args:
+        path: a folder with `config.json` and weights.
+        target: the transformers model the drafter is for. Needed by layouts that leave out what it tells, such as which of its
+            layers are read; an error asks for it. Where given, the drafter goes to its device and dtype, and must suit it.
+        states: the target's hidden states an EAGLE-3 drafter reads, numbered as in `mmspec.core.stack`, instead of what the file says.
+        layer_ids: what the layer ids of a published EAGLE-3 file number: "inputs" of layers (vLLM, `speculators`) or their
+            "outputs" (SGLang, SpecForge). By default outputs inside an `eagle_config`, else inputs.
+
+    Raises:
+        ValueError: for whatever is missing, broken, unsupported or of another shape, in one line; nothing is loaded then.
+    """
+    folder, hints = Path(path).expanduser(), Hints(target, states, layer_ids)
     config = read_config(folder)
-    kind = config.pop(KEY, None)
-    if kind is None:
-        raise ValueError(f"{folder / 'config.json'} has no {KEY!r}: this is not a drafter that mmspec wrote")
+    if KEY in config:
+        kind = config.pop(KEY)
+        net, reading = _made(kind, config, folder), Reading(kind, config, read_weights(folder))
+    else:
+        reading = read_published(config, read_weights(folder), hints, folder)
+        net = _made(reading.kind, reading.options, folder)
+    net = fill(net, reading.weights, folder, reading.theirs)
+    return net if target is None else suited(net, target, folder)
+
+
+def is_drafter(path: str | Path) -> bool:
+    """Whether `path` is a folder with a drafter that `load_drafter` knows the layout of, rather than a model or anything else."""
+    folder = Path(path).expanduser()
     try:
-        net = net_class(kind)(**config)
-    except TypeError as error:
-        raise ValueError(f"{folder / 'config.json'} does not describe a {kind} drafter: {error}") from None
-    return fill(net, read_weights(folder / "model.safetensors"), folder)
+        config = read_config(folder)
+        return KEY in config or layout_of(config, lambda: read_names(folder)) is not None
+    except ValueError:
+        return False
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's folder."""
-    path = folder / "config.json"
+def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist: give the folder of a drafter") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {type(found).__name__}: a drafter's config is a mapping")
-    return found
+        return net_class(kind)(**options)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{folder / 'config.json'} describes no drafter: {' '.join(str(error).split())}") from None
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file."""
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist: the drafter's weights are missing") from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or not safetensors: {error}") from None
+def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable[[str], str] = str) -> Any:
+    """`net` with `weights`, after every name, shape and kind of number has been checked: bad ones change nothing.
 
-
-def fill(net: Any, weights: Mapping[str, Tensor], source: Path) -> Any:
-    """`net` with `weights`, after every name, shape and kind of number has been checked: a bad file changes nothing."""
-    wanted = net.state_dict()
-    for name, tensor in wanted.items():
+    `theirs` gives the name under which a tensor of the net stands in `weights`.
+    """
+    wanted = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
+    for name, (_, tensor) in wanted.items():
         if name not in weights:
             raise ValueError(f"{source}: tensor {name} of shape {tuple(tensor.shape)} is missing")
         if weights[name].shape != tensor.shape:
             raise ValueError(f"{source}: tensor {name} has shape {tuple(weights[name].shape)}, but {tuple(tensor.shape)} is needed")
         if weights[name].is_floating_point() != tensor.is_floating_point():
-            raise ValueError(f"{source}: tensor {name} is {weights[name].dtype}, but {tensor.dtype} is needed")
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{source}: tensor {name} is {weights[name].dtype} {shape}, but {tensor.dtype} {shape} is needed")
     for name in weights:
         if name not in wanted:
-            raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this drafter")
-    net.load_state_dict({name: tensor.to(wanted[name].dtype) for name, tensor in weights.items()})
+            raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this {net.kind} drafter")
+    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in wanted.items()}
+    if hasattr(net, "check"):
+        try:
+            net.check(state)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+    net.load_state_dict(state)
     return net.eval()
+
+
+def suited(net: Any, target: Any, source: Path) -> Any:
+    """`net` on the target's device, in its dtype. ValueError where the two do not go together."""
+    config = target.config.get_text_config(decoder=True)
+    width, size = getattr(net, "width", None) or net.hidden, _size(net)
+    if width != config.hidden_size:
+        raise ValueError(f"{source} reads hidden states {width} wide, but the target's are {config.hidden_size}: it is for another target")
+    if size and size != config.vocab_size:
+        raise ValueError(f"{source} is for a target of {size} values, but this one has {config.vocab_size}: it is for another target")
+    return net.to(target.device, target.dtype)
+
+
+def _size(net: Any) -> int | None:
+    """How many values the net thinks the target has; None where it uses the target's own head and asks nothing."""
+    own = getattr(net, "embed_tokens", None)
+    return net.config.get("size") or net.config.get("own_heads") or (own.num_embeddings if own is not None else None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
@@ -24,7 +25,11 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads
 
 
 class FeatureNet(nn.Module):
-    """What every feature drafter offers. `sizes` are a LlamaConfig's; `reads` the target's hidden states it takes, side by side."""
+    """What every feature drafter offers. `sizes` are a LlamaConfig's; `reads` the target's hidden states it takes, side by side.
+
+    `width` is that of the target's states, `window` how far its attention looks back (None: all the way), `embed_tokens` its own
+    embedding where it has one instead of the target's.
+    """
 
     kind: ClassVar[str]
 
@@ -32,9 +37,14 @@ class FeatureNet(nn.Module):
         super().__init__()
         self.config = {"reads": list(reads), "sizes": dict(sizes), **rest}
         self.reads = tuple(reads)
-        self.llama = LlamaConfig(**{"num_hidden_layers": 1, "attn_implementation": "sdpa", **sizes})
-        self.hidden = self.llama.hidden_size
+        try:
+            self.llama = LlamaConfig(**{"num_hidden_layers": 1, "attn_implementation": "sdpa", **sizes})
+        except (TypeError, ValueError, StrictDataclassError) as error:
+            raise ValueError(f"the sizes of this {self.kind} drafter make no layer: {' '.join(str(error).split())}") from None
+        self.hidden = self.width = self.llama.hidden_size
+        self.window: int | None = getattr(self.llama, "sliding_window", None)
         self.rotary = LlamaRotaryEmbedding(self.llama)
+        self.embed_tokens: nn.Embedding | None = None
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
@@ -78,9 +88,11 @@ class Eagle1(FeatureNet):
 
     kind = "eagle1"
 
-    def __init__(self, sizes: Mapping[str, Any], bias: bool = True):
-        super().__init__((-1,), sizes, bias=bias)
+    def __init__(self, sizes: Mapping[str, Any], bias: bool = True, own_embedding: bool = False):
+        super().__init__((-1,), sizes, bias=bias, own_embedding=own_embedding)
         del self.config["reads"]
+        if own_embedding:
+            self.embed_tokens = nn.Embedding(self.llama.vocab_size, self.hidden)
         self.fc = nn.Linear(2 * self.hidden, self.hidden, bias=bias)
         self.layers = nn.ModuleList([LlamaDecoderLayer(self.llama, 0)])
         self.layers[0].input_layernorm = nn.Identity()
@@ -125,7 +137,9 @@ class Eagle3(FeatureNet):
     """EAGLE-3 (Li et al. 2025): fuses low, middle and high states, predicts no features, and may know a part of the vocabulary only.
 
     `values` are the drafter's values, `size` the target's; `d2t` [values] is added to a drafter id to get the target's, `t2d` [size]
-    says which target ids the drafter knows.
+    says which target ids the drafter knows. Variants that published checkpoints ask for: `target_hidden`, the width of the target's
+    states where the drafter is narrower (it then needs `own_embedding`); `norm_before_fc`, one norm over the states side by side;
+    `fc_norm`, one norm each; `norm_output`, the state handed on is the normed one; `norm_before_residual`, so is the residual stream.
     """
 
     kind = "eagle3"
@@ -138,17 +152,31 @@ class Eagle3(FeatureNet):
         values: int = 0,
         norm_before_residual: bool = False,
         own_embedding: bool = False,
+        target_hidden: int = 0,
+        norm_before_fc: bool = False,
+        fc_norm: bool = False,
+        norm_output: bool = False,
     ):
         values = values or size
         options = {"size": size, "values": values, "norm_before_residual": norm_before_residual, "own_embedding": own_embedding}
-        super().__init__(reads, sizes, **options)
+        variants = {"norm_before_fc": norm_before_fc, "fc_norm": fc_norm, "norm_output": norm_output}
+        super().__init__(reads, sizes, **options, target_hidden=target_hidden, **variants)
         if values > size:
             raise ValueError(f"values is {values}, but the target has {size}: the drafter's vocabulary must be a part of the target's")
-        self.fc = nn.Linear(len(self.reads) * self.hidden, self.hidden, bias=False)
+        self.width, self.norm_output = target_hidden or self.hidden, norm_output
+        if self.width != self.hidden and not own_embedding:
+            raise ValueError(
+                f"the target is {self.width} wide, the drafter {self.hidden}: it cannot share the embedding; own_embedding=True"
+            )
+        wide, eps = len(self.reads) * self.width, self.llama.rms_norm_eps
+        self.input_norm = LlamaRMSNorm(wide, eps) if norm_before_fc else None
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(self.width, eps) for _ in self.reads) if fc_norm else None
+        self.fc = nn.Linear(wide, self.hidden, bias=False)
         self.midlayer = MidLayer(self.llama, norm_before_residual)
         self.norm = LlamaRMSNorm(self.hidden, self.llama.rms_norm_eps)
         self.lm_head = nn.Linear(self.hidden, values, bias=False)
-        self.embed_tokens = nn.Embedding(size, self.hidden) if own_embedding else None
+        if own_embedding:
+            self.embed_tokens = nn.Embedding(size, self.hidden)
         self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(size) < values)
 
@@ -163,6 +191,21 @@ class Eagle3(FeatureNet):
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()[ids] = True
 
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """ValueError unless the two maps between the vocabularies in `weights` agree and stay inside the target's."""
+        d2t, t2d = weights["d2t"].long(), weights["t2d"].bool()
+        if len(d2t) == len(t2d):
+            if d2t.any():
+                raise ValueError(f"tensor d2t moves ids, but the drafter has all {len(t2d)} values of the target: all zeros are needed")
+            return
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        if ids.min() < 0 or ids.max() >= len(t2d):
+            raise ValueError(
+                f"tensor d2t leads to target ids {int(ids.min())} to {int(ids.max())}, but there are {len(t2d)}: it holds offsets, not ids"
+            )
+        if len(ids.unique()) != len(ids) or not t2d[ids].all() or int(t2d.sum()) != len(ids):
+            raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
+
     def start_from(self, target: Any) -> None:
         """Begin with the target's own head for the values known. Call `know` first."""
         weight = target.get_output_embeddings().weight.detach()
@@ -175,13 +218,17 @@ class Eagle3(FeatureNet):
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def take(self, features: Tensor) -> Tensor:
-        return self.fc(features)
+        x = features if self.input_norm is None else self.input_norm(features)
+        if self.fc_norm is not None:
+            x = torch.cat([norm(part) for norm, part in zip(self.fc_norm, x.split(self.width, -1), strict=True)], -1)
+        return self.fc(x)
 
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        return self.midlayer(state, value, mask, self.rotate(state, positions), cache)
+        out = self.midlayer(state, value, mask, self.rotate(state, positions), cache)
+        return self.norm(out) if self.norm_output else out
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
-        return self.lm_head(self.norm(state))
+        return self.lm_head(state if self.norm_output else self.norm(state))
 
 
 @dataclass
@@ -203,9 +250,11 @@ class Fed:
     def forward(
         self, model: FeatureNet, layout: Layout, cache: SlotCache, state: Feed, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        own = getattr(model, "embed_tokens", None)
-        value = (self.embed if own is None else own)(layout.ids)
-        out = model(state.going_in, value, layout.positions, layout.visible[:, None], cache)
+        value = (self.embed if model.embed_tokens is None else model.embed_tokens)(layout.ids)
+        visible = layout.visible
+        if model.window is not None:
+            visible = visible & (layout.positions[:, :, None] - layout.slot_positions[:, None, :] < model.window)
+        out = model(state.going_in, value, layout.positions, visible[:, None], cache)
         fresh = out[:, -keep:]
         state.come_out = fresh if state.come_out is None else torch.cat([state.come_out, fresh], 1)
         return model.logits(fresh, self.head, self.size), None
@@ -218,7 +267,7 @@ class FeatureGuide:
 
     def __init__(self, net: FeatureNet, session: HFSession):
         model = session.target.model
-        check_width(net.kind, net.hidden, model)
+        check_width(net.kind, net.width, model)
         session.watch(net.reads)
         embed, size = model.get_input_embeddings(), model.config.get_text_config(decoder=True).vocab_size
         self.net, self.feed = net, Feed()

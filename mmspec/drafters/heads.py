@@ -4,6 +4,7 @@ The state after the target's newest value is all a head reads. Level 0 stands fo
 a node's state into a feature, and the target's own output embedding (or, for checkpoints that bring one, a head's own) into logits.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -71,13 +72,19 @@ class Residual(nn.Module):
 class Medusa(Heads):
     """One residual head for each guess ahead, blind to the guesses before it (Stern et al. 2018; Cai et al. 2024).
 
-    `own_heads` of that many values gives every head an output embedding of its own, as published checkpoints have.
+    `own_heads` of that many values gives every head an output embedding of its own, as published checkpoints have. Where those are
+    but a part of the target's `size` values, `token_map` [own_heads] holds their ids.
     """
 
     kind = "medusa"
 
-    def __init__(self, hidden: int, heads: int = 4, layers: int = 1, own_heads: int = 0):
-        super().__init__(hidden, heads, layers=layers, own_heads=own_heads)
+    def __init__(self, hidden: int, heads: int = 4, layers: int = 1, own_heads: int = 0, size: int = 0):
+        super().__init__(hidden, heads, layers=layers, own_heads=own_heads, size=size)
+        if size and not 0 < own_heads <= size:
+            raise ValueError(f"own_heads is {own_heads} of the target's {size} values: it must be at least 1 and at most {size}")
+        self.size = size
+        if size:
+            self.register_buffer("token_map", torch.arange(own_heads))
         self.blocks = nn.ModuleList(nn.Sequential(*(Residual(hidden) for _ in range(layers))) for _ in range(heads))
         self.outputs = nn.ModuleList(nn.Linear(hidden, own_heads, bias=False) for _ in range(heads if own_heads else 0))
 
@@ -91,7 +98,16 @@ class Medusa(Heads):
         return self.blocks[level](state)
 
     def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
-        return self.outputs[level](feature) if len(self.outputs) else head(feature)
+        own = self.outputs[level](feature) if len(self.outputs) else head(feature)
+        return own.new_full((*own.shape[:-1], self.size), -torch.inf).index_copy_(-1, self.token_map, own) if self.size else own
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """ValueError unless the ids of `token_map` are different ones of the target's."""
+        ids = weights.get("token_map")
+        if ids is not None and (len(ids.unique()) != len(ids) or ids.min() < 0 or ids.max() >= self.size):
+            raise ValueError(
+                f"tensor token_map holds ids {int(ids.min())} to {int(ids.max())}: {len(ids)} different ones of {self.size} are needed"
+            )
 
 
 class Hydra(Heads):

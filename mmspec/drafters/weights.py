@@ -1,0 +1,138 @@
+"""A drafter's files: its `config.json` and its tensors, from safetensors (in one file or several) or a PyTorch pickle.
+
+Pickles are opened with `weights_only=True`: nothing that a file brings along is executed.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "medusa_lm_head.safetensors",
+    "pytorch_model.bin",
+    "medusa_lm_head.pt",
+    "hydra_lm_head.pt",
+)
+"""Where a drafter's tensors may stand, in the order they are looked for."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a drafter's folder. ValueError, in one line, where there is none."""
+    if folder.is_file():
+        raise ValueError(f"{folder} is a file: give the folder of a drafter, with config.json and weights")
+    return _mapping(folder / "config.json", "give the folder of a drafter, with config.json and weights")
+
+
+def _mapping(path: Path, mend: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{path} does not exist: {mend}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {_line(error)}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds {type(found).__name__}, but a mapping is needed")
+    return found
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a drafter's folder by name, from the first of `FILES` that is there. ValueError, in one line, if it is broken."""
+    path = weights_file(folder)
+    if path.suffix == ".json":
+        return {name: tensor for part in _parts(path) for name, tensor in _tensors(part).items()}
+    return _tensors(path)
+
+
+def read_names(folder: Path) -> set[str]:
+    """The names of its tensors, without reading the tensors where the file allows that."""
+    path = weights_file(folder)
+    if path.suffix == ".json":
+        return set(_mapping(path, "").get("weight_map") or {})
+    if path.suffix == ".safetensors":
+        with _told(path), safe_open(path, framework="pt") as file:
+            return set(file.keys())
+    return set(_tensors(path))
+
+
+def weights_file(folder: Path) -> Path:
+    """The first of `FILES` in `folder`."""
+    for name in FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(f"{folder} holds no weights: the drafter's {FILES[0]} is missing (also read: {', '.join(FILES[1:])})")
+
+
+def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], replaceable: Callable[[Path], bool]) -> None:
+    """`config.json` and `model.safetensors` in `folder`, which appears whole or stays as it was.
+
+    A folder that is there already is replaced if it is empty or `replaceable`, else refused with a ValueError.
+    """
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or replaceable(folder))):
+        raise ValueError(f"{folder} exists and is no drafter: it would be replaced; give a new folder")
+    new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    new.mkdir(parents=True)
+    try:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        save_file(tensors, new / FILES[0], metadata={"format": "pt"})
+        (new / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(new, folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
+        raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _parts(index: Path) -> Iterator[Path]:
+    """The files that an index of sharded safetensors names."""
+    places = _mapping(index, "").get("weight_map")
+    if not isinstance(places, dict):
+        raise ValueError(f"{index} has no weight_map: it is not the index of sharded safetensors")
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(f"{index} names {name!r}: its files must stand beside it")
+        yield index.parent / name
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with _told(path):
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ValueError(f"{path} holds no mapping from names to tensors: save a state_dict() there")
+    return found
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What goes wrong in reading `path`, in one line."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist: a part of the drafter's weights is missing") from None
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or not safetensors: {_line(error)}") from None
+    except (UnpicklingError, RuntimeError, EOFError, OSError, KeyError) as error:
+        raise ValueError(f"{path} is truncated, or more than a PyTorch state_dict of tensors: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
