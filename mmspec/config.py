@@ -79,7 +79,7 @@ class TargetSection:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSection:
-    """Where guesses come from: a kind, or `model` with a path; `tree` and `length` shape them; `options` go to the drafter."""
+    """Where guesses come from: a kind, or `model` or `trained` with a path; `tree` and `length` shape them; `options` go to the drafter."""
 
     kind: str = "none"
     path: str | None = None

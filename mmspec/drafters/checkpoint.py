@@ -35,7 +35,7 @@ def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] 
             layers are read; an error asks for it. Where given, the drafter goes to its device and dtype, and must suit it.
         states: the target's hidden states an EAGLE-3 drafter reads, numbered as in `mmspec.core.stack`, instead of what the file says.
         layer_ids: what the layer ids of a published EAGLE-3 file number: "inputs" of layers (vLLM, `speculators`) or their
-            "outputs" (SGLang, SpecForge). By default outputs inside an `eagle_config`, else inputs.
+            "outputs" (SpecForge). By default outputs where an `eagle_config` begins with 1, as SGLang guesses, else inputs.
 
     Raises:
         ValueError: for whatever is missing, broken, unsupported or of another shape, in one line; nothing is loaded then.

@@ -11,6 +11,8 @@ from typing import Any
 from mmspec.config import ACCEPT, DRAFTERS, Config, DrafterSection, build
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+_SHAPED = ("model", "trained")  # kinds that grow trees and know how sure they are
+_TRAINED = ("stop_below", "states", "layer_ids")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Pair:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    @property
+    def _stop_below(self) -> float | None:
+        return self.config.drafter.options.get("stop_below") if self.config.drafter.kind in _SHAPED else None
+
     def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
         """`mmspec.text.generate` with this pair's settings; `changes` override them."""
         from mmspec import text
@@ -71,8 +77,8 @@ class Pair:
             "drafter": self.drafter,
             "accept": self.accept,
             "draft_length": self.config.drafter.length,
-            "tree": self.config.drafter.tree if self.model is not None else None,
-            "stop_below": self.config.drafter.options.get("stop_below") if self.model is not None and "drafter" not in changes else None,
+            "tree": self.config.drafter.tree if self.config.drafter.kind in _SHAPED else None,
+            "stop_below": None if "drafter" in changes else self._stop_below,
             "max_new_tokens": run.max_new_tokens,
             "temperature": run.temperature,
             "top_k": run.top_k,
@@ -103,10 +109,12 @@ def load_pair(config: Config) -> Pair:
 def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     """`pair` with the drafter its config names."""
     section = pair.config.drafter
-    if section.tree is not None and section.kind != "model":
-        raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model")
+    if section.tree is not None and section.kind not in _SHAPED:
+        raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
     if section.kind == "none":
         return pair
+    if section.kind == "trained":
+        return replace(pair, drafter=_trained(section, pair.target), drafter_name=section.path)
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section))
     for key in section.options:
@@ -122,6 +130,18 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
 
 
+def _trained(section: DrafterSection, target: Any) -> Any:
+    """The drafter net in a folder, on the target's device and in its dtype."""
+    from mmspec.drafters.checkpoint import load_drafter
+
+    if section.path is None:
+        raise ValueError("drafter 'trained' needs path: the folder that text/train_drafter.py wrote, or a published drafter's")
+    for key in section.options:
+        if key not in _TRAINED:
+            raise ValueError(f"unknown key {key!r} for drafter 'trained'; valid: {', '.join(_TRAINED)}")
+    return load_drafter(section.path, target, **{key: value for key, value in section.options.items() if key != "stop_below"})
+
+
 def _model_free(section: DrafterSection) -> Any:
     """A drafter by name; without options the name itself, which `generate` fits to the rule."""
     kind, options = section.kind, section.options
@@ -131,7 +151,7 @@ def _model_free(section: DrafterSection) -> Any:
         return build(kind, {kind: f"{Retrieval.__module__}:Retrieval"}, "drafter", {"datastore": _datastore(section.path), **options})
     if kind in DRAFTERS and not options:
         return kind
-    return build(kind, {"none": "", "model": "", "datastore": "", **DRAFTERS}, "drafter", options)
+    return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", **DRAFTERS}, "drafter", options)
 
 
 def _datastore(path: str | None) -> Any:
@@ -233,12 +253,16 @@ def _first_line(error: Exception) -> str:
 
 
 def named_drafter(name: str) -> tuple[str, str | None]:
-    """(kind, path) that a drafter on the command line means: a kind, or the path or hub name of a model."""
+    """(kind, path) that a drafter on the command line means: a kind, the folder of a trained one, or the path or hub name of a model."""
     if name in ("none", "model", *DRAFTERS) or ":" in name:
         return name, None
     if name.endswith(".npy"):
         return "datastore", name
+    if (Path(name).expanduser() / "config.json").exists():
+        from mmspec.drafters.checkpoint import is_drafter
+
+        return ("trained" if is_drafter(name) else "model"), name
     if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
         return "model", name
     known = ", ".join(kind for kind in DRAFTERS if kind != "none")
-    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's path or a datastore (*.npy)")
+    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's or trained drafter's path, or a datastore (*.npy)")

@@ -252,6 +252,14 @@ def test_eagle3_with_the_whole_vocabulary_and_neither_map(deep, tmp_path):
     close(of_net(net, deep), expected3(w, deep, (2, 3, 4)))
 
 
+def test_eagle3_as_nvidia_and_nemo_publish_it(deep, tmp_path):
+    w = eagle3_tensors("layers.0.", extra={"input_norm.weight": (3 * H,)})
+    config = LAYER | {"draft_vocab_size": len(KNOWN), "eagle_config": {"norm_before_fc": True}}
+    stored = {name if name.startswith("lm_head") else f"model.{name}": tensor for name, tensor in w.items()}
+    net = load_drafter(write(tmp_path / "d", config, stored), deep)
+    close(of_net(net, deep), expected3(w, deep, (2, 3, 4), fuse=lambda g: rms(g, w["input_norm.weight"]), prefix="layers.0."))
+
+
 @pytest.mark.parametrize("absent", ["d2t", "t2d"])
 def test_one_map_between_vocabularies_follows_from_the_other(deep, tmp_path, absent):
     w = eagle3_tensors()
@@ -267,11 +275,13 @@ def test_one_map_between_vocabularies_follows_from_the_other(deep, tmp_path, abs
         ("nested", "inputs", (1, 3, 5)),
         ("flat", None, (1, 3, 5)),
         ("flat", "outputs", (2, 4, 6)),
+        ("nested from 2", None, (2, 3, 5)),  # no layer's output but the first one's has been seen to come first
     ],
 )
 def test_layer_ids_are_inputs_or_outputs_by_convention(deep, tmp_path, where, option, reads):
-    ids = {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}  # engines join states in the order of the layers
-    config = LAYER | {"draft_vocab_size": len(KNOWN)} | ({"eagle_config": ids} if where == "nested" else ids)
+    first = 2 if where == "nested from 2" else 1
+    ids = {"eagle_aux_hidden_state_layer_ids": [5, first, 3]}  # engines join states in the order of the layers
+    config = LAYER | {"draft_vocab_size": len(KNOWN)} | (ids if where == "flat" else {"eagle_config": ids})
     w = eagle3_tensors()
     net = load_drafter(write(tmp_path / "d", config, w), deep, layer_ids=option)
     assert net.reads == reads
@@ -374,6 +384,11 @@ def test_eagle3_in_the_speculators_format(deep, tmp_path, variant):
             r"tensor fc.weight has shape \(32, 96\), but \(32, 64\) is needed for hidden states",
         ),
         ({"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "hidden state 9 does not exist: the model has 7 layers"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]},
+            "what leaves layer 7, the last, before the final norm: that state is not handed out",
+        ),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False in config.json is not supported: only True is"),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "config.json and tensors make no speculators drafter"),
         ({"norm_before_fc": True}, r"tensor input_norm.weight of shape \(96,\) is missing"),
     ],

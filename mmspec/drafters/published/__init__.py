@@ -48,7 +48,7 @@ def layout_of(config: Mapping[str, Any], names: Callable[[], set[str]]) -> str |
     if config.get("num_hidden_layers", 1) != 1:
         return None
     found = names()
-    return "eagle" if "fc.weight" in found else "medusa" if any(map(is_medusa_name, found)) else None
+    return "eagle" if found & {"fc.weight", "model.fc.weight"} else "medusa" if any(map(is_medusa_name, found)) else None
 
 
 def read_published(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints, source: Path) -> Reading:

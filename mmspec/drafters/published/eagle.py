@@ -17,7 +17,9 @@ _ROPES = ("default", "linear", "llama3", "yarn")  # others depend on the longest
 
 
 def read_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """Either of the two. vLLM's wrapper for EAGLE-1 keeps the layer's config under "model"."""
+    """Either of the two. vLLM's wrapper for EAGLE-1 keeps the layer's config under "model"; NeMo puts `model.` before most names."""
+    if "model.fc.weight" in weights:
+        weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     inner = config.get("model")
     config = inner if isinstance(inner, Mapping) else config
     said = str(config.get("architectures")).lower()
@@ -37,7 +39,8 @@ def eagle1(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
 
 def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
     """The one layer is `midlayer` or, in `speculators` files, `layers.0`; maps between vocabularies are left out where they are equal."""
-    only(config.get("eagle_config") or {}, use_aux_hidden_state=True)
+    nested = config.get("eagle_config") or {}
+    only(nested, use_aux_hidden_state=True)
     layer, weights = sizes(config, hints), own_weights(weights, hints)
     values = number(config, "draft_vocab_size") if config.get("draft_vocab_size") is not None else layer["vocab_size"]
     width = number(config, "target_hidden_size") if config.get("target_hidden_size") is not None else layer["hidden_size"]
@@ -48,7 +51,7 @@ def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
         "values": values,
         "own_embedding": "embed_tokens.weight" in weights,
         "target_hidden": width,
-        **{flag: bool(config.get(flag)) for flag in _FLAGS},
+        **{flag: bool(nested.get(flag, config.get(flag))) for flag in _FLAGS},
     }
     inner = any(name.startswith("layers.0.") for name in weights)
     maps = _maps(weights, layer["vocab_size"], values)
@@ -99,7 +102,8 @@ def _window(config: Mapping[str, Any]) -> dict[str, int]:
 def _reads(config: Mapping[str, Any], fc: Tensor | None, width: int, hints: Hints) -> tuple[int, ...]:
     """The hidden states that are fused. Whatever the order of the ids, publishers' engines join the states in the model's order."""
     nested = (config.get("eagle_config") or {}).get(IDS)
-    ids, convention = nested or config.get(IDS), hints.layer_ids or ("outputs" if nested else "inputs")
+    ids = nested or config.get(IDS)
+    convention = hints.layer_ids or ("outputs" if nested and min(nested) == 1 else "inputs")
     if convention not in ("inputs", "outputs"):
         raise ValueError(f"layer_ids is {convention!r}: give 'inputs' (vLLM, speculators) or 'outputs' (SGLang, SpecForge)")
     if hints.states is not None:
@@ -110,7 +114,10 @@ def _reads(config: Mapping[str, Any], fc: Tensor | None, width: int, hints: Hint
         layers = hints.ask("num_hidden_layers", f"which hidden states were fused ({IDS} is not there)")
         found = tuple(sorted({2, layers // 2, layers - 3}))
     if hints.target is not None:
-        numbered(found, len(stack(hints.target)))
+        layers = len(stack(hints.target))
+        numbered(found, layers)
+        if hints.states is None and layers in found:  # in mmspec's numbering the last state is the normed one
+            raise ValueError(f"{IDS} asks for what leaves layer {layers}, the last, before the final norm: that state is not handed out")
     wide = len(found) * width
     if fc is not None and fc.dim() == 2 and fc.shape[1] != wide:
         raise ValueError(
