@@ -1,4 +1,4 @@
-"""How drafters with a shape of their own are unrolled over recorded windows: multi-token prediction."""
+"""How drafters with a shape of their own are unrolled over recorded windows: multi-token prediction, adapters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from mmspec.drafters.adapter import Adapter
+from mmspec.drafters.ctc import CTC
+from mmspec.drafters.glide import Across, Glide
 from mmspec.drafters.mtp import ChainedMTP
 from mmspec.drafters.mtp_parallel import ParallelMTP
 from mmspec.train.lessons import Level, Window, unroll
@@ -24,10 +27,9 @@ def _(net: ChainedMTP, window: Window, embed: Any, head: Any, depth: int) -> Ite
     cache = DynamicCache()
     for level in range(depth):
         k, again = min(level, last), max(level - last, 0)
-        settled = net.sees(k, t[None] <= t[None, :, None] - again, slots[:1], slots[:1])[0]
-        own = [t == t[:, None] - (again - earlier) for earlier in range(1, again + 1)]
-        mask = torch.cat([settled, *own], 1)
-        mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
+        chain = _on_a_chain(t, again)
+        settled = net.sees(k, chain[None, :, : len(t)], slots[:1], slots[:1])[0]
+        mask = torch.cat([settled, chain[:, len(t) :]], 1)
         state = net(k, state, value, slots, mask[None, None], cache)
         yield Level(head(state), 1, level)
         state = torch.cat([state[:, :1], state[:, :-1]], 1)
@@ -41,6 +43,53 @@ def _(net: ParallelMTP, window: Window, embed: Any, head: Any, depth: int) -> It
     for level in range(min(depth, net.most)):
         mask = net.blocks.visible(level, t[None] <= t[None, :, None], slots[:1], slots[:1])
         yield Level(head(net(level, window.features, slots, mask[None], cache)), 1 + level)
+
+
+@unroll.register
+def _(net: Adapter, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+    """One level stands for all: guesses run through the target's first layers too, so every law is made as the first one is."""
+    positions, t = _places(window.features)
+    mask = (t <= t[:, None])[None, None]
+    yield Level(net.own_logits(net(window.features, positions.expand(len(window.ids), -1), mask), head), 0)
+
+
+@unroll.register
+def _(net: Glide, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+    """Column t holds value t. At level d + 1 it is a guess of depth d: it sees the target's keys up to d + 1 values back.
+
+    The paper hides a random number of the newest keys instead of running every depth for all places.
+    """
+    value = embed(window.ids)
+    positions, t = _places(value)
+    slots, cache = positions.expand(len(value), -1), DynamicCache()
+    keys, values = net.layer.keys(window.features, slots)
+    for level in range(depth):
+        visible = (t < t[:, None] - level).expand(len(value), -1, -1)
+        out = net(value, slots, _on_a_chain(t, level)[None, None], cache, Across(keys, values, visible, net.layer))
+        yield Level(head(out), 0, level)
+
+
+@unroll.register
+def _(net: CTC, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+    """Laws of the value after every prefix of the text that follows a place. Their sum is the log-chance of a draft that begins so."""
+    depth = min(depth, net.most)
+    rows, places = len(window.ids), window.ids.shape[1] - 1 - depth
+    if places < 1:
+        raise ValueError(f"windows of {window.ids.shape[1]} values are too short for {depth} levels: give at least {depth + 2}")
+    frames = net(window.features[:, :places].flatten(0, 1), embed(window.ids[:, 1 : 1 + places]).flatten(0, 1), head)
+    state, last = frames.empty(), window.ids.new_full((rows * places, 1), -1)
+    for level in range(depth):
+        if level:
+            value = window.ids[:, 1 + level : 1 + level + places].reshape(-1, 1)
+            state, last = frames.advance(state, last, value), value
+        yield Level(frames.next_logits(state, last).view(rows, places, -1), 1 + level)
+
+
+def _on_a_chain(t: Tensor, steps: int) -> Tensor:
+    """What columns `t` [M] see that stand `steps` steps past the settled ones: [M, (1 + steps) M], the settled first, then step by step."""
+    mask = torch.cat([t <= t[:, None] - steps, *(t == t[:, None] - (steps - earlier) for earlier in range(1, steps + 1))], 1)
+    mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
+    return mask
 
 
 def _places(x: Tensor) -> tuple[Tensor, Tensor]:
