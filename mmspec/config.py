@@ -44,6 +44,11 @@ DRAFTERS = {
     "recycling": "mmspec.drafters.recycling:Recycling",
     "jacobi": "mmspec.drafters.jacobi:Jacobi",
     "lookahead": "mmspec.drafters.lookahead:Lookahead",
+    "early-exit": "mmspec.drafters.early_exit:EarlyExit",
+    "layer-skip": "mmspec.drafters.layer_skip:SkipLayers",
+    "similar-layers": "mmspec.drafters.layer_skip:SimilarLayers",
+    "swift": "mmspec.drafters.swift:Swift",
+    "windowed": "mmspec.drafters.windowed:Windowed",
 }
 SECTIONS = ("target", "drafter", "accept", "run")
 

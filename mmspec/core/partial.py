@@ -39,9 +39,10 @@ class Skips:
 
     def changes(self, model: Any) -> dict[nn.Module, Change]:
         """What to put in place of which module. ValueError where a layer has no such part, or the part does more than add."""
-        layers, found = stack(model), {}
+        found: dict[nn.Module, Change] = {}
         for index, rows in self.layers.items():
-            found[_layer(model, index)] = stand_in(layers[index], unchanged, rows)
+            layer = _layer(model, index)
+            found[layer] = stand_in(layer, unchanged, rows)
         for names, parts in ((_ATTENTION, self.attention), (_MLP, self.mlp)):
             for index, rows in parts.items():
                 if index not in self.layers or self.layers[index] is not None:

@@ -1,0 +1,105 @@
+"""PaSS (Monea et al. 2023): learned look-ahead embeddings behind the newest value give several laws in one forward of the target."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.hf import HFSession
+from mmspec.core.partial import Change, rewired
+from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.core.side import SideView
+from mmspec.drafters.guided import check_width
+
+
+class MaskTokens(nn.Module):
+    """`tokens` learned embeddings as wide as the target's, `hidden`; all that is trained, a few thousand numbers.
+
+    A draft takes one forward: the law after the newest value is the target's own, so its guess is as good as settled, and each
+    embedding adds one guess that does not depend on the guesses before it. The pass that scores them is a second one.
+    """
+
+    kind = "mask-tokens"
+
+    def __init__(self, hidden: int, tokens: int = 4):
+        super().__init__()
+        if min(hidden, tokens) < 1:
+            raise ValueError(f"hidden and tokens are {hidden} and {tokens}: each must be at least 1")
+        self.config = {"hidden": hidden, "tokens": tokens}
+        self.hidden, self.most = hidden, tokens + 1
+        self.embedding = nn.Parameter(torch.randn(tokens, hidden) * 0.02)
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`."""
+        return {"hidden": config.hidden_size}
+
+    def start_from(self, target: Any) -> None:
+        """Begin with the mean of the target's embeddings, of which no value is far."""
+        self.embedding.data.copy_(target.get_input_embeddings().weight.detach().mean(0).expand_as(self.embedding))
+
+    def guide(self, session: HFSession) -> "MaskGuide":
+        return MaskGuide(self, session)
+
+
+class MaskGuide:
+    """One generation's look-ahead. The first round runs the prompt and is not drafted for."""
+
+    def __init__(self, net: MaskTokens, session: HFSession):
+        check_width(net.kind, net.hidden, session.target.model)
+        self.net, self.session, self.most = net, session, net.most
+        self.view = MaskView(session, net.embedding)
+        self.logits: Tensor | None = None  # [B, tokens + 1, V] after the frontier and after each embedding
+        self.level = self.known = 0
+
+    def root(self, frontier: Draft) -> Draft | None:
+        return frontier if self.view.ready else None
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        """The same law for all nodes of a level, but for processors that read each one's own path."""
+        if self.logits is None:
+            self.logits = self.view.look(draft)
+        first, count = self.known, draft.size - self.known
+        logits = self.logits[:, self.level : self.level + 1].expand(-1, count, -1)
+        self.level, self.known = self.level + 1, draft.size
+        return Scored(self.session.law(logits, draft, first))
+
+    def close(self) -> None:
+        self.logits, self.level, self.known = None, 0, 0
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        pass
+
+
+class MaskView(SideView):
+    """Runs the frontier with look-ahead embeddings `tokens` [K, H] behind it."""
+
+    def __init__(self, session: HFSession, tokens: Tensor):
+        super().__init__(session)
+        self.tokens = tokens
+
+    def look(self, frontier: Draft) -> Tensor:
+        """Logits [B, K + 1, V] after `frontier`, a draft of one root, and after each embedding."""
+        count = len(self.tokens)
+        columns = torch.arange(count, device=frontier.nodes.device).expand(len(frontier.nodes), -1)
+        parents = torch.where(frontier.valid, columns, PAD)
+        ahead = frontier.extend(torch.zeros_like(columns), parents, linear=True)
+        layout = self.session.place(ahead, 0)
+        embed = self.session.target.model.get_decoder().get_input_embeddings()
+        with rewired({embed: _put_in(self.tokens)}):
+            return self.forward(ahead, layout, count + 1)
+
+
+def _put_in(tokens: Tensor) -> Change:
+    """The embedding's last columns are `tokens` [K, H]."""
+
+    def change(real: Any) -> Any:
+        def forward(ids: Tensor) -> Tensor:
+            found = real(ids)
+            learned = tokens.to(found.dtype).expand(len(found), -1, -1)
+            return torch.cat([found[:, : -len(tokens)], learned], 1)
+
+        return forward
+
+    return change
