@@ -16,10 +16,12 @@ from torch import Tensor
 from mmspec.core.stack import numbered, stack, tapped
 from mmspec.train.lessons import Window
 
+_IN_MEMORY = 4 << 30  # bytes; larger recordings are memory-mapped
+
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording in `folder`: ids, whether the target wrote them, and hidden states in half precision, memory-mapped."""
+    """A recording: ids, whether the target wrote them, and hidden states in half precision."""
 
     ids: Any  # [N, W] int32
     own: Any  # [N, W] bool
@@ -77,5 +79,6 @@ def read(folder: Path, wanted: Sequence[int]) -> Recorded:
     found = json.loads((folder / "states.json").read_text(encoding="utf-8"))
     if list(found) != list(wanted):
         raise ValueError(f"{folder} holds hidden states {found}, but {list(wanted)} are needed: delete it or choose another folder")
-    ids, own, hidden = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "own", "hidden"))
+    mode = "r" if (folder / "hidden.npy").stat().st_size > _IN_MEMORY else None
+    ids, own, hidden = (np.load(folder / f"{name}.npy", mmap_mode=mode) for name in ("ids", "own", "hidden"))
     return Recorded(ids, own, hidden, hidden.shape[-1] // len(found) * (len(found) - 1))
