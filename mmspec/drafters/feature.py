@@ -143,6 +143,8 @@ class Eagle3(FeatureNet):
     """
 
     kind = "eagle3"
+    d2t: Tensor
+    t2d: Tensor
 
     def __init__(
         self,
@@ -295,11 +297,13 @@ class FeatureGuide:
         assert self.fresh is not None
         first = self.session.scored
         if first:
+            assert self.feed.come_out is not None
             self.feed.going_in = pick(self.feed.come_out, draft.parents[:, first:])
         else:
             features = self.fresh.features if self.prompt is None else torch.cat([self.prompt, self.fresh.features], 1)
             self.feed.going_in, self.prompt = self.net.take(features), None
         scored = self.session.score(draft)
+        assert self.feed.come_out is not None
         return Scored(scored.p, self.feed.come_out[:, first:])
 
     def close(self) -> None:

@@ -77,6 +77,7 @@ class Medusa(Heads):
     """
 
     kind = "medusa"
+    token_map: Tensor
 
     def __init__(self, hidden: int, heads: int = 4, layers: int = 1, own_heads: int = 0, size: int = 0):
         super().__init__(hidden, heads, layers=layers, own_heads=own_heads, size=size)
@@ -117,9 +118,10 @@ class Hydra(Heads):
 
     def __init__(self, hidden: int, heads: int = 4, layers: int = 1):
         super().__init__(hidden, heads, layers=layers)
-        self.enter = nn.ModuleList(nn.Linear((i + 2) * hidden, hidden) for i in range(heads))
+        enter = [nn.Linear((i + 2) * hidden, hidden) for i in range(heads)]
+        self.enter = nn.ModuleList(enter)
         self.blocks = nn.ModuleList(nn.Sequential(*(Residual(hidden) for _ in range(layers - 1))) for _ in range(heads))
-        for linear in self.enter:
+        for linear in enter:
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
 
@@ -212,6 +214,7 @@ class HeadsGuide:
     def score(self, draft: Draft) -> Scored:
         first = 0 if self.states is None else self.states.shape[1]
         values = self.embed(draft.nodes[:, first:])
+        assert self.hidden is not None
         if self.states is None:
             state = self.states = self.net.start(self.hidden, values)
         else:

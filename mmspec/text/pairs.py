@@ -265,4 +265,4 @@ def named_drafter(name: str) -> tuple[str, str | None]:
     if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
         return "model", name
     known = ", ".join(kind for kind in DRAFTERS if kind != "none")
-    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's or trained drafter's path, or a datastore (*.npy)")
+    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's path, a trained drafter's, or a datastore (*.npy)")

@@ -93,7 +93,8 @@ def _common(net: Eagle1 | Eagle3, target: Any, tokens: int, verifier_name: str |
 
 def _layer(net: Eagle1 | Eagle3) -> dict[str, Any]:
     """The layer as a Llama config, its rope told in transformers 4's words and in 5's."""
-    llama, rope = net.llama, dict(net.llama.rope_parameters)
+    llama: Any = net.llama
+    rope = dict(llama.rope_parameters)
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("max_position_embeddings", "rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias", "initializer_range")
