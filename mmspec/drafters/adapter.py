@@ -46,7 +46,7 @@ class Adapter(nn.Module):
     it exits, adapts and reads the target's own head. An untrained one adds nothing to the exit state.
     """
 
-    kind = "adapter"
+    kind = "kangaroo"
 
     def __init__(self, layer: int, sizes: Mapping[str, Any], mlp: bool = False):
         super().__init__()

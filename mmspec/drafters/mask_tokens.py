@@ -27,7 +27,18 @@ class MaskTokens(nn.Module):
             raise ValueError(f"hidden and tokens are {hidden} and {tokens}: each must be at least 1")
         self.config = {"hidden": hidden, "tokens": tokens}
         self.hidden, self.most = hidden, tokens + 1
+        self.reads: tuple[int, ...] = ()  # no hidden states
         self.embedding = nn.Parameter(torch.randn(tokens, hidden) * 0.02)
+        self._target: tuple[Any, ...] = ()  # in a tuple, or it would be a submodule
+
+    @property
+    def target(self) -> Any:
+        """The target training runs through, None until `attach`."""
+        return self._target[0] if self._target else None
+
+    def attach(self, target: Any) -> None:
+        """Train through `target`, which is not trained and not saved."""
+        self._target = (target,)
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
@@ -35,7 +46,8 @@ class MaskTokens(nn.Module):
         return {"hidden": config.hidden_size}
 
     def start_from(self, target: Any) -> None:
-        """Begin with the mean of the target's embeddings, of which no value is far."""
+        """Begin with the mean of the target's embeddings, of which no value is far, and `attach` it."""
+        self.attach(target)
         self.embedding.data.copy_(target.get_input_embeddings().weight.detach().mean(0).expand_as(self.embedding))
 
     def guide(self, session: HFSession) -> "MaskGuide":
@@ -87,12 +99,12 @@ class MaskView(SideView):
         ahead = frontier.extend(torch.zeros_like(columns), parents, linear=True)
         layout = self.session.place(ahead, 0)
         embed = self.session.target.model.get_decoder().get_input_embeddings()
-        with rewired({embed: _put_in(self.tokens)}):
+        with rewired({embed: put_in(self.tokens)}):
             return self.forward(ahead, layout, count + 1)
 
 
-def _put_in(tokens: Tensor) -> Change:
-    """The embedding's last columns are `tokens` [K, H]."""
+def put_in(tokens: Tensor) -> Change:
+    """For an embedding: the last columns become `tokens` [K, H]."""
 
     def change(real: Any) -> Any:
         def forward(ids: Tensor) -> Tensor:

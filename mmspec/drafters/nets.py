@@ -10,11 +10,12 @@ from mmspec.drafters.ctc import CTC
 from mmspec.drafters.feature import Eagle1, Eagle3
 from mmspec.drafters.glide import Glide
 from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
+from mmspec.drafters.mask_tokens import MaskTokens
 from mmspec.drafters.mtp import ChainedMTP
 from mmspec.drafters.mtp_parallel import ParallelMTP
 
 NETS: dict[str, type[nn.Module]] = {
-    net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP)
+    net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, MaskTokens)
 }
 
 
