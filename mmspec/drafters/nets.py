@@ -15,7 +15,7 @@ from mmspec.drafters.mtp import ChainedMTP
 from mmspec.drafters.mtp_parallel import ParallelMTP
 
 NETS: dict[str, type[nn.Module]] = {
-    net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, MaskTokens)
+    net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, Glide, CTC, MaskTokens)
 }
 
 

@@ -61,12 +61,12 @@ def _(net: Glide, window: Window, embed: Any, head: Any, depth: int) -> Iterator
     """
     value = embed(window.ids)
     positions, t = _places(value)
-    slots, cache = positions.expand(len(value), -1), DynamicCache()
+    slots = positions.expand(len(value), -1)
     keys, values = net.layer.keys(window.features, slots)
     for level in range(depth):
-        visible = (t < t[:, None] - level).expand(len(value), -1, -1)
-        out = net(value, slots, _on_a_chain(t, level)[None, None], cache, Across(keys, values, visible, net.layer))
-        yield Level(head(out), 0, level)
+        across = Across(keys, values, (t < t[:, None] - level)[None], net.layer)
+        out = net(value, slots, (t <= t[:, None])[None, None], None, across)
+        yield Level(head(out), 0, level)  # no frontier that far before the window's beginning: the first places are not counted
 
 
 @unroll.register
@@ -87,9 +87,7 @@ def _(net: CTC, window: Window, embed: Any, head: Any, depth: int) -> Iterator[L
 
 def _on_a_chain(t: Tensor, steps: int) -> Tensor:
     """What columns `t` [M] see that stand `steps` steps past the settled ones: [M, (1 + steps) M], the settled first, then step by step."""
-    mask = torch.cat([t <= t[:, None] - steps, *(t == t[:, None] - (steps - earlier) for earlier in range(1, steps + 1))], 1)
-    mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
-    return mask
+    return torch.cat([t <= t[:, None] - steps, *(t == t[:, None] - (steps - earlier) for earlier in range(1, steps + 1))], 1)
 
 
 def _places(x: Tensor) -> tuple[Tensor, Tensor]:
