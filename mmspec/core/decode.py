@@ -38,12 +38,21 @@ class Target(Protocol):
 
 
 class DraftSession(Protocol):
+    """A drafter's view of one generation.
+
+    `decode` proposes and observes in turn. Inside a drafter that drafts with others (a cascade, a relay) two things are added.
+    `propose` may be called again before `observe`: each call takes the place of the one before. And a frontier may have more roots
+    than one: values settled for now, which the next call may take back. Its first root is settled; PAD stands where a row has fewer
+    values, and as the last root of a row that has no room left for now. Such a drafter then observes a draft without guesses,
+    whose roots are all values settled since the last `observe`: the frontier's first root and those after it that were kept.
+    """
+
     def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
-        """The frontier and guesses hanging on it, with the law each was drawn from. Draws happen here only."""
+        """The frontier and guesses hanging on its last root, with the law each was drawn from. Draws happen here only."""
         ...
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
-        """Learn what became of a draft."""
+        """Learn what became of a draft. `settled` holds the newly settled values, the next frontier included."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -53,8 +54,13 @@ class CopyRow:
             expected = self.next < len(self.source) and self.source[self.next] == token
             self.next = self.next + 1 if expected else self._align(token)
 
-    def guess(self, limit: int) -> Guesses:
-        return chain(self.source[self.next : self.next + limit])
+    def guess(self, limit: int, behind: Sequence[int] = ()) -> Guesses:
+        there = self
+        if behind:
+            there = copy(self)
+            there.output = self.output[-_LONGEST:]
+            there.extend(behind)
+        return chain(self.source[there.next : there.next + limit])
 
     def _align(self, token: int) -> int:
         """Where to copy on after `token` came unexpected."""

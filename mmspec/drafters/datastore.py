@@ -123,9 +123,9 @@ class RetrievalRow:
     def extend(self, tokens: Sequence[int]) -> None:
         self.recent.extend(tokens)
 
-    def guess(self, limit: int) -> Guesses:
+    def guess(self, limit: int, behind: Sequence[int] = ()) -> Guesses:
         store = self.plan.datastore
-        size, found = store.find_longest(list(self.recent), self.plan.longest, self.plan.shortest)
+        size, found = store.find_longest([*self.recent, *behind], self.plan.longest, self.plan.shortest)
         stride = max(1, -(-len(found) // self.plan.hits))
         starts = (int(store.suffixes[entry]) + size for entry in found[::stride])
         return trie((store.tokens[start : start + limit].tolist() for start in starts), self.plan.nodes)

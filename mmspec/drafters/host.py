@@ -1,6 +1,7 @@
 """What drafters that think on the host share: rows that read tokens and guess, and the session that makes a draft of their guesses.
 
-A round costs one host-to-device copy and no copy back: the prompt is read once, and settled values arrive as plain lists.
+A round costs one host-to-device copy and no copy back: the prompt is read once, and settled values arrive as plain lists. Only values
+that are settled for now, as inside a cascade, have to be fetched: one wait for the device each time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,11 @@ class Row(Protocol):
 
     def extend(self, tokens: Sequence[int]) -> None: ...
 
-    def guess(self, limit: int) -> Guesses:
-        """Guesses on paths of at most `limit` tokens, parents before their children."""
+    def guess(self, limit: int, behind: Sequence[int] = ()) -> Guesses:
+        """Guesses on paths of at most `limit` tokens, parents before their children, as if the text went on with `behind`.
+
+        `behind` may yet be taken back: the row must not remember it.
+        """
         ...
 
 
@@ -54,7 +58,9 @@ class HostSession:
             self._open(len(frontier.start))
         if room.length == 0:
             return frontier
-        guesses = [([], []) if ended else row.guess(room.length) for row, ended in zip(self.rows, self.ended, strict=True)]
+        behind = _behind(frontier)
+        rows = zip(self.rows, self.ended, behind, strict=True)
+        guesses = [([], []) if ended else row.guess(room.length, *more) for row, ended, more in rows]
         if not any(tokens for tokens, _ in guesses):
             return frontier  # nothing to judge: a plain step is cheaper than columns of PAD, and no new shape
         table = [_columns(tokens, parents, self.columns(room.length)) for tokens, parents in guesses]
@@ -91,6 +97,14 @@ def read_prompt(prompt: Any) -> list[list[int]] | None:
         rows = [[i for i, is_real in zip(*line, strict=True) if is_real] for line in zip(ids.tolist(), real.tolist(), strict=True)]
         texts = rows if texts is None else [source + begun for source, begun in zip(texts, rows, strict=True)]
     return texts
+
+
+def _behind(frontier: Draft) -> list[list[list[int]]]:
+    """Per row, the argument `behind` where the frontier holds values that are settled for now, else no argument."""
+    if frontier.roots == 1:
+        return [[] for _ in range(len(frontier.start))]
+    values, real = frontier.nodes[:, 1:].tolist(), frontier.valid[:, 1:].tolist()
+    return [[[v for v, is_real in zip(*row, strict=True) if is_real]] for row in zip(values, real, strict=True)]
 
 
 def _columns(tokens: list[int], parents: list[int], size: int) -> list[list[int]]:

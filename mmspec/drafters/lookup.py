@@ -64,19 +64,19 @@ class LookupRow:
     def extend(self, tokens: Sequence[int]) -> None:
         self.own.extend(tokens)
 
-    def guess(self, limit: int) -> Guesses:
-        text = self.own.tokens
+    def guess(self, limit: int, behind: Sequence[int] = ()) -> Guesses:
+        text = [*self.own.tokens[-self.own.longest :], *behind]
         for size in range(min(self.own.longest, len(text)), self.own.shortest - 1, -1):
             ngram = tuple(text[-size:])
             if ngram in self.own.behind:
-                return chain(self._repeat(self.own.behind[ngram], limit))
+                return chain(self._repeat(self.own.behind[ngram], limit, behind))
             if ngram in self.references.behind:
                 start = self.references.behind[ngram]
                 copied = self.references.tokens[start : start + limit]
                 return chain(copied[: copied.index(_END)] if _END in copied else copied)
         return [], []
 
-    def _repeat(self, start: int, limit: int) -> list[int]:
-        """The text from `start` on. A copy that reaches the text's end goes on with what it has copied: the latest match may be near."""
-        copied = self.own.tokens[start : start + limit]
+    def _repeat(self, start: int, limit: int, behind: Sequence[int]) -> list[int]:
+        """The text, then `behind`, from `start` on. A copy that reaches the end goes on with what it has copied: the match may be near."""
+        copied = [*self.own.tokens[start : start + limit], *behind][:limit]
         return [copied[i % len(copied)] for i in range(limit)]

@@ -1,7 +1,7 @@
 """Two-model speculation (Leviathan et al. 2023; Chen et al. 2023): any target is a drafter, of any shape."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -48,8 +48,8 @@ class ModelSession:
     waits and is fed as an extra root next time; rows that have nothing waiting hold PAD there, so shapes stay fixed.
     """
 
-    def __init__(self, session: TargetSession, shape: Shape):
-        self.session, self.shape = session, shape
+    def __init__(self, session: TargetSession, shape: Shape | None = None):
+        self.session, self.shape = session, shape  # no shape: `_grow` is a subclass's own
         self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
         self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
         self.origin: Tensor | None = None  # [B, G] own column of each proposed guess
@@ -120,3 +120,12 @@ def settled_values(values: Tensor, real: Tensor, start: Tensor) -> Draft:
     before = torch.where(real, columns, CONTEXT).cummax(1).values
     before = torch.cat([torch.full_like(before[:, :1], CONTEXT), before[:, :-1]], 1)
     return Draft(values, torch.where(real, before, PAD), start, roots=values.shape[1])
+
+
+def told(draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Draft, Scored, Verdict]:
+    """What became of a draft, for drafters that did not make the whole of it: what was kept, as roots of a draft without guesses."""
+    kept, real = verdict.keep.clamp_min(0), verdict.keep >= 0
+    rows = torch.arange(len(kept), device=kept.device)[:, None]
+    roots = settled_values(draft.nodes[rows, kept], real, draft.start)
+    columns = torch.arange(kept.shape[1], device=kept.device)
+    return roots, Scored(scored.p.at(kept)), replace(verdict, keep=torch.where(real, columns, -1))

@@ -59,18 +59,21 @@ class NGramRow:
                     self.best[context] = token
             self.recent = self._push(self.recent, token)
 
-    def guess(self, limit: int) -> Guesses:
+    def guess(self, limit: int, behind: Sequence[int] = ()) -> Guesses:
         tokens: list[int] = []
         parents: list[int] = []
-        for first in self._firsts(self.plan.drafts):
-            path = self._chain(first, limit)
+        recent = self.recent
+        for token in behind:
+            recent = self._push(recent, token)
+        for first in self._firsts(recent, self.plan.drafts):
+            path = self._chain(recent, first, limit)
             parents += [-1, *range(len(tokens), len(tokens) + len(path) - 1)]
             tokens += path
         return tokens, parents
 
-    def _chain(self, first: int, limit: int) -> list[int]:
+    def _chain(self, recent: list[int], first: int, limit: int) -> list[int]:
         """`first` and what follows it, while anything is known to."""
-        tokens, recent, token = [], self.recent, first
+        tokens, token = [], first
         while token is not None and len(tokens) < limit:
             tokens.append(token)
             recent = self._push(recent, token)
@@ -80,16 +83,16 @@ class NGramRow:
                 token = next(iter(self._tabled(recent)), None)
         return tokens
 
-    def _firsts(self, count: int) -> list[int]:
+    def _firsts(self, recent: list[int], count: int) -> list[int]:
         """Up to `count` different next tokens, most trusted first."""
         found: dict[int, None] = {}
-        for context in self._contexts(self.recent):
+        for context in self._contexts(recent):
             followers = self.counts.get(context, {})
             latest_first = list(followers)[::-1]
             found |= dict.fromkeys(sorted(latest_first, key=followers.__getitem__, reverse=True))
             if len(found) >= count:
                 break
-        return list(found | dict.fromkeys(self._tabled(self.recent)))[:count]
+        return list(found | dict.fromkeys(self._tabled(recent)))[:count]
 
     def _tabled(self, recent: list[int]) -> list[int]:
         known = recent and recent[-1] < len(self.successors)

@@ -138,11 +138,13 @@ class SuffixRow:
             self.own.append(token)
             self.state, self.matched = self.corpus.step(self.state, self.matched, token)
 
-    def guess(self, limit: int) -> Guesses:
+    def guess(self, limit: int, behind: Sequence[int] = ()) -> Guesses:
         own = max(0, self.own.link[self.own.last])  # the longest suffix that also occurs elsewhere
-        shared = self.matched > self.own.length[own]
-        match = self.matched if shared else self.own.length[own]
+        match, state, matched = self.own.length[own], self.state, self.matched
+        for token in behind:
+            own, match = self.own.step(own, match, token)
+            state, matched = self.corpus.step(state, matched, token)
+        book, state, match = (self.corpus, state, matched) if matched > match else (self.own, own, match)
         if match < self.plan.min_match:
             return [], []
-        book, state = (self.corpus, self.state) if shared else (self.own, own)
         return chain(book.follow(state, min(limit, int(self.plan.factor * match)), self.plan.min_match, self.plan.min_chance))

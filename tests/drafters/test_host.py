@@ -4,7 +4,12 @@ from transformers import BatchEncoding
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Settled
+from mmspec.drafters.copy import Copy
+from mmspec.drafters.datastore import Datastore, Retrieval
 from mmspec.drafters.host import HostSession, chain, read_prompt
+from mmspec.drafters.lookup import Lookup
+from mmspec.drafters.ngram import NGram
+from mmspec.drafters.suffix import Suffix
 from tests.drafters.runs import prompt_of
 
 NOISE = Noise.from_seed(0, 3)
@@ -19,8 +24,8 @@ class Listener:
     def extend(self, tokens):
         self.heard += tokens
 
-    def guess(self, limit):
-        return chain([self.row] * min(limit, self.count))
+    def guess(self, limit, behind=()):
+        return chain([self.row, *behind][-1:] * min(limit, self.count))
 
 
 def settled(*values: list[int], ended: tuple[bool, ...]) -> Settled:
@@ -76,7 +81,7 @@ def test_ended_rows_are_not_asked():
 
 def test_a_tree_is_cut_by_depth_not_by_count():
     class Tree(Listener):
-        def guess(self, limit):
+        def guess(self, limit, behind=()):
             return [1, 2, 3, 4], [-1, -1, 0, 2]
 
     session = HostSession(prompt_of([1], [2]), Tree, lambda length: 6, 2)
@@ -90,6 +95,42 @@ def test_guesses_hang_on_the_last_of_several_roots():
     root = Draft(torch.tensor([[8, 9]]), parents, torch.zeros(1, dtype=torch.long), roots=2)
     draft = HostSession(prompt_of([1]), Listener).propose(root, Room(torch.tensor([9]), 2), NOISE)
     assert draft.parents.tolist() == [[CONTEXT, 0, 1, 2]]
+
+
+def test_values_settled_for_now_are_looked_at_and_forgotten():
+    """Roots after the first are not of the text yet; rows that have fewer hold PAD among them."""
+    parents = torch.tensor([[CONTEXT, 0, 1, 2], [CONTEXT, 0, PAD, 1], [CONTEXT, 0, 1, PAD]])
+    root = Draft(torch.tensor([[8, 5, 6, 7]] * 3), parents, torch.zeros(3, dtype=torch.long), roots=4)
+    heard = []
+
+    class Telling(Listener):
+        def guess(self, limit, behind=()):
+            heard.append(list(behind))
+            return super().guess(limit, behind)
+
+    session = HostSession(prompt_of([1], [2], [3]), Telling)
+    draft = session.propose(root, Room(torch.tensor([9, 9, 9]), 2), NOISE)
+    assert heard == [[5, 6, 7], [5, 7], [5, 6]]
+    assert draft.nodes[:2, 4:].tolist() == [[7, 7], [7, 7]]
+    assert not draft.valid[2, 4:].any()  # a row whose last root is PAD has no room left for now
+    assert [row.heard for row in session.rows] == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("name", ["lookup", "suffix", "corpus", "ngram", "tree", "copy", "store"])
+def test_rows_guess_behind_values_as_if_they_had_been_read(name, tmp_path):
+    """What they guess may differ from a row that has read the values only where those have taught it something: here nothing."""
+    corpus = [[3, 4, 5, 6, 7, 8], [4, 4, 6, 9]]
+    store = Datastore.build(corpus, tmp_path / "store.npy")
+    plans = {"lookup": Lookup(references=corpus), "suffix": Suffix(), "corpus": Suffix(corpus), "ngram": NGram(), "tree": NGram(drafts=2)}
+    plan = (plans | {"copy": Copy([3, 4, 5, 4, 6, 8]), "store": Retrieval(store)})[name]
+    text, behind = [1, 2, 3, 4, 5, 6, 1, 2], [3, 4]
+    rows = [plan.begin(prompt_of(text), None).open_row(0, list(text)) for _ in range(2)]
+    before = rows[0].guess(4)
+    guessed = rows[0].guess(4, behind)
+    assert rows[0].guess(4) == before
+    rows[1].extend(behind)
+    assert guessed == rows[1].guess(4)
+    assert guessed[0][:2] == [5, 6] if name != "copy" else guessed[0] == [5, 4, 6, 8]
 
 
 def test_no_guesses_when_none_are_asked_for():
