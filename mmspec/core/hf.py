@@ -163,8 +163,9 @@ class HFSession:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
         target = self.target
         self.cache.point(layout.slots, layout.visible.shape[-1])
-        if captured and target.captured is not None:  # hooks would be baked into the captured graph: it hands out every state
-            logits, hidden = target.family.forward(target.captured, layout, self.cache, self.state, fresh, self.watched)
+        if target.captured is not None:  # hooks would be baked into the captured graph: it hands out every state
+            model = target.captured if captured else target.model  # the prompt's eager run readies transformers' own recorders
+            logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
             return logits.float(), hidden
         with tapped(target.model, self.watched) as found:
             logits, _ = target.family.forward(target.model, layout, self.cache, self.state, fresh)

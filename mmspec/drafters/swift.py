@@ -101,12 +101,12 @@ class SwiftGuide(SkipGuide):
         self.searches = [Search(parts, plan.share, plan.guided, plan.seed) for _ in range(rows)]
         self.trial = SideView(session)
         self.rounds = 0
-        self.prompt: Any = None  # [B] length of each row's prompt
+        self.since: Any = None  # [B] slot of each prompt's last value: the first one to foretell is the one after it
         self._adopt()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         if self.rounds == 0:
-            self.prompt = self.session.lengths
+            self.since = self.session.lengths - 1
         self.rounds += 1
         if self.rounds % self.plan.every == 0 and any(map(self._searching, self.searches)):
             self._try(verdict.frontier)
@@ -118,7 +118,7 @@ class SwiftGuide(SkipGuide):
         going = [self._searching(search) for search in self.searches]
         sets = [search.candidate() if on else search.best for search, on in zip(self.searches, going, strict=True)]
         self.trial.skip(skips_of(sets, self.session))
-        right, seen = foretold(self.trial, frontier, self.plan.window, self.prompt)
+        right, seen = foretold(self.trial, frontier, self.plan.window, self.since)
         for search, on, parts, hits, count in zip(self.searches, going, sets, right, seen, strict=True):
             if on and 2 * count >= self.plan.window:  # a few values foretold by luck would end the search
                 search.learn(parts, hits / count)
@@ -155,7 +155,7 @@ def search_parts(
     for _ in range(new):
         scored = session.score(frontier)
         session.commit(torch.zeros_like(frontier.nodes), 1)
-        since = session.lengths if since is None else since
+        since = session.lengths - 1 if since is None else since
         frontier = Draft.root(scored.p.mode()[:, -1], frontier.start + 1)
     search, view = Search(sublayers(target.model), share, guided, seed), SideView(session)
     for _ in range(max(trials, 1)):

@@ -6,12 +6,16 @@ from transformers import BloomConfig, BloomForCausalLM
 
 import mmspec
 from mmspec.core import partial
-from mmspec.core.accept import Block, Coupled, Match, Token
+from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
 from mmspec.core.control import Fixed
+from mmspec.core.decode import generate
 from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import HFTarget
+from mmspec.core.limits import Limits
+from mmspec.core.noise import Noise
 from mmspec.core.partial import Skips, rewired
 from mmspec.core.side import SideView
+from mmspec.drafters.adapter import Adapter
 from mmspec.drafters.early_exit import EarlyExit
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers, every_other, skips_of
@@ -288,6 +292,17 @@ def test_a_family_with_nothing_left_out_accepts_everything(name):
     for source in (EarlyExit(depth), SkipLayers(()), Windowed(4, 60)):
         out = mmspec.text.generate(model, inputs, drafter=source, draft_length=4, max_new_tokens=21)
         assert out.stats.accepted == out.stats.drafted, f"{name}, {source}"
+
+
+@pytest.mark.parametrize("name", ["exit", "adapter", "swift", "windowed", "masks"])
+def test_beside_a_captured_target(name):
+    """Side views run the model itself; the captured one runs every draft in full, and hands out the states others watch."""
+    model = llama(3, seed=0)  # its own: capturing leaves transformers' recorders on the model
+    sources = {"exit": EarlyExit(2), "adapter": Adapter(**Adapter.fit(model.config) | {"layer": 2}), **SOURCES}
+    target = HFTarget(model, DecoderOnly.of(model)).capture(64, mode=None, backend="eager")
+    options = {"limits": Limits(3, 16), "noise": Noise.from_seed(0, 3), "control": Fixed(3)}
+    out = generate(target, GuidedDrafter(sources[name], Chain(best)), Greedy(), RAGGED, **options)
+    assert out.sequences.tolist() == greedy(model, RAGGED, new=16)
 
 
 @pytest.mark.parametrize("name", ["layer-skip", "similar-layers", "swift", "windowed"])
