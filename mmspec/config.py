@@ -50,6 +50,7 @@ DRAFTERS = {
     "swift": "mmspec.drafters.swift:Swift",
     "windowed": "mmspec.drafters.windowed:Windowed",
 }
+SELF_DRAFTING = ("early-exit", "layer-skip", "similar-layers", "swift", "windowed")  # of those above: the target run short
 SECTIONS = ("target", "drafter", "accept", "run")
 
 

@@ -1,4 +1,4 @@
-"""Train a drafter for a text model: Medusa, Hydra, recurrent or Amphista heads, EAGLE-1 or EAGLE-3.
+"""Train a drafter that reads its target: heads, feature drafters, multi-token prediction, adapters (docs/drafters.md lists the kinds).
 
     python text/train_drafter.py eagle3 --model ./big --prompts prompts.txt --out ./big-eagle3
     python text/train_drafter.py medusa                       # for the shipped mini, on openings from its training corpus
@@ -6,7 +6,7 @@
 
 Three stages, each resumed where it was stopped (delete --work to start again): the target writes text under the sampling settings it
 will be used with, its hidden states there are recorded once, and the drafter learns the target's laws on them. Every checkpoint prints
-held-out acceptance per guess, "sampled/greedy". The drafter is written with its config; mmspec.load_drafter reads it.
+held-out acceptance per guess, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written.
 """
 
 import argparse
@@ -16,13 +16,15 @@ import random
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 
-import mmspec
 from mmspec.config import Config, TargetSection
 from mmspec.drafters.checkpoint import save_drafter
 from mmspec.drafters.nets import NETS, new_net
 from mmspec.jobs.files import read_prompts
+from mmspec.minis.card import drafter_card
 from mmspec.minis.corpus import documents
+from mmspec.text.own_text import Writing, write_own_text
 from mmspec.text.pairs import load_pair
 from mmspec.train import Fit, fit
 from mmspec.train.lessons import Aim, Lesson, acceptance_text
@@ -40,41 +42,33 @@ def openings(args: argparse.Namespace, tokenizer) -> list[list[int]]:
     else:
         texts = [t for i, t in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))) if i % 20 and len(t) > 200]
     random.Random(0).shuffle(texts)
-    ids = [tokenizer(text)["input_ids"][: args.opening] for text in texts]
+    ids = [tokenizer(text)["input_ids"] for text in texts[: args.windows]]
     return [ids[i % len(ids)] for i in range(args.windows)]
 
 
-def own_text(pair, prompts: list[list[int]], args: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows the target wrote [N, W] and which values are its own; a file a chunk, so that a stopped run goes on."""
-    pieces, pad = [], pair.tokenizer.pad_token_id or 0
-    for first in range(0, len(prompts), args.chunk):
-        path = args.work / f"own-{first}.pt"
-        if not path.exists():
-            chunk = prompts[first : first + args.chunk]
-            batch = pair.tokenizer.pad({"input_ids": chunk}, return_tensors="pt").to(pair.target.device)
-            heat = args.temperature[first // args.chunk % len(args.temperature)]
-            out = mmspec.text.generate(pair.target, batch, temperature=heat, top_p=args.top_p, max_new_tokens=args.new, seed=first)
-            ids = torch.full((len(chunk), args.opening + args.new), pad)
-            own = torch.zeros_like(ids, dtype=torch.bool)
-            for row, (prompt, new, size) in enumerate(zip(chunk, out.sequences.cpu(), out.lengths.tolist(), strict=True)):
-                ids[row, : len(prompt)] = torch.tensor(prompt)
-                ids[row, len(prompt) : len(prompt) + size] = new[:size]
-                own[row, len(prompt) : len(prompt) + size] = True
-            torch.save((ids, own), path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").rename(path)
-            print(f"written {first + len(chunk)} of {len(prompts)} windows at temperature {heat:g}", flush=True)
-        pieces.append(torch.load(path))
-    ids, own = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
-    return ids[order], own[order]
+def untrained(args: argparse.Namespace, target, written: torch.Tensor):
+    """The net as training begins; `written` are the values the target wrote."""
+    torch.manual_seed(0)
+    net = new_net(args.kind, target, args.options | ({"values": args.vocabulary} if args.vocabulary else {}))
+    if args.vocabulary:
+        counts = torch.bincount(written, minlength=target.config.get_text_config(decoder=True).vocab_size)
+        net.know(counts.topk(args.vocabulary).indices.sort().values)
+    if hasattr(net, "start_from"):
+        net.start_from(target)
+    return net
 
 
-def main() -> None:
+def aim_of(args: argparse.Namespace, net) -> Aim:
+    base = AIMS.get(args.kind, Aim(depth=getattr(net, "most", None) or 4))
+    return Aim(depth=args.depth or base.depth, laws=args.loss or base.laws, states=base.states)
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=sorted(NETS))
     parser.add_argument("--model", default="mini")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines")
-    parser.add_argument("--work", type=Path, default=Path("build/drafters"))
+    parser.add_argument("--work", type=Path, default=Path("build/drafters"), help="text and recordings, shared by all kinds")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
     parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 3}')
     parser.add_argument("--vocabulary", type=int, help="eagle3: draft only the N values the target writes most")
@@ -82,35 +76,35 @@ def main() -> None:
     parser.add_argument("--depth", type=int, help="levels unrolled in training")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, chunk by chunk")
     parser.add_argument("--top-p", type=float)
-    parser.add_argument("--windows", type=int, default=1024)
+    parser.add_argument("--windows", type=int, default=1280)
     parser.add_argument("--opening", type=int, default=48, help="most prompt tokens of a window")
     parser.add_argument("--new", type=int, default=208, help="most tokens the target adds")
     parser.add_argument("--chunk", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--rows", type=int, default=8, help="windows a step")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--checkpoint-every", type=int, default=200)
-    parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--checkpoint-every", type=int, default=100)
+    parser.add_argument("--precision", default="bf16", help="no, bf16 or fp16")
+    parser.add_argument("--half", action="store_true", help="write the weights in half precision")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--smoke", action="store_true", help="a few windows, two steps")
     args = parser.parse_args()
     if args.smoke:
         args.windows, args.opening, args.new, args.chunk, args.steps, args.rows, args.checkpoint_every = 40, 8, 12, 20, 2, 2, 1
-    args.work.mkdir(parents=True, exist_ok=True)
-    pair = load_pair(Config(target=TargetSection(path=args.model, device=args.device)))
+    return args
+
+
+def main() -> None:
+    args, here = parsed(), PartialState()
+    pair = load_pair(Config(target=TargetSection(path=args.model, device=str(here.device) if args.device == "auto" else args.device)))
     target = pair.target.requires_grad_(False)
-    ids, own = own_text(pair, openings(args, pair.tokenizer), args)
-    torch.manual_seed(0)
-    net = new_net(args.kind, target, args.options | ({"values": args.vocabulary} if args.vocabulary else {}))
-    if args.vocabulary:
-        counts = torch.bincount(ids[own], minlength=target.config.vocab_size)
-        net.know(counts.topk(args.vocabulary).indices.sort().values)
-    if hasattr(net, "start_from"):
-        net.start_from(target)
-    base = AIMS.get(args.kind, Aim(depth=getattr(net, "most", None) or 4))
-    aim = Aim(depth=args.depth or base.depth, laws=args.loss or base.laws, states=base.states)
-    data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}")
+    plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
+    with here.main_process_first():  # the others read what the first one has made
+        ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
+        net = untrained(args, target, ids[own])
+        data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}")
     held, device = max(args.rows, len(data) // 16), target.device
+    aim = aim_of(args, net)
     lesson, log = Lesson(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
 
     def validate(module: torch.nn.Module, step: int) -> None:
@@ -119,10 +113,13 @@ def main() -> None:
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, "acceptance": levels}) + "\n")
 
-    plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
+    fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
     path = args.work / f"{args.kind}.pt"
-    fit(lesson, lambda m, turn: m(data.draw(turn, args.rows, held, device)), plan, path, title=args.kind, validate=validate)
-    save_drafter(lesson.net, args.out or args.work / args.kind)
+    fit(lesson, lambda m, turn: m(data.draw(turn, args.rows, held, device)), fitting, path, title=args.kind, validate=validate)
+    if here.is_main_process:
+        levels, out = lesson.acceptance(data.window(range(held), device)), args.out or args.work / args.kind
+        save_drafter(lesson.net, out, torch.float16 if args.half else None)
+        (out / "card.md").write_text(drafter_card(args, aim, sum(p.numel() for p in net.parameters()), held, levels), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def minis() -> list[dict[str, Any]]:
 
 
 def _size(model: Any) -> str:
-    return f"{model.num_parameters() / 1e6:.1f} M"
+    return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
 
 
 def families() -> list[dict[str, str]]:

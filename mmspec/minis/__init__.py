@@ -11,9 +11,14 @@ HOME = Path(__file__).parent
 NAMES = ("text",)
 
 
+def shipped_drafters(name: str = "text") -> tuple[str, ...]:
+    """Names of the trained drafters that ship with a mini beside its drafter model."""
+    return tuple(sorted(path.parent.name for path in (HOME / name / "drafters").glob("*/config.json")))
+
+
 @dataclass(frozen=True)
 class Mini:
-    """A trained pair, ready to use: `target` as the `model` of the public call, `drafters` by name, `examples` as its inputs."""
+    """Trained and ready: `target` is the `model` of the public call, `drafters` are its drafters by name, `examples` its inputs."""
 
     target: Any
     drafters: dict[str, Any]
@@ -33,6 +38,8 @@ def load_text(folder: Path) -> Mini:
     """The text mini in `folder`, as `text/train_mini.py` writes it. FileNotFoundError when it is not there."""
     from transformers import PreTrainedTokenizerFast
 
+    from mmspec.drafters.checkpoint import load_drafter
+
     if not (folder / "target" / "model.safetensors").exists():
         raise FileNotFoundError(f"mini text is not in {folder}: make it with python text/train_mini.py --out {folder}")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -40,7 +47,10 @@ def load_text(folder: Path) -> Mini:
     examples = tokenizer(prompts, return_tensors="pt", padding=True)
     examples = {key: examples[key] for key in ("input_ids", "attention_mask")}
     card = (folder / "card.md").read_text(encoding="utf-8")
-    return Mini(_llama(folder / "target"), {"model": _llama(folder / "drafter")}, tokenizer, examples, card)
+    target, drafters = _llama(folder / "target"), {"model": _llama(folder / "drafter")}
+    for path in sorted((folder / "drafters").glob("*/config.json")):
+        drafters[path.parent.name] = load_drafter(path.parent, target)
+    return Mini(target, drafters, tokenizer, examples, card)
 
 
 def _llama(folder: Path) -> Any:

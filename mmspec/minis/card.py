@@ -46,3 +46,46 @@ speculative decoding on a machine without a GPU; what they say is not to be reli
 |---|---|
 {rows}
 """
+
+
+def drafter_card(args: Any, aim: Any, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
+    """The card of a drafter that `text/train_drafter.py` trained with `args`."""
+    source = args.prompts.name if args.prompts else "openings of the mini's training documents (see its card)"
+    options = {**args.options, **({"values": args.vocabulary} if args.vocabulary else {})}
+    rows = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
+    return DRAFTER_CARD.format(
+        kind=args.kind,
+        target="mini text" if args.model == "mini" else Path(args.model).name,
+        parameters=f"{parameters / 1e6:.2f}",
+        options=f" with {options}" if options else "",
+        steps=args.steps,
+        rows_a_step=args.rows,
+        lr=args.lr,
+        depth=aim.depth,
+        laws=" + ".join(f"{weight:g} x {name}" for name, weight in aim.laws.items()),
+        states=f", {aim.states:g} x SmoothL1 on states" if aim.states else "",
+        windows=args.windows,
+        length=args.opening + args.new,
+        heats=", ".join(f"{heat:g}" for heat in args.temperature),
+        source=source,
+        held=held,
+        rows=rows,
+    )
+
+
+DRAFTER_CARD = """# {kind} drafter for {target}
+
+{parameters} M parameters{options}. It only proposes: what is said is the target's, whatever the drafter.
+
+- Recipe: `python text/train_drafter.py {kind}` ({steps} steps of {rows_a_step} windows, peak rate {lr:g}, {depth} levels unrolled;
+  loss {laws}{states}).
+- Data: {windows} windows of up to {length} tokens that the target wrote at temperatures {heats}, from {source}.
+- Weights made for mini text are under Apache-2.0; others follow their target's terms.
+
+Acceptance on {held} windows held out, guess by guess on the target's own text: the chance that the token rule accepts, and how often
+the likeliest tokens agree.
+
+| guess | sampled | greedy |
+|---|---|---|
+{rows}
+"""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmspec.config import ACCEPT, DRAFTERS, Config, DrafterSection, build
+from mmspec.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
+from mmspec.minis import shipped_drafters
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
-_SHAPED = ("model", "trained")  # kinds that grow trees and know how sure they are
 _TRAINED = ("stop_below", "states", "layer_ids")
 
 
@@ -66,7 +66,7 @@ class Pair:
 
     @property
     def _stop_below(self) -> float | None:
-        return self.config.drafter.options.get("stop_below") if self.config.drafter.kind in _SHAPED else None
+        return self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
 
     def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
         """`mmspec.text.generate` with this pair's settings; `changes` override them."""
@@ -77,7 +77,7 @@ class Pair:
             "drafter": self.drafter,
             "accept": self.accept,
             "draft_length": self.config.drafter.length,
-            "tree": self.config.drafter.tree if self.config.drafter.kind in _SHAPED else None,
+            "tree": self.config.drafter.tree if shaped(self.config.drafter.kind) else None,
             "stop_below": None if "drafter" in changes else self._stop_below,
             "max_new_tokens": run.max_new_tokens,
             "temperature": run.temperature,
@@ -109,12 +109,14 @@ def load_pair(config: Config) -> Pair:
 def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     """`pair` with the drafter its config names."""
     section = pair.config.drafter
-    if section.tree is not None and section.kind not in _SHAPED:
+    if section.tree is not None and not shaped(section.kind):
         raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
     if section.kind == "none":
         return pair
     if section.kind == "trained":
         return replace(pair, drafter=_trained(section, pair.target), drafter_name=section.path)
+    if section.kind in shipped_drafters():
+        return replace(pair, drafter=_shipped(section, pair, mini))
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section))
     for key in section.options:
@@ -128,6 +130,21 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     model, processor = load_model(section.path, pair.config.target.dtype, device)
     pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
     return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
+
+
+def shaped(kind: str) -> bool:
+    """Whether drafters of this kind grow trees and know how sure they are."""
+    return kind in ("model", "trained", *SELF_DRAFTING, *shipped_drafters())
+
+
+def _shipped(section: DrafterSection, pair: Pair, mini: Any) -> Any:
+    """One of the mini's trained drafters, by name."""
+    if mini is None:
+        raise ValueError(f"drafter {section.kind!r} is the mini's own: for {pair.name} give a trained drafter's folder")
+    for key in section.options:
+        if key != "stop_below":
+            raise ValueError(f"unknown key {key!r} for drafter {section.kind!r}; valid: stop_below")
+    return mini.drafters[section.kind].to(pair.target.device, pair.target.dtype)
 
 
 def _trained(section: DrafterSection, target: Any) -> Any:
@@ -149,6 +166,8 @@ def _model_free(section: DrafterSection) -> Any:
         from mmspec.drafters.datastore import Retrieval
 
         return build(kind, {kind: f"{Retrieval.__module__}:Retrieval"}, "drafter", {"datastore": _datastore(section.path), **options})
+    if kind in SELF_DRAFTING:
+        options = {key: value for key, value in options.items() if key != "stop_below"}
     if kind in DRAFTERS and not options:
         return kind
     return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", **DRAFTERS}, "drafter", options)
@@ -254,7 +273,7 @@ def _first_line(error: Exception) -> str:
 
 def named_drafter(name: str) -> tuple[str, str | None]:
     """(kind, path) that a drafter on the command line means: a kind, the folder of a trained one, or the path or hub name of a model."""
-    if name in ("none", "model", *DRAFTERS) or ":" in name:
+    if name in ("none", "model", *DRAFTERS, *shipped_drafters()) or ":" in name:
         return name, None
     if name.endswith(".npy"):
         return "datastore", name
@@ -264,5 +283,5 @@ def named_drafter(name: str) -> tuple[str, str | None]:
         return ("trained" if is_drafter(name) else "model"), name
     if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
         return "model", name
-    known = ", ".join(kind for kind in DRAFTERS if kind != "none")
+    known = ", ".join(kind for kind in (*DRAFTERS, *shipped_drafters()) if kind != "none")
     raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's path, a trained drafter's, or a datastore (*.npy)")
