@@ -84,8 +84,9 @@ class LookaheadSession:
 
     def __init__(self, plan: Lookahead, texts: list[list[int]] | None):
         self.plan, self.texts = plan, texts
-        self.window: Tensor | None = None  # [B, ngram - 1, W]
-        self.pool: Tensor | None = None  # [B, pool, ngram], latest first
+        self.window: Tensor  # [B, ngram - 1, W], from the first round on
+        self.pool: Tensor  # [B, pool, ngram], latest first
+        self.opened = False
         self.tables: dict[int, Tensor] = {}  # templates on the device
         self.said: tuple[Categorical, Tensor, Tensor] | None = None  # laws after the last row [B, w, V], who has one [B, w], start [B]
         self.moved: Tensor | None = None  # [B] values settled since the window was drawn
@@ -112,8 +113,9 @@ class LookaheadSession:
 
     def _open(self, frontier: Draft) -> None:
         """Window and pool from the prompt. Where a prompt has no ids, from the frontier alone."""
-        if self.window is not None:
+        if self.opened:
             return
+        self.opened = True
         plan, device = self.plan, frontier.start.device
         rows, size = plan.ngram - 1, (plan.ngram - 1) * plan.window
         if self.texts is None:

@@ -87,7 +87,7 @@ class ModelSession:
 
     def _forget(self) -> None:
         """Give up the draft under way, if there is one, but for the values that waited: those are settled, and have now been run."""
-        if self.session.scored == 0:
+        if self.session.scored == 0 or self.fed is None:
             return
         columns = torch.arange(self.fed.shape[1], device=self.fed.device)
         self.session.commit(torch.where(self.fed, columns, -1), len(columns))
