@@ -92,7 +92,8 @@ def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
 class Ahead(Protocol):
     """Work on `draft` that its drafter has already done. Whoever scores another draft leaves it aside."""
 
-    draft: Draft
+    @property
+    def draft(self) -> Draft: ...
 
     def done(self, session: "HFSession", layout: Layout) -> AbstractContextManager[None]:
         """A forward of the model inside does only what is left to do. Not for captured models."""

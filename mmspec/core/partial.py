@@ -152,9 +152,11 @@ def _without(model: Any, index: int, names: Sequence[str], rows: Rows) -> dict[n
         )
     if found:
         return {found[0]: stand_in(found[0], nothing, rows)}
-    if names is _MLP and hasattr(layer, "fc1") and hasattr(layer, "fc2"):
-        return {layer.fc2: _silenced(rows)} | ({layer.fc1: lambda real: lambda x: x} if rows is None else {})
-    parts = ", ".join(name for name, _ in layer.named_children())
+    children: dict[str, nn.Module] = dict(layer.named_children())
+    if names is _MLP and {"fc1", "fc2"} <= children.keys():
+        changes: dict[nn.Module, Change] = {children["fc2"]: _silenced(rows)}
+        return changes if rows is not None else changes | {children["fc1"]: lambda real: lambda x: x}
+    parts = ", ".join(children)
     raise ValueError(f"layer {index} of {type(model).__name__} has no {what} to leave out, only {parts}: skip whole layers instead")
 
 

@@ -70,10 +70,9 @@ class MaskGuide:
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
         """The same law for all nodes of a level, but for processors that read each one's own path."""
-        if self.logits is None:
-            self.logits = self.view.look(draft)
+        every = self.logits = self.view.look(draft) if self.logits is None else self.logits
         first, count = self.known, draft.size - self.known
-        logits = self.logits[:, self.level : self.level + 1].expand(-1, count, -1)
+        logits = every[:, self.level : self.level + 1].expand(-1, count, -1)
         self.level, self.known = self.level + 1, draft.size
         return Scored(self.session.law(logits, draft, first))
 

@@ -91,8 +91,8 @@ class WindowView(SideView):
             rows = torch.arange(len(length), device=length.device)[:, None]
             source = self.taken.clamp(max=cache.capacity - 1)
             for layer, (keys, values) in zip(cache.slot_layers, self.stores, strict=True):
-                keys[:, : self.kept] = layer.keys[rows, source]
-                values[:, : self.kept] = layer.values[rows, source]
+                keys[:, : self.kept] = layer.keys[rows, source]  # pyright: ignore[reportOptionalSubscript]
+                values[:, : self.kept] = layer.values[rows, source]  # pyright: ignore[reportOptionalSubscript]
 
     def _grow(self, room: int) -> None:
         old, self.capacity = self.stores, self.kept + room
