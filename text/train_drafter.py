@@ -65,7 +65,7 @@ def aim_of(args: argparse.Namespace, net) -> Aim:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=sorted(NETS))
+    parser.add_argument("kind", nargs="?", default="eagle3", choices=sorted(NETS))
     parser.add_argument("--model", default="mini")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines")
     parser.add_argument("--work", type=Path, default=Path("build/drafters"), help="text and recordings, shared by all kinds")

@@ -1,0 +1,73 @@
+"""Training SpecDec++'s acceptance head (Huang et al. 2024) on what a target really accepted of a drafter's guesses."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmspec.core.laws import Categorical
+from mmspec.core.records import Scored, Step
+from mmspec.drafters.stops import AcceptanceHead, acceptance_loss
+
+
+@dataclass
+class Judgements:
+    """Every judged guess of a generation: the drafter's hidden state before it, log q of it, and whether the target accepted it.
+
+    Use one object as the chain's `stop`, which never ends it, and as `on_step`. Costs a transfer to the host a round.
+    """
+
+    states: tuple[int, ...] = (-1,)
+    hidden: list[Tensor] = field(default_factory=list)  # [F] each
+    log_q: list[float] = field(default_factory=list)
+    accepted: list[bool] = field(default_factory=list)
+    _round: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.states
+
+    def before(self, law: Categorical) -> Tensor | None:
+        return None
+
+    def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        if scored.hidden is None:
+            raise ValueError("the drafter hands out no hidden states: collect judgements of a model or a trained drafter")
+        self._round.append((scored.hidden[:, -1].float().cpu(), scored.p.last(1).log_prob(value)[:, 0].float().cpu()))
+        return None, reach
+
+    def __call__(self, step: Step) -> None:
+        for place, (hidden, log_q) in enumerate(self._round):
+            for row, judged in enumerate(step.settled.judged):
+                if place < judged:
+                    self.hidden.append(hidden[row])
+                    self.log_q.append(float(log_q[row]))
+                    self.accepted.append(place < step.settled.accepted[row])
+        self._round = []
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    def draw(self, turn: int, rows: int, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """`rows` judgements from number `first` on: hidden [rows, F], log q [rows], accepted [rows]; a function of `turn` alone."""
+        chosen = torch.randint(first, len(self), (rows,), generator=torch.Generator().manual_seed(turn)).tolist()
+        return self.at(chosen)
+
+    def at(self, chosen: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = torch.stack([self.hidden[i] for i in chosen])
+        return hidden, torch.tensor([self.log_q[i] for i in chosen]), torch.tensor([self.accepted[i] for i in chosen])
+
+
+def head_loss(head: AcceptanceHead, batch: tuple[Tensor, Tensor, Tensor], rejected_weight: float = 6.0) -> Tensor:
+    """The weighted cross-entropy of `head` on judgements as `Judgements.draw` gives them: what `fit` minimises."""
+    hidden, log_q, accepted = batch
+    return acceptance_loss(head(hidden, log_q), accepted, rejected_weight=rejected_weight)
+
+
+@torch.no_grad()
+def separation(head: AcceptanceHead, batch: tuple[Tensor, Tensor, Tensor]) -> float:
+    """The chance that the head rates an accepted guess above a rejected one (area under the ROC curve); 0.5 knows nothing."""
+    hidden, log_q, accepted = batch
+    logits = head(hidden, log_q)
+    gaps = logits[accepted][:, None] - logits[~accepted][None, :]
+    return ((gaps > 0).float() + 0.5 * (gaps == 0).float()).mean().item()
