@@ -112,7 +112,7 @@ def generate(
     target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
     guesser = stopping(drafter_of(drafter, target, rule, tree), stop_below)
     target = target.capture(max_new_tokens + 64) if capture else target
-    control = control_of(draft_length, guesser, tree)
+    control = control_of(draft_length, guesser)
     limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
     pad = model.generation_config.pad_token_id
     with Stream(streamer, ids) as stream:
@@ -252,9 +252,9 @@ def pick_for(rule: Accept) -> shapes.Pick:
     return shapes.without_replacement if rule.coupled else shapes.top
 
 
-def control_of(draft_length: int | str | Control, drafter: Drafter, tree: Any) -> Control:
-    """How many guesses a round. Left to "auto", a tree brings its own depth (5 for a comb), and model-free drafters, whose guesses
-    cost nothing, make more of them."""
+def control_of(draft_length: int | str | Control, drafter: Drafter) -> Control:
+    """How many guesses a round. "auto" maximises measured throughput and may choose none: up to a tree's own depth, and starting
+    from more guesses where they come without a model and so cost nothing."""
     if isinstance(drafter, NoDraft):
         return Fixed(0)
     if isinstance(draft_length, int) and not isinstance(draft_length, bool):
@@ -266,8 +266,8 @@ def control_of(draft_length: int | str | Control, drafter: Drafter, tree: Any) -
     if draft_length != "auto":
         raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, 'auto', 'thompson' or a Control object")
     depth = getattr(getattr(drafter, "shape", None), "depth", None)
-    if depth is not None or tree is not None:
-        return Fixed(5 if depth is None else depth)
+    if depth is not None:
+        return Throughput(lengths=tuple(range(depth + 1)), first=depth)
     return Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8)
 
 

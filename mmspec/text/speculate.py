@@ -63,7 +63,7 @@ def speculate(
                 inputs,
                 limits=Limits(rows, room, ends, stops, input_ids.device),
                 noise=Noise.from_seed(seed, rows, input_ids.device),
-                control=control_of(draft_length, guesser, tree),
+                control=control_of(draft_length, guesser),
                 pad=(ends[0] if ends else 0) if pad is None else pad,
                 on_step=stream,
             )

@@ -100,7 +100,8 @@ class Aim:
 class Lesson(nn.Module):
     """A net and its loss over recorded windows, as one module, so that several processes may share the training of it.
 
-    `target` stays outside: it is not trained and not saved. See `Joint` for training both.
+    `target` stays outside: it is not trained and not saved. Freeze it (`requires_grad_(False)`), or its head collects gradients that
+    nobody uses. See `Joint` for training both.
     """
 
     def __init__(self, net: nn.Module, target: Any, aim: Aim):

@@ -18,14 +18,14 @@ INPUTS = random_prompt(5, 9, 7, seed=1)
 
 def test_every_name_of_a_draft_length():
     own, model = Throughput(lengths=(0, 2)), ModelDrafter(None)
-    assert control_of("thompson", model, None) == Thompson()
-    assert control_of(own, model, None) is own
-    assert control_of(3, model, None) == Fixed(3)
-    assert control_of("auto", model, None) == Throughput()
-    assert control_of("thompson", NoDraft(), None) == Fixed(0)
+    assert control_of("thompson", model) == Thompson()
+    assert control_of(own, model) is own
+    assert control_of(3, model) == Fixed(3)
+    assert control_of("auto", model) == Throughput()
+    assert control_of("thompson", NoDraft()) == Fixed(0)
     for wrong in ("fast", True, None, 1.5):
         with pytest.raises(ValueError, match="give a number of guesses, 'auto', 'thompson' or a Control object"):
-            control_of(wrong, model, None)
+            control_of(wrong, model)
 
 
 @pytest.mark.parametrize("length", ["thompson", Thompson(most=3), 4])

@@ -174,7 +174,7 @@ def test_auto_draft_length_says_the_same(pair):
 
 BAD = {
     "max_new_tokens is 0": {"max_new_tokens": 0},
-    "unknown drafter 'nope'; valid: copy, jacobi, lookup": {"drafter": "nope"},
+    "unknown drafter 'nope'; valid: copy, early-exit, jacobi": {"drafter": "nope"},
     "unknown accept rule 'nope'; valid: block, chow": {"accept": "nope"},
     "temperature is -1": {"temperature": -1.0},
     "top_p is 1.5": {"temperature": 1.0, "top_p": 1.5},

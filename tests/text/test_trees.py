@@ -8,7 +8,7 @@ import torch
 
 import mmspec
 from mmspec.commands.common import settings
-from mmspec.core.control import Fixed
+from mmspec.core.control import Fixed, Throughput
 from mmspec.drafters import shapes
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees import StaticTree, Template
@@ -54,12 +54,13 @@ def test_what_a_spelling_means(written):
     assert shape_of([3, 1], exact) == StaticTree(Template.branching((3, 1)))
 
 
-def test_trees_bring_their_own_depth(big):
+def test_trees_are_cut_to_what_pays(big):
     rule = rule_of("exact", 0.0)
-    for tree, depth in ((FORM, 3), ((4, 2), 2), ("expand", 4), ("opt", 8), ("comb", 5)):
-        assert control_of("auto", drafter_of(big, _target(big), rule, tree), tree) == Fixed(depth)
-    assert control_of(2, drafter_of(big, _target(big), rule, FORM), FORM) == Fixed(2)
-    assert not isinstance(control_of("auto", drafter_of(big, _target(big), rule, None), None), Fixed)
+    for tree, depth in ((FORM, 3), ((4, 2), 2), ("expand", 4), ("opt", 8)):
+        assert control_of("auto", drafter_of(big, _target(big), rule, tree)) == Throughput(tuple(range(depth + 1)), depth)
+    assert control_of(2, drafter_of(big, _target(big), rule, FORM)) == Fixed(2)
+    for tree in (None, "comb"):
+        assert control_of("auto", drafter_of(big, _target(big), rule, tree)) == Throughput()
 
 
 def _target(model):

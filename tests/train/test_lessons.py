@@ -12,9 +12,16 @@ from mmspec.drafters.shapes import Chain, best
 from mmspec.train import Fit, fit
 from mmspec.train.lessons import Aim, Joint, Lesson, unroll
 from mmspec.train.record import record
+from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
 
 READING = [name for name in ("medusa", "hydra", "recurrent", "amphista", "eagle1", "eagle3") if name in NETS]
+
+
+@pytest.fixture(scope="module")
+def big():
+    """The suite's target, frozen: a drafter that reads its head must not leave gradients there."""
+    return llama(3, seed=0).requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +150,7 @@ def test_levels_deeper_than_a_window_are_refused(big, written, tmp_path):
 def test_joint_training_moves_the_target_and_alone_does_not(big, written, tmp_path):
     from copy import deepcopy
 
-    target = deepcopy(big)
+    target = deepcopy(big).requires_grad_(True)
     joint = Joint(Medusa(32, 3), target, Aim(depth=3))
     plan = Fit(steps=8, lr=1e-3, warmup=1, rates={"lesson.": 4.0})
     before = joint(*written).item()
