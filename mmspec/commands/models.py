@@ -7,6 +7,8 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.config import ACCEPT, DRAFTERS, build
+from mmspec.drafters.nets import net_class
+from mmspec.minis import shipped_drafters
 
 EXAMPLES = """Examples:
 
@@ -68,6 +70,9 @@ def drafters() -> list[dict[str, str]]:
     rows = [{"name": "model", "idea": "a smaller model: the mini's own, or any by path"}]
     for name, where in DRAFTERS.items():
         rows.append({"name": name, "idea": _first_line(where)})
+    for name in shipped_drafters():
+        rows.append({"name": name, "idea": f"the mini's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
+    rows.append({"name": "FOLDER", "idea": "a trained drafter, this project's or a published one"})
     return [*rows, {"name": "FILE.npy", "idea": _first_line("mmspec.drafters.datastore:Datastore")}]
 
 

@@ -1,15 +1,14 @@
 """Drafters on disk: written as `config.json` and safetensors, read from there or from published layouts. Read whole or not at all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmspec.drafters.nets import net_class
 from mmspec.drafters.published import Hints, Reading, layout_of, read_published
-from mmspec.drafters.weights import read_config, read_names, read_weights, write_folder
+from mmspec.drafters.weights import fill, read_config, read_names, read_weights, write_folder
 
 KEY = "mmspec_drafter"
 
@@ -67,33 +66,6 @@ def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
         return net_class(kind)(**options)
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{folder / 'config.json'} describes no drafter: {' '.join(str(error).split())}") from None
-
-
-def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable[[str], str] = str) -> Any:
-    """`net` with `weights`, after every name, shape and kind of number has been checked: bad ones change nothing.
-
-    `theirs` gives the name under which a tensor of the net stands in `weights`.
-    """
-    wanted = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
-    for name, (_, tensor) in wanted.items():
-        if name not in weights:
-            raise ValueError(f"{source}: tensor {name} of shape {tuple(tensor.shape)} is missing")
-        if weights[name].shape != tensor.shape:
-            raise ValueError(f"{source}: tensor {name} has shape {tuple(weights[name].shape)}, but {tuple(tensor.shape)} is needed")
-        if weights[name].is_floating_point() != tensor.is_floating_point():
-            shape = tuple(tensor.shape)
-            raise ValueError(f"{source}: tensor {name} is {weights[name].dtype} {shape}, but {tensor.dtype} {shape} is needed")
-    for name in weights:
-        if name not in wanted:
-            raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this {net.kind} drafter")
-    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in wanted.items()}
-    if hasattr(net, "check"):
-        try:
-            net.check(state)
-        except ValueError as error:
-            raise ValueError(f"{source}: {error}") from None
-    net.load_state_dict(state)
-    return net.eval()
 
 
 def suited(net: Any, target: Any, source: Path) -> Any:

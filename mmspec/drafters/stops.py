@@ -6,17 +6,19 @@ its own value, the guesses that remain would no longer follow q.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from mmspec.core.laws import Categorical
 from mmspec.core.records import Scored
+from mmspec.drafters.weights import fill, read_mapping, read_tensors
 
 
 class Stop(Protocol):
@@ -93,6 +95,8 @@ class AcceptanceHead(nn.Module):
     more than the drafter's probability, so that no guess has to be run before it is judged.
     """
 
+    kind = "acceptance head"
+
     def __init__(self, hidden: int, width: int | None = None, blocks: int = 3):
         super().__init__()
         width = hidden if width is None else width
@@ -120,23 +124,25 @@ class AcceptanceHead(nn.Module):
         """Write `acceptance.safetensors` and `acceptance.json` into `folder`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, folder / "acceptance.safetensors")
-        (folder / "acceptance.json").write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
+        weights, config = folder / "acceptance.safetensors", folder / "acceptance.json"
+        save_file({name: value.contiguous() for name, value in self.state_dict().items()}, weights.with_suffix(".tmp"))
+        os.replace(weights.with_suffix(".tmp"), weights)
+        config.with_suffix(".tmp").write_text(json.dumps(self.config, indent=1) + "\n", encoding="utf-8")
+        os.replace(config.with_suffix(".tmp"), config)
 
     @staticmethod
     def load(folder: str | Path) -> "AcceptanceHead":
-        """The head saved in `folder`, in eval mode. FileNotFoundError where there is none, ValueError where the two files disagree."""
+        """The head saved in `folder`, in eval mode. FileNotFoundError where there is none, ValueError, in one line, for broken files."""
         folder = Path(folder)
         for name in ("acceptance.json", "acceptance.safetensors"):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} holds no {name}: give the folder that AcceptanceHead.save wrote")
-        config: dict[str, Any] = json.loads((folder / "acceptance.json").read_text(encoding="utf-8"))
+        config = read_mapping(folder / "acceptance.json", "give the folder that AcceptanceHead.save wrote")
         try:
             head = AcceptanceHead(**config)
-            head.load_state_dict(load_file(folder / "acceptance.safetensors"))
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(f"the acceptance head in {folder} does not fit its acceptance.json: {str(error).splitlines()[0]}") from None
-        return head.eval()
+        except TypeError as error:
+            raise ValueError(f"{folder / 'acceptance.json'} describes no acceptance head: {error}") from None
+        return fill(head, read_tensors(folder / "acceptance.safetensors"), folder)
 
 
 def acceptance_loss(logits: Tensor, accepted: Tensor, real: Tensor | None = None, rejected_weight: float = 6.0) -> Tensor:

@@ -6,7 +6,7 @@ Pickles are opened with `weights_only=True`: nothing that a file brings along is
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -32,10 +32,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a drafter's folder. ValueError, in one line, where there is none."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give the folder of a drafter, with config.json and weights")
-    return _mapping(folder / "config.json", "give the folder of a drafter, with config.json and weights")
+    return read_mapping(folder / "config.json", "give the folder of a drafter, with config.json and weights")
 
 
-def _mapping(path: Path, mend: str) -> dict[str, Any]:
+def read_mapping(path: Path, mend: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -51,19 +51,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a drafter's folder by name, from the first of `FILES` that is there. ValueError, in one line, if it is broken."""
     path = weights_file(folder)
     if path.suffix == ".json":
-        return {name: tensor for part in _parts(path) for name, tensor in _tensors(part).items()}
-    return _tensors(path)
+        return {name: tensor for part in _parts(path) for name, tensor in read_tensors(part).items()}
+    return read_tensors(path)
 
 
 def read_names(folder: Path) -> set[str]:
     """The names of its tensors, without reading the tensors where the file allows that."""
     path = weights_file(folder)
     if path.suffix == ".json":
-        return set(_mapping(path, "").get("weight_map") or {})
+        return set(read_mapping(path, "").get("weight_map") or {})
     if path.suffix == ".safetensors":
         with _told(path), safe_open(path, framework="pt") as file:
             return set(file.keys())
-    return set(_tensors(path))
+    return set(read_tensors(path))
 
 
 def weights_file(folder: Path) -> Path:
@@ -101,7 +101,7 @@ def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor
 
 def _parts(index: Path) -> Iterator[Path]:
     """The files that an index of sharded safetensors names."""
-    places = _mapping(index, "").get("weight_map")
+    places = read_mapping(index, "").get("weight_map")
     if not isinstance(places, dict):
         raise ValueError(f"{index} has no weight_map: it is not the index of sharded safetensors")
     for name in sorted(set(places.values())):
@@ -110,7 +110,7 @@ def _parts(index: Path) -> Iterator[Path]:
         yield index.parent / name
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     with _told(path):
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -136,3 +136,30 @@ def _told(path: Path) -> Iterator[None]:
 def _line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable[[str], str] = str) -> Any:
+    """`net` with `weights`, after every name, shape and kind of number has been checked: bad ones change nothing.
+
+    `theirs` gives the name under which a tensor of the net stands in `weights`.
+    """
+    wanted = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
+    for name, (_, tensor) in wanted.items():
+        if name not in weights:
+            raise ValueError(f"{source}: tensor {name} of shape {tuple(tensor.shape)} is missing")
+        if weights[name].shape != tensor.shape:
+            raise ValueError(f"{source}: tensor {name} has shape {tuple(weights[name].shape)}, but {tuple(tensor.shape)} is needed")
+        if weights[name].is_floating_point() != tensor.is_floating_point():
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{source}: tensor {name} is {weights[name].dtype} {shape}, but {tensor.dtype} {shape} is needed")
+    for name in weights:
+        if name not in wanted:
+            raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this {net.kind} drafter")
+    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in wanted.items()}
+    if hasattr(net, "check"):
+        try:
+            net.check(state)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+    net.load_state_dict(state)
+    return net.eval()
