@@ -16,6 +16,7 @@ from mmspec.core.accept import LAW_EXACT, Accept
 from mmspec.core.decode import Drafter, DraftSession, Target, TargetSession
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
+from mmspec.drafters.guided import Guide, Source, on_frontier
 from mmspec.drafters.model import ModelSession, same_prompt, settled_values, told
 from mmspec.drafters.shapes import UNRUN
 
@@ -29,9 +30,11 @@ class Cascade:
     under coupled, token or block under token or block. Every inner round exports one value at least, so a round of n guesses takes
     at most n inner rounds. `inner` is a ModelDrafter, a model-free drafter or a cascade; no inner round waits for the device, but
     for drafters that think on the host, which fetch what the middle has settled. `view` is the middle's view of the prompt.
+
+    `middle` may also be the target itself run short, such as `Windowed`: with a tiny `inner` that is TriForce.
     """
 
-    middle: Target
+    middle: Target | Source
     inner: Drafter
     accept: Accept
     rounds: int = 2
@@ -43,8 +46,29 @@ class Cascade:
             raise ValueError(f"rounds and guesses are {self.rounds} and {self.guesses}: each must be at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "CascadeSession":
-        own, _ = self.middle.begin(self.view(prompt))
+        if hasattr(self.middle, "guide"):
+            return CascadeSession(self, Beside(self.middle.guide(session)), self.inner.begin(prompt, session))  # type: ignore[arg-type]
+        own, _ = self.middle.begin(self.view(prompt))  # type: ignore[union-attr]
         return CascadeSession(self, own, self.inner.begin(prompt, own))
+
+
+class Beside:
+    """A guide that looks into the target's cache, as the session of a middle model. There is nothing of its own to commit."""
+
+    def __init__(self, guide: Guide):
+        self.guide, self.scored = guide, 0
+
+    def ready(self, frontier: Draft) -> bool:
+        """Is there a cache to look into? Not in the first round."""
+        return self.guide.root(frontier) is not None
+
+    def score(self, draft: Draft) -> Scored:
+        self.scored = draft.size
+        return self.guide.score(on_frontier(draft))  # values that waited are in the target's cache by now
+
+    def commit(self, keep: Tensor, most: int) -> None:
+        self.guide.close()
+        self.scored = 0
 
 
 class CascadeSession(ModelSession):
@@ -53,6 +77,11 @@ class CascadeSession(ModelSession):
     def __init__(self, plan: Cascade, session: TargetSession, inner: DraftSession):
         super().__init__(session)
         self.plan, self.inner = plan, inner
+
+    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
+        if isinstance(self.session, Beside) and not self.session.ready(frontier):
+            return self.inner.propose(frontier, replace(room, length=0), noise)
+        return super().propose(frontier, room, noise)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
         super().observe(draft, scored, verdict, settled)

@@ -15,6 +15,8 @@ from mmspec.core.records import PAD, validate
 from mmspec.core.siblings import Walk, WithoutReplacement
 from mmspec.drafters import cascade
 from mmspec.drafters.cascade import Cascade, InnerNoise
+from mmspec.drafters.early_exit import EarlyExit
+from mmspec.drafters.layer_skip import SkipLayers
 from mmspec.drafters.lookup import Lookup
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.ngram import NGram
@@ -22,6 +24,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, best, drawn, sampled, top
 from mmspec.drafters.suffix import Suffix
 from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.windowed import Windowed
 from tests.drafters.cascades import drafting, hf, perturbed, three
 from tests.drafters.runs import NEW, greedy, plain, random_prompt, run
 from tests.drafters.test_contract import Varied, Watched
@@ -354,3 +357,27 @@ def test_options_are_checked(big):
             3,
             3,
         )
+
+
+# --- the target itself in the middle (TriForce) -------------------------------------------------------------------------
+
+
+SELVES = {"windowed": Windowed(2, 5), "skipping": SkipLayers(layers=(1,)), "exit": EarlyExit(2)}
+
+
+@BATCHES
+@pytest.mark.parametrize("middle", SELVES)
+def test_the_target_run_short_may_stand_in_the_middle(big, small, middle, inputs):
+    for inner in (ModelDrafter(hf(small), Chain(best)), Lookup()):
+        plan = Cascade(SELVES[middle], inner, Greedy(), 2, 2)
+        assert run(big, plan, inputs).sequences.tolist() == greedy(big, inputs)
+        assert run(big, plan, inputs, control=Varied()).sequences.tolist() == greedy(big, inputs)
+    coupled = Cascade(SELVES[middle], ModelDrafter(hf(small, 1.0), Chain(drawn)), Coupled(), 2, 2)
+    assert run(big, coupled, inputs, Coupled(), seed=3, temperature=1.0).sequences.tolist() == plain(big, inputs, seed=3)
+
+
+def test_a_window_over_the_whole_text_is_the_target(big, small):
+    """Nothing it exports is refused: its law is the target's."""
+    plan = Cascade(Windowed(4, 64), ModelDrafter(hf(small), Chain(best)), Greedy(), 4, 3)
+    stats = run(big, plan, RAGGED, length=4).stats
+    assert stats.accepted == stats.drafted > 20
