@@ -56,11 +56,12 @@ def test_files_are_read_in_one_sitting():
             assert len(recipe.read_text(encoding="utf-8").splitlines()) <= 150, f"{recipe.name}: recipes are at most 150 lines"
 
 
-def test_the_readme_runs(tmp_path):
+def test_the_readme_and_the_pages_run(tmp_path):
     """Every Python block that needs nothing but the shipped mini."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "mmspec.load" in block]
-    assert blocks
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)]
+    blocks = [block for block in found if 'mmspec.load("' in block]
+    assert len(blocks) >= 2
     script = tmp_path / "readme.py"
     script.write_text("import mmspec\n" + "\n".join(blocks), encoding="utf-8")
     subprocess.run([sys.executable, str(script)], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
