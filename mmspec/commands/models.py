@@ -7,7 +7,6 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.config import ACCEPT, DRAFTERS, build
-from mmspec.drafters.nets import net_class
 from mmspec.minis import shipped_drafters
 
 EXAMPLES = """Examples:
@@ -67,6 +66,8 @@ def families() -> list[dict[str, str]]:
 
 def drafters() -> list[dict[str, str]]:
     """The names `--drafter` takes, with the first words of what each does."""
+    from mmspec.drafters.nets import net_class
+
     rows = [{"name": "model", "idea": "a smaller model: the mini's own, or any by path"}]
     for name, where in DRAFTERS.items():
         rows.append({"name": name, "idea": _first_line(where)})

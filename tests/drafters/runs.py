@@ -89,3 +89,8 @@ def markov(successor: Callable[[int], int], size: int = 50) -> LlamaForCausalLM:
 def fives(token: int) -> int:
     """Counts round and round in fives: 0 1 2 3 4 0 ..., 5 6 7 8 9 5 ..."""
     return token // 5 * 5 + (token + 1) % 5
+
+
+def hooks(model: LlamaForCausalLM) -> list[tuple[int, int]]:
+    """How many hooks every module has. transformers leaves some of its own behind, once it has been asked for hidden states."""
+    return [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()]

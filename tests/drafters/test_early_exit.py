@@ -20,7 +20,7 @@ from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
 from mmspec.drafters.trees import StaticTree, Template
 from tests.conftest import llama
-from tests.drafters.runs import greedy, plain, random_prompt, run
+from tests.drafters.runs import greedy, hooks, plain, random_prompt, run
 from tests.drafters.test_contract import Varied
 
 ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
@@ -223,7 +223,7 @@ def test_the_cache_is_what_it_would_have_been(source, big, shape):
 
 
 def test_the_model_is_left_as_it_was_whatever_happens(big):
-    before = [dict(vars(module)) for module in big.modules()]
+    before, hooked = [dict(vars(module)) for module in big.modules()], hooks(big)
 
     def broken(real):
         def forward(*args, **kwargs):
@@ -236,7 +236,7 @@ def test_the_model_is_left_as_it_was_whatever_happens(big):
         big(ONE["input_ids"])
     run(big, GuidedDrafter(EarlyExit(1), Chain(best)), RAGGED)
     assert all(vars(module).keys() == old.keys() for module, old in zip(big.modules(), before, strict=True))
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in big.modules())
+    assert hooks(big) == hooked
 
 
 def test_a_forward_that_others_put_on_a_module_survives(big):

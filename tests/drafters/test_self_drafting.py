@@ -27,7 +27,7 @@ from mmspec.drafters.swift import Search, Swift, foretold, search_parts
 from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.windowed import Windowed
 from tests.conftest import llama
-from tests.drafters.runs import greedy, plain, random_prompt, run
+from tests.drafters.runs import greedy, hooks, plain, random_prompt, run
 from tests.drafters.test_contract import Varied
 from tests.families import FAMILIES, build, inputs_for
 
@@ -102,14 +102,14 @@ def test_a_row_drafts_the_same_alone_and_in_a_batch(source, big, rule):
 
 
 def test_no_residue_between_calls(source, big):
-    before, drafts = [set(vars(module)) for module in big.modules()], []
+    before, hooked, drafts = [set(vars(module)) for module in big.modules()], hooks(big), []
     for _ in range(2):
         seen = []
         run(big, GuidedDrafter(source, Chain(best)), RAGGED, on_step=lambda step, seen=seen: seen.append(step.draft.nodes.tolist()))
         drafts.append(seen)
     assert drafts[0] == drafts[1]
     assert [set(vars(module)) for module in big.modules()] == before
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in big.modules())
+    assert hooks(big) == hooked
 
 
 def settled(model, inputs, new: int = 8):
