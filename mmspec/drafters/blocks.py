@@ -35,9 +35,9 @@ class Blocks:
 
         ValueError where it is none, and for layers that the slots cannot serve: those with a state, or without one rotary embedding.
         """
-        rest = dict(layer) | {"num_hidden_layers": count}
+        rest: dict[str, Any] = {**layer, "num_hidden_layers": count}
         try:
-            config: Any = AutoConfig.for_model(rest.pop("model_type", None), **rest)
+            config: Any = AutoConfig.for_model(str(rest.pop("model_type", None)), **rest)
         except (TypeError, ValueError, StrictDataclassError) as error:
             raise ValueError(f"this drafter's layer is no transformers config: {' '.join(str(error).split())}") from None
         config._attn_implementation = "sdpa"

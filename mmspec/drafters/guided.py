@@ -63,7 +63,8 @@ class GuidedDrafter:
     source: Source
     shape: Shape = field(default_factory=Chain)
 
-    def begin(self, prompt: Any, session: HFSession) -> "GuidedSession":
+    def begin(self, prompt: Any, session: Any) -> "GuidedSession":
+        """`session` must be an `HFSession`: guides look into it."""
         return GuidedSession(self.source.guide(session), self.shape)
 
 
