@@ -10,20 +10,22 @@ from torch import Tensor
 from mmspec.core.hf import HFSession
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.side import ShallowView
+from mmspec.core.stack import stack
 
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """Drafts with the target's first `layer` layers, its final norm and its head.
+    """Drafts with the target's first `layer` layers (None: half of them), its final norm and its head.
 
     The target need not be trained for it, but drafts well only if it is: with an early-exit loss, as LayerSkip's checkpoints, or with
     an adapter (`adapter.Adapter`). ValueError when the target has fewer layers.
     """
 
-    layer: int
+    layer: int | None = None
 
     def guide(self, session: HFSession) -> "ExitGuide":
-        return ExitGuide(session, self.layer)
+        half = -(-len(stack(session.target.model)) // 2)
+        return ExitGuide(session, half if self.layer is None else self.layer)
 
 
 class ExitGuide:

@@ -3,17 +3,15 @@
 import pytest
 import torch
 
-from mmspec.core.accept import Coupled, Greedy, Token
+from mmspec.core.accept import Coupled, Greedy
 from mmspec.core.control import Fixed
-from mmspec.core.siblings import without_replacement as without_replacement_rule
 from mmspec.drafters import guided
 from mmspec.drafters.adapter import Adapter
 from mmspec.drafters.feature import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
-from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, best, drawn, top
 from mmspec.train.lessons import Window, unroll
-from tests.conftest import llama
 from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
 from tests.drafters.test_contract import (  # noqa: F401  the same laws, over the drafters below
     test_a_row_drafts_the_same_alone_and_in_a_batch,
@@ -25,7 +23,6 @@ from tests.drafters.test_contract import (  # noqa: F401  the same laws, over th
     test_sampled_output_is_that_of_plain_sampling,
     test_shapes_are_fixed_from_the_second_round_on,
 )
-from tests.oracles.statistics import FAIL, PASS, chi_square
 
 SIZES = {
     "vocab_size": 50,
@@ -183,27 +180,6 @@ def test_shapes_and_rules_give_the_same_tokens(big, net, shape, rule):
     heat = None if isinstance(rule, Greedy) else 1.0
     expected = greedy(big, inputs) if heat is None else plain(big, inputs, seed=4)
     assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=heat).sequences.tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("shape", "rule"), [(Chain(sampled), Token()), (Comb(pick=without_replacement), without_replacement_rule())], ids=["token", "tree"]
-)
-@pytest.mark.parametrize("name", ["hydra", "eagle1", "eagle3-some-values"])
-def test_sampled_text_follows_the_targets_law(nets, name, shape, rule):
-    """Values 2 and 3 of 3,000 sampled texts, both drafted, against the target's exact joint law, and against one that must be refused."""
-    target = llama(3, seed=5)
-    prompt, rows = [4, 8, 15], 3000
-    inputs = {"input_ids": torch.tensor([prompt] * rows), "attention_mask": torch.ones(rows, len(prompt), dtype=torch.long)}
-    out = run(target, GuidedDrafter(nets[name], shape), inputs, rule, new=4, length=3, temperature=1.0)
-    with torch.no_grad():
-        three = torch.cartesian_prod(torch.arange(50), torch.arange(50), torch.tensor([0]))
-        laws = target(torch.cat([torch.tensor([prompt] * len(three)), three[:, :2]], 1)).logits[:, -3:].softmax(-1).double()
-    first, second, third = laws[:, 0].gather(1, three[:, :1])[:, 0], laws[:, 1].gather(1, three[:, 1:2])[:, 0], laws[:, 2]
-    joint = ((first * second)[:, None] * third).view(50, 50, 50).sum(0).flatten()
-    values = out.sequences[:, 1] * 50 + out.sequences[:, 2]
-    assert out.stats.judged > rows
-    assert chi_square(values, joint) > PASS
-    assert chi_square(values, 0.8 * joint + 0.2 * joint.roll(1)) < FAIL
 
 
 def test_a_net_for_another_width_is_refused(big):

@@ -1,0 +1,68 @@
+"""Sampled text follows the target's law, whatever drafts: values that were drafted, against the target's exact joint law."""
+
+import pytest
+import torch
+
+from mmspec.core.accept import Token
+from mmspec.core.siblings import without_replacement as without_replacement_rule
+from mmspec.drafters.early_exit import EarlyExit
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers
+from mmspec.drafters.nets import new_net
+from mmspec.drafters.shapes import Chain, Comb, sampled, without_replacement
+from mmspec.drafters.swift import Swift
+from mmspec.drafters.windowed import Windowed
+from tests.conftest import llama
+from tests.drafters.runs import run
+from tests.oracles.statistics import FAIL, PASS, chi_square
+
+PROMPT, ROWS = [4, 8, 15], 2500
+NETS = ("medusa", "hydra", "eagle1", "eagle3", "kangaroo", "mtp", "mtp-parallel", "glide", "ctc", "mask-tokens")
+SELVES = {
+    "early-exit": EarlyExit(2),
+    "layer-skip": SkipLayers(layers=(1,)),
+    "similar-layers": SimilarLayers(),
+    "swift": Swift(),
+    "windowed": Windowed(1, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return llama(3, seed=5).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def joint(target):
+    """[2500] the law of values 2 and 3 after the prompt, value 1 summed out."""
+    with torch.no_grad():
+        pairs = torch.cartesian_prod(torch.arange(50), torch.arange(50))
+        laws = target(torch.cat([torch.tensor([PROMPT] * len(pairs)), pairs], 1)).logits[:, -3:].softmax(-1).double()
+    first, second = laws[:, 0].gather(1, pairs[:, :1])[:, 0], laws[:, 1].gather(1, pairs[:, 1:])[:, 0]
+    return ((first * second)[:, None] * laws[:, 2]).view(50, 50, 50).sum(0).flatten()
+
+
+def source(name, target):
+    if name in SELVES:
+        return SELVES[name]
+    torch.manual_seed(2)
+    net = new_net(name, target)
+    for parameter in net.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    if hasattr(net, "start_from"):
+        net.start_from(target)
+    return net.eval()
+
+
+CASES = [(name, "token") for name in (*NETS, *SELVES)] + [(name, "tree") for name in ("hydra", "eagle3", "kangaroo", "layer-skip", "mtp")]
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_sampled_text_follows_the_targets_law(target, joint, name, rule):
+    shape, judge = {"token": (Chain(sampled), Token()), "tree": (Comb(pick=without_replacement), without_replacement_rule())}[rule]
+    inputs = {"input_ids": torch.tensor([PROMPT] * ROWS), "attention_mask": torch.ones(ROWS, len(PROMPT), dtype=torch.long)}
+    out = run(target, GuidedDrafter(source(name, target), shape), inputs, judge, new=4, length=3, temperature=1.0)
+    values = out.sequences[:, 1] * 50 + out.sequences[:, 2]
+    assert out.stats.judged > ROWS  # both were drafted
+    assert chi_square(values, joint) > PASS
+    assert chi_square(values, 0.8 * joint + 0.2 * joint.roll(1)) < FAIL
