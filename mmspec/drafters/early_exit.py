@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmspec.core.hf import HFSession
-from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.records import Draft
 from mmspec.core.side import ShallowView
 from mmspec.core.stack import stack
+from mmspec.drafters.guided import ViewGuide
 
 
 @dataclass(frozen=True)
@@ -25,28 +26,13 @@ class EarlyExit:
 
     def guide(self, session: HFSession) -> "ExitGuide":
         half = -(-len(stack(session.target.model)) // 2)
-        return ExitGuide(session, half if self.layer is None else self.layer)
+        return ExitGuide(ShallowView(session, half if self.layer is None else self.layer))
 
 
-class ExitGuide:
-    """One generation's early exit. The first round runs the prompt and is not drafted for."""
+class ExitGuide(ViewGuide):
+    """One generation's early exit, which hands over what it has run."""
 
-    most = None
-
-    def __init__(self, session: HFSession, layer: int):
-        self.view = ShallowView(session, layer)
-
-    def root(self, frontier: Draft) -> Draft | None:
-        return frontier if self.view.ready else None
-
-    def score(self, draft: Draft) -> Scored:
-        return self.view.score(draft)
+    view: ShallowView
 
     def share(self, draft: Draft, origin: Tensor) -> None:
         self.view.hand_over(draft, origin)
-
-    def close(self) -> None:
-        self.view.close()
-
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        pass

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.core.hf import HFSession
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
+from mmspec.core.side import SideView
 from mmspec.drafters.shapes import Chain, Shape
 
 
@@ -87,6 +88,27 @@ class GuidedSession:
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
         self.guide.observe(draft, scored, verdict)
+
+
+class ViewGuide:
+    """The target itself as a guide, through a side view of its session. The first round runs the prompt and is not drafted for."""
+
+    most = None
+
+    def __init__(self, view: SideView):
+        self.view = view
+
+    def root(self, frontier: Draft) -> Draft | None:
+        return frontier if self.view.ready else None
+
+    def score(self, draft: Draft) -> Scored:
+        return self.view.score(draft)
+
+    def close(self) -> None:
+        self.view.close()
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        pass
 
 
 def on_frontier(draft: Draft) -> Draft:

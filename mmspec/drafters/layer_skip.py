@@ -18,31 +18,11 @@ from mmspec.core.partial import Skips
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.side import SideView, leaving
 from mmspec.core.stack import stack
+from mmspec.drafters.guided import ViewGuide
 
 Part = tuple[str, int]
 """What may be left out: ("layers" | "attention" | "mlp", the layer's number)."""
 Parts = frozenset[Part]
-
-
-class SkipGuide:
-    """Drafts with whatever its side view skips. The first round runs the prompt and is not drafted for."""
-
-    most = None
-
-    def __init__(self, session: HFSession, skips: Skips | None = None):
-        self.view = SideView(session, skips)
-
-    def root(self, frontier: Draft) -> Draft | None:
-        return frontier if self.view.ready else None
-
-    def score(self, draft: Draft) -> Scored:
-        return self.view.score(draft)
-
-    def close(self) -> None:
-        self.view.close()
-
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -63,11 +43,11 @@ class SkipLayers:
         chosen = sorted(parts)
         return SkipLayers(*(tuple(index for kind, index in chosen if kind == name) for name in ("layers", "attention", "mlp")))
 
-    def guide(self, session: HFSession) -> SkipGuide:
+    def guide(self, session: HFSession) -> ViewGuide:
         if self.layers is None and self.attention is None and self.mlp is None:
             model = session.target.model
-            return SkipGuide(session, skips_of([every_other(sublayers(model), 0.5)], session))
-        return SkipGuide(session, Skips(*(dict.fromkeys(part or ()) for part in (self.layers, self.attention, self.mlp))))
+            return ViewGuide(SideView(session, skips_of([every_other(sublayers(model), 0.5)], session)))
+        return ViewGuide(SideView(session, Skips(*(dict.fromkeys(part or ()) for part in (self.layers, self.attention, self.mlp)))))
 
 
 @dataclass(frozen=True)
@@ -88,9 +68,9 @@ class SimilarLayers:
         return SimilarGuide(self, session)
 
 
-class SimilarGuide(SkipGuide):
+class SimilarGuide(ViewGuide):
     def __init__(self, plan: SimilarLayers, session: HFSession):
-        super().__init__(session)
+        super().__init__(SideView(session))
         self.plan, self.session = plan, session
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:

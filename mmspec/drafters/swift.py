@@ -10,7 +10,8 @@ import torch
 from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.side import SideView
-from mmspec.drafters.layer_skip import Part, Parts, SkipGuide, SkipLayers, check_share, every_other, skips_of, sublayers
+from mmspec.drafters.guided import ViewGuide
+from mmspec.drafters.layer_skip import Part, Parts, SkipLayers, check_share, every_other, skips_of, sublayers
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,11 @@ class Search:
             self.best, self.score = parts, score
 
 
-class SwiftGuide(SkipGuide):
+class SwiftGuide(ViewGuide):
     """One generation's searches, one a row."""
 
     def __init__(self, plan: Swift, session: HFSession):
-        super().__init__(session)
+        super().__init__(SideView(session))
         self.plan, self.session = plan, session
         parts, rows = sublayers(session.target.model), len(session.lengths)
         self.searches = [Search(parts, plan.share, plan.guided, plan.seed) for _ in range(rows)]

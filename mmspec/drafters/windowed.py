@@ -12,8 +12,9 @@ from torch import Tensor
 from mmspec.core.cache import Store
 from mmspec.core.hf import HFSession
 from mmspec.core.layout import Layout
-from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.records import Draft
 from mmspec.core.side import SideView, run
+from mmspec.drafters.guided import ViewGuide
 
 _ROUND = 32  # the buffer's room for a draft comes in such steps
 
@@ -33,29 +34,8 @@ class Windowed:
         if self.sinks < 0 or self.window < 1:
             raise ValueError(f"sinks and window are {self.sinks} and {self.window}: see 0 or more first values and 1 or more last ones")
 
-    def guide(self, session: HFSession) -> "WindowGuide":
-        return WindowGuide(session, self)
-
-
-class WindowGuide:
-    """One generation's windowed target. The first round runs the prompt and is not drafted for."""
-
-    most = None
-
-    def __init__(self, session: HFSession, plan: Windowed):
-        self.view = WindowView(session, plan.sinks, plan.window)
-
-    def root(self, frontier: Draft) -> Draft | None:
-        return frontier if self.view.ready else None
-
-    def score(self, draft: Draft) -> Scored:
-        return self.view.score(draft)
-
-    def close(self) -> None:
-        self.view.close()
-
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        pass
+    def guide(self, session: HFSession) -> ViewGuide:
+        return ViewGuide(WindowView(session, self.sinks, self.window))
 
 
 class WindowView(SideView):

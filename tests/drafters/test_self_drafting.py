@@ -305,16 +305,11 @@ def test_beside_a_captured_target(name):
     assert out.sequences.tolist() == greedy(model, RAGGED, new=16)
 
 
-@pytest.mark.parametrize("name", ["layer-skip", "similar-layers", "swift", "windowed"])
+@pytest.mark.parametrize("name", ["early-exit", "layer-skip", "similar-layers", "swift", "windowed"])
 def test_names_need_no_weights(name, big):
     options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 5}
     plain_tokens = mmspec.text.generate(big, RAGGED, **options).sequences
     assert torch.equal(mmspec.text.generate(big, RAGGED, drafter=name, draft_length=3, **options).sequences, plain_tokens)
-
-
-def test_early_exit_by_name_asks_for_its_layer(big):
-    with pytest.raises(ValueError, match="'layer'"):
-        mmspec.text.generate(big, ONE, drafter="early-exit", max_new_tokens=4)
 
 
 @pytest.mark.parametrize(
