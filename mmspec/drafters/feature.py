@@ -185,8 +185,9 @@ class Eagle3(FeatureNet):
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
         layers = config.num_hidden_layers
-        low, high = min(2, layers), max(layers - 3, 1)
-        return {**super().fit(config), "reads": (low, layers // 2, high), "size": config.vocab_size}
+        middle = layers // 2
+        low, high = (2, layers - 3) if layers > 6 else (max(middle - 1, 0), middle + 1)  # the papers' choice, or its neighbours
+        return {**super().fit(config), "reads": (low, middle, high), "size": config.vocab_size}
 
     def know(self, ids: Tensor) -> None:
         """Make `ids` [values], in ascending order, the drafter's vocabulary."""

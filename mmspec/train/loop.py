@@ -118,7 +118,18 @@ def _load(path: Path, model, optimizer, schedule) -> int:
     if not path.exists():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
+    _same_model(path, state["model"], model.state_dict())
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
     return state["step"]
+
+
+def _same_model(path: Path, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """ValueError unless a checkpoint is of this very model."""
+    for name in {**wanted, **found}:
+        shapes = [tuple(state[name].shape) if name in state else "missing" for state in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{path} is of another run: tensor {name} is {shapes[0]} there and {shapes[1]} here; delete it or choose another folder"
+            )

@@ -104,3 +104,9 @@ def test_two_processes_train_one_model_on_turns_of_their_own(tmp_path):
 def test_no_steps_are_refused():
     with pytest.raises(ValueError, match=r"Fit.steps is 0"):
         Fit(steps=0, lr=1.0)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    fit(line(), squares, Fit(steps=1, lr=0.1), tmp_path / "run.pt")
+    with pytest.raises(ValueError, match=r"tensor weight is \(1, 3\) there and \(1, 4\) here; delete it"):
+        fit(nn.Linear(4, 1), squares, Fit(steps=2, lr=0.1), tmp_path / "run.pt")
