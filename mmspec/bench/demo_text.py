@@ -1,6 +1,7 @@
 """The demo's text section: the shipped pair on its own example prompts, decoded in every way the library has by name."""
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -11,6 +12,7 @@ from mmspec.bench.peers import run_transformers, synchronize
 from mmspec.bench.pieces import Rounds
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
+from mmspec.minis import load, shipped_drafters
 from mmspec.text.pairs import Pair, load_pair
 
 SAMPLED = 0.8
@@ -38,6 +40,7 @@ WAYS = (
     PLAIN,
     Way("model", "a small model guesses 4 tokens", "model", "generate", length=4),
     Way("tree", "a small model guesses a tree of 4, 2, 1", "model", "generate", length=3, tree=(4, 2, 1)),
+    Way("eagle3", "a layer that reads the target's states guesses 5 tokens", "eagle3", "generate", length=5),
     Way("lookup", "copies what followed the same words before", "lookup", "generate", length=8),
     Way("suffix", "follows the longest suffix seen before", "suffix", "generate", length=8),
     PLAIN_SAMPLED,
@@ -100,13 +103,23 @@ def _examples(request: Request) -> int:
     return 2 if request.quick else 5
 
 
+def _trained(name: str | None, pair: Pair) -> Any:
+    """The mini's trained drafter of that name; None for other names."""
+    return _nets()[name].to(pair.target.device) if name in shipped_drafters() else None
+
+
+@lru_cache(maxsize=1)
+def _nets() -> dict[str, Any]:
+    return load("text").drafters
+
+
 def _once(pair: Pair, way: Way, prompt: str, total: Stats | None) -> Run:
     inputs, seed = pair.inputs([prompt]), pair.config.run.seed
     if way is PEER:
         out = run_transformers(pair, inputs, seed, {})
         return Run(out.tokens[0], pair.decode(out.tokens[0]), out.seconds, None, [])
     rounds = Rounds(pair.decode)
-    drafter = pair.model if way.drafter == "model" else way.drafter
+    drafter = pair.model if way.drafter == "model" else _trained(way.drafter, pair) or way.drafter
     synchronize(pair.target.device)
     steps: list[Any] = []
     out = pair.generate(
