@@ -19,10 +19,9 @@ from mmspec.core.layout import Layout
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
 from mmspec.core.side import ShallowView
 from mmspec.core.stack import stack
-from mmspec.drafters.guided import check_width, head_of, on_frontier, pick
+from mmspec.drafters.guided import check_width, head_of, llama_sizes, on_frontier, pick
 
 _RESERVE = 192
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 
 
 class AttentionLayer(nn.Module):
@@ -62,8 +61,7 @@ class Adapter(nn.Module):
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
         """Options for a target of transformers' `config`: its sizes, and an exit after an eighth of its layers, as Kangaroo's."""
-        sizes = {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}
-        return {"layer": max(1, config.num_hidden_layers // 8), "sizes": sizes}
+        return {"layer": max(1, config.num_hidden_layers // 8), "sizes": llama_sizes(config)}
 
     def start_from(self, target: Any) -> None:
         """Begin with the target's own final norm, where it has one of this form."""

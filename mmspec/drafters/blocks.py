@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from mmspec.core.stack import stack
+from mmspec.drafters.guided import llama_sizes
 
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def llama_layer(config: Any) -> dict[str, Any]:
     """A Llama layer of the sizes of transformers' `config`, as options for `Blocks.of`."""
-    return {"model_type": "llama"} | {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}
+    return {"model_type": "llama"} | llama_sizes(config)
 
 
 @dataclass(frozen=True)

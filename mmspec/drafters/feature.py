@@ -4,6 +4,7 @@ Every column of the drafter pairs a value with the state before it: the target's
 it is a guess. Columns of guesses are forgotten after each round, so what is kept was made from the target's states only.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,13 +19,12 @@ from mmspec.core.cache import SlotCache
 from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.layout import Layout
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
+from mmspec.drafters.guided import Fresh, check_width, head_of, llama_sizes, pick, prompt_pairs
 
 _RESERVE = 192
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 
 
-class FeatureNet(nn.Module):
+class FeatureNet(nn.Module, ABC):
     """What every feature drafter offers. `sizes` are a LlamaConfig's; `reads` the target's hidden states it takes, side by side.
 
     `width` is that of the target's states, `window` how far its attention looks back (None: all the way), `embed_tokens` its own
@@ -49,19 +49,22 @@ class FeatureNet(nn.Module):
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
         """Options for a target of transformers' `config`: one layer of its sizes."""
-        return {"sizes": {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}}
+        return {"sizes": llama_sizes(config)}
 
+    @abstractmethod
     def take(self, features: Tensor) -> Tensor:
         """The target's states [B, M, F] as this drafter continues them, [B, M, H]."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """The next state [B, M, H], from the state before each value and the value's embedding; `mask` [B, 1, M, S] bool."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
         """Logits over this drafter's values, the target's own unless `vocabulary` says otherwise."""
-        raise NotImplementedError
+        ...
 
     @property
     def vocabulary(self) -> Tensor | None:

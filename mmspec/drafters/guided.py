@@ -184,3 +184,11 @@ def check_width(net: str, wanted: int, model: Any) -> None:
         raise ValueError(
             f"this {net} drafter reads hidden states {wanted} wide, but the target's are {width}: use one trained for this target"
         )
+
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+
+
+def llama_sizes(config: Any) -> dict[str, Any]:
+    """The sizes of a target of transformers' `config`, as a LlamaConfig's: those of a layer made to stand beside it."""
+    return {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}

@@ -4,6 +4,7 @@ The state after the target's newest value is all a head reads. Level 0 stands fo
 a node's state into a feature, and the target's own output embedding (or, for checkpoints that bring one, a head's own) into logits.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick
 
 
-class Heads(nn.Module):
+class Heads(nn.Module, ABC):
     """What every kind of heads offers; states are [..., S], their width the kind's own business.
 
     `hidden` is the target's width; `heads` how many guesses ahead there is a head for.
@@ -36,17 +37,20 @@ class Heads(nn.Module):
         """Options for a target of transformers' `config`."""
         return {"hidden": config.hidden_size}
 
+    @abstractmethod
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
         """The frontier's state, from the target's hidden state before it and its own embedding, both [..., H]."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
         """The state of guesses of `level` (1, 2, ...), from their parents' and their own embeddings."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def read(self, state: Tensor, level: int) -> Tensor:
         """The feature [..., H] that the head after nodes of `level` makes of their state."""
-        raise NotImplementedError
+        ...
 
     def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
         """Logits over the target's values; `head` is the target's."""
