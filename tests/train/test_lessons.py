@@ -175,3 +175,19 @@ def test_a_drafter_read_back_says_the_same(big, tmp_path, kind):
     assert again.config == net.config
     stats = [run(big, GuidedDrafter(n, Chain(best)), random_prompt(7, 4)).stats.accepted for n in (net, again)]
     assert stats[0] == stats[1]
+
+
+def test_the_loss_is_the_weighted_mean_over_levels_and_seeing_places(big, written, tmp_path):
+    """By hand: level j counts its places from the j-th on, and weighs decay ** (j - 1)."""
+    lesson, data = lesson_of(big, written, "eagle1", tmp_path / "states", decay=0.5)
+    window = data.window([1, 4])
+    everything = type(window)(window.ids, window.features, window.last, torch.ones_like(window.own))
+    with torch.no_grad():
+        log_p = big.lm_head(window.last).log_softmax(-1)
+        total = 0.0
+        for j, level in enumerate(unroll(lesson.net, window, big.get_input_embeddings(), big.lm_head, 3)):
+            places = window.ids.shape[1] - 1 - level.after
+            log_q = level.logits[:, j:places].log_softmax(-1)
+            p = log_p[:, level.after + j : level.after + places]
+            total += 0.5**j * (p.exp() * (p - log_q)).sum(-1).mean()
+        assert torch.allclose(lesson(everything), total / 1.75, rtol=1e-5)
