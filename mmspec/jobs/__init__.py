@@ -1,1 +1,28 @@
-"""Bulk work: prompts from files, batches through one pair, results that appear whole or not at all."""
+"""Bulk work of any modality: streams of records, shards that are finished or not, results that appear whole or not at all.
+
+>>> from mmspec.jobs import Job, JsonLines, Lines, run
+>>> report = run(Job(source=Lines(path), sink=JsonLines(), work=work, out=out, model={"weights": ...}, options={"seed": 0}))
+"""
+
+from mmspec.jobs.fingerprints import weights
+from mmspec.jobs.folder import Stopped
+from mmspec.jobs.job import Job, Report, run
+from mmspec.jobs.processes import Processes
+from mmspec.jobs.records import Facts, Lines, Reject, Source
+from mmspec.jobs.sinks import JsonLines, NumberedFiles, Sink
+
+__all__ = [
+    "Facts",
+    "Job",
+    "JsonLines",
+    "Lines",
+    "NumberedFiles",
+    "Processes",
+    "Reject",
+    "Report",
+    "Sink",
+    "Source",
+    "Stopped",
+    "run",
+    "weights",
+]

@@ -1,0 +1,188 @@
+"""A job's folder: what makes two jobs the same, what is finished, and how files get there whole.
+
+    manifest.json        what the job is, and its counts once it is done        (the same bytes however the job went)
+    part-00000.jsonl     a shard's outputs, and what else the sink writes        (the same)
+    rejects.jsonl        {"line", "reason"}, written at the end                 (the same)
+    shards/00000.json    a finished shard's marker: counts, sizes, rejects      (the same)
+    timing/, timing.json what each shard took, and on what it ran               (differs from run to run)
+    .unfinished-0/       what process 0 has at hand; gone when it ends
+
+Every file is written under `.unfinished-R` and then renamed, the marker last: a shard without a marker is done again, over what there is.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class Stopped(RuntimeError):
+    """A job that cannot go on now: what is finished stays, and the same command goes on from there. One line."""
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """The folder `path`, as the process of number `rank` writes it."""
+
+    path: Path
+    rank: int = 0
+
+    @property
+    def _scratch(self) -> Path:
+        return self.path / f".unfinished-{self.rank}"
+
+    def claim(self, identity: Mapping[str, Any]) -> None:
+        """Make the folder this job's, or go on with it. ValueError when it is another's, saying what differs."""
+        identity = json.loads(json.dumps(identity))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            if not (self.path / "manifest.json").exists():
+                if strangers := [p.name for p in self.path.iterdir() if not p.name.startswith(".unfinished-")]:
+                    if not (self.path / "manifest.json").exists():  # another process may have begun the job meanwhile
+                        raise ValueError(f"{self.path} holds {min(strangers)} and no manifest.json: give a new or an empty folder")
+                else:
+                    self._begin({"state": "unfinished", **identity})
+        except OSError as error:
+            raise _stopped(error, self.path) or ValueError(
+                f"cannot write to {self.path}: {error.strerror}; give a folder that can be written to"
+            ) from None
+        found = self._manifest()
+        if differing := list(_differences(found, identity)):
+            more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+            raise ValueError(
+                f"{self.path} holds another job: {'; '.join(differing[:3])}{more}. Give what it was begun with, or a new output folder"
+            )
+
+    def _begin(self, manifest: dict[str, Any]) -> None:
+        """Write the manifest unless another process was faster; never over one that is there."""
+        with self.place() as place:
+            draft = _written(place / "manifest.json", manifest)
+            try:
+                os.link(draft, self.path / "manifest.json")
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links
+                os.replace(draft, self.path / "manifest.json")
+
+    def _manifest(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError(f"{self.path / 'manifest.json'} cannot be read: remove {self.path}, or give a new output folder")
+        return found
+
+    def marker(self, shard: int) -> dict[str, Any] | None:
+        """What is known of a finished shard; None when it is not finished, or when its files are not as they were written."""
+        try:
+            found = json.loads((self.path / "shards" / f"{shard:05d}.json").read_text(encoding="utf-8"))
+            whole = all((self.path / name).stat().st_size == size for name, size in found["files"].items())
+        except (OSError, ValueError, KeyError):
+            return None
+        return found if whole else None
+
+    @contextmanager
+    def place(self) -> Iterator[Path]:
+        """An empty folder to write in. A full disk becomes one line; nothing stays behind, however the block ends."""
+        try:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.mkdir()
+            yield self._scratch
+        except OSError as error:
+            raise _stopped(error, self.path) or error from error
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def publish(self, place: Path, shard: int, marker: dict[str, Any], timing: dict[str, Any]) -> None:
+        """Give everything under `place` its name, what lies deepest first; then mark the shard as finished."""
+        found = [file for file in place.rglob("*") if file.is_file()]
+        files = sorted(found, key=lambda file: (-len(file.parts), file))
+        marker["files"] = {str(file.relative_to(place)): file.stat().st_size for file in files}
+        (place / "shards").mkdir()
+        (place / "timing").mkdir()
+        files.append(_written(place / "timing" / f"{shard:05d}.json", timing))
+        files.append(_written(place / "shards" / f"{shard:05d}.json", marker))  # all is on the disk before anything is renamed
+        for file in files[:-2]:
+            _sync(file)
+        for file in files:
+            target = self.path / file.relative_to(place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target)
+
+    def close(self, shards: int, timing: Mapping[str, Any], unit: str) -> dict[str, Any]:
+        """Write rejects, timing and the manifest's end state, from the markers of all shards; return the manifest."""
+        counts = {"records": 0, "outputs": 0, "rejects": 0, "shards": shards}
+        with self.place() as place:
+            with (place / "rejects.jsonl").open("w", encoding="utf-8") as file:
+                for shard in range(shards):
+                    marker = self.marker(shard)
+                    if marker is None:
+                        raise Stopped(f"shard {shard} was finished, and its files are gone or changed: start the same command again")
+                    for index, reason in marker["rejects"]:
+                        file.write(json.dumps({unit: index + 1, "reason": reason}, ensure_ascii=False) + "\n")
+                    counts["rejects"] += len(marker["rejects"])
+                    for key in ("records", "outputs"):
+                        counts[key] += marker[key]
+            _sync(place / "rejects.jsonl")
+            manifest = self._manifest() | {"state": "done", "counts": counts}
+            _written(place / "timing.json", timing)
+            _written(place / "manifest.json", manifest)
+            for name in ("rejects.jsonl", "timing.json", "manifest.json"):
+                os.replace(place / name, self.path / name)
+        for left in self.path.glob(".unfinished-*"):  # of processes that were killed, and whose numbers no later run had
+            shutil.rmtree(left, ignore_errors=True)
+        return manifest
+
+    def timings(self, shards: int) -> Iterable[dict[str, Any]]:
+        """What every shard took, where that is known."""
+        for shard in range(shards):
+            try:
+                yield json.loads((self.path / "timing" / f"{shard:05d}.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+
+
+def _stopped(error: OSError, path: Path) -> Stopped | None:
+    if error.errno not in _FULL:
+        return None
+    return Stopped(f"no space left on the disk of {path}: free some and start the same command again; finished shards stay")
+
+
+def _written(path: Path, data: Any) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(data, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+    _sync(path)
+    return path
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's contents have reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _differences(there: Any, here: Any, name: str = "") -> Iterator[str]:
+    """ "options.seed is 1 there and 2 here" for every entry of `here`, or of a section both have, that `there` has otherwise."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in here if not name else sorted(there.keys() | here.keys()):
+            yield from _differences(there.get(key), here.get(key), f"{name}.{key}" if name else key)
+    elif there != here:
+        yield f"{name} is {_short(there)} there and {_short(here)} here"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:16]}...{text[-8:]}"

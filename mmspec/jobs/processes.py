@@ -1,0 +1,41 @@
+"""Which of the processes of a launch this one is. `torchrun` and `accelerate launch` tell it in the environment; files do the rest."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Process `rank` of `world`; `local` numbers those on this machine, and with them its devices."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"process {self.rank} of {self.world}: RANK must be from 0 to WORLD_SIZE - 1")
+
+    @classmethod
+    def here(cls) -> "Processes":
+        """As RANK, WORLD_SIZE and LOCAL_RANK say; one process where they are not set."""
+        given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        if (given["RANK"] is None) != (given["WORLD_SIZE"] is None):
+            raise ValueError("RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither")
+        for name, value in given.items():
+            if value is not None and not value.isdecimal():
+                raise ValueError(f"{name} is {value!r}: it must be a whole number, as torchrun sets it")
+        rank = int(given["RANK"] or 0)
+        return cls(rank, int(given["WORLD_SIZE"] or 1), int(given["LOCAL_RANK"] or rank))
+
+    def owns(self, shard: int) -> bool:
+        return shard % self.world == self.rank
+
+    def device(self, name: str) -> str:
+        """The device that `name` means here: "auto" and "cuda" are this process's own CUDA device, where there are several processes."""
+        if self.world == 1 or name not in ("auto", "cuda"):
+            return name
+        import torch
+
+        count = torch.cuda.device_count()
+        return f"cuda:{self.local % count}" if count else name

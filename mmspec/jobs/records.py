@@ -1,0 +1,130 @@
+"""Where a job's records come from: a stream of numbered records, read again from the start by whoever needs some of it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, NoReturn, Protocol
+
+_LONGEST = 16 << 20  # bytes of a line that are still read: memory stays bounded whatever the file holds
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reject:
+    """Instead of a record or of its output: why there is none. The job goes on, and the reason goes to the rejects file."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a job must know of its input before it starts."""
+
+    records: int  # rejects included
+    fingerprint: str  # equal for equal records, wherever they lie
+
+
+class Source(Protocol):
+    """A stream of records. A record's index is its place in the input (from 0) and never depends on the records before it."""
+
+    @property
+    def unit(self) -> str:
+        """What a place in the input is called ("line"); places are counted from 1 for people."""
+        ...
+
+    def facts(self) -> Facts:
+        """Read once through everything, in bounded memory. ValueError, in one line, for what cannot be read."""
+        ...
+
+    def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """(index, record or `Reject`) for every wanted index, in order, in bounded memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A UTF-8 file with a record a line: JSON objects where it is called *.jsonl, else text, each {key: line}.
+
+    Every line counts, so that a record's index is its line number less one; blank ones are rejects.
+    """
+
+    path: Path
+    key: str = "prompt"
+    unit: ClassVar[str] = "line"
+
+    def facts(self) -> Facts:
+        kind = "JSON" if self._holds_json else f"text called {self.key}"
+        digest, lines, last = hashlib.sha256(f"{kind}\n".encode()), 0, b"\n"
+        with self._open() as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                lines += chunk.count(b"\n")
+                last = chunk[-1:]
+        return Facts(lines + (last != b"\n"), digest.hexdigest())
+
+    def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        with self._open() as file:
+            for index, line in enumerate(_bounded(file)):
+                if wanted(index):
+                    yield index, self._record(index, line)
+
+    @property
+    def _holds_json(self) -> bool:
+        return self.path.suffix in (".jsonl", ".json")
+
+    def _open(self) -> BinaryIO:
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise OSError(22, "it is a folder or a pipe, and is read more than once")
+            return self.path.open("rb")
+        except FileNotFoundError:
+            raise ValueError(f"input file {self.path} does not exist: give a text file with one record a line, or JSON lines") from None
+        except OSError as error:
+            raise ValueError(f"input file {self.path} cannot be read: {error.strerror}; give a file that can") from None
+
+    def _record(self, index: int, line: bytes | None) -> Any:
+        if line is None:
+            return Reject(f"longer than {_LONGEST >> 20} MiB")
+        try:
+            text = line.decode("utf-8-sig" if index == 0 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            return Reject(f"not UTF-8: byte {error.start + 1} is 0x{line[error.start]:02x}")
+        if not text.strip():
+            return Reject("empty")
+        return _object(text) if self._holds_json else {self.key: text}
+
+
+def _bounded(file: BinaryIO) -> Iterator[bytes | None]:
+    """The lines of `file`; None for one that is too long, which is passed over piece by piece."""
+    while line := file.readline(_LONGEST):
+        if len(line) < _LONGEST or line.endswith(b"\n"):
+            yield line
+            continue
+        while (more := file.readline(_CHUNK)) and not more.endswith(b"\n"):
+            pass
+        yield None
+
+
+def _object(text: str) -> Any:
+    try:
+        found = json.loads(text, parse_constant=_no_number)
+        if "\\u" in text:  # half a surrogate pair is valid JSON that no file and no tokenizer takes
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return Reject("holds half a surrogate pair, which is no character")
+    except json.JSONDecodeError as error:
+        return Reject(f"not JSON: {error.msg} at character {error.pos + 1}")
+    except RecursionError:
+        return Reject("not JSON that can be read: nested too deeply")
+    except ValueError as error:
+        return Reject(f"not JSON: {error}")
+    return found if isinstance(found, dict) else Reject(f"wrong type: a JSON {_NAMES[type(found)]}, not an object")
+
+
+_NAMES = {list: "list", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,82 @@
+"""A job of any kind without a model, run as a user would: `python worker.py INPUT OUT`. Outputs follow from index and record by hashing."""
+
+import argparse
+import hashlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from mmspec.jobs import Job, JsonLines, Lines, NumberedFiles, Reject, Stopped, run
+
+
+def draw(seed: int, text: str) -> str:
+    """Stands for a generation: a function of the record's seed and of nothing else."""
+    return hashlib.sha256(f"{seed} {text}".encode()).hexdigest()
+
+
+def check(record: dict) -> dict:
+    if not isinstance(record.get("prompt"), str):
+        raise ValueError(f"unknown item {record.get('prompt')!r}: give a text")
+    return record
+
+
+def job(source, out, *, files=False, seed=0, delay=0.0, model="m", **sizes) -> Job:
+    """`delay` is seconds a batch."""
+
+    def work(batch):
+        time.sleep(delay)
+        for index, record in batch:
+            text = draw(seed + index, record["prompt"])
+            if text[0] == "0":
+                yield Reject("came out empty")
+            elif files:
+                yield text.encode() * 40, {"prompt": record["prompt"]}
+            else:
+                yield record | {"text": text}
+
+    sink = NumberedFiles(".bin") if files else JsonLines()
+    lines = Lines(Path(source)) if isinstance(source, str | Path) else source
+    return Job(source=lines, sink=sink, work=work, out=Path(out), model={"weights": model}, options={"seed": seed}, check=check, **sizes)
+
+
+def die_at(moment: int) -> None:
+    """Kill this process at a numbered moment: before and after every link and rename."""
+    passed = 0
+
+    def deadly(do):
+        def done(*args, **named):
+            nonlocal passed
+            for step in (lambda: None, lambda: do(*args, **named)):
+                step()
+                passed += 1
+                if passed == moment:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return done
+
+    os.replace, os.link = deadly(os.replace), deadly(os.link)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--files", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", default="m")
+    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--batch-size", type=int, default=3)
+    parser.add_argument("--shard-size", type=int, default=8)
+    parser.add_argument("--die-at", type=int, default=0)
+    args = vars(parser.parse_args())
+    die_at(args.pop("die_at"))
+    try:
+        report = run(job(**args))
+    except (ValueError, Stopped) as error:
+        raise SystemExit(str(error)) from None
+    print(report)
+
+
+if __name__ == "__main__":
+    main()
