@@ -1,0 +1,99 @@
+"""LlamaGen as the engine sees it: a square of codes, no controls, a class or a caption in front."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.layout import Layout
+from mmspec.core.raster import Raster
+from mmspec.vision.family import ImageModel, Prompt, decoded, texts_of
+from mmspec.vision.llamagen import LlamaGen
+
+Captions = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
+"""Texts -> features [B, P, W] padded on either side, and their mask [B, P]."""
+
+
+@dataclass(frozen=True)
+class T5Captions:
+    """Features of captions by a transformers T5 encoder, at most `length` of them a caption (LlamaGen's are 120 long)."""
+
+    encoder: Any
+    tokenizer: Any
+    length: int = 120
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        options = {"padding": "max_length", "truncation": True, "max_length": self.length, "return_tensors": "pt"}
+        found = self.tokenizer(list(texts), **options).to(self.encoder.device)
+        ids, mask = found["input_ids"], found["attention_mask"]
+        return self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask.bool()
+
+
+class LlamaGenPictures(ImageModel):
+    """A `LlamaGen` with what turns prompts into its conditions and codes into pictures.
+
+    `to_pictures` makes PIL pictures of codes [B, height, width] (a VQ tokenizer's decoder); without it only codes can be had.
+    `captions` gives features of texts; class models have `labels`, one name a class, or take class numbers.
+    """
+
+    def __init__(
+        self,
+        model: LlamaGen,
+        to_pictures: Callable[[Tensor], list[Image.Image]] | None = None,
+        codebook: Tensor | None = None,
+        captions: Captions | None = None,
+        labels: Sequence[str] = (),
+    ):
+        config = model.config
+        self.model, self.to_pictures, self.codebook, self.captions, self.labels = model, to_pictures, codebook, captions, tuple(labels)
+        self.layers = config.num_hidden_layers
+        self.raster = Raster.grid(config.grid, config.grid, config.vocab_size)
+
+    def encode(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
+        """Class names or numbers; captions, or {"features": [B, P, W], "mask": [B, P]} of a text encoder."""
+        return self._classes(prompts, guided) if self.model.config.condition == "class" else self._captions(prompts, guided)
+
+    def _classes(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
+        known = [str(label).lower() for label in self.labels]
+        ids = [self._class(prompt, known) for prompt in prompts]
+        none = [self.model.config.classes] * len(ids) if guided else []
+        return Prompt.of(self.model.cls_embedding(torch.tensor(ids + none, device=self.model.device)))
+
+    def _class(self, prompt: Any, known: Sequence[str]) -> int:
+        classes = self.model.config.classes
+        if isinstance(prompt, str) and prompt.strip().lower() in known:
+            return known.index(prompt.strip().lower())
+        number = int(prompt) if isinstance(prompt, int) or (isinstance(prompt, str) and prompt.strip().isdigit()) else -1
+        if not 0 <= number < classes:
+            names = f", or one of: {', '.join(self.labels)}" if self.labels else ""
+            raise ValueError(f"unknown class {prompt!r}: give a number from 0 to {classes - 1}{names}")
+        return number
+
+    def _captions(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
+        if isinstance(prompts, Mapping):
+            features, mask = prompts["features"], prompts["mask"].bool()
+        elif self.captions is None:
+            raise ValueError("this LlamaGen has no text encoder: give captions=T5Captions(encoder, tokenizer), or features and mask")
+        else:
+            features, mask = self.captions(texts_of(prompts))
+        if guided:  # as published: the features of no caption, as many of them as the caption has
+            none = self.model.cls_embedding.uncond_embedding[-features.shape[1] :].expand_as(features)
+            features, mask = torch.cat([features, none]), torch.cat([mask, mask])
+        return Prompt.of(self.model.cls_embedding(features.to(self.model.dtype)), mask)
+
+    def embed(self, values: Tensor) -> Tensor:
+        return self.model.tok_embeddings(values)
+
+    def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        cells = (layout.positions - prompt.lengths[:, None]).clamp(min=-1, max=self.raster.length - 1)
+        return self.model(embeds, cells, layout.visible[:, None], cache)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.output(hidden)
+
+    def decode(self, codes: Tensor) -> list[Image.Image]:
+        return decoded(self.to_pictures, codes, type(self.model).__name__)
