@@ -113,7 +113,7 @@ def _run(
 ) -> tuple[list[dict[str, Any]], Any, Any]:
     """(results, stats, pair); results are written to `sink` as they come."""
     from mmspec.core.stats import Stats
-    from mmspec.jobs.bulk import run_bulk
+    from mmspec.text.bulk import run_bulk
 
     pair, stats, rows = replace(common.load(config), chat=given["chat"]), Stats(), []
     start = perf_counter()

@@ -54,6 +54,9 @@ class Lines:
     key: str = "prompt"
     unit: ClassVar[str] = "line"
 
+    def __post_init__(self) -> None:
+        self._open().close()  # a file that is not there is told at once, not after a model was loaded
+
     def facts(self) -> Facts:
         kind = "JSON" if self._holds_json else f"text called {self.key}"
         digest, lines, last = hashlib.sha256(f"{kind}\n".encode()), 0, b"\n"
