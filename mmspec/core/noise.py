@@ -5,7 +5,8 @@ n-th number of a key's stream is mix(key + (n + 1) * gamma), so any token's nois
 wrapping 64-bit integer arithmetic is used: the bits, and the uniforms made from them, are the same on every device.
 
 Roles that leave the round start out of the key give the same noise to a position in every round. That is a coupling: it is
-exact for the target's own draws, because a position is settled once, and for guesses under the coupled rule.
+exact for the target's own draws, because a position is settled once, and for guesses under the coupled rule. Guesses may share
+numbers of their own between rounds where no guess has a say in what is settled before it: not under block verification.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ class Role(IntEnum):
     GUESS = 2  # a drafter's guess
     ACCEPT = 3  # the uniform of an acceptance test
     RESIDUAL = 4  # the replacement after a rejection
+    SHARED = 5  # a guess drawn with the same numbers in every round, which the target does not use
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -113,6 +115,10 @@ class Noise:
     def guess(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
         """For guesses at output positions [B, N] of the round that began at `start` [B]."""
         return self.value(position) if self.coupled else self._keys(Role.GUESS, position, start, branch)
+
+    def shared(self, position: Tensor) -> Keys:
+        """For guesses at output positions [B, N] that are drawn alike in every round, independently of the target's own draws."""
+        return self._keys(Role.SHARED, position)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
         """For acceptance tests at output positions [B, N]."""

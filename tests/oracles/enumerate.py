@@ -12,6 +12,9 @@ show under one of two salts. Otherwise equal keys and laws give equal choices, a
 right for rules that draw the target's value after every node, where at any position only the settled path's history can matter.
 That shared numbers do no harm to those is what the equality tests show; `Coupled`, whose drafter reads the target's own noise,
 is left to them altogether.
+
+Guesses that share Gumbel numbers between rounds are explored exactly where there are two values: argmax(log p + g) is then 1 if and
+only if one uniform number, the same for every p, lies below p(1), and a branch remembers what is known of it.
 """
 
 from collections.abc import Callable
@@ -34,6 +37,7 @@ class Tape:
         self.keys = torch.empty(len(given), 0, dtype=torch.long)  # [R, draws], -1 where the draw was not live
         self.options: list[Tensor] = []
         self.weight = torch.ones(len(given), dtype=torch.float64)
+        self.shared: list[tuple[Tensor, Tensor, Tensor]] = []  # keys (-1: none), chances of 1 and choices, each [R]
 
     @property
     def rows(self) -> int:
@@ -51,6 +55,20 @@ class Tape:
         rest = possible & (live & (step >= self.given))[:, None]
         self.others.append(rest.scatter(1, choice[:, None], False).nonzero(as_tuple=True))
         self.made.append(choice)
+        return choice
+
+    def draw_shared(self, options: Tensor, key: Tensor, live: Tensor) -> Tensor:
+        """One of two options [R, 2]: 1 where the uniform number of `key` [R], the same whenever it is asked, lies below its chance."""
+        low, high = torch.zeros_like(options[:, 0]), torch.ones_like(options[:, 0])
+        for keys, chance, choice in self.shared:
+            same = keys == key
+            high = torch.where(same & (choice == 1), torch.minimum(high, chance), high)
+            low = torch.where(same & (choice == 0), torch.maximum(low, chance), low)
+        one = ((options[:, 1] - low) / (high - low).clamp_min(_NEVER)).clamp(0, 1)
+        choice = self.draw(torch.stack([1 - one, one], 1), live)
+        self.shared.append((torch.where(live, key, -1), options[:, 1], choice))
+        self.options.append(options)
+        self.keys = torch.cat([self.keys, torch.full_like(key, -1)[:, None]], 1)  # no other draw has this key
         return choice
 
     def rest(self) -> list[tuple[Tensor, Tensor]]:
@@ -91,6 +109,7 @@ class TapeKeys:
     tape: Tape
     words: Tensor  # [R, ...] int64
     live: Tensor  # [R, ...] bool: can this draw matter?
+    shared: bool = False  # one Gumbel number a value for all draws from a key
 
     def below(self, probability: Tensor) -> Tensor:
         chance = probability.double().nan_to_num(0.0).clamp(0, 1).expand(self.words.shape)
@@ -126,7 +145,10 @@ class TapeKeys:
     def _each(self, options: Tensor, turn: int = 0) -> Tensor:
         options = options.expand(*self.words.shape, -1).flatten(1, -2)
         keys, live = self.words.flatten(1) * 8 + turn, self.live.flatten(1)
-        drawn = [self.tape.draw_keyed(options[:, i], keys[:, i], live[:, i]) for i in range(keys.shape[1])]
+        if self.shared and options.shape[-1] != 2:
+            raise NotImplementedError("shared Gumbel numbers are explored for two values only")
+        draw = self.tape.draw_shared if self.shared else self.tape.draw_keyed
+        drawn = [draw(options[:, i], keys[:, i], live[:, i]) for i in range(keys.shape[1])]
         return torch.stack(drawn, 1).view(self.words.shape)
 
 
@@ -155,6 +177,9 @@ class TapeNoise:
         if self.coupled:
             raise NotImplementedError("coupled guesses share the target's Gumbel numbers, which an enumeration cannot replay")
         return self._keys(2, position, self.most - 1, start, branch)
+
+    def shared(self, position: Tensor) -> TapeKeys:
+        return replace(self._keys(5, position, self.most - 1), shared=True)
 
     def accept(self, position: Tensor, start: Tensor) -> TapeKeys:
         return self._keys(3, position, self.most - 1, start)
