@@ -1,0 +1,1 @@
+"""Images out: picture tokenizers, targets whose tokens are pictures, and what judges them."""
