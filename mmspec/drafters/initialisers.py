@@ -154,14 +154,16 @@ def _nearest(lifts: list[Tensor], ahead: Ahead) -> Tensor:
     return lifts[-1][place]
 
 
-def copied(values: Tensor, law: Categorical, noise: Noise, position: Tensor, start: Tensor) -> tuple[Tensor, Categorical]:
-    """A choice among neighbours' `values` [B, W, S], all equally likely, and its law; FREE ones are none. `law` gives the size."""
-    real = values >= 0
-    if values.shape[-1] == 1:
-        value = values[..., 0]
-    else:
-        scores = torch.zeros_like(values, dtype=law.scores.dtype).masked_fill(~real, -torch.inf)
-        coin = noise.guess(position, start, _COIN).choose(scores)
-        value = values.gather(-1, coin[..., None])[..., 0]
-    weights = torch.zeros_like(law.scores).scatter_add_(-1, values.clamp_min(0), real.to(law.scores.dtype))
-    return value.clamp_min(0), Categorical.of(weights)
+def chosen(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:
+    """One of the `neighbours` [B, W, S] of each position, FREE ones excepted, all others equally likely. [B, W]"""
+    if neighbours.shape[-1] == 1:
+        return neighbours[..., 0].clamp_min(0)
+    scores = torch.zeros_like(neighbours, dtype=torch.float32).masked_fill(neighbours < 0, -torch.inf)
+    coin = noise.guess(position, start, _COIN).choose(scores)
+    return neighbours.gather(-1, coin[..., None])[..., 0].clamp_min(0)
+
+
+def mixture(neighbours: Tensor, like: Categorical) -> Categorical:
+    """The law of `chosen`, over as many values as `like` [B, W]."""
+    weights = torch.zeros_like(like.scores)
+    return Categorical.of(weights.scatter_add_(-1, neighbours.clamp_min(0), (neighbours >= 0).to(weights.dtype)))

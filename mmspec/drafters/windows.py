@@ -17,7 +17,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.raster import Raster
 from mmspec.core.records import Draft, Room, Scored, Settled, Verdict
 from mmspec.drafters.couplers import Before, Coupler, maximal
-from mmspec.drafters.initialisers import Ahead, Board, Initialiser, Line, copied, uniform
+from mmspec.drafters.initialisers import Ahead, Board, Initialiser, Line, chosen, mixture, uniform
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Seen:
 class WindowSession:
     """Draws one guess a position and lays them out as a chain. What is laid out otherwise overrides `levels`, `lay_out` and `places`."""
 
+    branches = False  # whether laying out needs the laws, recorded or not
+
     def __init__(self, plan: Window):
         self.plan = plan
         self.board: Board | Line | None = None
@@ -92,14 +94,14 @@ class WindowSession:
         values, q = self.plan.couple(law, None if seen is None else seen.before(steps), noise, position, start)
         neighbours = board.neighbours(ahead, values)
         if neighbours is not None:
-            copies, mixed = copied(neighbours, law, noise, position, start)
             own = ahead.seen | (neighbours < 0).all(-1)
-            values, q = torch.where(own, values, copies), None if q is None else q.where(own, mixed)
-        return self.lay_out(frontier, room, noise, values, q)
+            values = torch.where(own, values, chosen(neighbours, noise, position, start))
+            law = law.where(own, mixture(neighbours, law)) if self.branches or q is not None else law
+        return self.lay_out(frontier, room, noise, values, law, q is not None)
 
-    def lay_out(self, frontier: Draft, room: Room, noise: Noise, values: Tensor, q: Categorical | None) -> Draft:
-        """The draft made of one guess a position, `values` [B, W] drawn from `q`."""
-        return frontier.extend_chain(values, room.guesses, q)
+    def lay_out(self, frontier: Draft, room: Room, noise: Noise, values: Tensor, law: Categorical, record: bool) -> Draft:
+        """The draft made of one guess a position, `values` [B, W] drawn from `law`, which is q if it is to be recorded."""
+        return frontier.extend_chain(values, room.guesses, law if record else None)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
         column, guess, reach = self.places(draft, verdict)

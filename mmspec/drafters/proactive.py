@@ -1,0 +1,141 @@
+"""Proactive drafting (SJD-PAC, arXiv 2603.18599): a window that branches right behind the frontier, where most rounds end.
+
+The branches come from the laws the window is drawn from anyway, so they cost nodes but no forward. A position's candidates are the
+coupled guess and draws without replacement from what the same law leaves beside it: together, a sample without replacement, as the
+rule of that name assumes. (Drawn from the residual of the coupling instead, they would need another rule, and bias this one.)
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import TargetSession
+from mmspec.core.laws import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.raster import Raster
+from mmspec.core.records import PAD, Draft, Room, Verdict
+from mmspec.drafters.couplers import Coupler, maximal
+from mmspec.drafters.initialisers import Initialiser, uniform
+from mmspec.drafters.windows import Window, WindowSession
+
+_SIBLINGS = 2  # the branch of the round's guess noise that draws them
+
+
+@dataclass(frozen=True)
+class Proactive(Window):
+    """Drafts `window` nodes a forward, the frontier included: a tree of `depth` levels, the frontier's among them, in which every node
+    above the last has `width` children, and a chain behind its first path. For without-replacement, match and coupled.
+
+    All nodes of a level share the same candidates. A round that asks for fewer guesses on a path loses the chain's end first.
+    """
+
+    raster: Raster | None = None
+    couple: Coupler = maximal
+    init: Initialiser = uniform
+    window: int = 64
+    width: int = 4
+    depth: int = 3
+
+    def __post_init__(self):
+        Window.__post_init__(self)
+        if self.width < 1 or self.depth < 1:
+            raise ValueError(f"width and depth are {self.width} and {self.depth}: give at least 1 of each")
+        if self.window < self.tree:
+            raise ValueError(
+                f"window is {self.window}: a tree of width {self.width} and depth {self.depth} has {self.tree} nodes; allow those"
+            )
+
+    @property
+    def tree(self) -> int:
+        """Nodes of the full tree, the frontier included."""
+        return sum(self.width**level for level in range(self.depth))
+
+    @property
+    def levels(self) -> int:
+        """Guesses on the longest path: the least `draft_length` that uses the whole window."""
+        return self.depth - 1 + self.window - self.tree
+
+    def begin(self, prompt: Any, session: TargetSession) -> "ProactiveSession":
+        return ProactiveSession(self)
+
+
+class _Form(NamedTuple):
+    """A round's tree of W levels, as indices on the device. Columns count from the last root, which is column 0; G guesses."""
+
+    level: Tensor  # [G] which position's candidate each guess is, from 0
+    rank: Tensor  # [G] and which of its candidates
+    parent: Tensor  # [G] column of its parent
+    first: Tensor  # [W + 1] column of each level's first node, the root's included
+    full: int  # levels below the root that branch
+
+
+@lru_cache(maxsize=64)
+def _form(width: int, depth: int, levels: int, device: torch.device) -> _Form:
+    full = min(depth - 1, levels)
+    level, rank, parent, first = [], [], [], [0]
+    for step in range(levels):
+        above = first[-1]
+        first.append(len(level) + 1)
+        for node in range(width ** (step + 1) if step < full else 1):
+            level.append(step)
+            rank.append(node % width)
+            parent.append(above + (node // width if step < full else 0))
+    return _Form(*(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (level, rank, parent, first)), full)
+
+
+class ProactiveSession(WindowSession):
+    branches = True
+
+    def __init__(self, plan: Proactive):
+        super().__init__(plan)
+        self.width, self.depth, self._levels = plan.width, plan.depth, plan.levels
+
+    @property
+    def levels(self) -> int:
+        return self._levels
+
+    def lay_out(self, frontier: Draft, room: Room, noise: Noise, values: Tensor, law: Categorical, record: bool) -> Draft:
+        form = _form(self.width, self.depth, values.shape[1], values.device)
+        candidates, real = self._candidates(frontier, noise, values, law, form.full)
+        possible = real[:, form.level, form.rank] & (form.level < room.guesses[:, None])
+        valid = frontier.valid[:, -1:]
+        for step in range(form.full):  # a node stands only where its parent does; below the tree there are first candidates only
+            here = torch.arange(self.width ** (step + 1), device=values.device) + valid.shape[1]
+            valid = torch.cat([valid, possible[:, here - 1] & valid[:, form.parent[here - 1]]], 1)
+        below = possible[:, valid.shape[1] - 1 :] & valid[:, :1]
+        parents = torch.where(torch.cat([valid[:, 1:], below], 1), form.parent + frontier.size - 1, PAD)
+        q = law.at(form.level.expand(len(values), -1)) if record else None
+        nodes = candidates[:, form.level, form.rank]
+        return frontier.extend(nodes, parents, q, linear=self.width == 1, width=self.width, levels=values.shape[1])
+
+    def _candidates(self, frontier: Draft, noise: Noise, values: Tensor, law: Categorical, full: int) -> tuple[Tensor, Tensor]:
+        """Every position's candidates and which are real, both [B, W, width]: below the `full` first positions only the first is."""
+        more = min(self.width, law.scores.shape[-1]) - 1
+        candidates = values[..., None].repeat(1, 1, self.width)
+        real = torch.zeros_like(candidates, dtype=torch.bool)
+        real[..., 0] = True
+        if more and full:
+            rest = law.scores[:, :full].scatter(-1, values[:, :full, None], -torch.inf)
+            position = frontier.start[:, None] + torch.arange(full, device=values.device)
+            drawn = noise.guess(position, frontier.start, _SIBLINGS).choose_distinct(rest, more)
+            candidates[:, :full, 1 : 1 + more] = drawn
+            real[:, :full, 1 : 1 + more] = rest.gather(-1, drawn) > -torch.inf
+        return candidates, real
+
+    def places(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """As for a chain, the laws being those of the best known context: along first children below the deepest node that was kept,
+        for as long as the tree has them, then along its first path. That path's guesses stand at the next round's positions.
+        """
+        levels, last = draft.height, draft.roots - 1
+        form = _form(self.width, self.depth, levels, draft.start.device)
+        accepted = verdict.accepted[:, None]
+        level = (accepted + 1 + torch.arange(max(1, levels), device=draft.start.device)).clamp(max=levels)
+        kept = verdict.keep.gather(1, last + accepted).clamp_min(last) - last
+        place = kept - form.first[accepted.clamp(max=levels)]  # among its level's nodes
+        below = torch.where(level <= form.full, place * self.width ** (level - accepted).clamp(0, form.full), 0)
+        column = (last + form.first[level] + below).clamp(0, draft.size - 1)
+        guess = (form.first[(level + 1).clamp(max=levels)] - 1).clamp_min(0)
+        return column, guess, draft.valid[:, last + form.first[1:]].sum(1)
