@@ -30,6 +30,8 @@ ACCEPT = {
     "topk-gap": "mmspec.core.lossy:TopKGap",
     "rollback": "mmspec.core.lossy:Rollback",
     "tolerance": "mmspec.core.lossy:Tolerance",
+    "cool-sd": "mmspec.core.cool:CoolSD",
+    "cool-sd-tree": "mmspec.core.cool:cool_tree",
     "chow": "mmspec.core.transform:chow",
     "deferral": "mmspec.core.transform:deferral",
     "token-deferral": "mmspec.core.transform:token_deferral",

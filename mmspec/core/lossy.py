@@ -24,7 +24,7 @@ def _spent(draft: Draft, dtype: torch.dtype) -> Tensor:
     return torch.zeros(len(draft.start), dtype=dtype, device=draft.start.device) if draft.drift is None else draft.drift
 
 
-def _check_budget(budget: float | None) -> None:
+def check_budget(budget: float | None) -> None:
     if budget is not None and not budget >= 0:
         raise ValueError(f"budget is {budget}: a drift budget is a total variation, so 0 or more, or None for no limit")
 
@@ -32,50 +32,85 @@ def _check_budget(budget: float | None) -> None:
 # --- ratio rules: judged on a chain, metered by the excess ------------------------------------------------------------
 
 
-def _relaxed_chain(rule: Any, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-    """`chain` under a relaxed rule that turns exact where the budget is spent, with the drift filled in."""
-    if draft.size == draft.roots:
-        verdict = chain(rule, draft, scored, noise)
-        return with_meters(verdict, verdict.judged, torch.zeros_like(_spent(draft, torch.float32)), None)
-    cost, exact = rule.excess(parents_law(draft, scored), draft.q, draft.guesses), None
-    if rule.budget is not None:
-        exact = _spent(draft, cost.dtype)[:, None] + cost.cumsum(-1) - cost >= rule.budget
-        cost = torch.where(exact, 0, cost)
-    verdict = chain(rule, draft, scored, noise, exact)
-    return with_meters(verdict, verdict.judged, over_judged(verdict.judged, cost), verdict.expected)
-
-
 @dataclass(frozen=True)
-class Ensemble:
-    """DIVERSE: accept with 1 - w + w p/q, so that the output law is exactly w p + (1 - w) q, at distance (1 - w) TV(p, q)."""
+class _Judged:
+    """A rule whose acceptance probabilities are known already: some are dear, and are needed twice."""
 
-    weight: float = 0.8
-    budget: float | None = None
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, True, False, True
-
-    def __post_init__(self):
-        if not 0 < self.weight <= 1:
-            raise ValueError(f"weight is {self.weight}: the target's share must be above 0 and at most 1 (1 is exact)")
-        _check_budget(self.budget)
-
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return _relaxed_chain(self, draft, scored, noise)
+    rule: Any
+    chance: Tensor  # [B, G]
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
-        return (1 - self.weight + self.weight * ratio(p, q, x)).clamp(max=1)
+        return self.chance
 
     def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        return self.rule.replacement(p, q, x)
+
+
+class Ratio:
+    """Base of the rules that judge one guess at a time by p, q and the guess, whose excess meters them.
+
+    A rule gives `accept_prob`, at least min(1, p/q) wherever it leaves `replacement` and `excess` as they are: the ordinary
+    residual is then the best replacement there is, and the mean excess is the distance of the output law from p, which is also
+    what the rule accepts beyond the token rule (Li et al. 2026, arXiv 2601.09212, for the replacement).
+    """
+
+    budget: float | None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, True, False, True
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        """Judge a chain; where the budget is spent, exactly."""
+        if draft.size == draft.roots or not draft.linear:  # nothing to judge, or refused
+            verdict = chain(self, draft, scored, noise)
+            return with_meters(verdict, verdict.judged, torch.zeros_like(_spent(draft, torch.float32)), None)
+        p, q, x, exact = parents_law(draft, scored), draft.q, draft.guesses, None
+        rule = self.at(draft.depth()[:, draft.roots :] - 1)
+        chance = rule.accept_prob(p, q, x)
+        cost = rule.excess(p, q, x, chance)
+        if self.budget is not None:
+            exact = _spent(draft, cost.dtype)[:, None] + cost.cumsum(-1) - cost >= self.budget
+            cost = torch.where(exact, 0, cost)
+        verdict = chain(_Judged(rule, chance), draft, scored, noise, exact)
+        return with_meters(verdict, verdict.judged, over_judged(verdict.judged, cost), verdict.expected)
+
+    def at(self, place: Tensor) -> "Ratio":
+        """This rule for guesses with `place` others between them and the frontier. Most rules do not look."""
+        return self
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        """Probability of accepting guess `x` drawn from `q` (None: a point mass on x)."""
+        raise NotImplementedError
+
+    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        """The law to draw from when `x` is rejected."""
         return p.residual(q, x)
 
-    def excess(self, p: Any, q: Any, x: Tensor) -> Tensor:
-        return (self.accept_prob(p, q, x) - ratio(p, q, x)).clamp(min=0)
+    def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
+        """What judging `x` costs in total variation; `chance` is its acceptance probability, if known."""
+        chance = self.accept_prob(p, q, x) if chance is None else chance
+        return (chance - ratio(p, q, x)).clamp(min=0)
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
         return emitted(self, p, q)
 
 
 @dataclass(frozen=True)
-class Lenience:
+class Ensemble(Ratio):
+    """DIVERSE: accept with 1 - w + w p/q, so that the output law is exactly w p + (1 - w) q, at distance (1 - w) TV(p, q)."""
+
+    weight: float = 0.8
+    budget: float | None = None
+
+    def __post_init__(self):
+        if not 0 < self.weight <= 1:
+            raise ValueError(f"weight is {self.weight}: the target's share must be above 0 and at most 1 (1 is exact)")
+        check_budget(self.budget)
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        return (1 - self.weight + self.weight * ratio(p, q, x)).clamp(max=1)
+
+
+@dataclass(frozen=True)
+class Lenience(Ratio):
     """Leviathan et al. 2023: accept with min(1, p / (l q)), replace from norm((p - l q)+); no value becomes likelier than p / l.
 
     The published replacement lies outside the class whose excess is tight, so the drift is the distance TV(output law, p) in
@@ -84,15 +119,12 @@ class Lenience:
 
     lenience: float = 0.8
     budget: float | None = None
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, True, False, False
+    tight = False
 
     def __post_init__(self):
         if not 0 < self.lenience <= 1:
             raise ValueError(f"lenience is {self.lenience}: it must be above 0 and at most 1 (1 is exact)")
-        _check_budget(self.budget)
-
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return _relaxed_chain(self, draft, scored, noise)
+        check_budget(self.budget)
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         return (ratio(p, q, x) / self.lenience).clamp(max=1)
@@ -103,15 +135,12 @@ class Lenience:
         left = (p.probs() - self.lenience * q.probs()).clamp_(min=0)
         return Categorical.of(torch.where(left.sum(-1, keepdim=True) > 0, left, p.probs()))
 
-    def excess(self, p: Any, q: Any, x: Tensor) -> Tensor:
+    def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
         probs = p.probs()
         weight = Categorical.point(x, probs.shape[-1], probs.dtype).probs() if q is None else q.probs()
         taken = torch.minimum(weight, probs / self.lenience)
         output = taken + (1 - taken.sum(-1, keepdim=True)) * self.replacement(p, q, x).probs()
         return 0.5 * (output - probs).abs().sum(-1)
-
-    def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        return emitted(self, p, q)
 
 
 # --- pass-or-fail rules: any tree -------------------------------------------------------------------------------------
@@ -132,7 +161,7 @@ def _kept(verdict: Verdict) -> Tensor:
     return torch.zeros(verdict.keep.shape, device=kept.device).scatter_add_(1, verdict.keep.clamp_min(0), kept.float())
 
 
-def _greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
+def greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
     """Keep guesses that `rule.passes`, settle the argmax; drift counts the kept guesses that greedy decoding would not have chosen."""
     best = scored.p.mode()
     exact = equals_parent(draft, best)
@@ -145,7 +174,7 @@ def _greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
     return with_meters(verdict, verdict.judged, (_kept(verdict) * departs).sum(-1), None)
 
 
-def _greedy_like_law(rule: Any, p: Categorical, q: Categorical) -> Categorical:
+def greedy_like_law(rule: Any, p: Categorical, q: Categorical) -> Categorical:
     """Guesses that pass are kept with all their q mass, the rest becomes the argmax."""
     size = p.scores.shape[-1]
     x = torch.arange(size, device=p.scores.device)
@@ -164,10 +193,10 @@ class Typical:
     exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
 
     def __post_init__(self):
-        _check_budget(self.budget)
+        check_budget(self.budget)
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return _greedy_like(self, draft, scored)
+        return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
         log_probs = p.log_probs()
@@ -175,7 +204,7 @@ class Typical:
         return p.prob(x) > (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        return _greedy_like_law(self, p, q)
+        return greedy_like_law(self, p, q)
 
 
 @dataclass(frozen=True)
@@ -193,10 +222,10 @@ class TopKGap:
     def __post_init__(self):
         if self.beta < 1:
             raise ValueError(f"beta is {self.beta}: the rank a guess may have must be at least 1 (1 is greedy)")
-        _check_budget(self.budget)
+        check_budget(self.budget)
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return _greedy_like(self, draft, scored)
+        return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
         own = p.scores.gather(-1, x[..., None])
@@ -204,7 +233,7 @@ class TopKGap:
         return (rank < self.beta) & (p.scores.amax(-1) - own[..., 0] <= self.tau)
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        return _greedy_like_law(self, p, q)
+        return greedy_like_law(self, p, q)
 
 
 @dataclass(frozen=True)
@@ -219,16 +248,16 @@ class Rollback:
     exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
 
     def __post_init__(self):
-        _check_budget(self.budget)
+        check_budget(self.budget)
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return _greedy_like(self, draft, scored)
+        return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
         return -p.log_prob(x) <= self.threshold
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        return _greedy_like_law(self, p, q)
+        return greedy_like_law(self, p, q)
 
 
 @dataclass(frozen=True)
@@ -246,7 +275,7 @@ class Tolerance:
     def __post_init__(self):
         if self.tau < 1:
             raise ValueError(f"tau is {self.tau}: the number of draws must be at least 1 (1 is exact)")
-        _check_budget(self.budget)
+        check_budget(self.budget)
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         position = draft.position()

@@ -3,34 +3,40 @@
 `Walk` goes down the tree one level at a time, all rows at once. Its sibling rules differ in two things only: the probability
 that a candidate is taken, and what becomes of p and q when it is not. A rule is exact for the planner that draws candidates
 the way it assumes: top-k, with or without replacement, or top-k with one drawn last.
+
+`Relaxed` takes a lossy chain rule down the same tree, candidate by candidate, and meters what it spends.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import LAW_EXACT, settle, with_meters
+from mmspec.core.accept import LAW_EXACT, LOSSY, Token, settle, with_meters
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 
 
 class Siblings(Protocol):
-    """How the candidates at one node are judged. p, q: [B, 1, V]; x, count: [B, 1]; `index` counts candidates from 0."""
+    """How the candidates at one node are judged. p, q: [B, 1, V]; x, count: [B, 1]; `index` counts candidates from 0.
+
+    Where no law was recorded q is None, which only siblings that judge `points` get to see.
+    """
 
     uses_q: bool
+    points: bool  # whether candidates without a recorded law are judged too, as point masses
 
-    def take_prob(self, p: Categorical, q: Categorical, x: Tensor, index: int, count: Tensor) -> Tensor:
+    def take_prob(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> Tensor:
         """Probability of taking candidate x, the `index`-th of `count`, given that those before it were refused."""
         ...
 
-    def refuse(self, p: Categorical, q: Categorical, x: Tensor, index: int, count: Tensor) -> tuple[Categorical, Categorical]:
+    def refuse(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> tuple[Categorical, Categorical | None]:
         """What is left of p and q once x has been refused."""
         ...
 
-    def refusal(self, p: Categorical, q: Categorical, x: Tensor, index: int, count: Tensor) -> Tensor:
+    def refusal(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> Tensor:
         """Probability of refusing a candidate that was drawn the way the rule assumes."""
         ...
 
@@ -40,7 +46,6 @@ class Walk:
     """Walk from the last root, trying each node's children in order; where none is taken, draw from what is left of p."""
 
     siblings: Siblings
-    exactness = LAW_EXACT
     coupled = False
     trees = True
 
@@ -48,8 +53,12 @@ class Walk:
     def uses_q(self) -> bool:
         return self.siblings.uses_q
 
+    @property
+    def exactness(self) -> str:
+        return LOSSY if isinstance(self.siblings, Relaxed) else LAW_EXACT
+
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        if self.uses_q and draft.q is None and draft.size > draft.roots:
+        if not self.siblings.points and draft.q is None and draft.size > draft.roots:
             raise ValueError(
                 f"{type(self.siblings).__name__} needs the law its candidates were drawn from: "
                 "draft with a sampled tree, or accept with match or topk"
@@ -62,22 +71,27 @@ class Walk:
         left = scored.p.at(here[:, None])
         touched = torch.zeros_like(going)
         judged, expected = torch.zeros_like(here), torch.zeros_like(here, dtype=left.scores.dtype)
-        for _ in range(draft.height):
+        drift, relaxed = torch.zeros_like(expected), isinstance(self.siblings, Relaxed)
+        for level in range(draft.height):
             slots = children[rows, here]  # [B, W]
             p = scored.p.at(here[:, None])
-            q = p if draft.q is None else draft.q.at((slots[:, :1] - draft.roots).clamp_min(0))
+            q = None if draft.q is None else draft.q.at((slots[:, :1] - draft.roots).clamp_min(0))
             taken, tried = torch.full_like(here, -1), torch.zeros_like(going)
             count = (slots >= 0).sum(-1, keepdim=True)
             chances = noise.accept((draft.start + steps)[:, None], draft.start).branch(slots.shape[1])
             for j in range(slots.shape[1]):
                 x = draft.nodes[rows, slots[:, j].clamp_min(0)][:, None]
                 live = going & (taken < 0) & (slots[:, j] >= 0)
-                hit = live & chances[..., j].below(self.siblings.take_prob(p, q, x, j, count))[:, 0]
+                rule = self._now(level, drift if draft.drift is None else draft.drift + drift)
+                chance = rule.take_prob(p, q, x, j, count)
+                hit = live & chances[..., j].below(chance)[:, 0]
                 judged = judged + live
-                expected = expected + torch.where(live, self.siblings.refusal(p, q, x, j, count)[:, 0], 0)
+                expected = expected + torch.where(live, rule.refusal(p, q, x, j, count)[:, 0], 0)
+                if isinstance(rule, Relaxed):
+                    drift = drift + torch.where(live, rule.excess(p, q, x, chance)[:, 0], 0)
                 refused = (live & ~hit)[:, None]
-                p_left, q_left = self.siblings.refuse(p, q, x, j, count)
-                p, q = p_left.where(refused, p), q_left.where(refused, q)
+                p_left, q_left = rule.refuse(p, q, x, j, count)
+                p, q = p_left.where(refused, p), q_left if q is None or q_left is None else q_left.where(refused, q)
                 taken, tried = torch.where(hit, slots[:, j], taken), tried | live
             left, touched = p.where(going[:, None], left), torch.where(going, tried, touched)
             going = going & (taken >= 0)
@@ -86,10 +100,15 @@ class Walk:
         position = (draft.start + steps)[:, None]
         own = left.sample(noise.value(position))[:, 0]
         replaced = left.sample(noise.residual(position, draft.start))[:, 0]
-        return with_meters(settle(draft, here, torch.where(touched & ~going, replaced, own)), judged, None, expected)
+        verdict = settle(draft, here, torch.where(touched & ~going, replaced, own))
+        return with_meters(verdict, judged, drift if relaxed else None, expected)
+
+    def _now(self, level: int, spent: Tensor) -> Siblings:
+        """The rule at one level, in rows that have spent so much drift [B]."""
+        return self.siblings.at(level, spent) if isinstance(self.siblings, Relaxed) else self.siblings
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        return p
+        return self.siblings.rule.output_law(p, q) if isinstance(self.siblings, Relaxed) else p
 
 
 def _children(draft: Draft) -> Tensor:
@@ -108,7 +127,7 @@ def _capped_ratio(p: Categorical, q: Categorical, x: Tensor) -> Tensor:
 class TopK:
     """Deterministic candidates (EAGLE-2's rule, SGLang's "target only"): each is taken with its mass under what is left of p."""
 
-    uses_q = False
+    uses_q, points = False, True
 
     def take_prob(self, p, q, x, index, count):
         return p.prob(x)
@@ -124,7 +143,7 @@ class TopK:
 class WithReplacement:
     """Multi-step speculative sampling (SpecInfer, Miao et al. 2023): candidates drawn independently from one q."""
 
-    uses_q = True
+    uses_q, points = True, False
 
     def take_prob(self, p, q, x, index, count):
         return _capped_ratio(p, q, x)
@@ -140,7 +159,7 @@ class WithReplacement:
 class WithoutReplacement:
     """Recursive rejection over candidates drawn without replacement (Jeon et al. 2024): q loses every candidate refused."""
 
-    uses_q = True
+    uses_q, points = True, False
 
     def take_prob(self, p, q, x, index, count):
         return _capped_ratio(p, q, x)
@@ -156,7 +175,7 @@ class WithoutReplacement:
 class Hybrid:
     """Hu et al. 2025: all candidates but the last are q's most likely values, the last is drawn from the rest of q."""
 
-    uses_q = True
+    uses_q, points = True, False
 
     def take_prob(self, p, q, x, index, count):
         return torch.where(index < count - 1, p.prob(x), _capped_ratio(p, q, x))
@@ -175,7 +194,7 @@ class KSeq:
     rho in [1, k] solves 1 - (1 - b)^k = rho b with b = sum min(q, p / rho); when all k are refused, what is left is (p - rho q)+.
     """
 
-    uses_q = True
+    uses_q, points = True, False
 
     def take_prob(self, p, q, x, index, count):
         return ((p.log_prob(x) - q.log_prob(x)).exp() / self.rho(p, q, count)).clamp(max=1)
@@ -199,6 +218,52 @@ class KSeq:
             below_root = 1 - (1 - b) ** count > middle * b
             low, high = torch.where(below_root, middle, low), torch.where(below_root, high, middle)
         return high
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """A lossy chain rule in a tree: each candidate is judged against what is left of p, and its excess against that is the drift.
+
+    `rule` is one of `lossy.Ratio`. Candidates may be drawn without replacement with q recorded, or be point masses. The drift is
+    the sum of the excess over all candidates tried. One candidate's mean excess is the distance its rule leaves between the
+    settled value's law and what was left of p, given that the next step is exact; a walk that goes on wrongly after a refusal adds
+    no more than the distance of that step times the probability of the refusal. Summed up, the mean drift bounds the distance of
+    the output from the target's law: in trees it is more than that, as later candidates may mend what earlier ones bent; with one
+    candidate a node it is the chain rule's own meter, and tight where that is.
+
+    Once the rule's budget is spent candidates are judged exactly; a row overshoots by one candidate's excess at most.
+    """
+
+    rule: Any
+    exact: Tensor | None = None  # [B, 1] rows whose budget is spent; filled in by `at`
+    uses_q, points = True, True
+
+    def at(self, level: int, spent: Tensor) -> "Relaxed":
+        """The rule `level` guesses behind the frontier, in rows that have spent so much drift [B]."""
+        exact = None if self.rule.budget is None else (spent >= self.rule.budget)[:, None]
+        return Relaxed(self.rule.at(torch.full_like(spent, level)[:, None]), exact)
+
+    def take_prob(self, p, q, x, index, count):
+        chance = self.rule.accept_prob(p, q, x)
+        return chance if self.exact is None else torch.where(self.exact, Token().accept_prob(p, q, x), chance)
+
+    def excess(self, p: Categorical, q: Categorical | None, x: Tensor, chance: Tensor) -> Tensor:
+        cost = self.rule.excess(p, q, x, chance)
+        return cost if self.exact is None else torch.where(self.exact, 0, cost)
+
+    def refuse(self, p, q, x, index, count):
+        left = self.rule.replacement(p, q, x)
+        if self.exact is not None and not self.rule.tight:  # tight rules replace as the token rule does
+            left = Token().replacement(p, q, x).where(self.exact, left)
+        return left, None if q is None else q.without(x)
+
+    def refusal(self, p, q, x, index, count):
+        return p.tv(q, x)
+
+
+def relaxed(rule: Any) -> Walk:
+    """`rule`, one of `lossy.Ratio`, for trees."""
+    return Walk(Relaxed(rule))
 
 
 def topk() -> Walk:
