@@ -221,6 +221,13 @@ def test_draws_are_what_they_say():
     assert (kind["dealt"].a[:, other].sum(1) > 0).any()
 
 
+def test_few_others_make_small_sets():
+    """11 plain pictures against 3: halves are cut to 3 as well."""
+    size, kind = draws([(torch.arange(11), torch.arange(11, 14))])
+    assert size == 3
+    assert all((side.sum(1) == 3).all() for name in ("drawn", "halved") for side in (kind[name].a, kind[name].b))
+
+
 def test_classes_are_drawn_class_by_class():
     """Class 0 has 6 plain and 4 other pictures, class 1 has 5 and 9."""
     strata = [(torch.arange(6), torch.arange(11, 15)), (torch.arange(6, 11), torch.arange(15, 24))]
@@ -302,6 +309,13 @@ def test_one_seed_one_answer():
     a, b = pictures(40), pictures(30, seed=1)
     assert compare(a, b, seed=3) == compare(a, b, seed=3)
     assert compare(a, b, seed=3) != compare(a, b, seed=4)
+
+
+def test_only_distances_that_cannot_be_negative_have_no_negative_interval():
+    """Under one law the kernel distance is below 0 about half the time, and so are signed differences."""
+    found = [compare(pictures(30, seed=2 * s), pictures(30, seed=2 * s + 1), rounds=40, seed=s) for s in range(12)]
+    lows = {name: min(f[name].low for f in found) for name in found[0]}
+    assert {name for name, low in lows.items() if low < 0} == SIGNED | {"kernel"}
 
 
 def test_parts_may_be_missing():
