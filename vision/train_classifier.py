@@ -59,11 +59,12 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="default mmspec/minis/vision/SET/tokenizer")
     parser.add_argument("--work", type=Path, help="default build/classifier-SET")
     parser.add_argument("--out", type=Path, help="default mmspec/minis/vision/SET/classifier")
-    parser.add_argument("--steps", type=int, default=3500, help="steps of 64 pictures")
+    parser.add_argument("--steps", type=int, help="steps of 128 pictures; default fashion 5000, emoji 3000")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random pictures")
     args = parser.parse_args()
     grey = args.set == "fashion"
+    args.steps = args.steps or (5000 if grey else 3000)
     args.work = args.work or Path(f"build/classifier-{args.set}")
     args.out = args.out or Path(f"mmspec/minis/vision/{args.set}/classifier")
     args.work.mkdir(parents=True, exist_ok=True)
@@ -72,11 +73,11 @@ def main() -> None:
         vq = tokens.make_tokenizer(size=8, colours=1 if grey else 3, patch=2, channels=(8,), codes=16, dim=4).eval()
         shapes = [(count, 8, 8) if grey else (count, 8, 8, 3) for count in (32, 16)]
         parts = [(torch.randint(256, s, dtype=torch.uint8), torch.arange(s[0]) % 2, torch.ones(s[0], dtype=torch.bool)) for s in shapes]
-        names, widths, args.steps = ["a: x", "b: y"], (4, 8), 2
+        names, widths, args.steps, rows = ["a: x", "b: y"], (4, 8), 2, 8
         args.out = args.work / "classifier"  # never over the shipped one
     else:
         vq = tokens.load_tokenizer(args.tokenizer or args.out.with_name("tokenizer"))
-        (parts, names), widths = read(args.set), (24, 48, 96)
+        (parts, names), widths, rows = read(args.set), (16, 32, 64), 128
     (shown, kind, mirror), (held, held_kind, _) = parts
     versions = 1 if grey else 6
     again, originals = rebuilt(vq, shown, versions, mirror), as_bytes(tokens.as_tensor(shown))
@@ -84,13 +85,13 @@ def main() -> None:
 
     def loss(judge, step):
         generator = torch.Generator().manual_seed(step)
-        rows, version = (torch.randint(high, (64,), generator=generator) for high in (len(shown), versions))
-        taken = torch.where(torch.arange(64)[:, None, None, None] % 2 == 0, originals[rows], again[rows, version]).float() / 127.5 - 1
+        pick, version = (torch.randint(high, (rows,), generator=generator) for high in (len(shown), versions))
+        taken = torch.where(torch.arange(rows)[:, None, None, None] % 2 == 0, originals[pick], again[pick, version]).float() / 127.5 - 1
         if grey:  # the ground is black
-            varied = -tokens.vary(-taken, generator, shift=2, mirror=mirror[rows])
+            varied = -tokens.vary(-taken, generator, shift=1, scale=0.0, mirror=mirror[pick])
         else:
-            varied = tokens.vary(taken, generator, shift=5, scale=0.2, mirror=mirror[rows])
-        return F.cross_entropy(judge(varied), kind[rows], label_smoothing=0.05)
+            varied = tokens.vary(taken, generator, shift=5, scale=0.2, mirror=mirror[pick])
+        return F.cross_entropy(judge(varied), kind[pick], label_smoothing=0.05)
 
     def validate(judge, step):
         print(step, json.dumps(accuracy(judge, tokens.as_tensor(held), held_kind)), flush=True)

@@ -14,30 +14,41 @@ from torch import Tensor, nn
 class Classifier(nn.Module):
     """Pictures [B, C, size, size] in [-1, 1] to logits over `labels`; `features` are the last layer but one.
 
-    Three convolutions that halve the size (of pictures below 32 pixels, the first does not) and one that does not.
+    Three convolutions that halve the size (of pictures below 32 pixels, the first does not), one that does not, the means of a 4x4 grid
+    and a layer of `wide` features.
     """
 
-    def __init__(self, *, size: int, colours: int, labels: Sequence[str], widths: Sequence[int] = (24, 48, 96), dropout: float = 0.0):
+    def __init__(
+        self,
+        *,
+        size: int,
+        colours: int,
+        labels: Sequence[str],
+        widths: Sequence[int] = (16, 32, 64),
+        wide: int = 64,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         if len(labels) < 2:
             raise ValueError(f"{len(labels)} labels: a classifier needs two at least")
-        self.config = {"size": size, "colours": colours, "labels": list(labels), "widths": list(widths), "dropout": dropout}
+        self.config = {"size": size, "colours": colours, "labels": list(labels), "widths": list(widths), "wide": wide, "dropout": dropout}
         ends, strides = [*widths, widths[-1]], [2 if size >= 32 else 1] + [2] * (len(widths) - 1) + [1]
         steps = zip([colours, *widths], ends, strides, strict=True)
-        self.body = nn.Sequential(*(layer for entry in steps for layer in _step(*entry)))
+        self.body = nn.Sequential(*(layer for entry in steps for layer in _step(*entry)), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.last = nn.Sequential(nn.Linear(16 * ends[-1], wide), nn.SiLU())
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(ends[-1], len(labels))
+        self.head = nn.Linear(wide, len(labels))
 
     @property
     def labels(self) -> list[str]:
         return self.config["labels"]
 
     def features(self, pixels: Tensor) -> Tensor:
-        """[B, F]: what the last convolution says, averaged over the picture."""
+        """[B, wide]: what the last layer but one says of pictures [B, C, size, size]."""
         wanted = (self.config["colours"], self.config["size"], self.config["size"])
         if tuple(pixels.shape[1:]) != wanted:
             raise ValueError(f"pictures are {tuple(pixels.shape[1:])}: this classifier takes {wanted}; resize them")
-        return self.body(pixels).mean((2, 3))
+        return self.last(self.body(pixels))
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.head(self.dropout(self.features(pixels)))  # [B, labels]
@@ -69,7 +80,7 @@ def save_classifier(model: Classifier, folder: Path) -> None:
 def load_classifier(folder: Path) -> Classifier:
     """The classifier in `folder`, in float32 and ready to judge. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
-        raise FileNotFoundError(f"no classifier in {folder}: make it with python vision/train_classifier.py --out {folder}")
+        raise FileNotFoundError(f"no classifier in {folder}: make it with python vision/train_classifier.py --set SET --out {folder}")
     model = Classifier(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
     return model.eval()

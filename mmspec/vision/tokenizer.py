@@ -80,7 +80,7 @@ def latents(model: VQModel, pixels: Tensor) -> Tensor:
 
 def draw(model: VQModel, quantised: Tensor) -> Tensor:
     """The picture that code vectors [B, D, h, w] stand for: [B, C, H, W], about [-1, 1]."""
-    return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True).sample.float(), patch(model))
+    return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True, return_dict=False)[0].float(), patch(model))
 
 
 def nearest(model: VQModel, found: Tensor) -> Tensor:
@@ -241,8 +241,10 @@ def save_tokenizer(model: VQModel, folder: Path) -> None:
 def load_tokenizer(folder: Path) -> VQModel:
     """The tokenizer in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
-        raise FileNotFoundError(f"no tokenizer in {folder}: make it with python vision/train_tokenizer.py --out {folder}")
-    model = VQModel.from_config(VQModel.load_config(folder))
+        raise FileNotFoundError(f"no tokenizer in {folder}: make it with python vision/train_tokenizer.py --set SET --out {folder}")
+    config = VQModel.load_config(folder)
+    assert isinstance(config, dict)
+    model = VQModel.from_config(config)
     assert isinstance(model, VQModel)
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
     return model.eval()

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageDraw
 
+from mmspec.minis import HOME
 from mmspec.vision import tokenizer as tokens
 
 
@@ -186,3 +187,26 @@ def test_a_tokenizer_comes_back_in_half_precision(tmp_path):
     assert all(torch.equal(tensor.half().float(), back.state_dict()[name]) for name, tensor in model.state_dict().items())
     with pytest.raises(FileNotFoundError, match=r"vision/train_tokenizer\.py"):
         tokens.load_tokenizer(tmp_path / "none")
+
+
+def drawn(size, colours):
+    """A picture unlike those of either set: a disc on a bar."""
+    picture = Image.new("RGB", (64, 64), "white" if colours == 3 else "black")
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle((28, 8, 36, 60), fill="steelblue")
+    pen.ellipse((14, 10, 50, 42), fill="orange")
+    return picture.resize((size, size), Image.Resampling.LANCZOS).convert("RGB" if colours == 3 else "L")
+
+
+@pytest.mark.parametrize(("name", "size", "colours", "grid", "count"), [("fashion", 28, 1, 14, 256), ("emoji", 64, 3, 16, 512)])
+def test_the_shipped_tokenizers_rebuild_a_picture_they_never_saw(name, size, colours, grid, count):
+    model, picture = tokens.load_tokenizer(HOME / "vision" / name / "tokenizer"), drawn(size, colours)
+    codes = tokens.encode(model, [picture])
+    assert codes.shape == (1, grid, grid)
+    assert tokens.codebook(model).shape == (count, 8)
+    [rebuilt] = tokens.decode(model, codes)
+    wrong = (np.asarray(rebuilt, np.float64) - np.asarray(picture, np.float64)) / 255
+    assert -10 * np.log10((wrong**2).mean()) > 20
+    [mixed] = tokens.decode(model, codes.roll(1, 2))  # the bound is not met by chance
+    wrong = (np.asarray(mixed, np.float64) - np.asarray(picture, np.float64)) / 255
+    assert -10 * np.log10((wrong**2).mean()) < 20
