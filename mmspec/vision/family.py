@@ -18,6 +18,9 @@ from mmspec.core.cache import SlotCache
 from mmspec.core.layout import Layout
 from mmspec.core.raster import Raster
 
+Size = int | tuple[int, int]
+"""Pixels a side of a square picture, or (height, width)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -52,6 +55,7 @@ class ImageModel(ABC):
     raster: Raster
     layers: int
     codebook: Tensor | None = None
+    drafter: Any = None  # the trained net that methods draft with when none is given
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:
@@ -81,8 +85,8 @@ class ImageModel(ABC):
         """Pictures from codes [B, height, width]."""
         ...
 
-    def resized(self, size: int) -> "ImageModel":
-        """This model for pictures of `size` pixels a side. ValueError for a size it cannot do."""
+    def resized(self, size: Size) -> "ImageModel":
+        """This model for pictures of `size` pixels a side, or (height, width). ValueError for a size it cannot do."""
         raise ValueError(f"{type(self.model).__name__} makes pictures of one size only: leave size out")
 
     # --- the engine's family ------------------------------------------------------------------------------------------
@@ -103,17 +107,24 @@ class ImageModel(ABC):
         hidden = self.hidden(self.embedded(layout.ids, state), layout, cache, state)
         return self.logits(hidden[:, -keep:]), None
 
-    def embedded(self, ids: Tensor, prompt: Prompt) -> Tensor:
+    @property
+    def values(self) -> int:
+        """Codes and controls."""
+        return self.raster.values
+
+    def embedded(self, ids: Tensor, state: Prompt) -> Tensor:
         """Embeddings [R, M, D] of any ids the engine knows: codes, controls and prompt positions."""
-        own, size = self.raster.values, prompt.embeds.shape[1]
+        own, size = self.raster.values, state.embeds.shape[1]
         embeds = self.embed(ids.clamp(max=own - 1))
         place = (size - 1 - (ids - own)).clamp(0, size - 1)
-        given = prompt.embeds.gather(1, place[..., None].expand(*place.shape, prompt.embeds.shape[-1]))
+        given = state.embeds.gather(1, place[..., None].expand(*place.shape, state.embeds.shape[-1]))
         return torch.where((ids >= own)[..., None], given.to(embeds.dtype), embeds)
 
 
 def texts_of(prompts: Any) -> list[str]:
     """Prompts that must be texts. ValueError names the first that is not, or is empty."""
+    if isinstance(prompts, str):
+        raise ValueError(f"prompts is the one text {prompts!r}: give a list of captions, one a picture")
     for prompt in prompts:
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError(f"prompt {prompt!r} is not a text: give a caption")
@@ -125,3 +136,17 @@ def decoded(to_pictures: Callable[[Tensor], list[Image.Image]] | None, codes: Te
     if to_pictures is None:
         raise ValueError(f"{name} has no decoder of its own: give the adapter to_pictures, a function from codes [B, H, W] to pictures")
     return to_pictures(codes)
+
+
+def cells_of(size: Size, step: int, name: str) -> tuple[int, int]:
+    """Rows and columns of cells in pictures of `size` pixels, `step` pixels a cell. ValueError for a size that is no multiple of `step`."""
+    height, width = (size, size) if isinstance(size, int) else size
+    if min(height, width) < step or height % step or width % step:
+        raise ValueError(f"size is {size}: {name} makes pictures whose height and width are multiples of {step} pixels")
+    return height // step, width // step
+
+
+def as_pictures(pixels: Tensor) -> list[Image.Image]:
+    """Pictures from `pixels` [B, 3, H, W] between -1 and 1; what lies outside is cut off."""
+    levels = ((pixels.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    return [Image.fromarray(each) for each in levels]

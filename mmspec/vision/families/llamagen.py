@@ -53,6 +53,7 @@ class LlamaGenPictures(ImageModel):
         self.layers = config.num_hidden_layers
         self.raster = Raster.grid(config.grid, config.grid, config.vocab_size)
 
+    @torch.no_grad()
     def encode(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
         """Class names or numbers; captions, or {"features": [B, P, W], "mask": [B, P]} of a text encoder."""
         return self._classes(prompts, guided) if self.model.config.condition == "class" else self._captions(prompts, guided)
