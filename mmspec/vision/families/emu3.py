@@ -1,0 +1,95 @@
+"""Emu3 (Wang et al. 2024): picture codes are tokens; every row is closed by a token, and three more end the picture."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.family import refuse_unsupported
+from mmspec.core.layout import Layout
+from mmspec.core.raster import Raster
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.family import ImageModel, Prompt, Size, as_pictures, cells_of
+
+ENDS = ("<|extra_201|>", "<|image end|>")
+"""The tokens that end the frame and the picture; the text's own end follows."""
+
+
+class Emu3(ImageModel):
+    """An `Emu3ForConditionalGeneration`, and its processor for prompts that are texts. `negative` is the text guidance leads away from.
+
+    `size` is in pixels. Tokens given as prompts must name that size, as the processor's do under `return_for_image_generation`, and hold
+    `negative_prompt_ids` for guidance. Where the vocabulary does not name all three closing tokens, pictures end with their last row.
+    """
+
+    def __init__(self, model: Any, processor: Any = None, size: Size = 720, negative: str = ""):
+        self.model, self.processor, self.negative = model, processor, negative
+        self.decoder = model.model.text_model
+        refuse_unsupported(self.decoder)
+        self.layers = model.config.text_config.num_hidden_layers
+        self.codebook = model.model.vqmodel.quantize.embedding.weight.detach()
+        known = model.vocabulary_mapping
+        codes = [known.img2bpe[code] for code in range(len(known.img2bpe))]
+        end = model.config.text_config.eos_token_id
+        tail = [known.vocab_map.get(name) for name in ENDS] + [end[0] if isinstance(end, (list, tuple)) else end]
+        tail = [] if None in tail else tail
+        self.vocabulary = Vocabulary(torch.tensor([*codes, known.eol_token_id, *tail], device=model.device))
+        self.codes, self.tail = len(codes), len(tail)
+        self.raster = self._raster(size)
+
+    def _raster(self, size: Size) -> Raster:
+        height, width = cells_of(size, self.model.model.vqmodel.spatial_scale_factor, "Emu3")
+        tail = range(self.codes + 1, self.codes + 1 + self.tail)
+        return Raster.grid(height, width, self.codes, row_end=self.codes, tail=tail)
+
+    def resized(self, size: Size) -> "Emu3":
+        other = copy(self)
+        other.raster = self._raster(size)
+        return other
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str] | Mapping[str, Tensor], guided: bool) -> Prompt:
+        """Texts, or what the processor returned for them."""
+        inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Emu3")
+        self._check_sizes(inputs)
+        device = self.model.device
+        ids, mask = tokens_on(inputs, device)
+        if guided:
+            own = inputs.get("negative_prompt_ids") is None and self.processor is not None
+            away = (
+                tokens_on(self._tokenize([self.negative] * len(ids)), device) if own else negative_tokens(inputs, len(ids), device, "Emu3")
+            )
+            ids, mask = stacked((ids, mask), away)
+        return Prompt.of(self.decoder.embed_tokens(ids), mask)
+
+    def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
+        height, width = self.raster.height, self.raster.width
+        area = height * width * self.processor.downsample_ratio**2
+        size = {"ratio": f"{width}:{height}", "image_area": area}
+        return self.processor(text=texts, return_for_image_generation=True, padding=True, return_tensors="pt", **size)
+
+    def _check_sizes(self, inputs: Mapping[str, Any]) -> None:
+        """The processor says how many rows and columns of codes the prompts ask for."""
+        own = [self.raster.height, self.raster.width]
+        for asked in torch.as_tensor(inputs.get("image_sizes", [])).tolist():
+            if asked != own:
+                raise ValueError(
+                    f"a prompt asks for {asked[0]} x {asked[1]} codes, but this adapter makes {own[0]} x {own[1]}: use resized"
+                )
+
+    def embed(self, values: Tensor) -> Tensor:
+        return self.decoder.embed_tokens(self.vocabulary.tokens(values))
+
+    def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        return states(self.decoder, embeds, layout, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.vocabulary.logits(hidden, self.model.lm_head.weight)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> list[Image.Image]:
+        return as_pictures(self.model.model.vqmodel.decode(codes))
