@@ -1,0 +1,86 @@
+"""Chameleon (2024) and what was trained from it: Anole, Lumina-mGPT. The class has no picture generation and no picture decoder.
+
+Its forward hides the picture tokens' logits, so the adapter goes through the inner model and the head.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.family import refuse_unsupported
+from mmspec.core.layout import Layout
+from mmspec.core.raster import Raster
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.family import ImageModel, Prompt, Size, cells_of, decoded
+
+
+class Chameleon(ImageModel):
+    """A `ChameleonForConditionalGeneration`, and its processor for prompts that are texts.
+
+    `to_pictures` makes PIL pictures of codes [B, height, width] (the decoder of its VQ tokenizer). `size` is in pixels, by default what
+    the model's own pictures have. `row_end` and `tail` are vocabulary ids that close every row and the picture: none in Anole, 8803 and
+    (8196,) in Lumina-mGPT. Tokens given as prompts must end with the one that begins a picture (and, in Lumina-mGPT, those that say its
+    size), and hold `negative_prompt_ids` for guidance.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any = None,
+        to_pictures: Callable[[Tensor], list[Image.Image]] | None = None,
+        size: Size | None = None,
+        row_end: int | None = None,
+        tail: Sequence[int] = (),
+    ):
+        refuse_unsupported(model.model)
+        self.model, self.processor, self.to_pictures = model, processor, to_pictures
+        self.layers = model.config.num_hidden_layers
+        self.codebook = model.model.vqmodel.quantize.embedding.weight.detach()
+        known = model.model.vocabulary_mapping.img2bpe
+        codes = [known[code] for code in range(len(known))]
+        controls = ([] if row_end is None else [row_end]) + list(tail)
+        self.vocabulary = Vocabulary(torch.tensor([*codes, *controls], device=model.device))
+        self.codes, self.closed, self.tail = len(codes), row_end is not None, len(tail)
+        self.raster = self._raster(model.config.vq_config.resolution if size is None else size)
+
+    def _raster(self, size: Size) -> Raster:
+        step = 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
+        height, width = cells_of(size, step, "Chameleon")
+        first = self.codes + self.closed
+        row_end = self.codes if self.closed else None
+        return Raster.grid(height, width, self.codes, row_end=row_end, tail=range(first, first + self.tail))
+
+    def resized(self, size: Size) -> "Chameleon":
+        other = copy(self)
+        other.raster = self._raster(size)
+        return other
+
+    @torch.no_grad()
+    def encode(self, prompts: Sequence[str] | Mapping[str, Tensor], guided: bool) -> Prompt:
+        """Texts, or what the processor returned for them."""
+        inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Chameleon")
+        ids, mask = tokens_on(inputs, self.model.device)
+        if guided:
+            ids, mask = stacked((ids, mask), negative_tokens(inputs, len(ids), self.model.device, "Chameleon"))
+        return Prompt.of(self.model.model.embed_tokens(ids), mask)
+
+    def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
+        texts = [f"{text}{self.processor.image_start_token}" for text in texts]
+        return self.processor(text=texts, return_for_text_completion=True, padding=True, return_tensors="pt")
+
+    def embed(self, values: Tensor) -> Tensor:
+        return self.model.model.embed_tokens(self.vocabulary.tokens(values))
+
+    def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        return states(self.model.model, embeds, layout, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.vocabulary.logits(hidden, self.model.lm_head.weight)
+
+    def decode(self, codes: Tensor) -> list[Image.Image]:
+        return decoded(self.to_pictures, codes, "Chameleon")
