@@ -4,19 +4,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmspec.minis import HOME
+from mmspec.minis.pictures import FASHION
 from mmspec.vision.classifier import Classifier, classify, load_classifier, save_classifier
 
 
 def tiny(size=12, colours=1):
     torch.manual_seed(0)
-    return Classifier(size=size, colours=colours, labels=("dark", "light", "striped"), widths=(4, 8, 8)).eval()
+    return Classifier(size=size, colours=colours, labels=("dark", "light", "striped"), widths=(4, 8, 8), wide=10).eval()
 
 
 @pytest.mark.parametrize(("size", "colours"), [(28, 1), (64, 3)])
 def test_features_are_the_last_layer_but_one(size, colours):
     model, pixels = tiny(size, colours), torch.randn(5, colours, size, size)
     logits, features = classify(model, pixels, batch=2)
-    assert features.shape == (5, 8)
+    assert features.shape == (5, 10)
     assert torch.allclose(model(pixels), logits, atol=1e-5)
     assert torch.allclose(F.linear(features, model.head.weight, model.head.bias), logits, atol=1e-5)
 
@@ -53,3 +55,21 @@ def test_it_comes_back_in_half_precision(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["judge"]
     with pytest.raises(FileNotFoundError, match=r"vision/train_classifier\.py"):
         load_classifier(tmp_path / "none")
+
+
+def test_the_shipped_judges_are_small_and_name_their_classes():
+    fashion, emoji = (load_classifier(HOME / "vision" / name / "classifier") for name in ("fashion", "emoji"))
+    assert fashion.labels == list(FASHION)
+    assert len(emoji.labels) >= 8
+    assert all(": " in label for label in emoji.labels)
+    for model in (fashion, emoji):
+        assert sum(parameter.numel() for parameter in model.parameters()) <= 150_000
+
+
+def test_the_shipped_fashion_judge_tells_trousers_from_a_bag():
+    """Drawn by hand: two legs; a box with a handle."""
+    legs, bag = torch.zeros(28, 28), torch.zeros(28, 28)
+    legs[2:8, 8:20] = legs[8:26, 8:13] = legs[8:26, 15:20] = 0.7
+    bag[11:25, 3:25] = bag[5:11, 8] = bag[5:11, 19] = bag[4, 8:20] = 0.7
+    logits, _ = classify(load_classifier(HOME / "vision/fashion/classifier"), torch.stack([legs, bag])[:, None] * 2 - 1)
+    assert [FASHION[each] for each in logits.argmax(1)] == ["trouser", "bag"]
