@@ -5,14 +5,13 @@ mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.hf import HFSession, HFTarget
-from mmspec.core.laws import Categorical
 from mmspec.core.processors import History, Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 
@@ -38,60 +37,59 @@ def twice_verdict(verdict: Verdict) -> Verdict:
     return Verdict(keep, values, count, twice(verdict.frontier), accepted, judged)
 
 
-def mix(logits: Tensor, scale: Tensor) -> Tensor:
-    """Logits [2B, N, V] of the pairs as guided ones [B, N, V]; `scale` [B]. Scale 1 is the conditional row, to the bit."""
-    cond, uncond = logits.chunk(2)
-    scale = scale[:, None, None]
-    return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
+@dataclass(frozen=True)
+class Guided(Pipeline):
+    """The processors of pairs: mixes their scores [2B, N, V] to [B, N, V], then goes on as any pipeline. `scale`: one, or one a pair.
+
+    Scale 1 is the conditional row, to the bit.
+    """
+
+    scale: float | Sequence[float] = 1.0
+
+    @property
+    def idle(self) -> bool:
+        return False
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        cond, uncond = scores.chunk(2)
+        scale = torch.as_tensor(self.scale, dtype=scores.dtype, device=scores.device).expand(len(cond))[:, None, None]
+        mixed = torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
+        own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
+        return super().__call__(mixed, own)
 
 
 @dataclass(frozen=True)
-class GuidedTarget:
-    """A target over pairs of prompts. `twins` must have no processors of its own: `processors` go over the mixed logits.
-
-    `scale` is one number, or one per pair.
-    """
+class Pairs:
+    """A target over pairs of prompts, whose processors are `Guided`; to the loop it has B rows."""
 
     twins: HFTarget
-    scale: float | Sequence[float]
-    processors: Pipeline = field(default_factory=Pipeline)
 
     def __post_init__(self):
-        if self.twins.processors.steps:
-            raise ValueError("the twins of a guided target have processors: give them to the guided target, they go over mixed logits")
+        if not isinstance(self.twins.processors, Guided):
+            raise ValueError("pairs need Guided processors: nothing else makes one law of two")
 
-    def begin(self, prompt: Any) -> tuple["GuidedSession", Draft]:
+    def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """`prompt` holds 2B rows, conditional ones first. The last prompt value of both halves must be the same."""
         session, frontier = self.twins.begin(prompt)
         rows = len(frontier.start) // 2
-        scale = torch.as_tensor(self.scale, dtype=torch.float32, device=frontier.start.device).expand(rows)
-        return GuidedSession(session, scale, self.processors), Draft.root(frontier.nodes[:rows, 0], frontier.start[:rows])
+        return PairedSession(session), Draft.root(frontier.nodes[:rows, 0], frontier.start[:rows])
 
 
-class GuidedSession:
-    """One generation over pairs of rows; it looks like a session of B rows."""
+class PairedSession:
+    """One generation over pairs of rows."""
 
-    def __init__(self, twins: HFSession, scale: Tensor, processors: Pipeline):
-        self.twins, self.scale, self.processors = twins, scale, processors
+    def __init__(self, twins: HFSession):
+        self.twins = twins
 
     @property
     def scored(self) -> int:
         return self.twins.scored
 
-    @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
-        """One forward of both halves. Hidden states, where asked for, are those of the pairs, [2B, N, F]."""
-        first, both = self.twins.scored, twice(draft)
-        ran = self.twins.run(both)
-        self.twins.ids.scatter_(1, ran.layout.slots, ran.layout.ids)
-        p = self.law(ran.logits, self.twins.history(both, ran.layout, first))
-        return ran.said(p, ran.healthy().view(2, -1).all(0))
-
-    def law(self, logits: Tensor, history: History) -> Categorical:
-        """The one place where logits of pairs [2B, N, V] become laws [B, N, V]; drafters of their own pairs come here too."""
-        rows = len(self.scale)
-        own = History(history.ids[:rows], history.visible[:rows], history.position[:rows])
-        return Categorical(self.processors(mix(logits.float(), self.scale), own))
+        """One forward of both halves. Hidden states, where asked for, are those of all 2B rows."""
+        scored = self.twins.score(twice(draft))
+        assert scored.healthy is not None
+        return replace(scored, healthy=scored.healthy.view(2, -1).all(0))
 
     def commit(self, keep: Tensor, most: int) -> None:
         self.twins.commit(torch.cat([keep, keep]), most)

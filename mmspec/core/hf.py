@@ -7,7 +7,7 @@ what each node sees. The prompt is cached lazily, by the first `score`, in the s
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -37,6 +37,22 @@ class Family(Protocol):
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [B, keep, V] of the last `keep` columns, and hidden states `states` [B, M, F] of all where any are asked for."""
+        ...
+
+
+@runtime_checkable
+class OwnValues(Protocol):
+    """A family whose values are not its model's token ids: `values` of them, and prompt positions that have ids but are no values."""
+
+    @property
+    def values(self) -> int: ...
+
+    def embedded(self, ids: Tensor, state: Any) -> Tensor:
+        """Embeddings [B, M, D] of any ids a session holds."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits over the values from last hidden states."""
         ...
 
 
@@ -100,27 +116,6 @@ class Ahead(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """What a forward gave, before any law is made of it."""
-
-    logits: Tensor  # [B, N, V] of the draft's new columns
-    layout: Layout
-    hidden: Tensor | None  # [B, M, F] of every column
-    prompt: tuple[Tensor, Tensor] | None  # ids [B, P-1] and lengths [B] of the prompt, in the round that ran it
-
-    def healthy(self) -> Tensor:
-        """[B] bool: no NaN or +inf among the row's logits."""
-        return (self.logits < torch.inf).all(-1).all(-1)
-
-    def said(self, p: Any, healthy: Tensor | None = None) -> Scored:
-        """The same, with the laws `p` made of the logits."""
-        fresh, healthy = self.logits.shape[1], self.healthy() if healthy is None else healthy
-        if self.hidden is None or self.prompt is None:
-            return Scored(p, self.hidden, healthy=healthy)
-        return Scored(p, self.hidden[:, -fresh:], Context(*self.prompt, self.hidden[:, :-fresh]), healthy)
-
-
 class HFSession:
     """One generation over one `HFTarget`: the cache, every row's settled length and ids, and the draft under way."""
 
@@ -143,12 +138,6 @@ class HFSession:
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
         """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
-        first = self.scored
-        ran = self.run(draft)
-        return ran.said(self.laws(ran.logits, draft, ran.layout, first))
-
-    def run(self, draft: Draft) -> "Ran":
-        """One forward over the columns of `draft` not scored before, and over the prompt if it is still uncached."""
         first, prompt = self.scored, self.context
         layout = self.place(draft, first)
         fresh = draft.size - first
@@ -160,12 +149,16 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        return Ran(logits, layout, hidden, prompt)
+        healthy = (logits < torch.inf).all(-1).all(-1)
+        p = self.laws(logits, draft, layout, first)
+        if hidden is None or prompt is None:
+            return Scored(p, hidden, healthy=healthy)
+        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
 
     def law(self, logits: Tensor, draft: Draft, first: int) -> Categorical:
         """A drafter's `logits` [B, M, V] over the target's own values, after columns `first` on of a draft the target has not scored:
         the law they stand for under the target's processors, each node with its own history. Not before the first `score`."""
-        if not self.target.processors.steps:
+        if self.target.processors.idle:
             return Categorical(logits.float())
         return self.laws(logits.float(), draft, self.place(draft, first), first)
 
@@ -177,14 +170,11 @@ class HFSession:
     def laws(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
         """The laws of `logits` [B, M, V] after the draft's columns from `first` on, which `layout` places."""
         self.ids.scatter_(1, layout.slots, layout.ids)
-        if not self.target.processors.steps:
+        if self.target.processors.idle:
             return Categorical(logits)
-        return Categorical(self.target.processors(logits, self.history(draft, layout, first)))
-
-    def history(self, draft: Draft, layout: Layout, first: int) -> History:
-        """What the draft's columns from `first` on have before them."""
         visible = layout.visible[:, first - draft.size :]
-        return History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        return Categorical(self.target.processors(logits, history))
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""

@@ -171,6 +171,11 @@ class Pipeline:
 
     steps: tuple[Processor, ...] = ()
 
+    @property
+    def idle(self) -> bool:
+        """Does it leave every law as it is?"""
+        return not self.steps
+
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         for step in self.steps:
             scores = step(scores, history)

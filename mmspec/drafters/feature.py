@@ -16,10 +16,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from mmspec.core.cache import SlotCache
-from mmspec.core.hf import HFSession, HFTarget
+from mmspec.core.hf import HFSession, HFTarget, OwnValues
 from mmspec.core.layout import Layout
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.drafters.guided import Fresh, check_width, head_of, llama_sizes, pick, prompt_pairs
+from mmspec.drafters.guided import Fresh, check_width, llama_sizes, pick, prompt_pairs, words_of
 
 _RESERVE = 192
 
@@ -275,9 +275,10 @@ class FeatureGuide:
         model = session.target.model
         check_width(net.kind, net.width, model)
         session.watch(net.reads)
-        embed, size = model.get_input_embeddings(), model.config.get_text_config(decoder=True).vocab_size
+        embed, head, size = words_of(session)
         self.net, self.feed = net, Feed()
-        self.target = HFTarget(net, Fed(embed, head_of(model), size), session.target.processors)  # type: ignore[arg-type]
+        self.blind = isinstance(session.target.family, OwnValues)  # its prompts are no values: the states behind them must do
+        self.target = HFTarget(net, Fed(embed, head, size), session.target.processors)  # type: ignore[arg-type]
         self.session: HFSession | None = None
         self.fresh: Fresh | None = None
         self.prompt: Tensor | None = None  # [B, P, F] hidden states of the prompt, until they are run
@@ -285,6 +286,8 @@ class FeatureGuide:
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         if self.session is None:
             values, lengths, self.prompt = prompt_pairs(draft, scored)
+            if self.blind:
+                values, lengths, self.prompt = values[:, :0], torch.zeros_like(lengths), self.prompt[:, :0]
             cache = SlotCache(1, -(-(values.shape[1] + _RESERVE) // 64) * 64)
             self.session = HFSession(self.target, cache, self.feed, values, lengths)
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)

@@ -5,12 +5,13 @@ the frontier. Guides draft from the second round on: the first one runs the prom
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmspec.core.hf import HFSession
+from mmspec.core.hf import HFSession, OwnValues
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.core.side import SideView
@@ -175,6 +176,14 @@ def head_of(model: Any) -> Any:
     """`model`'s map from last hidden states to logits, its soft cap included."""
     head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
     return head if cap is None else lambda hidden: cap * torch.tanh(head(hidden) / cap)
+
+
+def words_of(session: HFSession) -> tuple[Any, Any, int]:
+    """How a session's target embeds ids, its map from last hidden states to logits, and how many values it has."""
+    family, model = session.target.family, session.target.model
+    if isinstance(family, OwnValues):
+        return partial(family.embedded, state=session.state), family.logits, family.values
+    return model.get_input_embeddings(), head_of(model), model.config.get_text_config(decoder=True).vocab_size
 
 
 def check_width(net: str, wanted: int, model: Any) -> None:
