@@ -20,7 +20,7 @@ class Stats:
     rejected: int = 0
     expected_rejections: float | None = None  # what judging guess by guess rejects in the mean (TV(p, q) each); None for match and its kin
     exactness: str = ""
-    drift: float | None = None  # total variation spent by a lossy rule, summed over rows; None for exact rules
+    drift: float | None = None  # total variation spent by a lossy rule, summed over rows; None for exact rules, or if it was not measured
     histogram: list[int] = field(default_factory=list)  # [n] = calls that accepted n guesses
     reached: list[int] = field(default_factory=list)  # [d] = calls that judged a guess at depth d + 1
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
@@ -45,9 +45,9 @@ class Stats:
         settled, height = step.settled, step.draft.height
         self.target_calls += 1
         for row, values in enumerate(settled.values):
-            if not values:
-                continue
             accepted, drafted = settled.accepted[row], settled.drafted[row]
+            if not values and not drafted:
+                continue
             self.tokens += len(values)
             self.row_calls += 1
             self.drafted += drafted
