@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 HOME = Path(__file__).parent
-NAMES = ("text",)
+NAMES = ("text", "vision", "vision-fashion")
+"""vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card."""
 
 
 def shipped_drafters(name: str = "text") -> tuple[str, ...]:
@@ -31,7 +32,7 @@ def load(name: str) -> Mini:
     """The mini called `name`. ValueError lists the names there are."""
     if name not in NAMES:
         raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
-    return load_text(HOME / "text")
+    return load_text(HOME / "text") if name == "text" else load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
 
 
 def load_text(folder: Path) -> Mini:
@@ -51,6 +52,13 @@ def load_text(folder: Path) -> Mini:
     for path in sorted((folder / "drafters").glob("*/config.json")):
         drafters[path.parent.name] = load_drafter(path.parent, target)
     return Mini(target, drafters, tokenizer, examples, card)
+
+
+def load_vision(folder: Path, part: str) -> Mini:
+    """`part` ("emoji" or "fashion") of the vision mini in `folder`. FileNotFoundError when it is not there."""
+    from mmspec.minis.images import load_images
+
+    return Mini(**load_images(folder / part), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def _llama(folder: Path) -> Any:

@@ -89,3 +89,21 @@ the likeliest tokens agree.
 |---|---|---|
 {rows}
 """
+
+
+PICTURE_DRAFTER_CARD = """# {kind} drafter for the {set} target of mini vision
+
+{parameters:.2f} M parameters. It only proposes: under an exact rule the picture's law is the target's, whatever the drafter.
+
+- Recipe: `python vision/train_drafter.py --set {set} --kind {kind}` ({steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels
+  unrolled; loss kl + 0.1 x SmoothL1 on states; every third step without class or caption).
+- Data: {pictures} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
+- Weights: Apache-2.0.
+
+Acceptance on {held} pictures held out, guess by guess on the target's own pictures and without guidance: the chance that the token rule
+accepts, and how often the likeliest codes agree.
+
+| guess | sampled | greedy |
+|---|---|---|
+{table}
+"""

@@ -177,6 +177,10 @@ class LlamaGen(PreTrainedModel):
 
         `real` [R, P] says which prefix positions count, where not all do.
         """
+        return self.output(self.states(prefix, codes, real))
+
+    def states(self, prefix: Tensor, codes: Tensor, real: Tensor | None = None) -> Tensor:
+        """The last hidden states [R, T, D] that foretell `codes` [R, T]."""
         size, length = prefix.shape[1], prefix.shape[1] + codes.shape[1] - 1
         embeds = torch.cat([prefix, self.tok_embeddings(codes[:, :-1])], 1)
         cells = (torch.arange(length, device=codes.device) - size).clamp(min=-1).expand(len(codes), -1)
@@ -185,7 +189,7 @@ class LlamaGen(PreTrainedModel):
             seen = torch.cat([real, real.new_ones(len(real), codes.shape[1] - 1)], 1)[:, None, None]
             causal = torch.ones(length, length, dtype=torch.bool, device=codes.device).tril()
             mask = (seen & causal) | torch.eye(length, dtype=torch.bool, device=codes.device)  # padding must see something
-        return self.output(self(embeds, cells, mask)[0][:, size - 1 :])
+        return self(embeds, cells, mask)[0][:, size - 1 :]
 
 
 def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:

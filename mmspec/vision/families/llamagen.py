@@ -47,9 +47,11 @@ class LlamaGenPictures(ImageModel):
         codebook: Tensor | None = None,
         captions: Captions | None = None,
         labels: Sequence[str] = (),
+        drafter: Any = None,
     ):
         config = model.config
         self.model, self.to_pictures, self.codebook, self.captions, self.labels = model, to_pictures, codebook, captions, tuple(labels)
+        self.drafter = drafter
         self.layers = config.num_hidden_layers
         self.raster = Raster.grid(config.grid, config.grid, config.vocab_size)
 

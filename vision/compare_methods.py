@@ -1,0 +1,138 @@
+"""Every method on a mini vision target, with guidance: forwards, drift, distances beside plain decoding's own spread, and seconds.
+
+    python vision/compare_methods.py --set fashion --pictures 200        (13 minutes on one CPU core)
+    python vision/compare_methods.py --set emoji --pictures 100
+
+Forwards count one picture's share of every target call. Quality is judged with other seeds than plain decoding's (mmspec.vision.metrics).
+Seconds are those of small batches, interleaved in one process with plain decoding written the usual way: a transformers DynamicCache, one
+code a step, guidance in one doubled batch, torch.multinomial. They are paired: ratios of each round, their median and spread.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from rich.progress import track
+
+import mmspec
+from mmspec.bench.provenance import machine, provenance
+from mmspec.bench.usual_pictures import usual
+from mmspec.core.cool import CoolSD
+from mmspec.core.lantern import LanternPlus
+from mmspec.jobs.files import write_json
+from mmspec.minis import HOME
+from mmspec.minis.images import load_images, load_judge
+from mmspec.vision import metrics
+from mmspec.vision import tokenizer as tokens
+from mmspec.vision.classifier import classify
+from mmspec.vision.family import ImageModel
+from mmspec.vision.methods import METHODS as KNOWN
+from mmspec.vision.methods import neighbours
+
+METHODS = ("jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "eagle", "lantern", "lantern++", "cool-sd", "gsd", "zipar", "pjd")
+RELAXED = ("scd + cool-sd", "scd + lantern++", "scd + gsd")  # coupled windows under relaxed rules
+SHOWN = ("frechet", "kernel", "histogram", "horizontal", "vertical", "nll", "accuracy")
+
+
+def options(name: str, model: ImageModel) -> dict:
+    """What `generate` needs for a row of the table."""
+    if name in KNOWN:
+        return {"method": name}
+    rules = {"cool-sd": CoolSD(), "lantern++": LanternPlus(neighbours(model, 10)), "gsd": KNOWN["gsd"].rule(model)}
+    return {"method": "scd", "accept": rules[name.removeprefix("scd + ")]}
+
+
+@torch.no_grad()
+def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, guidance: float, wanted: torch.Tensor) -> metrics.Pictures:
+    """What the metrics ask of pictures: features, codes, the target's own surprise, and whether the judge sees the class asked for."""
+    surprise = []
+    for first in range(0, len(prompts), 50):
+        some, codes = prompts[first : first + 50], sequences[first : first + 50]
+        prompt = model.encode(some, guided=True)
+        states = model.model.states(prompt.embeds, torch.cat([codes, codes]), prompt.mask)
+        cond, uncond = model.logits(states).chunk(2)
+        log_p = (uncond + guidance * (cond - uncond)).log_softmax(-1)
+        surprise.append(-log_p.gather(-1, codes[..., None])[..., 0])
+    codes = model.raster.picture(sequences)
+    logits, features = classify(judge, tokens.as_tensor(model.decode(codes)))
+    return metrics.Pictures(features, codes, torch.cat(surprise), logits.argmax(-1) == wanted, None)
+
+
+def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, window: int, seed: int, batch: int) -> tuple:
+    """Sequences [N, T], and stats summed over batches: forwards a picture, drift a code."""
+    sequences, calls, drift, exactness = [], 0, 0.0, ""
+    for first in range(0, len(prompts), batch):
+        some = prompts[first : first + batch]
+        out = mmspec.vision.generate(model, some, window=window, guidance=guidance, seed=seed + first, **settings)
+        sequences.append(out.sequences)
+        calls, drift, exactness = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0), out.stats.exactness
+    return torch.cat(sequences), calls / len(prompts), drift / (len(prompts) * model.raster.length), exactness
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=("fashion", "emoji"), default="fashion")
+    parser.add_argument("--folder", type=Path, help="of the mini's set; default: the shipped one")
+    parser.add_argument("--pictures", type=int, default=200)
+    parser.add_argument("--guidance", type=float, default=2.0)
+    parser.add_argument("--window", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--timed-batch", type=int, default=1)
+    parser.add_argument("--methods", nargs="+", default=[*METHODS, *RELAXED])
+    parser.add_argument("--out", type=Path, help="also write everything as JSON")
+    parser.add_argument("--smoke", action="store_true", help="a dozen pictures, two methods, no seconds")
+    args = parser.parse_args()
+    if args.smoke:
+        args.pictures, args.batch, args.methods, args.rounds = 12, 12, ["scd", "scd + cool-sd"], 0
+    folder = args.folder or HOME / "vision" / args.set
+    parts, judge = load_images(folder), load_judge(folder)
+    model, given = parts["target"], parts["examples"]
+    prompts = [given[n % len(given)] for n in range(args.pictures)]
+    wanted = torch.tensor([n % len(given) for n in range(args.pictures)]) if args.set == "fashion" else torch.zeros(args.pictures)
+    first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 1, 0, args.batch)
+    plain = judged(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
+    rows = {"plain": {"forwards": forwards, "exactness": "token-exact"}}
+    for name in track(args.methods, args.set):
+        found, calls, drift, exactness = drawn(model, prompts, options(name, model), args.guidance, args.window, 10**6, args.batch)
+        distances = metrics.compare(plain, judged(model, judge, prompts, found, args.guidance, wanted))
+        shown = {
+            key: {"value": d.value, "ceiling": d.ceiling, "inside": d.inside, "p": d.p} for key, d in distances.items() if key in SHOWN
+        }
+        rows[name] = {"forwards": calls, "exactness": exactness, "drift": drift, "agree": metrics.agree(distances), **shown}
+        print(
+            name,
+            f"{forwards / calls:.2f}x",
+            f"{calls:.1f} forwards",
+            f"drift {drift:.4f} a code",
+            f"inside {rows[name]['agree']}",
+            flush=True,
+        )
+    ratios: dict[str, list[float]] = {}
+    for turn in range(args.rounds):
+        some, seconds = prompts[turn : turn + args.timed_batch], {}
+        began = perf_counter()
+        usual(model, some, args.guidance, turn)
+        base = perf_counter() - began
+        for name in ("plain", *args.methods):
+            began = perf_counter()
+            mmspec.vision.generate(model, some, window=args.window, guidance=args.guidance, seed=turn, **options(name, model))
+            seconds[name] = perf_counter() - began
+            ratios.setdefault(name, []).append(base / seconds[name])
+    for name, found in ratios.items():
+        rows[name]["speed"] = {"median": statistics.median(found), "low": min(found), "high": max(found)}
+        print(
+            name, f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f}) x the usual plain decoding, batch {args.timed_batch}"
+        )
+    about = provenance(torch.device("cpu"))
+    print(machine(about), about["date"])
+    if args.out:
+        write_json(args.out, {"rows": rows, "settings": {k: str(v) for k, v in vars(args).items()}, "provenance": about})
+    print(json.dumps({name: round(forwards / row["forwards"], 2) for name, row in rows.items()}))
+
+
+if __name__ == "__main__":
+    main()

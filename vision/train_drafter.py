@@ -1,0 +1,124 @@
+"""Train an EAGLE-type drafter of a mini vision target on pictures that the target drew itself.
+
+    python vision/train_drafter.py --set fashion        (15 minutes on one CPU core)
+
+The target draws its pictures from classes or captions under guidance; the net learns the target's laws and last hidden states over them,
+with the class or caption and, for the unconditional rows that guidance needs, without. Drawn pictures are kept in the work folder, and a
+stopped run goes on; delete the folder to start again. The drafter is written to OUT/drafters/KIND with its card.
+"""
+
+import argparse
+import json
+import os
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import mmspec
+from mmspec.drafters.checkpoint import save_drafter
+from mmspec.drafters.nets import new_net
+from mmspec.minis import pictures
+from mmspec.minis.captions import captions_of
+from mmspec.minis.card import PICTURE_DRAFTER_CARD
+from mmspec.minis.images import load_images
+from mmspec.train import Fit, fit
+from mmspec.train.lessons import Aim, Lesson, Window, acceptance_text
+from mmspec.vision.families.llamagen import LlamaGenPictures
+from mmspec.vision.family import ImageModel
+from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig
+
+
+def prompts_of(model: ImageModel, count: int) -> list:
+    """Classes in turn, or names of emoji that the target was trained on."""
+    config = model.model.config
+    if config.condition == "class":
+        return [number % config.classes for number in range(count)]
+    rows = pictures.emoji(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))[1]
+    names = [captions_of(row)[0] for row, held in zip(rows, pictures.held_out(len(rows)), strict=True) if not held]
+    return random.Random(0).choices(names, k=count)
+
+
+def drawn(model: ImageModel, prompts: list, guidance: float, batch: int, path: Path) -> Tensor:
+    """Codes [N, T] the target draws from `prompts`; made once and kept."""
+    if not path.exists():
+        table = []
+        for first in range(0, len(prompts), batch):
+            out = mmspec.vision.generate(model, prompts[first : first + batch], "jacobi", guidance=guidance, seed=first)
+            table.append(out.sequences.to(torch.int16))
+            print(f"{first + len(table[-1])} of {len(prompts)} pictures drawn", flush=True)
+        torch.save(torch.cat(table), path)
+    return torch.load(path).long()
+
+
+@torch.no_grad()
+def window(model: ImageModel, prompts: list, codes: Tensor, rows: list[int], conditional: bool) -> Window:
+    """Drawn pictures as lessons: the value before the first code is the prompt's last position, which no net embeds."""
+    prompt = model.encode([prompts[row] for row in rows], guided=True)
+    half = slice(0, len(rows)) if conditional else slice(len(rows), None)
+    states = model.model.states(prompt.embeds[half], codes[rows], prompt.mask[half])
+    ids = torch.cat([torch.zeros_like(codes[rows, :1]), codes[rows, :-1]], 1)
+    own = torch.ones_like(ids, dtype=torch.bool)
+    own[:, 0] = False
+    return Window(ids, states, states, own)
+
+
+def tiny() -> ImageModel:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return LlamaGenPictures(LlamaGen(LlamaGenConfig(vocab_size=32, grid=4, classes=3, **sizes)).eval())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=("fashion", "emoji"), default="fashion")
+    parser.add_argument("--kind", default="eagle1", help="a feature drafter: eagle1 or eagle3")
+    parser.add_argument("--work", type=Path, help="default build/drafter-SET")
+    parser.add_argument("--out", type=Path, help="default mmspec/minis/vision/SET")
+    parser.add_argument("--pictures", type=int, default=768)
+    parser.add_argument("--guidance", type=float, default=2.0)
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--rows", type=int, default=16, help="pictures a step")
+    parser.add_argument("--depth", type=int, default=3, help="levels unrolled in training")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--smoke", action="store_true", help="two steps on a few pictures of a tiny random target")
+    args = parser.parse_args()
+    args.work, args.out = args.work or Path(f"build/drafter-{args.set}"), args.out or Path(f"mmspec/minis/vision/{args.set}")
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.smoke:
+        args.pictures, args.steps, args.rows, args.out = 12, 2, 2, args.work / "mini"
+    model = tiny() if args.smoke else load_images(args.out)["target"]
+    target = model.model.requires_grad_(False)
+    prompts = prompts_of(model, args.pictures)
+    codes = drawn(model, prompts, args.guidance, 64, args.work / "drawn.pt")
+    torch.manual_seed(0)
+    net = new_net(args.kind, target, {})
+    if net.reads != (-1,):
+        raise SystemExit(f"{args.kind} reads states {net.reads}: this recipe records the last one only, so train eagle1")
+    lesson, held = Lesson(net, target, Aim(depth=args.depth, states=0.1)), max(args.rows, args.pictures // 16)
+
+    def loss(module: nn.Module, turn: int) -> Tensor:
+        pick = random.Random(turn)
+        rows = [pick.randrange(held, args.pictures) if not args.smoke else pick.randrange(args.pictures) for _ in range(args.rows)]
+        return module(window(model, prompts, codes, rows, conditional=turn % 3 != 0))
+
+    def validate(module: nn.Module, step: int) -> list:
+        levels = module.acceptance(window(model, prompts, codes, list(range(held)), conditional=True))
+        print(f"step {step}: held-out acceptance {acceptance_text(levels)}", flush=True)
+        return levels
+
+    plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=min(100, args.steps), mixed_precision=args.precision)
+    fit(lesson, loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    levels = validate(lesson, args.steps)
+    folder = args.out / "drafters" / args.kind
+    save_drafter(net, folder, torch.float16)
+    rows = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
+    facts = {name: getattr(args, name) for name in ("set", "kind", "pictures", "guidance", "steps", "rows", "lr", "depth")}
+    parameters = sum(p.numel() for p in net.parameters()) / 1e6
+    (folder / "card.md").write_text(PICTURE_DRAFTER_CARD.format(**facts, parameters=parameters, held=held, table=rows), encoding="utf-8")
+    (args.work / "facts.json").write_text(json.dumps({"levels": levels}) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
