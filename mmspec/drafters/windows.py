@@ -92,6 +92,7 @@ class WindowSession:
         if law is None:
             return frontier
         values, q = self.plan.couple(law, None if seen is None else seen.before(steps), noise, position, start)
+        law = law if q is None else q
         neighbours = board.neighbours(ahead, values)
         if neighbours is not None:
             own = ahead.seen | (neighbours < 0).all(-1)
