@@ -1,0 +1,164 @@
+"""Whatever couples and starts a window, whole runs settle the target's law, or plain sampling's very tokens; published bugs do not."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from mmspec.core.accept import Block, Greedy, Token
+from mmspec.core.laws import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.raster import Raster
+from mmspec.core.siblings import without_replacement
+from mmspec.drafters.couplers import COUPLERS, Before, check_pairing, fresh, greedy, gumbel, maximal
+from mmspec.drafters.initialisers import INITIALISERS, uniform
+from mmspec.drafters.none import NoDraft
+from mmspec.drafters.windows import Window
+from tests.drafters.rasters import OPEN, PICTURE, WORLDS, Rows, outputs, p_value, tables, under
+from tests.oracles.enumerate import TapeNoise, explore
+from tests.oracles.statistics import FAIL, PASS, chi_square
+from tests.oracles.tables import Table, TableTarget, loop_law
+
+INITS = list(INITIALISERS.values())
+PAIRINGS = {
+    "sjd-token": (fresh, Token()),
+    "sjd-block": (fresh, Block()),
+    "sjd-tree": (fresh, without_replacement()),
+    "scd-token": (maximal, Token()),
+    "scd-tree": (maximal, without_replacement()),
+    "gumbel-token": (gumbel, Token()),
+    "gumbel-tree": (gumbel, without_replacement()),
+    "greedy-token": (greedy, Token()),
+}
+INIT = pytest.mark.parametrize("init", INITS, ids=lambda init: init.name)
+PAIRING = pytest.mark.parametrize("pairing", PAIRINGS.values(), ids=PAIRINGS)
+
+
+def window(raster, couple, init, size: int) -> Window:
+    return Window(raster, couple, init, size, torch.float64)
+
+
+# --- the law of whole runs --------------------------------------------------------------------------------------------
+
+
+@INIT
+@PAIRING
+def test_whole_runs_have_the_targets_law(pairing, init):
+    couple, rule = pairing
+    target = TableTarget(Table.random(2, 4, seed=5))
+    found = loop_law(target, window(PICTURE, couple, init, 3), rule, most=4, length=2)
+    assert (found - target.table.joint(4)).abs().max() < 1e-9
+
+
+@INIT
+@pytest.mark.parametrize("couple", [fresh, maximal], ids=["sjd", "scd"])
+def test_whole_runs_with_row_ends_have_the_targets_law(couple, init):
+    raster = Raster.grid(2, 1, 2, row_end=2)
+    target = TableTarget(under(raster, Table.random(3, 4, seed=6)))
+    found = loop_law(target, window(raster, couple, init, 4), Token(), most=4, length=3)
+    assert (found - target.table.joint(4)).abs().max() < 1e-9
+
+
+CASES = list(product(PAIRINGS, INITS))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{name}-{init.name}" for name, init in CASES])
+def test_rows_of_unequal_speed_keep_each_its_law(number):
+    """Over guided, truncated, forced and early ending targets, and windows from 2 to longer than the output."""
+    name, init = CASES[number]
+    (target, raster, end), size = list(WORLDS.values())[number % 4], (2, 4, 9)[number % 3]
+    couple, rule = PAIRINGS[name]
+    assert p_value(target, window(raster, couple, init, size), rule, size, rows=6000, end=end) > PASS
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_biased_law_would_show(world):
+    """The very runs above, held against the law of a slightly different target."""
+    target, raster, end = WORLDS[world]
+
+    class Other(Rows):
+        def joint(self, kind, most):
+            law = target.joint(kind, most)
+            return 0.75 * law + 0.25 * law.roll(1)
+
+    assert p_value(Other(target.table), window(raster, maximal, uniform, 4), Token(), 4, rows=6000, end=end) < FAIL
+
+
+@INIT
+def test_greedy_windows_are_greedy_decoding(init):
+    target = Rows(tables(1))
+    plain = outputs(target, NoDraft(), Greedy(), 2, 1)
+    assert torch.equal(outputs(target, window(OPEN, greedy, init, 4), Greedy(), 2, 4), plain)
+
+
+# --- the couplings ----------------------------------------------------------------------------------------------------
+
+
+def redrawn(couple, q: torch.Tensor, p: torch.Tensor, rows: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
+    """Guesses drawn from q in one round and from p in the next. [rows] both"""
+    noise, start = Noise.from_seed(5, rows), torch.zeros(rows, dtype=torch.long)
+    position = start[:, None] + 4
+    old_law, law = (Categorical(x.log().expand(rows, 1, -1)) for x in (q, p))
+    old, _ = couple(old_law, None, noise, position, start)
+    before = Before(old, old_law, torch.zeros_like(old), torch.ones_like(old, dtype=torch.bool))
+    new, _ = couple(law, before, noise, position, start + 2)
+    return old[:, 0], new[:, 0]
+
+
+@pytest.mark.parametrize("couple", [fresh, maximal, gumbel], ids=["fresh", "maximal", "gumbel"])
+def test_a_redrawn_guess_follows_the_newest_law(couple):
+    q, p = torch.tensor([0.5, 0.1, 0.3, 0.1]).double(), torch.tensor([0.3, 0.4, 0.2, 0.1]).double()
+    old, new = redrawn(couple, q, p)
+    assert chi_square(old, q) > PASS
+    assert chi_square(new, p) > PASS
+    assert chi_square(new, 0.8 * p + 0.2 * q) < FAIL
+    kept, tv = (old == new).double().mean().item(), 0.5 * (p - q).abs().sum().item()
+    expected = {fresh: ((p * q).sum().item(),) * 2, maximal: (1 - tv, 1 - tv), gumbel: ((1 - tv) / (1 + tv), 1 - tv)}[couple]
+    assert expected[0] - 0.015 < kept < expected[1] + 0.015
+
+
+def test_kept_guesses_stay_while_their_law_stays():
+    law = torch.tensor([0.5, 0.1, 0.3, 0.1]).double()
+    for couple in (maximal, gumbel):
+        old, new = redrawn(couple, law, law, rows=500)
+        assert torch.equal(old, new)
+
+
+def test_shared_numbers_are_the_targets_in_no_round():
+    noise = Noise.from_seed(0, 200)
+    position, start = torch.full((200, 1), 3), torch.zeros(200, dtype=torch.long)
+    shared = noise.shared(position).uniform()
+    for other in (noise.value(position), noise.guess(position, start), noise.accept(position, start), noise.residual(position, start)):
+        assert not torch.isin(shared, other.uniform()).any()
+
+
+def test_the_oracle_of_shared_numbers():
+    """Of two values, two draws by one uniform number agree with chance 1 - |p - p'|."""
+
+    def run(tape):
+        keys = TapeNoise(tape, 4).shared(torch.zeros(tape.rows, 1, dtype=torch.long))
+        draws = [keys.choose(torch.tensor([1 - p, p]).double().log().expand(tape.rows, 1, 2)) for p in (0.3, 0.8, 0.5)]
+        return torch.cat(draws, 1)
+
+    found = explore(run)
+    assert found.weights[found.values[:, 0] == found.values[:, 1]].sum() == pytest.approx(0.5)
+    assert found.weights[found.values[:, 1] == found.values[:, 2]].sum() == pytest.approx(0.7)
+    assert found.weights[found.values[:, 2] == 1].sum() == pytest.approx(0.5)
+
+
+def test_block_verification_refuses_kept_guesses():
+    for name, couple in COUPLERS.items():
+        check_pairing(couple, Token())
+        if name in ("maximal", "gumbel"):
+            with pytest.raises(ValueError, match="block verification"):
+                check_pairing(couple, Block())
+        else:
+            check_pairing(couple, Block())
+
+
+def test_block_verification_of_kept_guesses_bends_the_law():
+    target = TableTarget(Table.random(2, 4, seed=2, sharp=0.4))
+    for couple, exact in ((fresh, True), (maximal, False)):
+        found = loop_law(target, window(PICTURE, couple, uniform, 4), Block(), most=4, length=3)
+        error = (found - target.table.joint(4)).abs().max()
+        assert error < 1e-9 if exact else error > 1e-3
