@@ -80,7 +80,7 @@ class Walk:
             count = (slots >= 0).sum(-1, keepdim=True)
             chances = noise.accept((draft.start + steps)[:, None], draft.start).branch(slots.shape[1])
             for j in range(slots.shape[1]):
-                x = draft.nodes[rows, slots[:, j].clamp_min(0)][:, None]
+                x = draft.nodes[rows, slots[:, j].clamp_min(draft.roots)][:, None]  # no such child: any guess, as a root may be no value
                 live = going & (taken < 0) & (slots[:, j] >= 0)
                 rule = self._now(level, drift if draft.drift is None else draft.drift + drift)
                 chance = rule.take_prob(p, q, x, j, count)

@@ -98,6 +98,8 @@ def generate(
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the picture and the position.
     """
+    if not isinstance(prompts, Mapping) and len(prompts) == 0:
+        raise ValueError("prompts is empty: give at least one")
     found = image_model(model)
     found = found if size is None else found.resized(size)
     plan = method_of(method, accept=accept, couple=couple, init=_initialiser(init))
@@ -105,8 +107,6 @@ def generate(
     laws = pipeline(temperature=temperature, top_k=top_k, first=[Grammar(found.raster)])
     prompt = found.encode(prompts, guided=guidance is not None)
     rows = len(prompt.mask) // (1 if guidance is None else 2)
-    if rows == 0:
-        raise ValueError("prompts is empty: give at least one")
     device = prompt.embeds.device
     noise = Noise.from_seed(seed, rows, device)
     watch = _Runs(found, rows)

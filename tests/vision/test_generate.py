@@ -1,0 +1,204 @@
+"""`mmspec.vision.generate`: one call over models and methods."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmspec.core.accept import Token
+from mmspec.core.cool import CoolSD
+from mmspec.core.guidance import Guided
+from mmspec.core.processors import History
+from mmspec.drafters.feature import Eagle1
+from mmspec.drafters.shapes import Chain
+from mmspec.train.lessons import Window, unroll
+from mmspec.vision import METHODS, LlamaGen, LlamaGenConfig, generate
+from mmspec.vision.families.llamagen import LlamaGenPictures
+
+EXACT = ("plain", "jacobi")
+TRAINED = ("eagle", "lantern", "lantern++", "cool-sd")
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaGenPictures:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.2}
+    config = LlamaGenConfig(vocab_size=24, grid=5, classes=3, **sizes)
+    net = LlamaGen(config).eval()
+    drafter = Eagle1(**Eagle1.fit(config)).eval()
+    return LlamaGenPictures(net, codebook=torch.randn(24, 4), labels=("cat", "dog", "owl"), drafter=drafter)
+
+
+def law_by_hand(model: LlamaGenPictures, classes: list[int], codes: torch.Tensor, scale) -> torch.Tensor:
+    """Log-probabilities [B, T, V] of guided decoding, by two plain forwards without any cache."""
+    net, ids = model.model, torch.tensor(classes)
+    with torch.no_grad():
+        cond = net.write(net.cls_embedding(ids), codes)
+        uncond = net.write(net.cls_embedding(torch.full_like(ids, 3)), codes)
+    return (uncond + torch.as_tensor(scale, dtype=torch.float32).view(-1, 1, 1) * (cond - uncond)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("guidance", [None, 3.0, [1.0, 2.0, 5.0]])
+@pytest.mark.parametrize("window", [2, 7, 40])
+def test_jacobi_draws_the_very_picture_of_plain_sampling(model, guidance, window):
+    plain = generate(model, [0, 1, 2], "plain", guidance=guidance, seed=11)
+    fast = generate(model, [0, 1, 2], "jacobi", window=window, guidance=guidance, seed=11)
+    assert torch.equal(plain.tokens, fast.tokens)
+    assert fast.stats.exactness == "token-exact"
+    assert fast.stats.target_calls < plain.stats.target_calls == 25
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("guidance", [None, 2.5])
+def test_a_picture_depends_on_its_own_seed_only(model, method, guidance):
+    together = generate(model, [0, 1, 2, 0], method, window=9, guidance=guidance, seed=[5, 6, 7, 8])
+    for row, (label, seed) in enumerate(zip([0, 1, 2, 0], [5, 6, 7, 8], strict=True)):
+        alone = generate(model, [label], method, window=9, guidance=guidance, seed=seed)
+        assert torch.equal(alone.tokens[0], together.tokens[row]), f"{method}: row {row}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_is_greedy_by_every_exact_method(model, method):
+    out = generate(model, [0, 2], method, window=8, guidance=2.0, temperature=0.0)
+    best = law_by_hand(model, [0, 2], out.sequences, 2.0).argmax(-1)
+    if out.stats.exactness != "lossy" and "unmetered" not in out.stats.exactness:
+        assert torch.equal(best, out.sequences)
+
+
+def test_guidance_is_the_mixed_law_and_a_scale_of_one_is_none():
+    history = History(torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 2, 3, dtype=torch.bool), torch.zeros(4, 2, dtype=torch.long))
+    scores = torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(0))
+    cond, uncond = scores.chunk(2)
+    mixed = Guided((), [1.0, 4.0])(scores, history)
+    assert torch.equal(mixed[0], cond[0])
+    assert torch.allclose(mixed[1], uncond[1] + 4 * (cond[1] - uncond[1]))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pairs_with_scale_one_draw_what_single_rows_draw(model, method):
+    """Both sides are guided: target and trained drafter. With scale 1 in every row nothing may change."""
+    single = generate(model, [0, 1], method, window=8, seed=3)
+    pairs = generate(model, [0, 1], method, window=8, guidance=[1.0, 1.0], seed=3)
+    assert torch.equal(single.tokens, pairs.tokens)
+    assert single.stats.row_calls == pairs.stats.row_calls
+
+
+def test_the_law_under_guidance_and_top_k_is_the_one_written_by_hand(model):
+    """Plain sampling's draws are argmax(log p + g): with a law cut to one code they are the argmax by hand, whatever the seed."""
+    out = generate(model, [1, 2], "scd", window=6, guidance=[2.0, 6.0], top_k=1, seed=4)
+    assert torch.equal(out.sequences, law_by_hand(model, [1, 2], out.sequences, [2.0, 6.0]).argmax(-1))
+
+
+def test_a_trained_drafter_is_guided_by_the_same_scale(model):
+    """The law each chain begins with is the net's own over both halves, mixed as the target's: by the training unroll, no cache."""
+    found = []
+
+    def look(step) -> None:
+        if step.draft.q is not None:
+            found.append((step.draft.start, step.draft.q.log_probs()[:, 0]))
+
+    chain = replace(METHODS["eagle"], shape=Chain(), accept=Token())
+    out = generate(model, [0, 2], chain, window=4, guidance=3.0, seed=9, on_step=look)
+    net, target = model.drafter, model.model
+    logits = []
+    for classes in ([0, 2], [3, 3]):
+        with torch.no_grad():
+            states = target.states(target.cls_embedding(torch.tensor(classes)), out.sequences)
+            ids = torch.cat([torch.zeros_like(out.sequences[:, :1]), out.sequences[:, :-1]], 1)
+            window = Window(ids, states, states, torch.ones_like(ids, dtype=torch.bool))
+            logits.append(next(iter(unroll(net, window, target.tok_embeddings, target.output, 1))).logits)
+    cond, uncond = logits
+    mixed, checked = (uncond + 3.0 * (cond - uncond)).log_softmax(-1), 0
+    for starts, laws in found:
+        for row, start in enumerate(starts.tolist()):
+            if 0 < start < 24:  # at the end a row has no room left for guesses
+                assert torch.allclose(laws[row], mixed[row, start - 1], atol=1e-4), f"row {row}, position {start}"
+                checked += 1
+    assert checked > 8
+
+
+@pytest.mark.parametrize("method", ["gsd", "cool-sd", "lantern", "lantern++"])
+def test_a_drift_budget_is_kept_within_one_position(model, method):
+    free = generate(model, [0, 1, 2, 0], method, window=8, seed=1, guidance=2.0)
+    assert free.stats.exactness == "lossy"
+    capped = generate(model, [0], method, window=8, seed=1, guidance=2.0, drift_budget=0.3)
+    none = generate(model, [0, 1, 2, 0], method, window=8, seed=1, guidance=2.0, drift_budget=0.0)
+    assert 0 <= capped.stats.drift <= 1.3
+    assert none.stats.drift == 0.0 < free.stats.drift
+
+
+def test_relaxed_rules_go_with_coupled_windows(model):
+    out = generate(model, [0, 1], "scd", window=8, accept=CoolSD(), seed=1)
+    assert out.stats.exactness == "lossy"
+    assert out.stats.drift > 0
+
+
+def test_automatic_windows_keep_the_picture_where_it_does_not_depend_on_them(model):
+    plain = generate(model, [0, 1], "plain", seed=2)
+    assert torch.equal(plain.tokens, generate(model, [0, 1], "jacobi", window="auto", seed=2).tokens)
+
+
+@pytest.mark.parametrize("init", ["uniform", "left", "up", "up-left", "carried"])
+def test_every_initialiser_leaves_jacobi_exact(model, init):
+    plain = generate(model, [0, 1], "plain", seed=2)
+    assert torch.equal(plain.tokens, generate(model, [0, 1], "jacobi", window=12, init=init, seed=2).tokens)
+
+
+def test_runs_say_where_values_were_settled_together(model):
+    out = generate(model, [0, 1], "scd", window=10, seed=2)
+    assert out.runs.shape == out.tokens.shape == (2, 5, 5)
+    assert out.runs.min() >= 1
+    assert out.runs.max() <= 10
+    forwards = (1 / out.runs.double()).sum((1, 2))  # a run of n cells is one forward
+    assert forwards.sum().round() == out.stats.row_calls
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "warp"}, "unknown method 'warp'; valid: plain, jacobi, sjd"),
+        ({"prompts": ["wolf"]}, "unknown class 'wolf': give a number from 0 to 2, or one of: cat, dog, owl"),
+        ({"prompts": [3]}, "unknown class 3"),
+        ({"prompts": []}, "prompts is empty"),
+        ({"window": 0}, "window is 0: give at least 1"),
+        ({"window": "wide"}, "window is 'wide'"),
+        ({"guidance": -1.0}, "guidance is -1.0"),
+        ({"guidance": float("nan")}, "guidance is nan"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"init": "down"}, "unknown initialiser 'down'; valid: uniform, left"),
+        ({"size": 256}, "one size only"),
+        ({"seed": [1, 2]}, "seed has 2 entries for 1 rows"),
+        ({"method": "pjd", "drift_budget": 0.1}, "drift_budget is for methods that judge guesses"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(model, change, message):
+    request = {"prompts": [0], "method": "scd"} | change
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")) as found:
+        generate(model, **request)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_trained_methods_say_when_they_have_no_net(model, method):
+    bare = LlamaGenPictures(model.model, codebook=model.codebook)
+    with pytest.raises(ValueError, match=r"pass drafter=\.\.\."):
+        generate(bare, [0], method)
+
+
+def test_block_is_refused_with_coupled_windows(model):
+    with pytest.raises(ValueError, match="block verification"):
+        generate(model, [0], "scd", accept=METHODS["block"].accept)
+
+
+def test_pictures_need_a_decoder_only_when_they_are_asked_for(model):
+    out = generate(model, [0])
+    assert out.tokens.shape == (1, 5, 5)
+    with pytest.raises(ValueError, match="to_pictures"):
+        _ = out.images
+
+
+def test_a_bare_model_finds_its_adapter(model):
+    assert torch.equal(generate(model.model, [0, 2], seed=6).tokens, generate(model, [0, 2], seed=6).tokens)
+    with pytest.raises(ValueError, match="Linear is no image model"):
+        generate(torch.nn.Linear(1, 1), [0])
