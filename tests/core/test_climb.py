@@ -68,5 +68,5 @@ def test_where_to_start_knows_batch_and_device():
 
 def test_bad_plans_are_refused():
     for plan in ({"ladder": ()}, {"ladder": (3, 3)}, {"ladder": (-1, 2)}, {"rounds": 2, "ripening": 2}):
-        with pytest.raises(ValueError, match="give rising|must count"):
+        with pytest.raises(ValueError, match=r"give rising|must count"):
             Climb(**plan)
