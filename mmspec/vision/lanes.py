@@ -26,7 +26,8 @@ class Lines:
         raster, width = self.raster, self.raster.width
         gaps = {raster.cells[row] - raster.cells[row - width] - width for row in range(width, len(raster.cells), width)}
         if len(gaps) > 1 or not gaps <= {0, 1}:
-            raise ValueError(f"this raster has {sorted(gaps)} controls between its rows: rows are decoded side by side with none or one")
+            found = " or ".join(map(str, sorted(gaps)))
+            raise ValueError(f"this raster has {found} controls between its rows: rows are decoded side by side with none or one")
 
     @property
     def head(self) -> int:
