@@ -58,7 +58,8 @@ def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, gui
         surprise.append(-log_p.gather(-1, codes[..., None])[..., 0])
     codes = model.raster.picture(sequences)
     logits, features = classify(judge, tokens.as_tensor(model.decode(codes)))
-    return metrics.Pictures(features, codes, torch.cat(surprise), logits.argmax(-1) == wanted, None)
+    hits = logits.argmax(-1) == wanted if len(judge.labels) == len(model.labels) else None  # a judge of other classes only sees features
+    return metrics.Pictures(features, codes, torch.cat(surprise), hits, wanted)
 
 
 def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, window: int, seed: int, batch: int) -> tuple:
@@ -92,7 +93,7 @@ def main() -> None:
     parts, judge = load_images(folder), load_judge(folder)
     model, given = parts["target"], parts["examples"]
     prompts = [given[n % len(given)] for n in range(args.pictures)]
-    wanted = torch.tensor([n % len(given) for n in range(args.pictures)]) if args.set == "fashion" else torch.zeros(args.pictures)
+    wanted = torch.arange(args.pictures) % len(given)
     first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 1, 0, args.batch)
     plain = judged(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
     rows = {"plain": {"forwards": forwards, "exactness": "token-exact"}}

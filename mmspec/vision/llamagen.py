@@ -3,7 +3,7 @@
 Parameters carry the names of the published checkpoints, so those load without a map. transformers has no such class.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,28 @@ class LlamaGen(PreTrainedModel):
             causal = torch.ones(length, length, dtype=torch.bool, device=codes.device).tril()
             mask = (seen & causal) | torch.eye(length, dtype=torch.bool, device=codes.device)  # padding must see something
         return self(embeds, cells, mask)[0][:, size - 1 :]
+
+
+class Writer(nn.Module):
+    """What training runs: a target and, for captions, the text encoder that is trained along."""
+
+    def __init__(self, target: LlamaGen, encoder: Any = None, tokenizer: Any = None):
+        super().__init__()
+        self.target, self.encoder, self.tokenizer = target, encoder, tokenizer
+
+    def forward(self, codes: Tensor, conditions: Sequence[Any], dropped: Tensor) -> Tensor:
+        """Nats a code, [B, T], of `codes` [B, T] given class numbers or captions; rows in `dropped` [B] bool are written from nothing."""
+        config, embedding, real = self.target.config, self.target.cls_embedding, None
+        if self.encoder is None:
+            prefix = embedding(torch.where(dropped, config.classes, torch.tensor(conditions, device=dropped.device)))
+        else:
+            options = {"padding": "max_length", "truncation": True, "max_length": config.prefix, "return_tensors": "pt"}
+            found = self.tokenizer(list(conditions), **options).to(dropped.device)
+            features = self.encoder(input_ids=found["input_ids"], attention_mask=found["attention_mask"]).last_hidden_state
+            prefix = embedding(torch.where(dropped[:, None, None], embedding.uncond_embedding, features))
+            real = found["attention_mask"].bool()
+        logits = self.target.write(prefix, codes, real)
+        return F.cross_entropy(logits.float().transpose(1, 2), codes, reduction="none")
 
 
 def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,21 @@
 """Whatever couples and starts a window, whole runs settle the target's law, or plain sampling's very tokens; published bugs do not."""
 
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Greedy, Token
+from mmspec.core.accept import Block, Coupled, Greedy, Match, Token, ratio
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.raster import Raster
 from mmspec.core.siblings import without_replacement
-from mmspec.drafters.couplers import COUPLERS, Before, check_pairing, fresh, greedy, gumbel, maximal
-from mmspec.drafters.initialisers import INITIALISERS, uniform
+from mmspec.drafters.couplers import COUPLERS, Before, Independent, Maximal, check_pairing, fresh, greedy, gumbel, maximal, target_noise
+from mmspec.drafters.initialisers import INITIALISERS, left, uniform
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.windows import Window
+from mmspec.drafters.windows import Window, WindowSession
+from tests.core.test_mutants import MinCommit, ResidualIsP
 from tests.drafters.rasters import OPEN, PICTURE, WORLDS, Rows, outputs, p_value, tables, under
 from tests.oracles.enumerate import TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
@@ -82,6 +84,32 @@ def test_a_biased_law_would_show(world):
             return 0.75 * law + 0.25 * law.roll(1)
 
     assert p_value(Other(target.table), window(raster, maximal, uniform, 4), Token(), 4, rows=6000, end=end) < FAIL
+
+
+@PAIRING
+def test_a_row_is_the_same_alone_and_in_any_batch(pairing):
+    couple, rule = pairing
+    for (target, raster, end), seed in product(list(WORLDS.values())[1:], range(3)):
+        ends = () if end is None else (end,)
+        runs = [
+            outputs(target, window(raster, couple, left, 4), rule, rows, 4, seed=10 * seed, ends=ends, check=True) for rows in (1, 2, 4)
+        ]
+        assert torch.equal(runs[2][:2], runs[1])
+        assert torch.equal(runs[2][:1], runs[0])
+
+
+@INIT
+@pytest.mark.parametrize(
+    ("couple", "rule"),
+    [(target_noise, Coupled()), (greedy, Coupled()), (fresh, Match()), (maximal, Match()), (gumbel, Match())],
+    ids=["shared-coupled", "greedy-coupled", "fresh-match", "maximal-match", "gumbel-match"],
+)
+def test_sampling_is_plain_sampling_whatever_is_guessed(couple, rule, init):
+    for target, raster, end in WORLDS.values():
+        ends = () if end is None else (end,)
+        for rows, size in ((1, 9), (2, 4), (4, 2), (40, 4)):
+            plain = outputs(target, NoDraft(), Match(), rows, 1, ends=ends)
+            assert torch.equal(outputs(target, window(raster, couple, init, size), rule, rows, size, ends=ends), plain)
 
 
 @INIT
@@ -156,9 +184,88 @@ def test_block_verification_refuses_kept_guesses():
             check_pairing(couple, Block())
 
 
+# --- published bugs ---------------------------------------------------------------------------------------------------
+
+
+class Stale(Maximal):
+    """A kept guess keeps the law it was first drawn from."""
+
+    def __call__(self, law, before, noise, position, start):
+        values, law = super().__call__(law, before, noise, position, start)
+        return values, law if before is None else before.laws.where(before.there & (values == before.values), law)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Guesses are kept where p / q is high enough."""
+
+    fresh = False
+
+    def __call__(self, law, before, noise, position, start):
+        values = law.sample(noise.guess(position, start))
+        if before is None:
+            return values, law
+        keep = before.there & (ratio(law, before.laws, before.values) > 0.5)
+        return torch.where(keep, before.values, values), law
+
+
+class Tilted(Independent):
+    """Uniform guesses on record as something else."""
+
+    def __call__(self, law, before, noise, position, start):
+        values, law = super().__call__(law, before, noise, position, start)
+        flat = (law.scores == law.scores[..., :1]).all(-1)
+        return values, Categorical(law.scores + torch.arange(law.scores.shape[-1])).where(flat, law)
+
+
+@dataclass(frozen=True)
+class Retested(Window):
+    """What a round accepted but did not commit is proposed again, with the law of old."""
+
+    def begin(self, prompt, session):
+        return RetestedSession(self)
+
+
+class RetestedSession(WindowSession):
+    def observe(self, draft, scored, verdict, settled):
+        super().observe(draft, scored, verdict, settled)
+        self.surplus = (verdict.judged - verdict.accepted - 1)[:, None]  # `MinCommit` calls all that was accepted judged
+
+    def propose(self, frontier, room, noise):
+        draft = super().propose(frontier, room, noise)
+        steps = torch.arange(draft.size - draft.roots)
+        before = None if self.seen is None or not len(steps) else self.seen.before(steps)
+        if before is None:
+            return draft
+        again = steps < self.surplus
+        guesses = torch.where(again, before.values, draft.guesses)
+        nodes = torch.cat([draft.nodes[:, : draft.roots], guesses], 1)
+        return replace(draft, nodes=nodes, q=before.laws.where(again, draft.q))
+
+
+BIASED = {
+    "stale-q": (window(OPEN, Stale(), uniform, 4), Token()),
+    "threshold": (window(OPEN, Threshold(), uniform, 4), Token()),
+    "tilted-q": (window(OPEN, Tilted(), uniform, 4), Token()),
+    "residual-is-p": (window(OPEN, fresh, uniform, 4), ResidualIsP()),
+    "batch-minimum": (Retested(OPEN, fresh, uniform, 4, torch.float64), MinCommit()),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_published_bugs_bend_the_law(name):
+    drafter, rule = BIASED[name]
+    assert p_value(Rows(tables(1, sharp=0.4)), drafter, rule, 4, rows=100_000) < FAIL
+
+
+def test_their_honest_counterparts_do_not():
+    for couple, rule in ((maximal, Token()), (fresh, Token()), (fresh, MinCommit())):
+        assert p_value(Rows(tables(1, sharp=0.4)), window(OPEN, couple, uniform, 4), rule, 4, rows=100_000) > PASS
+
+
 def test_block_verification_of_kept_guesses_bends_the_law():
     target = TableTarget(Table.random(2, 4, seed=2, sharp=0.4))
-    for couple, exact in ((fresh, True), (maximal, False)):
+    for couple, exact in ((fresh, True), (maximal, False), (gumbel, False)):
         found = loop_law(target, window(PICTURE, couple, uniform, 4), Block(), most=4, length=3)
         error = (found - target.table.joint(4)).abs().max()
         assert error < 1e-9 if exact else error > 1e-3

@@ -8,6 +8,7 @@ import torch
 from mmspec.core.accept import Coupled, Match
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
+from mmspec.core.laws import Categorical
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.raster import Raster
@@ -16,9 +17,9 @@ from mmspec.core.siblings import without_replacement
 from mmspec.drafters.couplers import fresh, gumbel, maximal, target_noise
 from mmspec.drafters.initialisers import carried, uniform, up_left
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.proactive import Proactive
+from mmspec.drafters.proactive import Proactive, ProactiveSession
 from tests.drafters.rasters import OPEN, PICTURE, WORLDS, Rows, outputs, p_value, tables
-from tests.oracles.statistics import PASS
+from tests.oracles.statistics import FAIL, PASS
 from tests.oracles.tables import Table, TableTarget, loop_law
 
 COUPLE = pytest.mark.parametrize("couple", [fresh, maximal, gumbel], ids=["fresh", "maximal", "gumbel"])
@@ -144,3 +145,26 @@ def test_sizes_are_checked():
         Proactive(OPEN, window=20)
     with pytest.raises(ValueError, match="at least 1"):
         Proactive(OPEN, width=0)
+
+
+class FromTheResidual(ProactiveSession):
+    """Published: siblings drawn from the residual of the coupling, judged as if drawn from p."""
+
+    def _candidates(self, frontier, noise, values, law, full):
+        before = None if self.seen is None else self.seen.before(torch.arange(values.shape[1]))
+        if before is not None:
+            kept = before.there & (values == before.values)
+            rest = law.residual(before.laws, before.values).where(kept, law)
+            law = Categorical(rest.scores.where(rest.scores > -torch.inf, -30.0))
+        return super()._candidates(frontier, noise, values, law, full)
+
+
+def test_siblings_from_the_residual_bend_the_law():
+    class Published(Proactive):
+        def begin(self, prompt, session):
+            return FromTheResidual(self)
+
+    target = Rows(tables(1, sharp=0.4))
+    sizes = (OPEN, maximal, uniform, 9, torch.float64, 2, 3)
+    assert p_value(target, Proactive(*sizes), without_replacement(), 9, rows=100_000) > PASS
+    assert p_value(target, Published(*sizes), without_replacement(), 9, rows=100_000) < FAIL

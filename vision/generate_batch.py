@@ -1,0 +1,110 @@
+"""Draw a picture for every prompt of a file into a folder: in shards, so that a killed run is started again and goes on where it was.
+
+    python vision/generate_batch.py prompts.txt --out out --batch-size 16
+    python vision/generate_batch.py prompts.jsonl --out out --model vision-fashion --method jacobi --guidance 3
+    torchrun --nproc-per-node 8 vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16
+
+Input: one object per line with "prompt" (or "class", for models that draw classes) and, if wished, "seed"; its other keys are kept. Or a
+text file with one prompt a line. Output: out/images/000123.png, named by the line's index, and the same objects with "index", "seed" and
+"file" in out/part-00000.jsonl and so on. Lines that ask for nothing, or for a class the model does not know, go to out/rejects.jsonl.
+The line at index i is drawn with its own seed or with seed + i, so a picture does not depend on shards, batches or processes.
+docs/jobs.md tells the files and what may change when a job goes on.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from mmspec.bench.provenance import provenance
+from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Report, Stopped, run
+from mmspec.text.pairs import device_of
+from mmspec.vision import LlamaGen, LlamaGenConfig
+from mmspec.vision.bulk import Draw, identity
+from mmspec.vision.families.llamagen import LlamaGenPictures
+from mmspec.vision.generation import default_method
+from mmspec.vision.loading import Loaded, check_decoder, load_image_model
+from mmspec.vision.methods import METHODS, method_of
+from mmspec.vision.sheets import heat
+
+
+def generate(args: argparse.Namespace, loaded: Loaded | None = None) -> Report | None:
+    """Load the model and do the job; a report from the first process."""
+    source, plan = Lines(args.prompts), method_of(args.method)  # what is not there is told before a model is loaded
+    loaded = loaded or load_image_model(args.model, args.dtype, device_of(Processes.here().device(args.device)))
+    check_decoder(loaded)
+    scale = loaded.guidance if args.guidance is None else args.guidance
+    names = ("method", "window", "temperature", "top_k", "drift_budget", "size")
+    options = {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
+    work = Draw(loaded, options, args.seed)
+    job = Job(
+        source=source,
+        sink=NumberedFiles(".png", "images"),
+        work=work,
+        check=work.check,
+        out=args.out,
+        model=identity(work, drafts=plan.shape is not None),
+        options=options | {"seed": args.seed, "dtype": args.dtype},
+        batch_size=args.batch_size,
+        shard_size=args.shard_size,
+        about=provenance(loaded.model.model.device),
+        measures=work.measures,
+    )
+    return run(job)
+
+
+def tiny() -> Loaded:
+    """A random target of three classes, whose codes are shown as colours."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    net = LlamaGen(LlamaGenConfig(vocab_size=32, grid=4, classes=3, **sizes)).eval()
+    return Loaded("tiny", LlamaGenPictures(net, lambda codes: [heat(each, 32) for each in codes], labels=("cat", "dog", "owl")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
+    parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
+    parser.add_argument("--model", default="mini", help="mini, vision-fashion, a folder or a hub name")
+    parser.add_argument("--method", default=default_method(), help=", ".join(METHODS))
+    parser.add_argument("--window", type=int, default=32, help="codes in flight a forward")
+    parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--drift-budget", type=float, help="total variation a lossy method may spend on a picture")
+    parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--shard-size", type=int, default=256, help="pictures a shard; what a killed run may lose")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--smoke", action="store_true", help="three pictures of a tiny random target, and two bad lines")
+    args = parser.parse_args()
+    try:
+        if args.smoke:
+            with TemporaryDirectory() as folder:
+                args.prompts, args.out, args.batch_size, args.shard_size = Path(folder, "in.jsonl"), Path(folder, "out"), 2, 2
+                asked = [{"prompt": "cat"}, {"prompt": "owl", "seed": 7}, {"prompt": "1"}, {"prompt": "unicorn"}]
+                args.prompts.write_text("\n".join([*(json.dumps(line) for line in asked), "no JSON"]))
+                report = generate(args, tiny())
+                assert report
+                assert (report.outputs, report.rejects) == (3, 2)
+                assert len(list((args.out / "images").glob("*.png"))) == 3
+        elif args.prompts is None or args.out is None:
+            parser.error("give a prompts file and --out FOLDER, or --smoke")
+        else:
+            report = generate(args)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(" ".join(str(error).split()))
+    except Stopped as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    if report is not None:
+        counted = report.measures
+        forwards = counted["row_calls"] / max(1, counted["pictures"])
+        print(f"{report}; {report.outputs / max(report.seconds, 1e-9):.2f} pictures a second, {forwards:.1f} forwards a picture")
+
+
+if __name__ == "__main__":
+    main()
