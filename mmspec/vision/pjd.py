@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from mmspec.core.accept import LOSSY, Token
-from mmspec.core.decode import TargetSession
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.raster import Raster
 from mmspec.core.records import Draft, Room, Scored, Settled, Verdict
 from mmspec.drafters.couplers import Coupler, fresh
-from mmspec.drafters.initialisers import Initialiser, up
+from mmspec.drafters.initialisers import Board, Initialiser, up
 from mmspec.drafters.windows import Window, WindowSession
 from mmspec.vision.lanes import Lines, TurnNoise, deferred
+from mmspec.vision.row_target import RowSession
 from mmspec.vision.rows import Way
 
 
@@ -35,7 +35,7 @@ class PJD:
 
     window: int = 16
     coverage: float = 0.25
-    couple: Coupler = fresh
+    couple: Coupler = fresh  # pyright: ignore[reportAssignmentType]
     init: Initialiser = up
     rows: int | None = None
     meter = False
@@ -82,14 +82,14 @@ class RowWindow:
     init: Initialiser
     window: int
 
-    def begin(self, prompt: Any, session: TargetSession) -> "RowWindowSession":
+    def begin(self, prompt: Any, session: Any) -> "RowWindowSession":
         return RowWindowSession(self, session)
 
 
 class RowWindowSession:
     """A window session whose rows are lanes: it is told where a lane begins another line, and what was only put off."""
 
-    def __init__(self, plan: RowWindow, session: TargetSession):
+    def __init__(self, plan: RowWindow, session: RowSession):
         self.inner = RowWindows(Window(plan.raster, plan.couple, plan.init, plan.window), session.pictures)
         self.expected: Tensor | None = None
 
@@ -115,6 +115,7 @@ class RowWindows(WindowSession):
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
         super().observe(draft, scored, verdict, settled)
         board = self._board(draft)
+        assert isinstance(board, Board)  # the window has a raster
         lanes = board.values.unflatten(0, (self.pictures, -1))  # a position is settled in one lane, and 0 in the others
         board.values = lanes.amax(1, keepdim=True).expand_as(lanes).flatten(0, 1).clone()
 

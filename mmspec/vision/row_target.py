@@ -17,7 +17,6 @@ from mmspec.core.laws import Categorical
 from mmspec.core.layout import Layout, prompt_layout
 from mmspec.core.processors import History
 from mmspec.core.records import Draft, Scored
-from mmspec.vision.family import Prompt
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class RowTarget:
     target: HFTarget
     opening: Draft
 
-    def begin(self, prompt: Prompt) -> tuple["RowSession", Draft]:
+    def begin(self, prompt: Any) -> tuple["RowSession", Draft]:
         session, _ = self.target.begin(prompt)
         return RowSession(session), self.opening
 

@@ -52,7 +52,10 @@ class Way:
 class RowPlan(Protocol):
     """A published way of decoding by rows."""
 
-    meter: bool
+    @property
+    def meter(self) -> bool:
+        """Whether to measure the drift, where that can be done."""
+        ...
 
     def way(self, lines: Lines) -> Way: ...
 
@@ -96,7 +99,7 @@ def generate_rows(
     metered = plan.meter and way.drawn and not whole
     limits = RowLimits(lines, pictures, way.lanes, way.start, way.window, device, metered)
     processors = processors if guidance is None else Guided(processors.steps, guidance)
-    runs = HFTarget(model.model, model, processors, reserve=model.raster.length)
+    runs = HFTarget(model.model, model, processors, reserve=model.raster.length)  # pyright: ignore[reportArgumentType]
     target = RowTarget(runs, limits.frontier)
     lanes = replace(noise, seeds=noise.seeds.repeat_interleave(way.lanes))
     exactness = TOKEN_EXACT if whole and way.drawn else LOSSY if metered else UNMETERED
