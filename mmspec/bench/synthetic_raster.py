@@ -64,7 +64,7 @@ class SyntheticSession:
         pictures[..., -1] = self.target.raster.codes
         self.pictures, self.scored = pictures, draft.size
         near = pictures.gather(2, self.near[:, position].permute(1, 2, 0) % (self.length + 1))  # [B, N, 3]
-        return Scored(Categorical(sum(self.target.tables[i][near[..., i]] for i in range(3))))
+        return Scored(Categorical(torch.stack([self.target.tables[i][near[..., i]] for i in range(3)]).sum(0)))
 
     def commit(self, keep: Tensor, most: int) -> None:
         kept = keep >= 0

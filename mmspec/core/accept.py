@@ -24,10 +24,19 @@ TOKEN_EXACT, LAW_EXACT, LOSSY = "token-exact", "law-exact", "lossy"
 class Accept(Protocol):
     """What `decode` needs of a rule."""
 
-    exactness: str
-    coupled: bool
-    uses_q: bool
-    trees: bool  # whether drafts may branch
+    @property
+    def exactness(self) -> str: ...
+
+    @property
+    def coupled(self) -> bool: ...
+
+    @property
+    def uses_q(self) -> bool: ...
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may branch."""
+        ...
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict: ...
 

@@ -7,7 +7,7 @@ guess follows the newest law, and the law it was first drawn from no longer says
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class Independent:
     draw: Draw = sampled
     fresh = True
 
-    def __call__(self, law, before, noise, position, start):
+    def __call__(self, law, before, noise, position, start) -> tuple[Tensor, Any]:
         return self.draw(law, noise.guess(position, start))
 
 

@@ -83,7 +83,8 @@ def _form(width: int, depth: int, levels: int, device: torch.device) -> _Form:
             level.append(step)
             rank.append(node % width)
             parent.append(above + (node // width if step < full else 0))
-    return _Form(*(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (level, rank, parent, first)), full)
+    tables = [torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (level, rank, parent, first)]
+    return _Form(tables[0], tables[1], tables[2], tables[3], full)
 
 
 class ProactiveSession(WindowSession):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import torch
@@ -121,7 +122,8 @@ def generate(
     control, most = _control(window, len(prompt.mask), device)
     guesser = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
     laws = laws if guidance is None else Guided(laws.steps, guidance)
-    target = HFTarget(found.model, found, laws, reserve=found.raster.length + most)
+    family: Any = found  # its prompts are `Prompt`s
+    target = HFTarget(found.model, family, laws, reserve=found.raster.length + most)
     out: Generation = run(
         target if guidance is None else Pairs(target),
         guesser,
@@ -133,6 +135,11 @@ def generate(
         on_step=watch if on_step is None else _both(watch, on_step),
     )
     return Pictures(found, out.sequences, watch.picture(), out.stats)
+
+
+def default_method() -> str:
+    """The method of `generate` where none is named."""
+    return signature(generate).parameters["method"].default
 
 
 def _initialiser(init: str | Initialiser | None) -> Initialiser | None:
@@ -174,7 +181,7 @@ def _control(window: int | str | Control, rows: int, device: torch.device) -> tu
         return Fixed(window - 1), window
     if window == "auto":
         return Climb(first=in_flight(rows, device.type == "cuda") - 1), most
-    if isinstance(window, str) or not hasattr(window, "begin"):
+    if isinstance(window, (str, int)) or not hasattr(window, "begin"):
         raise ValueError(f"window is {window!r}: give a number of tokens, 'auto', or a Control object")
     return window, most
 

@@ -54,7 +54,8 @@ class LlamaGenConfig(PreTrainedConfig):
         self.grid, self.condition, self.classes, self.caption_width, self.prefix = grid, condition, classes, caption_width, prefix
         self.rope_theta, self.rms_norm_eps, self.dropout, self.initializer_range = rope_theta, rms_norm_eps, dropout, initializer_range
         self.max_position_embeddings = prefix + grid * grid
-        super().__init__(**({"tie_word_embeddings": False} | rest))
+        options: dict[str, Any] = {"tie_word_embeddings": False} | rest
+        super().__init__(**options)
 
 
 class ClassEmbedding(nn.Module):
@@ -201,7 +202,8 @@ class Writer(nn.Module):
 
     def forward(self, codes: Tensor, conditions: Sequence[Any], dropped: Tensor) -> Tensor:
         """Nats a code, [B, T], of `codes` [B, T] given class numbers or captions; rows in `dropped` [B] bool are written from nothing."""
-        config, embedding, real = self.target.config, self.target.cls_embedding, None
+        config, real = self.target.config, None
+        embedding: Any = self.target.cls_embedding
         if self.encoder is None:
             prefix = embedding(torch.where(dropped, config.classes, torch.tensor(conditions, device=dropped.device)))
         else:

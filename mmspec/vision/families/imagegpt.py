@@ -39,7 +39,7 @@ class _Masked(ImageGPTModel):
 def _masked(block: nn.Module) -> nn.Module:
     """A view of `block` whose attention adds no triangle of its own: it has none where it believes it looks at an encoder."""
     view, attention = copy(block), copy(block.attn)
-    attention.is_cross_attention = True  # pyright: ignore[reportArgumentType]
+    attention.is_cross_attention = True  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     view._modules = {**block._modules, "attn": attention}  # pyright: ignore[reportAttributeAccessIssue]
     return view
 
