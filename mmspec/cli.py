@@ -1,10 +1,10 @@
-"""The `mmspec` command: `mmspec demo | text | check | bench | models`. Heavy libraries load inside the commands, so help is quick."""
+"""The `mmspec` command: `mmspec demo | text | image | check | bench | models`. Heavy libraries load inside commands: help is quick."""
 
 from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, check, demo, models, text
+from mmspec.commands import bench, check, demo, image, models, text
 from mmspec.commands.common import Commands
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=text.EXAMPLES)(text.text)
+app.command(epilog=image.EXAMPLES)(image.image)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.command(epilog=check.EXAMPLES)(check.check)
 app.command(epilog=models.EXAMPLES)(models.models)

@@ -13,7 +13,7 @@ from mmspec.cli import app
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "text", "check", "bench", "models")
+COMMANDS = ("demo", "text", "image", "check", "bench", "models")
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +271,10 @@ def test_stdout_holds_one_json_object_and_nothing_else():
 
 def test_models_lists_everything_there_is(mmspec):
     from mmspec.config import ACCEPT, DRAFTERS
+    from mmspec.minis import NAMES
 
     found = json.loads(mmspec("models", "--json")[1])
-    assert [mini["name"] for mini in found["minis"]] == ["text"]
+    assert [mini["name"] for mini in found["minis"]] == list(NAMES)
     assert set(DRAFTERS) < {row["name"] for row in found["drafters"]}
     rules = {row["name"]: row["exactness"] for row in found["accept_rules"]}
     assert set(rules) == {"exact", *ACCEPT}

@@ -1,5 +1,6 @@
 """What every command shares: options, the one place where errors become exit codes, and what goes to which stream."""
 
+import errno
 import json
 import os
 import sys
@@ -73,6 +74,7 @@ _PLACES = {
     "repetition_penalty": ("run", "repetition_penalty"),
     "seed": ("run", "seed"),
 }
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _BAD_INPUT = (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -108,6 +110,8 @@ def _verdict(error: BaseException) -> tuple[int, str]:
         return 2, f"{usage()} (see --help)" if usage() else ""  # without arguments the help page says it all
     if isinstance(error, typer.Abort | KeyboardInterrupt):
         return 1, "stopped"
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return 1, "the disk is full: nothing was written, and what was there is as it was; free some space and run this again"
     if isinstance(error, FloatingPointError | ImportError):
         return 1, str(error)
     if isinstance(error, _BAD_INPUT):

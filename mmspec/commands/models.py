@@ -1,4 +1,4 @@
-"""`mmspec models`: the minis that ship, the model families that run, drafters, and accept rules with what they promise."""
+"""`mmspec models`: the minis that ship, the model families that run, drafters, accept rules and methods with what they promise."""
 
 from importlib import import_module
 from typing import Any
@@ -19,9 +19,10 @@ _MINI_FACTS = 3  # lines of a card that are shown
 
 
 def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
-    """List minis, model families, drafters and accept rules."""
+    """List minis, model families, drafters, accept rules and the methods of pictures."""
     common.begin(verbose)
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
+    found["picture_methods"] = picture_methods()
     if as_json:
         common.emit(found)
         return
@@ -52,16 +53,24 @@ def minis() -> list[dict[str, Any]]:
 
 
 def _size(model: Any) -> str:
+    from mmspec.vision import ImageModel
+
+    model = model.model if isinstance(model, ImageModel) else model
     return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
 
 
 def families() -> list[dict[str, str]]:
-    """What `mmspec.text` can drive."""
+    """What `mmspec.text` and `mmspec.vision` can drive."""
     from mmspec.text.families import _BY_MODEL_TYPE
+    from mmspec.vision.families import ADAPTERS
 
     decoders = "decoder-only models with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
     kinds = ", ".join(sorted(_BY_MODEL_TYPE))
-    return [{"kind": "causal", "models": decoders}, {"kind": "encoder-decoder", "models": kinds}]
+    return [
+        {"kind": "causal", "models": decoders},
+        {"kind": "encoder-decoder", "models": kinds},
+        {"kind": "pictures", "models": ", ".join(ADAPTERS)},
+    ]
 
 
 def drafters() -> list[dict[str, str]]:
@@ -91,4 +100,19 @@ def accept_rules() -> list[dict[str, str]]:
         idea = (getattr(rule, "siblings", None) or getattr(rule, "transform", None) or rule).__doc__ or ""
         shape = "trees" if rule.trees else "chains"
         rows.append({"name": name, "exactness": rule.exactness, "drafts": shape, "idea": idea.strip().splitlines()[0]})
+    return rows
+
+
+def picture_methods() -> list[dict[str, str]]:
+    """The names `mmspec image --method` takes, from the table at the head of `mmspec.vision.methods`."""
+    from mmspec.vision import methods
+    from mmspec.vision.generation import default_method
+
+    lines = [line.strip("| ").split(" | ") for line in (methods.__doc__ or "").splitlines() if line.startswith("| ")]
+    told = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}
+    rows = []
+    for name in methods.METHODS:
+        _, guesses, rule, exactness = told[name]
+        shown = f"{name} (default)" if name == default_method() else name
+        rows.append({"name": shown, "exactness": exactness, "rule": rule, "guesses": guesses})
     return rows

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 @contextmanager
-def whole(path: str | Path) -> Iterator[TextIO]:
-    """A text file that takes its name only when the block ends well; after an error nothing of it is left.
+def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
+    """A text file, or one of bytes, that takes its name only when the block ends well; after an error nothing of it is left.
 
     It is opened at once, so that a place that cannot be written to is known before the work begins.
     """
@@ -20,7 +20,7 @@ def whole(path: str | Path) -> Iterator[TextIO]:
     try:
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
-        file = temporary.open("w", encoding="utf-8")
+        file = temporary.open("wb") if binary else temporary.open("w", encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; choose a file in a folder that exists and is writable") from None
     try:

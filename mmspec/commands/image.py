@@ -1,0 +1,186 @@
+"""`mmspec image`: draw a picture, or several, by any method; two methods side by side."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mmspec.commands import common
+from mmspec.jobs.files import whole
+
+EXAMPLES = """Examples:
+
+\b
+  mmspec image "a red apple"
+  mmspec image "a red apple" --method jacobi --out apple.png --seed 3
+  mmspec image "green heart" --grid 8 --guidance 4
+  mmspec image "pizza" --compare plain --json
+  mmspec image "ankle boot" --model vision-fashion --window auto
+  mmspec image "a cat in the rain" --model ./janus --device cuda --dtype bfloat16
+"""
+OUT, BATCH = "mmspec-image.png", 16
+_METHOD = "plain, jacobi, sjd, scd, ... (mmspec models lists them and says which is the default)."
+_DRIFT = "Total variation a lossy method may spend on a picture; then it is exact."
+_SIZE = "Pixels a side, or HEIGHTxWIDTH, for models that draw several sizes."
+METHOD = Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")]
+WINDOW = Annotated[str | None, common.option(common.HOW, "Codes in flight a forward, or auto for what is fastest.", metavar="N")]
+BUDGET = Annotated[float | None, common.option(common.HOW, _DRIFT, metavar="X")]
+GUIDANCE = Annotated[float | None, common.option(common.DRAWING, "Scale; 1 for none. The minis have one of their own.", metavar="X")]
+HEAT = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 takes the likeliest code.", metavar="T")]
+TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K likeliest codes only.", metavar="K")]
+SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
+MODEL = Annotated[str, common.option(common.WHAT, "mini (default), vision-fashion, a folder or a hub name.", metavar="PATH")]
+
+
+def image(
+    prompt: Annotated[str | None, typer.Argument(help="What to draw: a caption, or a class; - reads standard input.")] = None,
+    model: MODEL = "mini",
+    device: common.DEVICE = None,
+    dtype: common.DTYPE = None,
+    method: METHOD = None,
+    compare: Annotated[str | None, common.option(common.HOW, "Draw by this method too, and show both.", metavar="NAME")] = None,
+    window: WINDOW = None,
+    drift_budget: BUDGET = None,
+    guidance: GUIDANCE = None,
+    temperature: HEAT = None,
+    top_k: TOP_K = None,
+    seed: SEED = 0,
+    size: Annotated[str | None, common.option(common.DRAWING, _SIZE, metavar="N")] = None,
+    grid: Annotated[int, common.option(common.FILES, "Draw N pictures, on one sheet.", metavar="N")] = 1,
+    out: Annotated[str, common.option(common.FILES, f"The picture file; {OUT} by default.", metavar="FILE")] = OUT,
+    as_json: common.JSON = False,
+    verbose: common.VERBOSE = False,
+) -> None:
+    """Draw pictures: the same as plain decoding or from the same law, in fewer forwards; what lossy methods spend is shown."""
+    if grid < 1:
+        raise ValueError(f"--grid is {grid}: draw at least 1 picture")
+    prompt = sys.stdin.read().strip() if prompt == "-" else prompt
+    options = {"window": _window(window), "drift_budget": drift_budget, "temperature": temperature, "top_k": top_k, "size": _size(size)}
+    options = {name: value for name, value in options.items() if value is not None}
+    with whole(out, binary=True) as sink:  # before heavy imports: a place that cannot be written to is known at once
+        common.begin(verbose)
+        from mmspec.vision.sheets import format_of
+
+        form = format_of(out)
+        given = {"model": model, "device": device, "dtype": dtype, "guidance": guidance, "seed": seed, "grid": grid}
+        request, draws = _drawn(prompt, [method] + ([compare] if compare else []), options, given)
+        sink.write(_page(draws, form))
+    if as_json:
+        common.emit(_found(request, draws, out))
+    else:
+        _show(draws, out)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One method's pictures and figures."""
+
+    method: str
+    images: list[Any]
+    codes: Any  # [B, height, width]
+    totals: Any
+
+
+def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any], given: dict[str, Any]) -> tuple[dict, list[Drawn]]:
+    """(what was asked for, one outcome a method)."""
+    from rich.console import Console
+
+    from mmspec.text.pairs import device_of
+    from mmspec.vision.generation import default_method
+    from mmspec.vision.loading import check_decoder, load_image_model
+    from mmspec.vision.methods import method_of
+
+    names = [method or default_method() for method in methods]
+    for name in names:
+        method_of(name)  # unknown names are told before anything is loaded
+    with Console(stderr=True).status(f"loading {given['model']}"):
+        loaded = load_image_model(given["model"], given["dtype"] or "float32", device_of(given["device"] or "auto"))
+    check_decoder(loaded)
+    scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
+    prompts, seeds = loaded.prompts(prompt, given["grid"]), [given["seed"] + row for row in range(given["grid"])]
+    options = options | {"guidance": scale}
+    total = len(names) * len(prompts) * loaded.model.raster.length
+    with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:
+        draws = [_draw(loaded.model, name, prompts, seeds, options, done) for name in names]
+    about = {"prompt": prompt, "model": given["model"], "seeds": seeds, "settings": options}
+    return about, draws
+
+
+def _draw(model: Any, name: str, prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]) -> Drawn:
+    import torch
+
+    from mmspec.vision import generate
+    from mmspec.vision.bulk import Totals
+
+    totals, images, codes = Totals(), [], []
+
+    def settled(step: Any) -> None:
+        done(sum(len(values) for values in step.settled.values), name)
+
+    for first in range(0, len(prompts), BATCH):
+        part = slice(first, first + BATCH)
+        out = generate(model, prompts[part], name, seed=seeds[part], on_step=settled, **options)
+        totals.add(out)
+        images += out.images
+        codes.append(out.tokens)
+    return Drawn(name, images, torch.cat(codes), totals)
+
+
+def _page(draws: list[Drawn], form: str) -> bytes:
+    """The picture itself, or a sheet of all; with two methods a row of each, under its name and figures."""
+    from mmspec.vision.sheets import sheet, to_bytes
+
+    pictures = draws[0].images
+    if len(draws) > 1:
+        figures = [f"{d.method}: {d.totals.forwards:.0f} forwards, {d.totals.seconds:.2f} s" for d in draws]
+        return to_bytes(sheet([d.images for d in draws], figures), form)
+    if len(pictures) == 1:
+        return to_bytes(pictures[0].convert("RGB"), form)
+    columns = min(8, len(pictures), max(1, round(len(pictures) ** 0.5 * 1.5)))
+    return to_bytes(sheet([pictures[first : first + columns] for first in range(0, len(pictures), columns)]), form)
+
+
+def _same(first: Drawn, second: Drawn) -> int:
+    """Pictures that are the same code for code."""
+    return int((first.codes == second.codes).flatten(1).all(1).sum())
+
+
+def _found(request: dict[str, Any], draws: list[Drawn], out: str) -> dict[str, Any]:
+    rows = [{"method": d.method, **d.totals.to_dict(), "codes": d.codes.tolist()} for d in draws]
+    more = {"compare": rows[1] | {"same_pictures": _same(*draws)}} if len(rows) > 1 else {}
+    return request | {"out": out} | rows[0] | more
+
+
+def _show(draws: list[Drawn], out: str) -> None:
+    table = Table("method", "forwards", "codes a forward", "seconds", "exactness", "drift")
+    for drawn in draws:
+        totals = drawn.totals
+        figures = [f"{totals.forwards:.1f}", f"{totals.compression:.2f}", f"{totals.seconds / totals.pictures:.2f}"]
+        drift = "" if totals.drift is None else f"{totals.drift / totals.pictures:.2f}"
+        table.add_row(drawn.method, *figures, totals.exactness, drift)
+    show = common.console(False)
+    show.print(table)
+    count = len(draws[0].images)
+    what = "1 picture" if count == 1 else f"{count} pictures, figures are a picture's"
+    same = f"; {_same(*draws)} of {count} the same code for code by both methods" if len(draws) > 1 else ""
+    show.print(f"{what}{same}: {out}", soft_wrap=True)
+
+
+def _window(text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    if not text.lstrip("-").isdigit():
+        raise ValueError(f"--window is {text!r}: give a number of codes, or auto")
+    return int(text)
+
+
+def _size(text: str | None) -> int | tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+        raise ValueError(f"--size is {text!r}: give pixels a side such as 512, or HEIGHTxWIDTH such as 512x768")
+    return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))

@@ -1,0 +1,131 @@
+"""Pictures in bulk: the same bytes whatever the batches, resumed where it was, lines that ask for nothing told with reasons."""
+
+import argparse
+import errno
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import mmspec
+from mmspec.jobs import Stopped
+from mmspec.vision.bulk import Draw
+from mmspec.vision.sheets import to_bytes
+
+ROOT = Path(__file__).parents[2]
+LINES = [
+    {"prompt": "cat", "id": 7},
+    {"class": 2},
+    {"prompt": "unicorn"},
+    {"prompt": "owl", "seed": 41},
+    {"prompt": " "},
+    {"prompt": "dog", "seed": "x"},
+    {"prompt": "dog"},
+]
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    spec = importlib.util.spec_from_file_location("generate_pictures", ROOT / "vision" / "generate_batch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def job(recipe, tmp_path):
+    """Run the recipe's job over LINES into a folder."""
+    prompts = tmp_path / "in.jsonl"
+    prompts.write_text("\n".join(json.dumps(line) for line in LINES))
+
+    def run(name: str, **changes):
+        settings = {"method": "scd", "window": 6, "guidance": 2.0, "temperature": 1.0, "top_k": None, "drift_budget": None, "size": None}
+        settings |= {"seed": 3, "batch_size": 2, "shard_size": 3, "dtype": "float32", "prompts": prompts, "out": tmp_path / name} | changes
+        return recipe.generate(argparse.Namespace(**settings), recipe.tiny())
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files that are promised to be the same."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "timing" not in str(path.relative_to(folder)))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for path in sorted(folder.glob("part-*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", ["scd", "jacobi", "zipar"])
+def test_pictures_do_not_depend_on_batches(job, tmp_path, method):
+    for size in (1, 2, 5):
+        job(str(size), batch_size=size, method=method)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "5")
+    assert len({path.read_bytes() for path in (tmp_path / "1" / "images").iterdir()}) == 4
+
+
+def test_a_picture_is_that_of_the_public_call(job, recipe, tmp_path):
+    report = job("out")
+    found = {row["index"]: row for row in rows(tmp_path / "out")}
+    assert (report.outputs, report.rejects, sorted(found)) == (4, 3, [0, 1, 3, 6])
+    assert found[0] == {"index": 0, "prompt": "cat", "id": 7, "seed": 3, "file": "images/000000.png"}
+    assert [found[index]["seed"] for index in (1, 3, 6)] == [4, 41, 9]
+    for index, prompt in ((1, 2), (3, "owl")):
+        alone = mmspec.vision.generate(recipe.tiny().model, [prompt], "scd", 6, 2.0, seed=found[index]["seed"])
+        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == to_bytes(alone.images[0])
+
+
+def test_rejects_say_why(job, tmp_path):
+    job("out")
+    reasons = {row["line"]: row["reason"] for row in map(json.loads, (tmp_path / "out" / "rejects.jsonl").read_text().splitlines())}
+    assert sorted(reasons) == [3, 5, 6]
+    assert "unknown class 'unicorn'" in reasons[3]
+    assert "cat, dog, owl" in reasons[3]
+    assert 'no "prompt"' in reasons[5]
+    assert "seed is 'x'" in reasons[6]
+
+
+def test_a_job_that_was_stopped_goes_on(job, tmp_path, monkeypatch):
+    job("whole")
+    draw, calls = Draw.__call__, []
+
+    def full(self, batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return draw(self, batch)
+
+    monkeypatch.setattr(Draw, "__call__", full)
+    with pytest.raises(Stopped, match=r"(?i)full|space"):
+        job("again")
+    assert not list((tmp_path / "again").glob(".unfinished*"))
+    monkeypatch.setattr(Draw, "__call__", draw)
+    report = job("again", batch_size=1)
+    assert report.resumed >= 1
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", [{"method": "jacobi"}, {"guidance": 1.0}, {"seed": 4}, {"window": 7}, {"temperature": 0.5}])
+def test_another_job_is_refused(job, change):
+    job("out")
+    with pytest.raises(ValueError, match="holds another job"):
+        job("out", **change)
+
+
+def test_bad_requests_are_told_before_a_model_is_loaded(recipe, job, tmp_path):
+    with pytest.raises(ValueError, match="unknown method 'magic'"):
+        job("out", method="magic")
+    with pytest.raises(ValueError, match="does not exist"):
+        job("out", prompts=tmp_path / "nowhere.txt")
+
+
+def test_captions_are_texts(recipe):
+    from tests.vision import small_models
+
+    loaded = recipe.Loaded("captions", recipe.LlamaGenPictures(small_models.llamagen("caption")))
+    work = Draw(loaded, {})
+    assert work.check({"prompt": "a red apple"})
+    for record in ({"prompt": 3}, {"prompt": ""}, {}, {"prompt": "a", "seed": True}):
+        with pytest.raises(ValueError, match=r"prompt|seed"):
+            work.check(record)
