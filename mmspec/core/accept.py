@@ -34,9 +34,7 @@ class Accept(Protocol):
     def uses_q(self) -> bool: ...
 
     @property
-    def trees(self) -> bool:
-        """Whether drafts may branch."""
-        ...
+    def trees(self) -> bool: ...  # whether drafts may branch
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict: ...
 

@@ -57,7 +57,7 @@ class Pictures:
 def generate(
     model: Any,
     prompts: Sequence[Any] | Mapping[str, Tensor],
-    method: str | Method = "scd",
+    method: str | Method = "jacobi",
     window: int | str | Control = 32,
     guidance: float | Sequence[float] | None = None,
     temperature: float | Sequence[float] = 1.0,
