@@ -9,8 +9,8 @@ from mmspec.bench.provenance import provenance
 from mmspec.bench.report import cards, page
 from mmspec.text.pairs import device_of
 
-SECTIONS = {"text": "mmspec.bench.demo_text"}
-"""Each module has `work(request)`, how many runs it will make, and `section(request)`."""
+SECTIONS = {"text": "mmspec.bench.demo_text", "vision": "mmspec.bench.demo_vision"}
+"""Each module has `there()`, whether its mini ships, `work(request)`, how many runs it will make, and `section(request)`."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,29 @@ class Section:
     figures: list[tuple[str, str]]  # headline: (figure, what it is)
     rows: list[dict[str, Any]]
     html: str
-    same: int  # outputs equal to plain decoding's
+    same: int  # outputs equal to plain decoding's, among those of ways that promise it
     of: int
+
+
+def shown() -> dict[str, Any]:
+    """The sections whose minis are there, by name."""
+    found = {name: import_module(where) for name, where in SECTIONS.items()}
+    return {name: module for name, module in found.items() if module.there()}
 
 
 def work(request: Request) -> int:
     """Runs in all sections together: the length of the progress bar."""
-    return sum(import_module(where).work(request) for where in SECTIONS.values())
+    return sum(module.work(request) for module in shown().values())
 
 
 def run_demo(request: Request) -> dict[str, Section]:
-    return {name: import_module(where).section(request) for name, where in SECTIONS.items()}
+    return {name: module.section(request) for name, module in shown().items()}
 
 
 def report(sections: dict[str, Section], request: Request) -> str:
     """The page of the whole demo."""
     same, of = sum(s.same for s in sections.values()), sum(s.of for s in sections.values())
-    figures = [(f"{same} of {of}", "outputs identical to plain decoding, compared token by token")]
+    figures = [(f"{same} of {of}", "outputs identical to plain decoding, of those that must be, compared token by token")]
     for section in sections.values():
         figures += section.figures
     lead = "Plain and speculative decoding side by side: the drafter guesses, the target checks, and the output stays the target's own."

@@ -69,6 +69,11 @@ class Found:
     totals: dict[str, Stats] = field(default_factory=dict)
 
 
+def there() -> bool:
+    """The text mini always ships."""
+    return True
+
+
 def work(request: Request) -> int:
     return len(WAYS) * (_examples(request) + 1)
 

@@ -59,6 +59,9 @@ footer { margin-top:2.6rem; border-top:1px solid var(--line); padding-top:1rem }
 .tabs > input:nth-of-type(1):checked ~ div:nth-of-type(1), .tabs > input:nth-of-type(2):checked ~ div:nth-of-type(2), .tabs >
  input:nth-of-type(3):checked ~ div:nth-of-type(3), .tabs > input:nth-of-type(4):checked ~ div:nth-of-type(4), .tabs >
  input:nth-of-type(5):checked ~ div:nth-of-type(5), .tabs > input:nth-of-type(6):checked ~ div:nth-of-type(6) { display:block }
+.pics th,.pics td { text-align:center; border:0; padding:.3rem; min-width:0; font-size:.82rem } .pics tbody th { text-align:left }
+.pics img { width:96px; image-rendering:pixelated; border-radius:6px; border:1px solid var(--line); display:block; margin:0 auto .15rem }
+.pics tbody th { vertical-align:middle; min-width:5rem } .same { color:var(--good) } .legend .ramp { width:9rem; border-radius:4px }
 code { font:.9em ui-monospace,SFMono-Regular,Menlo,monospace; overflow-wrap:anywhere }
 @media (max-width:720px) { .cols { grid-template-columns:1fr } }
 """

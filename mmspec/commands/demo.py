@@ -40,7 +40,7 @@ def demo(
         sink.write(report(sections, request))
     about = provenance(device_of(request.device))
     if as_json:
-        found = {name: {"ways": s.rows, "same_text": {"same": s.same, "of": s.of}} for name, s in sections.items()}
+        found = {name: {"ways": s.rows, "same": {"same": s.same, "of": s.of}} for name, s in sections.items()}
         common.emit({"report": out, "sections": found, "provenance": about})
     else:
         for section in sections.values():
@@ -51,20 +51,26 @@ def demo(
         raise typer.Exit(1)
 
 
+_COLUMNS = {
+    "per call": ("tokens_per_call", ".2f"),
+    "kept": ("acceptance", ".0%"),
+    "tok/s": ("tokens_per_second", ".0f"),
+    "x plain": ("times_plain", ".2f"),
+    "x generate": ("times_generate", ".2f"),
+    "exactness": ("exactness", ""),
+    "drift": ("drift", ".2f"),
+}
+
+
 def _table(section: Any) -> Table:
-    title = f"{section.title}: {section.same} of {section.of} outputs identical to plain decoding"
+    """A row a way; columns that no way of the section has are left out."""
+    title = f"{section.title}: {section.same} of {section.of} outputs identical to plain decoding, of those that must be"
     table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("way", "per call", "kept", "tok/s", "x plain", "x generate", "same"):
-        table.add_column(name, justify="left" if name == "way" else "right", no_wrap=True)
+    columns = {name: where for name, where in _COLUMNS.items() if any(row.get(where[0]) is not None for row in section.rows)}
+    for name in ("way", *columns, "same"):
+        table.add_column(name, justify="left" if name in ("way", "exactness") else "right", no_wrap=True)
     for row in section.rows:
-        same = row["same_text"]
-        table.add_row(
-            row["way"],
-            f"{row['tokens_per_call']:.2f}",
-            "" if row["acceptance"] is None else f"{row['acceptance']:.0%}",
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['times_plain']:.2f}",
-            "" if row["times_generate"] is None else f"{row['times_generate']:.2f}",
-            "" if same is None else f"{same['same']} of {same['of']}",
-        )
+        cells = ["" if row.get(key) is None else format(row[key], form) for key, form in columns.values()]
+        same = row.get("same_text") or row.get("same_pictures")
+        table.add_row(row["way"], *cells, "" if same is None else f"{same['same']}/{same['of']}")
     return table
