@@ -147,6 +147,6 @@ def cells_of(size: Size, step: int, name: str) -> tuple[int, int]:
 
 
 def as_pictures(pixels: Tensor) -> list[Image.Image]:
-    """Pictures from `pixels` [B, 3, H, W] between -1 and 1; what lies outside is cut off."""
-    levels = ((pixels.detach().float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    return [Image.fromarray(each) for each in levels]
+    """Pictures from `pixels` [B, 1 or 3, H, W] between -1 and 1, grey or RGB; what lies outside is cut off."""
+    levels = ((pixels.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu()
+    return [Image.fromarray(each[0].numpy() if len(each) == 1 else each.permute(1, 2, 0).numpy()) for each in levels]

@@ -18,6 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mmspec.vision.family import as_pictures
+
 
 def make_tokenizer(*, size: int, colours: int, patch: int, channels: Sequence[int], codes: int, dim: int) -> VQModel:
     """An untrained tokenizer for `size` x `size` pictures: codes on a grid of size / (patch * 2^(len(channels) - 1))."""
@@ -62,12 +64,6 @@ def as_tensor(pictures: Tensor | np.ndarray | Sequence[Image.Image]) -> Tensor:
         raise ValueError(f"pictures are {found.dtype} {tuple(found.shape)}: give uint8 [B, H, W] or [B, H, W, 3], or PIL pictures")
     found = found[:, None] if found.dim() == 3 else found.permute(0, 3, 1, 2)
     return found.float() / 127.5 - 1
-
-
-def as_pictures(pixels: Tensor) -> list[Image.Image]:
-    """[B, C, H, W] in [-1, 1] as PIL pictures, grey or RGB."""
-    found = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu()
-    return [Image.fromarray(each[0].numpy() if len(each) == 1 else each.permute(1, 2, 0).numpy()) for each in found]
 
 
 def latents(model: VQModel, pixels: Tensor) -> Tensor:
