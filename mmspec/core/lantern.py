@@ -10,6 +10,7 @@ leaves less between output and target, and the distance is metered without bias.
 guess may absorb, while the distance is what is accepted beyond the token rule. Ask for a `budget` to cap that.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +96,10 @@ def _checked(rule: Any) -> None:
 
 
 class _Absorbing(Ratio):
+    @abstractmethod
     def absorbed(self, p: Categorical, x: Tensor) -> Tensor:
         """What guess x may add to its own mass, [...]."""
-        raise NotImplementedError
+        ...
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         own, more = ratio(p, q, x), self.absorbed(p, x)

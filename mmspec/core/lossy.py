@@ -8,6 +8,7 @@ docstrings: greedy-like rules count the positions where they depart from greedy 
 `budget` caps a row's running drift: once it is spent, the rule is exact for the rest of that row.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class _Judged:
         return self.rule.replacement(p, q, x)
 
 
-class Ratio:
+class Ratio(ABC):
     """Base of the rules that judge one guess at a time by p, q and the guess, whose excess meters them.
 
     A rule gives `accept_prob`, at least min(1, p/q) wherever it leaves `replacement` and `excess` as they are: the ordinary
@@ -76,9 +77,10 @@ class Ratio:
         """This rule for guesses with `place` others between them and the frontier. Most rules do not look."""
         return self
 
+    @abstractmethod
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         """Probability of accepting guess `x` drawn from `q` (None: a point mass on x)."""
-        raise NotImplementedError
+        ...
 
     def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
         """The law to draw from when `x` is rejected."""
