@@ -1,14 +1,13 @@
 """The judge of mini vision's pictures: a small convolutional classifier whose last layer but one serves Frechet and kernel distances."""
 
 import json
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from mmspec.vision.halves import float_weights, save_half
 
 
 class Classifier(nn.Module):
@@ -67,14 +66,8 @@ def classify(model: Classifier, pixels: Tensor, batch: int = 256) -> tuple[Tenso
 
 def save_classifier(model: Classifier, folder: Path) -> None:
     """Write config.json and model.safetensors (float16) to `folder`, whole or not at all."""
-    temporary = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    (temporary / "config.json").write_text(json.dumps(model.config, indent=1) + "\n", encoding="utf-8")
-    state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, temporary / "model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    config = json.dumps(model.config, indent=1) + "\n"
+    save_half(model, folder, lambda inside: (inside / "config.json").write_text(config, encoding="utf-8"))
 
 
 def load_classifier(folder: Path) -> Classifier:
@@ -82,5 +75,5 @@ def load_classifier(folder: Path) -> Classifier:
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(f"no classifier in {folder}: make it with python vision/train_classifier.py --set SET --out {folder}")
     model = Classifier(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
+    model.load_state_dict(float_weights(folder))
     return model.eval()

@@ -5,8 +5,6 @@ after the decoder): the networks then run at a half or a quarter of the size, se
 Vector quantisation: van den Oord et al. 2017, arXiv 1711.00937. Start by k-means, restarts of dead codes: Lancucki et al. 2020, 2005.08520.
 """
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from diffusers import VQModel
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmspec.vision.family import as_pictures
+from mmspec.vision.halves import float_weights, save_half
 
 
 def make_tokenizer(*, size: int, colours: int, patch: int, channels: Sequence[int], codes: int, dim: int) -> VQModel:
@@ -224,14 +222,7 @@ def perplexity(codes: Tensor, count: int) -> float:
 
 def save_tokenizer(model: VQModel, folder: Path) -> None:
     """Write config.json and model.safetensors (float16) to `folder`, whole or not at all."""
-    temporary = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    model.save_config(temporary)
-    state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, temporary / "model.safetensors", metadata={"format": "pt"})
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    save_half(model, folder, model.save_config)
 
 
 def load_tokenizer(folder: Path) -> VQModel:
@@ -242,5 +233,5 @@ def load_tokenizer(folder: Path) -> VQModel:
     assert isinstance(config, dict)
     model = VQModel.from_config(config)
     assert isinstance(model, VQModel)
-    model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})
+    model.load_state_dict(float_weights(folder))
     return model.eval()

@@ -1,0 +1,26 @@
+"""Small networks on disk: a config and weights in half precision, in a folder that appears whole or stays as it was."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+def save_half(model: nn.Module, folder: Path, save_config: Callable[[Path], object]) -> None:
+    """Write what `save_config` puts into a folder, and model.safetensors (float16), to `folder`."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    save_config(temporary)
+    state = {name: tensor.detach().half().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, temporary / "model.safetensors", metadata={"format": "pt"})
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+
+
+def float_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights in `folder`, in float32."""
+    return {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
