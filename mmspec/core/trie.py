@@ -1,0 +1,100 @@
+"""A trie over token paths of one length, laid out so that the children of any number of nodes are found by arithmetic on the device.
+
+The paths are sorted, and nodes are numbered level by level in that order: the children of a node stand side by side, and so do the
+paths below it. Then two numbers a node say everything: the first of its children and the first of its paths. Vectorised tries with
+sparse rows are due to Su et al. 2026 (STATIC), who store edges; numbering the nodes in sorted order makes edges needless.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+NOWHERE = -1
+"""The state of what is no node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The children of M nodes a row, C columns each."""
+
+    state: Tensor  # [B, M, C] the node, NOWHERE where there is none
+    token: Tensor  # [B, M, C] what leads to it; 0 where there is none
+
+    @property
+    def valid(self) -> Tensor:
+        return self.state != NOWHERE
+
+
+@dataclass(frozen=True)
+class Trie:
+    """N nodes over P distinct paths of `levels` tokens; node 0 is the root. `allowed` leaves out nodes, for every row or row by row."""
+
+    token: Tensor  # [N] the token that leads to a node; 0 for the root
+    child: Tensor  # [N + 1] the first child of a node; the last one ends where the next node's begin
+    span: Tensor  # [N, 2] the first path below a node, and the one behind its last
+    starts: tuple[int, ...]  # the first node of every level, root and leaves included
+    widths: tuple[int, ...]  # per level: the most children that any node on it, or on a deeper one, has
+    allowed: Tensor | None = None  # [N] or [B, N] bool
+
+    @staticmethod
+    def of(paths: Tensor) -> "Trie":
+        """The trie over distinct, sorted `paths` [P, L]."""
+        count, levels = paths.shape
+        if not count or not levels:
+            raise ValueError(f"paths have shape {tuple(paths.shape)}: give at least one path of at least one token")
+        differs = (paths[1:] != paths[:-1]).long().cummax(1).values
+        fresh = torch.cat([torch.ones_like(paths[:1]), differs])  # [P, L] does a node begin here?
+        if not bool(fresh[:, -1].all()) or bool((_order(paths) != torch.arange(count, device=paths.device)).any()):
+            raise ValueError("paths must be distinct and sorted: pass torch.unique(paths, dim=0)")
+        first = [torch.zeros(1, dtype=torch.long, device=paths.device), *(column.nonzero()[:, 0] for column in fresh.unbind(1))]
+        sizes = [len(column) for column in first]
+        starts = [sum(sizes[:level]) for level in range(levels + 1)]
+        tokens = [torch.zeros_like(first[0]), *(paths[begin, level] for level, begin in enumerate(first[1:]))]
+        child = [begin + torch.searchsorted(below, above) for begin, above, below in zip(starts[1:], first[:-1], first[1:], strict=True)]
+        children = torch.cat([*child, paths.new_full((count + 1,), starts[levels] + count)])  # a node's first child begins where it does
+        most = [int((children[1:] - children[:-1])[begin : starts[levels]].max()) for begin in starts[:levels]]
+        ends = [torch.cat([begin[1:], paths.new_full((1,), count)]) for begin in first]
+        return Trie(torch.cat(tokens), children, torch.stack([torch.cat(first), torch.cat(ends)], 1), tuple(starts), tuple(most))
+
+    @property
+    def levels(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def size(self) -> int:
+        """How many distinct paths there are, whatever is allowed."""
+        return len(self.token) - self.starts[-1]
+
+    def to(self, device: torch.device | str) -> "Trie":
+        allowed = None if self.allowed is None else self.allowed.to(device)
+        return replace(self, token=self.token.to(device), child=self.child.to(device), span=self.span.to(device), allowed=allowed)
+
+    def children(self, state: Tensor, level: int) -> Children:
+        """The allowed children of nodes `state` [B, M] on `level` or deeper; NOWHERE has none."""
+        node = state.clamp_min(0)
+        begin = self.child[node]
+        found = begin[..., None] + torch.arange(self.widths[level], device=state.device)
+        valid = (found < self.child[node + 1][..., None]) & (state != NOWHERE)[..., None]
+        found = torch.where(valid, found, 0)
+        if self.allowed is not None:
+            flat = found.flatten(1)
+            valid &= (self.allowed[flat] if self.allowed.dim() == 1 else self.allowed.gather(1, flat)).view_as(found)
+        return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[found], 0))
+
+    def below(self, weights: Tensor) -> Tensor:
+        """The sum of `weights` [..., P] over the paths below every node, [..., N]."""
+        total = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
+        return total[..., self.span[:, 1]] - total[..., self.span[:, 0]]
+
+    def only(self, paths: Tensor) -> "Trie":
+        """This trie with only `paths` ([P] or [B, P] bool) allowed: nodes stay as they are, so it costs one pass and is swapped at will."""
+        return replace(self, allowed=self.below(paths.long()) > 0)
+
+
+def _order(paths: Tensor) -> Tensor:
+    """The order that sorts `paths` [P, L], first tokens first; stable."""
+    order = torch.arange(len(paths), device=paths.device)
+    for column in reversed(paths.unbind(1)):
+        order = order[torch.argsort(column[order], stable=True)]
+    return order

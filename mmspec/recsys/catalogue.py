@@ -1,0 +1,187 @@
+"""A catalogue: items, the semantic-id path of each, and how histories are written for a model.
+
+Paths have one length and are the model's own token ids. Several items may share a path: a path is then recommended once, and brings
+its items in the catalogue's order.
+"""
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.trie import Trie
+
+Item = Hashable
+_KEY = b"mmspec.catalogue"
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """Items and their `paths` [items, L] in token ids; `names` are for people.
+
+    A history is written as `before`, the paths of its newest `most` items, oldest first, and `after`.
+    """
+
+    items: tuple[Item, ...]
+    paths: Tensor  # [items, L]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    most: int = 20
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.paths.dim() != 2 or not self.paths.numel():
+            raise ValueError(f"paths have shape {tuple(self.paths.shape)}: give one path of at least one token for every item")
+        if len(self.items) != len(self.paths):
+            raise ValueError(f"{len(self.items)} items and {len(self.paths)} paths: give one path an item")
+        if len(self._rows) != len(self.items):
+            seen: set[Item] = set()
+            twice = next(item for item in self.items if item in seen or seen.add(item))
+            raise ValueError(f"item {twice!r} is in the catalogue twice: give every item one path")
+        if self.most < 1:
+            raise ValueError(f"most is {self.most}: a history must show at least one item")
+
+    @staticmethod
+    def of(paths: Mapping[Item, Sequence[int]], **options: Any) -> "Catalogue":
+        """From every item's path in token ids. ValueError where their lengths differ."""
+        lengths = {len(path) for path in paths.values()}
+        if len(lengths) > 1:
+            raise ValueError(f"paths have lengths {', '.join(map(str, sorted(lengths)))}: all must be equally long")
+        return Catalogue(tuple(paths), torch.tensor([list(path) for path in paths.values()], dtype=torch.long), **options)
+
+    @staticmethod
+    def of_codes(items: Sequence[Item], codes: Tensor, size: int | None = None, offset: int = 0, **options: Any) -> "Catalogue":
+        """From `codes` [items, L] of codebooks with `size` entries: code c of level l is token offset + l * size + c."""
+        size = int(codes.max()) + 1 if size is None else size
+        if int(codes.min()) < 0 or int(codes.max()) >= size:
+            raise ValueError(f"codes run from {int(codes.min())} to {int(codes.max())}: they must be in 0..{size - 1}")
+        tokens = codes.long() + offset + size * torch.arange(codes.shape[1])
+        return Catalogue(tuple(items), tokens, **options)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def levels(self) -> int:
+        return self.paths.shape[1]
+
+    @cached_property
+    def _rows(self) -> dict[Item, int]:
+        return {item: row for row, item in enumerate(self.items)}
+
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        """Distinct paths [P, L] in order, and each item's [items]."""
+        return torch.unique(self.paths.cpu(), dim=0, return_inverse=True)  # pyright: ignore[reportReturnType]
+
+    @cached_property
+    def trie(self) -> Trie:
+        """Over the distinct paths, on the CPU."""
+        return Trie.of(self._sorted[0])
+
+    @cached_property
+    def leaf(self) -> Tensor:
+        """The number of each item's path among the distinct ones, [items]."""
+        return self._sorted[1]
+
+    @cached_property
+    def _shelves(self) -> tuple[tuple[int, ...], ...]:
+        """Per distinct path, the rows of its items."""
+        shelves: list[list[int]] = [[] for _ in range(len(self._sorted[0]))]
+        for row, leaf in enumerate(self.leaf.tolist()):
+            shelves[leaf].append(row)
+        return tuple(map(tuple, shelves))
+
+    def row(self, item: Item) -> int:
+        """An item's row. ValueError for one that is not in the catalogue."""
+        try:
+            return self._rows[item]
+        except (KeyError, TypeError):
+            raise ValueError(f"item {item!r} is not in the catalogue of {len(self)} items") from None
+
+    def shelf(self, leaf: int) -> tuple[int, ...]:
+        """The rows of the items on distinct path `leaf`, in the catalogue's order."""
+        return self._shelves[leaf]
+
+    def mask(self, items: Sequence[Item]) -> Tensor:
+        """Which items are among `items`, [len(self)] bool: what `recommend` takes as `allowed`. ValueError for an unknown item."""
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        mask[[self.row(item) for item in items]] = True
+        return mask
+
+    def only(self, mask: Tensor) -> Tensor:
+        """[P] or [B, P] bool: the distinct paths on which some item of `mask` ([items] or [B, items] bool) stands."""
+        counts = torch.zeros(*mask.shape[:-1], len(self._sorted[0]), dtype=torch.long)
+        return counts.index_add_(-1, self.leaf, mask.long().cpu()) > 0
+
+    def tokens(self, history: Sequence[Item]) -> list[int]:
+        """A history as the model reads it. ValueError for an empty one, or an item that is not in the catalogue."""
+        if not history:
+            raise ValueError("history is empty: a user needs at least one item")
+        rows = [self.row(item) for item in history]
+        return [*self.before, *self.paths[rows[-self.most :]].flatten().tolist(), *self.after]
+
+    def inputs(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Histories as `input_ids` and `attention_mask` [B, P], padded on the left. ValueError names the history that is wrong."""
+        if not len(histories):
+            raise ValueError("there are no histories: give at least one")
+        lines = []
+        for number, history in enumerate(histories):
+            try:
+                lines.append(self.tokens(history))
+            except ValueError as error:
+                raise ValueError(f"history {number}: {error}") from None
+        width = max(map(len, lines))
+        ids = torch.tensor([[0] * (width - len(line)) + line for line in lines])
+        mask = torch.tensor([[0] * (width - len(line)) + [1] * len(line) for line in lines])
+        return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+    def name(self, item: Item) -> str:
+        """What people call an item."""
+        return str(item) if self.names is None else self.names[self.row(item)]
+
+    def write(self, path: str | Path) -> None:
+        """One Parquet file: columns `item`, `path` and, where there are any, `name`; how histories are written is in its metadata."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from mmspec.jobs.files import whole
+
+        columns: dict[str, Any] = {"item": list(self.items), "path": pa.array(self.paths.tolist(), pa.list_(pa.int32()))}
+        if self.names is not None:
+            columns["name"] = list(self.names)
+        told = {"before": self.before, "after": self.after, "most": self.most}
+        table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(told)})
+        with whole(path, binary=True) as file:
+            pq.write_table(table, file)
+
+    @staticmethod
+    def read(path: str | Path) -> "Catalogue":
+        """As `write` leaves it. A file without the metadata is taken with the defaults. ValueError, in one line, for what cannot be read."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(path)
+        except FileNotFoundError:
+            raise ValueError(f"catalogue {path} does not exist: give a Parquet file with columns item and path") from None
+        except (OSError, pa.ArrowInvalid) as error:
+            raise ValueError(f"catalogue {path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        if missing := {"item", "path"} - set(table.column_names):
+            raise ValueError(f"catalogue {path} has no column {', '.join(sorted(missing))}; it has {', '.join(table.column_names)}")
+        told = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+        names = tuple(table["name"].to_pylist()) if "name" in table.column_names else None
+        try:
+            found = Catalogue.of(dict(zip(table["item"].to_pylist(), table["path"].to_pylist(), strict=True)))
+            if len(found) != len(table):
+                raise ValueError(f"{len(table) - len(found)} items are in it twice: give every item one path")
+            return replace(
+                found, before=tuple(told.get("before", ())), after=tuple(told.get("after", ())), most=told.get("most", 20), names=names
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"catalogue {path}: {error}") from None
