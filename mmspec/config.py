@@ -28,6 +28,7 @@ ACCEPT = {
     "ensemble": "mmspec.core.lossy:Ensemble",
     "typical": "mmspec.core.lossy:Typical",
     "topk-gap": "mmspec.core.lossy:TopKGap",
+    "topk-floor": "mmspec.core.lossy:TopKFloor",
     "rollback": "mmspec.core.lossy:Rollback",
     "tolerance": "mmspec.core.lossy:Tolerance",
     "cool-sd": "mmspec.core.cool:CoolSD",

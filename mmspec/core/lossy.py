@@ -239,6 +239,39 @@ class TopKGap:
 
 
 @dataclass(frozen=True)
+class TopKFloor:
+    """LASER, first named DARE (Xi et al. 2025): the guess is among the target's top `k` and its probability is above `tau`.
+
+    The target's best always passes, so where no value is above `tau` it alone does. `tau` is a floor under the guess's own
+    probability, not a top-p mass, though released under that name. Equally likely values rank by number, as the mode does, so
+    k = 1 is greedy to the last bit; from tau = 1/2 on any k is. Drift: departures from greedy, a bound.
+    """
+
+    k: int = 2
+    tau: float = 0.1
+    budget: float | None = None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+
+    def __post_init__(self):
+        if not self.k >= 1:
+            raise ValueError(f"k is {self.k}: the rank a guess may have must be at least 1 (1 is greedy)")
+        if not 0 <= self.tau < 1:
+            raise ValueError(f"tau is {self.tau}: the probability a guess must exceed is at least 0 and below 1")
+        check_budget(self.budget)
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return greedy_like(self, draft, scored)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
+        ahead = (p.scores > own) | ((p.scores == own) & (values < x[..., None]))
+        return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)
+
+    def output_law(self, p: Categorical, q: Categorical) -> Categorical:
+        return greedy_like_law(self, p, q)
+
+
+@dataclass(frozen=True)
 class Rollback:
     """BiLD (Kim et al. 2023): roll back to the first guess with -log p(x) above `threshold`; pair with a drafter that stops when unsure.
 

@@ -8,8 +8,9 @@ from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.laws import Categorical
 from mmspec.core.limits import Limits
-from mmspec.core.lossy import Ensemble, Lenience, Rollback, Tolerance, TopKGap, Typical
+from mmspec.core.lossy import Ensemble, Lenience, Rollback, Tolerance, TopKFloor, TopKGap, Typical
 from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored
 from mmspec.core.transform import Chow, Contrastive, Deferral, TokenDeferral, Transformed
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
@@ -21,7 +22,7 @@ SAMPLED = Chain(sampled)
 TREE = StaticTree(Template.branching((2, 2)), top)
 
 RATIO = [Ensemble(0.8), Ensemble(0.3), Lenience(0.8), Lenience(0.4)]
-GREEDY_LIKE = [Typical(), Typical(0.5, 0.6), TopKGap(), TopKGap(2, 0.7), Rollback(), Rollback(1.2)]
+GREEDY_LIKE = [Typical(), Typical(0.5, 0.6), TopKGap(), TopKGap(2, 0.7), TopKFloor(), TopKFloor(3, 0.2), Rollback(), Rollback(1.2)]
 TOLERANCE = [Tolerance(1), Tolerance(2), Tolerance(4)]
 TRANSFORMED = [
     Transformed(Chow(0.5)),
@@ -168,6 +169,8 @@ EXACT = [
     (Typical(epsilon=1.0, delta=torch.inf), Greedy()),
     (TopKGap(beta=1), Greedy()),
     (TopKGap(tau=-1.0), Greedy()),
+    (TopKFloor(k=1, tau=0.0), Greedy()),
+    (TopKFloor(k=3, tau=0.5), Greedy()),
     (Rollback(threshold=-1.0), Greedy()),
     (Transformed(Chow(-0.01)), Token()),
     (Transformed(Deferral(-torch.inf)), Token()),
@@ -181,6 +184,7 @@ SPENT = [
     (Tolerance(4, budget=0), Match()),
     (Typical(budget=0), Greedy()),
     (TopKGap(budget=0), Greedy()),
+    (TopKFloor(budget=0), Greedy()),
     (Rollback(budget=0), Greedy()),
 ]
 ROWS, MOST = 256, 6
@@ -198,7 +202,9 @@ def test_exact_settings_give_the_tokens_of_the_exact_rule(rule, exact):
         assert tokens(rule, TREE) == tokens(exact, TREE)
 
 
-@pytest.mark.parametrize("rule", [Ensemble(0.3), Lenience(0.3), Tolerance(4), Typical(), TopKGap(), Rollback(), *TRANSFORMED], ids=name)
+@pytest.mark.parametrize(
+    "rule", [Ensemble(0.3), Lenience(0.3), Tolerance(4), Typical(), TopKGap(), TopKFloor(), Rollback(), *TRANSFORMED], ids=name
+)
 def test_lossy_settings_differ(rule):
     """Power: the comparison above would notice a rule that is not exact."""
     exact = Token() if rule.uses_q else Match() if isinstance(rule, Tolerance) else Greedy()
@@ -206,7 +212,7 @@ def test_lossy_settings_differ(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", [Ensemble(1.0), Lenience(1.0), Tolerance(1), TopKGap(beta=1), Transformed(Contrastive(0.0, 0.0))], ids=name
+    "rule", [Ensemble(1.0), Lenience(1.0), Tolerance(1), TopKGap(beta=1), TopKFloor(k=1), Transformed(Contrastive(0.0, 0.0))], ids=name
 )
 def test_exact_settings_spend_nothing(rule):
     target, drafter = pair(3, 5, 2)
@@ -237,7 +243,9 @@ def test_a_spent_budget_is_exact_from_there_on(rule, draw):
 
 
 @pytest.mark.parametrize(
-    "rule", [Ensemble(0.3, 1.0), Lenience(0.3, 1.0), Tolerance(4, 1.0), Typical(budget=1.0), TopKGap(budget=1.0)], ids=name
+    "rule",
+    [Ensemble(0.3, 1.0), Lenience(0.3, 1.0), Tolerance(4, 1.0), Typical(budget=1.0), TopKGap(budget=1.0), TopKFloor(budget=1.0)],
+    ids=name,
 )
 @pytest.mark.parametrize("shape", [SAMPLED, TREE])
 def test_budgets_cap_the_drift_of_every_row(rule, shape):
@@ -270,6 +278,10 @@ def test_budgets_cap_the_drift_of_every_row(rule, shape):
         (lambda: Lenience(2), "lenience is 2"),
         (lambda: Tolerance(0), "tau is 0"),
         (lambda: TopKGap(0), "beta is 0"),
+        (lambda: TopKFloor(0), "k is 0"),
+        (lambda: TopKFloor(tau=-0.1), "tau is -0.1"),
+        (lambda: TopKFloor(tau=1.0), "tau is 1.0"),
+        (lambda: TopKFloor(tau=float("nan")), "tau is nan"),
         (lambda: Ensemble(budget=-1), "budget is -1"),
         (lambda: Typical(budget=float("nan")), "budget is nan"),
         (lambda: Rollback(budget=-0.5), "budget is -0.5"),
@@ -279,3 +291,96 @@ def test_bad_knobs_are_refused_in_one_line(make, words):
     with pytest.raises(ValueError, match=words) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+# --- top k with a floor -----------------------------------------------------------------------------------------------
+
+
+def guesses_kept(rule, probs: list[float], guesses: list[int]) -> list[bool]:
+    """Which of `guesses`, each judged alone, `rule` keeps where the target's law is `probs`; a value settled otherwise is the best."""
+    rows, best = len(guesses), max(range(len(probs)), key=lambda value: (probs[value], -value))
+    root = Draft.root(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
+    draft = root.extend(torch.tensor(guesses)[:, None], torch.zeros(rows, 1, dtype=torch.long), linear=True)
+    law = torch.tensor(probs, dtype=torch.float64).log().expand(rows, 2, -1)
+    verdict = rule(draft, Scored(Categorical(law)), Noise.from_seed(0, rows))
+    kept = (verdict.accepted == 1).tolist()
+    assert [row[0] for row in verdict.values.tolist()] == [x if keep else best for x, keep in zip(guesses, kept, strict=True)]
+    return kept
+
+
+class TopP(TopKFloor):
+    """The published bug's name taken at its word: `tau` as a nucleus, the mass of the values ranked ahead."""
+
+    def passes(self, p, x):
+        ahead = p.scores > p.scores.gather(-1, x[..., None])
+        return (ahead.sum(-1) < self.k) & ((p.probs() * ahead).sum(-1) < self.tau)
+
+
+class Either(TopKFloor):
+    """Rank or floor, where both are asked for."""
+
+    def passes(self, p, x):
+        ahead = p.scores > p.scores.gather(-1, x[..., None])
+        return (ahead.sum(-1) < self.k) | (p.prob(x) > self.tau)
+
+
+class Tied(TopKFloor):
+    """Ties ranked alike: at k = 1 every value as likely as the best passes."""
+
+    def passes(self, p, x):
+        ahead = p.scores > p.scores.gather(-1, x[..., None])
+        return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)
+
+
+EVERY = [0, 1, 2, 3, 4]
+JUDGED = [
+    (2, 0.1, [0.5, 0.3, 0.15, 0.05, 0.0], [True, True, False, False, False]),  # the rank decides
+    (3, 0.2, [0.5, 0.3, 0.15, 0.05, 0.0], [True, True, False, False, False]),  # the floor decides
+    (2, 0.1, [0.05, 0.91, 0.02, 0.01, 0.01], [False, True, False, False, False]),
+    (2, 0.3, [0.2, 0.19, 0.21, 0.2, 0.2], [False, False, True, False, False]),  # nothing above the floor: the best alone
+    (1, 0.0, [0.1, 0.3, 0.3, 0.3, 0.0], [False, True, False, False, False]),  # ties rank by number, as the mode does
+    (2, 0.0, [0.1, 0.3, 0.3, 0.3, 0.0], [False, True, True, False, False]),
+]
+
+
+def agrees(kind) -> bool:
+    """The check: top k AND above the floor, the best always, on every case above."""
+    return all(guesses_kept(kind(k, tau), probs, EVERY) == kept for k, tau, probs, kept in JUDGED)
+
+
+def test_a_guess_passes_by_rank_and_floor_and_the_best_always():
+    assert agrees(TopKFloor)
+
+
+@pytest.mark.parametrize("mutant", [TopP, Either, Tied])
+def test_published_misreadings_of_the_rule_are_seen(mutant):
+    assert not agrees(mutant)
+
+
+def test_one_position_drifts_by_its_distance_to_greedy_exactly():
+    """Not only a bound there: the mean count of departures is the distance between the output law and the greedy point mass."""
+    for seed in range(6):
+        target, drafter = pair(4, 3, seed)
+        outcomes = round_outcomes(target, ModelDrafter(drafter, SAMPLED), TopKFloor(3, 0.05), most=2, length=1)
+        law, greedy = outcomes.law(outcomes.values[:, 0], 4), target.table.greedy().probs[1]
+        drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
+        assert drift == pytest.approx(distance(law, greedy), abs=TINY)
+
+
+def branches(*, greedy_first: bool) -> Draft:
+    """One settled value and two branches of guesses: 0 -> 0 and 1 -> 0 -> 0, in either order of their heads."""
+    heads = [0, 1] if greedy_first else [1, 0]
+    short, long = heads.index(0) + 1, heads.index(1) + 1
+    nodes = torch.tensor([[*heads, 0, 0, 0]])
+    parents = torch.tensor([[0, 0, short, long, 4]])
+    return Draft.root(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)).extend(nodes, parents, width=2, levels=3)
+
+
+@pytest.mark.parametrize("greedy_first", [True, False])
+def test_the_longest_branch_that_passes_wins(greedy_first):
+    draft = branches(greedy_first=greedy_first)
+    law = torch.tensor([0.6, 0.4], dtype=torch.float64).log().expand(1, draft.size, -1)
+    verdict = TopKFloor()(draft, Scored(Categorical(law)), Noise.from_seed(0, 1))
+    assert (verdict.accepted.item(), verdict.values[0, :4].tolist(), verdict.drift.item()) == (3, [1, 0, 0, 0], 1.0)
+    verdict = TopKFloor(k=1)(draft, Scored(Categorical(law)), Noise.from_seed(0, 1))
+    assert (verdict.accepted.item(), verdict.values[0, :3].tolist(), verdict.drift.item()) == (2, [0, 0, 0], 0.0)
