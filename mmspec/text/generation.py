@@ -15,7 +15,7 @@ from mmspec.core.decode import Drafter, Generation
 from mmspec.core.decode import generate as run
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits, Stop
-from mmspec.core.lossy import Rollback, TopKGap, Typical
+from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Processor, Temperature, pipeline
 from mmspec.core.records import Step
@@ -31,7 +31,7 @@ from mmspec.drafters.vocabulary import Overlap, Translated
 from mmspec.text.families import family_of, positions_of
 from mmspec.text.processors import constraints, end_ids
 
-_READS_RAW_LAW = (Greedy, Typical, TopKGap, Rollback)  # rules that look at the argmax or the untempered law
+_READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
 _SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
