@@ -4,9 +4,11 @@
 >>> report = run(Job(source=Lines(path), sink=JsonLines(), work=work, out=out, model={"weights": ...}, options={"seed": 0}))
 """
 
+from mmspec.jobs.engines import Report, run
 from mmspec.jobs.fingerprints import weights
 from mmspec.jobs.folder import Stopped
-from mmspec.jobs.job import Job, Report, run
+from mmspec.jobs.job import Job
+from mmspec.jobs.parquet import ParquetRows, ParquetTable
 from mmspec.jobs.processes import Processes
 from mmspec.jobs.records import Facts, Lines, Reject, Source
 from mmspec.jobs.sinks import JsonLines, NumberedFiles, Sink
@@ -17,6 +19,8 @@ __all__ = [
     "JsonLines",
     "Lines",
     "NumberedFiles",
+    "ParquetRows",
+    "ParquetTable",
     "Processes",
     "Reject",
     "Report",

@@ -32,7 +32,7 @@ class JobFolder:
     """The folder `path`, as the process of number `rank` writes it."""
 
     path: Path
-    rank: int = 0
+    rank: int | str = 0
 
     @property
     def _scratch(self) -> Path:

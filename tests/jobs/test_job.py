@@ -200,8 +200,8 @@ def test_bad_settings(source, tmp_path):
         job(source, tmp_path / "out", shard_size=0)
     with pytest.raises(ValueError, match="batch size is -1"):
         job(source, tmp_path / "out", batch_size=-1)
-    with pytest.raises(ValueError, match="unknown engine 'ray'; valid: local"):
-        run(job(source, tmp_path / "out"), engine="ray")
+    with pytest.raises(ValueError, match="unknown engine 'spark'; valid: local, ray"):
+        run(job(source, tmp_path / "out"), engine="spark")
     source.write_text("")
     with pytest.raises(ValueError, match="holds no record"):
         run(job(source, tmp_path / "out"))
