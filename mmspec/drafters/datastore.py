@@ -13,6 +13,8 @@ import numpy as np
 from mmspec.core.decode import TargetSession
 from mmspec.drafters.host import Guesses, HostSession
 
+Counts = dict[tuple[int, ...], float]
+"""A trie as its paths, each with how often it occurs: a path's beginnings are there too, and occur at least as often."""
 _END = -1  # behind every text; no token has this id
 _SORTED = 64  # suffixes are sorted by this many tokens: contexts are shorter, so a full sort would buy nothing
 
@@ -132,12 +134,22 @@ class RetrievalRow:
 
 
 def trie(continuations: Iterable[list[int]], nodes: int) -> Guesses:
-    """The most frequent beginnings of `continuations` as a tree, shorter ones first among equals, so parents come before children."""
-    counts: dict[tuple[int, ...], int] = {}
+    """The most frequent beginnings of `continuations` as a tree."""
+    return ravel(count(continuations), nodes)
+
+
+def count(continuations: Iterable[Sequence[int]]) -> Counts:
+    """How often each beginning of `continuations` occurs among them; none goes on past an `_END`."""
+    counts: Counts = {}
     for tokens in continuations:
         for end in range(1, (tokens.index(_END) if _END in tokens else len(tokens)) + 1):
             path = tuple(tokens[:end])
             counts[path] = counts.get(path, 0) + 1
+    return counts
+
+
+def ravel(counts: Counts, nodes: int) -> Guesses:
+    """The `nodes` most frequent paths as a tree, shorter ones first among equals, so parents come before children."""
     kept = sorted(counts, key=lambda path: (-counts[path], len(path)))[:nodes]
     place = {path: index for index, path in enumerate(kept)}
     return [path[-1] for path in kept], [place.get(path[:-1], -1) for path in kept]

@@ -13,6 +13,7 @@ from mmspec.drafters.lookahead import Lookahead
 from mmspec.drafters.lookup import Lookup
 from mmspec.drafters.ngram import NGram, bigram_table
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.pools import Pools
 from mmspec.drafters.recycling import Recycling
 from mmspec.drafters.shapes import drawn
 from mmspec.drafters.suffix import Suffix
@@ -26,6 +27,7 @@ NAMES = (
     "suffix",
     "corpus",
     "retrieval",
+    "pools",
     "ngram",
     "ngram-table",
     "ngram-tree",
@@ -46,12 +48,15 @@ def drafters(big, tmp_path_factory):
     texts = greedy(big, RAGGED) + random_prompt(40, 40, seed=2)["input_ids"].tolist()
     store = Datastore.build(texts, tmp_path_factory.mktemp("store") / "texts.npy")
     table = bigram_table(big, 3)
+    pools = Pools(branch=6, limit=64)
+    pools.learn("group", texts)
     made = (
         Lookup(),
         Lookup(max_ngram=4, references=texts),
         Suffix(),
         Suffix(texts, factor=2),
         Retrieval(store),
+        pools.drafter("group", nodes=16),
         NGram(),
         NGram(table=table),
         NGram(table=table, drafts=3),
