@@ -61,7 +61,7 @@ def _size(model: Any) -> str:
 
 def families() -> list[dict[str, str]]:
     """What `mmspec.text` and `mmspec.vision` can drive."""
-    from mmspec.text.families import _BY_MODEL_TYPE
+    from mmspec.core.families import _BY_MODEL_TYPE
     from mmspec.vision.families import ADAPTERS
 
     decoders = "decoder-only models with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"

@@ -76,15 +76,19 @@ class HFTarget:
 
     def begin(self, prompt: Mapping[str, Tensor]) -> tuple["HFSession", Draft]:
         """Open a session; the last prompt position is the first frontier. Runs encoders, but nothing of the decoder yet."""
+        parts, frontier = self.opened(prompt)
+        return HFSession(*parts), frontier
+
+    def opened(self, prompt: Mapping[str, Tensor]) -> tuple[tuple["HFTarget", SlotCache, Any, Tensor, Tensor], Draft]:
+        """What a session on `prompt` is made of, for sessions of other kinds, and the first frontier."""
         ids, mask = self.family.prompt(self.model, prompt)
         _check_prompt(ids, mask, self.limit)
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
         packed, lengths = ids.gather(1, order), mask.sum(1)
         capacity = -(-(ids.shape[1] + self.reserve + 1) // _ROUND) * _ROUND
         cache, state = self.family.begin(self.model, prompt, capacity)
-        session = HFSession(self, cache, state, packed[:, :-1], lengths - 1)
         last = packed.gather(1, (lengths - 1)[:, None])[:, 0]
-        return session, Draft.root(last, torch.zeros_like(lengths))
+        return (self, cache, state, packed[:, :-1], lengths - 1), Draft.root(last, torch.zeros_like(lengths))
 
     def capture(self, reserve: int, **options: Any) -> "HFTarget":
         """This target with fixed shapes and addresses for `reserve` slots beyond the prompt, its rounds run by a compiled model.

@@ -33,6 +33,7 @@ class Draft:
     linear: bool = True
     width: int = 1
     levels: int | None = None  # bound on the guesses along any path; None: as many as there are guesses
+    trunk: int | None = None  # bound on the roots along any path; None: as many as there are roots
     drift: Tensor | None = None  # [B] total variation spent so far by a lossy rule
     score: Tensor | None = None  # [B, N] path log-probability, for beams
     aux: Any = None  # luggage from drafter to target
@@ -90,13 +91,15 @@ class Draft:
 
     def ancestors(self) -> Tensor:
         """[B, N, N] bool: is column j on the path that ends in node i (itself included)? PAD columns see only themselves."""
-        n = self.size
-        eye = torch.eye(n, dtype=torch.bool, device=self.nodes.device)
-        parent = self.parents[:, :, None] == torch.arange(n, device=self.nodes.device)
-        reach = (parent | eye).float()
-        for _ in range(max(1, (n - 1).bit_length())):  # squaring doubles the length of the paths covered
-            reach = (reach @ reach).clamp_(max=1.0)
-        return reach > 0.5
+        n, rows = self.size, len(self.parents)
+        nowhere = torch.where(self.parents >= 0, self.parents, n)
+        above = torch.cat([nowhere, torch.full_like(self.parents[:, :1], n)], 1)  # column n is its own parent
+        reach = torch.eye(n, n + 1, dtype=torch.bool, device=self.nodes.device).repeat(rows, 1, 1)
+        step = above[:, :n]
+        for _ in range((self.roots if self.trunk is None else self.trunk) + self.height - 1):
+            reach.scatter_(2, step[..., None], True)
+            step = above.gather(1, step)
+        return reach[..., :n]
 
     def depth(self) -> Tensor:
         """[B, N] guesses on the path to each node: 0 for roots."""

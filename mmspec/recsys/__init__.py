@@ -1,0 +1,11 @@
+"""Items out: the K best items of a catalogue for every history, by exact beam search.
+
+>>> from mmspec import recsys
+>>> out = recsys.recommend(model, histories, k=10, catalogue=recsys.Catalogue.read("catalogue.parquet"), drafter=small)
+"""
+
+from mmspec.recsys.catalogue import Catalogue
+from mmspec.recsys.generation import Recommendations, recommend
+from mmspec.recsys.modes import MODES
+
+__all__ = ["MODES", "Catalogue", "Recommendations", "recommend"]

@@ -79,10 +79,15 @@ class Catalogue:
         """Distinct paths [P, L] in order, and each item's [items]."""
         return torch.unique(self.paths.cpu(), dim=0, return_inverse=True)  # pyright: ignore[reportReturnType]
 
+    @property
+    def distinct(self) -> Tensor:
+        """The distinct paths in order, [P, L], on the CPU: those the trie is made of."""
+        return self._sorted[0]
+
     @cached_property
     def trie(self) -> Trie:
         """Over the distinct paths, on the CPU."""
-        return Trie.of(self._sorted[0])
+        return Trie.of(self.distinct)
 
     @cached_property
     def leaf(self) -> Tensor:
@@ -92,7 +97,7 @@ class Catalogue:
     @cached_property
     def _shelves(self) -> tuple[tuple[int, ...], ...]:
         """Per distinct path, the rows of its items."""
-        shelves: list[list[int]] = [[] for _ in range(len(self._sorted[0]))]
+        shelves: list[list[int]] = [[] for _ in range(len(self.distinct))]
         for row, leaf in enumerate(self.leaf.tolist()):
             shelves[leaf].append(row)
         return tuple(map(tuple, shelves))
@@ -116,7 +121,7 @@ class Catalogue:
 
     def only(self, mask: Tensor) -> Tensor:
         """[P] or [B, P] bool: the distinct paths on which some item of `mask` ([items] or [B, items] bool) stands."""
-        counts = torch.zeros(*mask.shape[:-1], len(self._sorted[0]), dtype=torch.long)
+        counts = torch.zeros(*mask.shape[:-1], len(self.distinct), dtype=torch.long)
         return counts.index_add_(-1, self.leaf, mask.long().cpu()) > 0
 
     def tokens(self, history: Sequence[Item]) -> list[int]:
@@ -162,7 +167,7 @@ class Catalogue:
 
     @staticmethod
     def read(path: str | Path) -> "Catalogue":
-        """As `write` leaves it. A file without the metadata is taken with the defaults. ValueError, in one line, for what cannot be read."""
+        """As `write` leaves it. Without the metadata, with the defaults. ValueError, in one line, for what cannot be read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

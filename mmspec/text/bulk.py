@@ -39,7 +39,7 @@ class Continue:
 
     @cached_property
     def _limit(self) -> int | None:
-        from mmspec.text.families import positions_of
+        from mmspec.core.families import positions_of
 
         return None if self.pair.target.config.is_encoder_decoder else positions_of(self.pair.target)
 

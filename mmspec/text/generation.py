@@ -28,7 +28,7 @@ from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.vocabulary import Overlap, Translated
-from mmspec.text.families import family_of, positions_of
+from mmspec.core.families import family_of, positions_of
 from mmspec.text.processors import constraints, end_ids
 
 _READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law

@@ -65,7 +65,7 @@ def test_trees_are_cut_to_what_pays(big):
 
 def _target(model):
     from mmspec.core.hf import HFTarget
-    from mmspec.text.families import family_of
+    from mmspec.core.families import family_of
 
     return HFTarget(model, family_of(model))
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from mmspec.core.encoder_decoder import T5, Bart, EncoderDecoder
 from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import Family
-from mmspec.text.encoder_decoder import T5, Bart, EncoderDecoder
 
 _BY_MODEL_TYPE = {
     "t5": T5,

@@ -1,0 +1,172 @@
+"""The public call: the K best items for every history, by beam search over the catalogue's paths."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.beams import BeamLimits, BeamTarget
+from mmspec.core.control import Control, Fixed
+from mmspec.core.decode import Drafter, decode
+from mmspec.core.families import family_of, positions_of
+from mmspec.core.hf import HFTarget
+from mmspec.core.noise import Noise
+from mmspec.core.records import Step
+from mmspec.core.stats import Stats
+from mmspec.core.trie import Trie
+from mmspec.drafters.beams import BeamDrafter, BeamModel
+from mmspec.drafters.none import NoDraft
+from mmspec.recsys.catalogue import Catalogue, Item
+from mmspec.recsys.modes import Mode, mode_of
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    """What was found for B histories, best first. Every row has at most k items; fewer where the catalogue allows no more."""
+
+    items: list[list[Item]]
+    scores: list[list[float]]  # the log-probability of an item's path divided by its length, as transformers' `sequences_scores`
+    paths: Tensor  # [B, K, L] the beams themselves, as token ids; 0 where there are fewer
+    counts: Tensor  # [B] how many beams a row has
+    stats: Stats  # a value is a level: `tokens_per_call` is levels settled per target call
+
+
+@torch.no_grad()
+def recommend(
+    model: Any,
+    histories: Sequence[Sequence[Item]] | Mapping[str, Tensor],
+    k: int = 10,
+    catalogue: Catalogue | None = None,
+    drafter: Any = None,
+    mode: str = "strict",
+    *,
+    width: int | None = None,
+    draft_length: int | str | Control = "auto",
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    on_step: Callable[[Step], None] | None = None,
+) -> Recommendations:
+    """The `k` best items for every history.
+
+    Args:
+        model: a transformers decoder-only or T5 model that writes items as the catalogue's paths, in eval mode, on any one device.
+        histories: the items of each user, oldest first; or, for prompts of another form, what a tokenizer returned.
+        k: beams kept on every level, and the most items a user gets. Several items of one path all count.
+        catalogue: the items and their paths.
+        drafter: None; a small model of the same kind; a source of laws over the catalogue, such as `mmspec.recsys.Retriever`.
+        mode: "strict" (the very items of beam search, whatever is drafted), "plain" (the same without drafting), "coupled" (beam
+            sampling, the same items as without drafting), "sample" (beam sampling, exact in law), "relaxed" (approximate).
+        width: beams drafted a level, at least k; 4 * k by default.
+        draft_length: levels drafted a round, "auto" for all there are; or a Control, such as `mmspec.recsys.CostModel`, which is kept from
+            call to call and chooses plain search where that is cheaper.
+        allowed: which items may be recommended, [items] or [B, items] bool (see `Catalogue.mask`); all by default.
+        temperature: of the sampling modes.
+        seed: of the sampling modes; an int (row r gets seed + r) or one per row.
+        on_step: sees every round.
+
+    Raises:
+        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+    """
+    if catalogue is None:
+        raise ValueError("catalogue is missing: pass catalogue=Catalogue.read(path), the items and their paths")
+    if not isinstance(k, int) or k < 1:
+        raise ValueError(f"k is {k!r}: ask for at least 1 item")
+    chosen, device = mode_of(mode), model.device
+    inputs = histories if isinstance(histories, Mapping) else catalogue.inputs(histories, device)
+    rows = len(inputs["input_ids"])
+    trie = _trie(catalogue, allowed, rows).to(device)
+    drafter = None if chosen.plain else drafter
+    width = 4 * k if width is None else width
+    _check(model, inputs, catalogue)
+    target = _target(model, trie, k, width if drafter is not None else 0)
+    guesser = _drafter(drafter, target, chosen, k, width, temperature)
+    limits = BeamLimits(rows, trie.levels, k, device)
+    rule = chosen.rule(trie, k, temperature)
+    stats = Stats(exactness=rule.exactness)
+    control = _control(draft_length, guesser, trie.levels)
+    for step in decode(target, guesser, rule, inputs, limits=limits, noise=Noise.from_seed(seed, rows, device), control=control):
+        stats.add(step)
+        if on_step is not None:
+            on_step(step)
+    return _told(catalogue, trie, limits, k, stats)
+
+
+def _trie(catalogue: Catalogue, allowed: Tensor | None, rows: int) -> Trie:
+    if allowed is None:
+        return catalogue.trie
+    if tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
+        raise ValueError(
+            f"allowed has shape {tuple(allowed.shape)}: give [{len(catalogue)}], or [{rows}, {len(catalogue)}], one row a history"
+        )
+    return catalogue.trie.only(catalogue.only(allowed))
+
+
+def _check(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
+    size = model.config.get_text_config(decoder=True).vocab_size
+    most = int(catalogue.paths.max())
+    if most >= size:
+        raise ValueError(f"the catalogue's paths use token {most}, but the model has {size}: give the catalogue the model was trained on")
+    limit = None if model.config.is_encoder_decoder else positions_of(model)
+    length = inputs["input_ids"].shape[1]
+    if limit is not None and length + catalogue.levels > limit:
+        raise ValueError(
+            f"histories of {length} tokens and an item's {catalogue.levels} exceed the model's {limit} positions: show fewer items"
+        )
+
+
+def _target(model: Any, trie: Trie, k: int, width: int) -> BeamTarget:
+    """Room for all beams, and for the guesses of one round."""
+    reserve = k * trie.levels + width * (trie.levels - 1) + 1
+    return BeamTarget(HFTarget(model, family_of(model), reserve=reserve), trie)
+
+
+def _drafter(drafter: Any, target: BeamTarget, mode: Mode, k: int, width: int, temperature: float) -> Drafter:
+    """The drafter that `drafter` stands for, choosing its guesses the way the mode's rule judges them."""
+    if drafter is None:
+        return NoDraft()
+    if hasattr(drafter, "begin"):
+        return drafter
+    source = drafter if hasattr(drafter, "beam_guide") else BeamModel(_as_target(drafter, target, k, width))
+    return BeamDrafter(source, target.trie, mode.spread(k, width, temperature))
+
+
+def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget:
+    if not hasattr(model, "generate"):
+        raise ValueError(f"drafter is {model!r}: give None, a transformers model, or a source of laws such as mmspec.recsys.Retriever")
+    theirs, mine = target.target.model.config, model.config
+    if mine.is_encoder_decoder != theirs.is_encoder_decoder:
+        raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
+    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(target.trie.token.max()):
+        raise ValueError(f"the drafter has {size} tokens, fewer than the catalogue's paths use: train one on this catalogue")
+    return _target(model, target.trie, k, width)
+
+
+def _control(draft_length: int | str | Control, drafter: Drafter, levels: int) -> Control:
+    if isinstance(drafter, NoDraft):
+        return Fixed(0)
+    if draft_length == "auto":
+        return Fixed(levels - 1)
+    if isinstance(draft_length, int) and not isinstance(draft_length, bool):
+        return Fixed(draft_length)
+    if hasattr(draft_length, "begin"):
+        return draft_length  # pyright: ignore[reportReturnType]
+    raise ValueError(f"draft_length is {draft_length!r}: give a number of levels, 'auto' or a Control such as mmspec.recsys.CostModel()")
+
+
+def _told(catalogue: Catalogue, trie: Trie, limits: BeamLimits, k: int, stats: Stats) -> Recommendations:
+    """Beams as items, in the order of their scores; several items of a path in the catalogue's order."""
+    score, order = torch.sort(limits.score, dim=-1, descending=True, stable=True)
+    leaf = (limits.state.gather(1, order) - trie.starts[-1]).cpu()
+    counts = (score > -torch.inf).sum(1).cpu()
+    mean = (score / trie.levels).tolist()
+    items: list[list[Item]] = []
+    scores: list[list[float]] = []
+    for row, count in enumerate(counts.tolist()):
+        beams = [(shelf, mean[row][beam]) for beam in range(count) for shelf in catalogue.shelf(int(leaf[row, beam]))]
+        items.append([catalogue.items[shelf] for shelf, _ in beams[:k]])
+        scores.append([value for _, value in beams[:k]])
+    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)], 0)
+    return Recommendations(items, scores, paths, counts, stats)
