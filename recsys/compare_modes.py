@@ -1,0 +1,116 @@
+"""Item beams beside transformers' constrained beam search: calls a user, acceptance, items kept, seconds, throughput and memory.
+
+    python recsys/compare_modes.py --users 500 --rounds 5        (15 minutes on two CPU cores)
+    python recsys/compare_modes.py --random 400 --device cuda --dtype bfloat16       (a random target of 400 M parameters)
+
+Calls count one user's share of every target forward: plain search makes one a level. Strict results are compared with plain ones item
+by item. Seconds are interleaved in one process: each round times transformers' `generate(num_beams=K, prefix_allowed_tokens_fn=...)`
+and then every contender on the same users, and ratios are paired; their median and spread are shown.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import mmspec
+from mmspec.bench.provenance import machine, provenance
+from mmspec.bench.recommendations import Prefixes, overlap, shared_bytes, usual
+from mmspec.jobs.files import write_json
+from mmspec.minis.shop import Shop
+from mmspec.recsys import recommend
+
+
+def grown(millions: int, like: LlamaConfig) -> LlamaForCausalLM:
+    """A random target of about so many parameters over the same tokens: for seconds only."""
+    width = 1024 if millions >= 100 else 256
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64, "num_key_value_heads": width // 64}
+    layers = max(1, round(millions * 1e6 / (16 * width**2)))
+    return LlamaForCausalLM(LlamaConfig(**{**like.to_dict(), **sizes, "head_dim": 64, "num_hidden_layers": layers})).eval()
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    began = perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - began
+
+
+def spread(found: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(found), "low": min(found), "high": max(found)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--users", type=int, default=500, help="held-out simulated users to count calls on")
+    parser.add_argument("--k", type=int, nargs="+", default=[10, 20, 50])
+    parser.add_argument("--wider", type=int, default=4, help="beams drafted, as a multiple of k")
+    parser.add_argument("--drafters", nargs="+", help="names in the mini; default all")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--timed-batch", type=int, default=8)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], help="for throughput and memory")
+    parser.add_argument("--random", type=int, help="time a random target of so many million parameters in the mini's place")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--out", type=Path, help="also write everything as JSON")
+    parser.add_argument("--smoke", action="store_true", help="a few users, one k, one round")
+    args = parser.parse_args()
+    if args.smoke:
+        args.users, args.k, args.rounds, args.batches, args.timed_batch = 6, [5], 1, [1, 2], 2
+    mini, device, dtype = mmspec.load("recsys"), torch.device(args.device), getattr(torch, args.dtype)
+    target = grown(args.random, mini.target.config) if args.random else mini.target
+    target = target.to(device, dtype)
+    chosen = {name: mini.drafters[name] for name in args.drafters or mini.drafters}
+    chosen = {name: d.to(device, dtype) if hasattr(d, "to") else d for name, d in chosen.items()}
+    catalogue, prefixes = mini.catalogue, Prefixes(mini.catalogue)
+    users = [user[:-1] for user in Shop.of().histories(max(args.users, *args.batches, args.timed_batch), seed=2)]
+    found: dict = {"counts": [], "seconds": [], "batches": []}
+
+    def search(histories: list, k: int, **options):
+        return recommend(target, histories, k, catalogue, width=args.wider * k, **options)
+
+    for k in args.k:
+        parts = [users[first : first + 50] for first in range(0, args.users, 50)]
+        plain = [search(part, k, mode="plain") for part in parts]
+        for name, mode in [*((name, "strict") for name in chosen), (next(iter(chosen)), "relaxed")]:
+            outs = [search(part, k, drafter=chosen[name], mode=mode, seed=50 * n) for n, part in enumerate(parts)]
+            same = sum(a == b for out, base in zip(outs, plain, strict=True) for a, b in zip(out.items, base.items, strict=True))
+            calls = sum(out.stats.row_calls for out in outs) / args.users
+            kept = statistics.mean(overlap(out.items, base.items) for out, base in zip(outs, plain, strict=True))
+            row = {"k": k, "drafter": name, "mode": mode, "calls": calls, "same": same / args.users, "overlap": kept}
+            found["counts"].append(row)
+            print(f"k {k}, {name}, {mode}: {calls:.2f} calls a user, same items for {same} of {args.users}, overlap {kept:.3f}", flush=True)
+    for k in args.k if args.rounds else ():
+        ratios: dict[str, list[float]] = {}
+        for turn in range(-1, args.rounds):  # the first round warms up
+            some = [users[(turn * args.timed_batch + n) % len(users)] for n in range(args.timed_batch)]
+            inputs = catalogue.inputs(some, device)
+            base = timed(lambda: usual(target, inputs, prefixes, k), device)  # noqa: B023
+            for name, drafter in {"plain": None, **chosen}.items():
+                spent = timed(lambda: search(some, k, drafter=drafter, mode="strict"), device)  # noqa: B023
+                if turn >= 0:
+                    ratios.setdefault(name, []).append(base / spent)
+        for name, values in ratios.items():
+            found["seconds"].append({"k": k, "contender": name, "batch": args.timed_batch, **spread(values)})
+            print("k {k}, {contender}: {median:.2f} ({low:.2f}-{high:.2f}) x transformers, batch {batch}".format(**found["seconds"][-1]))
+    k = args.k[0]
+    for batch in args.batches if args.rounds else ():
+        inputs = catalogue.inputs(users[:batch], device)
+        rates = [batch / timed(lambda: search(users[:batch], k), device) for _ in range(args.rounds + 1)][1:]  # noqa: B023
+        ours, theirs = shared_bytes(target, inputs, catalogue, k) / batch, usual(target, inputs, prefixes, k).cache_bytes / batch
+        found["batches"].append({"k": k, "batch": batch, "users_per_second": spread(rates), "bytes": ours, "bytes_transformers": theirs})
+        print(f"k {k}, batch {batch}: {statistics.median(rates):.1f} users/s plain; {ours / 1024:.0f} KiB of cache a user,", end=" ")
+        print(f"transformers {theirs / 1024:.0f} ({theirs / ours:.1f} times as much)")
+    about = provenance(device)
+    print(machine(about), about["date"])
+    if args.out:
+        write_json(args.out, {**found, "settings": {key: str(value) for key, value in vars(args).items()}, "provenance": about})
+
+
+if __name__ == "__main__":
+    main()
