@@ -1,0 +1,187 @@
+"""Semantic ids: every item's embedding as a few codes, coarse to fine, by residual k-means or by an RQ-VAE.
+
+Each level quantises what the levels before it left over. Close items share their first codes, and a last code keeps apart the items
+that share all others (TIGER, Rajput et al. 2023). `make` does both steps; `collisions` tells how well it went.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Method = Literal["kmeans", "rqvae"]
+Last = Literal["count", "nearest", "plain"]
+
+
+@dataclass(frozen=True)
+class Collisions:
+    """How far codes tell items apart."""
+
+    items: int
+    paths: int  # distinct ones
+    largest: int  # the most items on one path
+    used: tuple[int, ...]  # per level: the codes in use
+    prefixes: tuple[int, ...]  # per level: the distinct beginnings up to it
+
+
+def make(embeddings: Tensor, method: Method = "kmeans", levels: int = 4, size: int = 64, last: Last = "count", seed: int = 0) -> Tensor:
+    """Codes [items, levels] below `size` for `embeddings` [items, D]. The same call gives the same codes.
+
+    The last level is what `last` says: "count" numbers the items that share all codes before it (TIGER); "nearest" gives each of them the
+    code nearest to what is left of it that none of them has yet; "plain" is one more level of residuals, and items may share a path.
+    Where more items are to be kept apart than a level has codes, some still share a path: `collisions` shows it; give more levels or codes.
+    """
+    _check(embeddings, method, levels, size, last)
+    learnt = levels - (last == "count")
+    if method == "kmeans":
+        codes, far = residual_kmeans(embeddings, learnt, size, seed)
+    else:
+        codes, far = RqVae.trained(embeddings, learnt, size, seed).codes(embeddings.float())
+    if last == "plain":
+        return codes
+    return torch.cat([codes, _counted(codes)[:, None] % size], 1) if last == "count" else _nearest_free(codes, far)
+
+
+def collisions(codes: Tensor) -> Collisions:
+    """The report on `codes` [items, levels]."""
+    _, counts = codes.unique(dim=0, return_counts=True)
+    used = tuple(len(column.unique()) for column in codes.unbind(1))
+    prefixes = tuple(len(codes[:, : level + 1].unique(dim=0)) for level in range(codes.shape[1]))
+    return Collisions(len(codes), len(counts), int(counts.max()), used, prefixes)
+
+
+def residual_kmeans(embeddings: Tensor, levels: int, size: int, seed: int = 0, rounds: int = 30) -> tuple[Tensor, Tensor]:
+    """Codes [items, levels], and the squared distances [items, size] of the last level's residuals to its centres."""
+    left, codes = embeddings.float(), []
+    distances = left.new_empty(0)
+    for level in range(levels):
+        centres = kmeans(left, size, seed + level, rounds)
+        distances = torch.cdist(left, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
+        codes.append(distances.argmin(1))
+        left = left - centres[codes[-1]]
+    return torch.stack(codes, 1), distances
+
+
+def kmeans(points: Tensor, size: int, seed: int = 0, rounds: int = 30) -> Tensor:
+    """Centres [size, D] by Lloyd's rounds from k-means++ seeds (Arthur & Vassilvitskii 2007). An empty cluster gets the farthest point."""
+    chance = torch.Generator().manual_seed(seed)
+    centres = points[torch.randint(len(points), (1,), generator=chance)]
+    nearest = (points - centres).square().sum(1)
+    for _ in range(size - 1):
+        weight = nearest if bool(nearest.any()) else torch.ones_like(nearest)
+        fresh = points[torch.multinomial(weight, 1, generator=chance)]
+        centres = torch.cat([centres, fresh])
+        nearest = torch.minimum(nearest, (points - fresh).square().sum(1))
+    for _ in range(rounds):
+        distances, label = torch.cdist(points, centres).min(1)
+        counts = torch.bincount(label, minlength=size)
+        moved = torch.zeros_like(centres).index_add_(0, label, points) / counts.clamp_min(1)[:, None]
+        empty = (counts == 0).nonzero()[:, 0][: len(points)]
+        moved[empty] = points[distances.topk(len(empty)).indices]
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres
+
+
+class RqVae(nn.Module):
+    """An autoencoder whose latent is quantised level by level (RQ-VAE, Lee et al. 2022; for items Rajput et al. 2023)."""
+
+    def __init__(self, width: int, levels: int, size: int, latent: int = 32, hidden: int = 256):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, latent))
+        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, width))
+        self.books = nn.Parameter(torch.zeros(levels, size, latent))
+        self.mean, self.scale = torch.zeros(width), torch.ones(())
+
+    @staticmethod
+    def trained(embeddings: Tensor, levels: int, size: int, seed: int = 0, steps: int = 1500, rows: int = 512) -> "RqVae":
+        """Trained on `embeddings` [items, D], brought to mean 0 and variance 1; codebooks begin as k-means of an autoencoder's latents."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            points = embeddings.float()
+            model = RqVae(points.shape[1], levels, size)
+            model.mean, model.scale = points.mean(0), points.std().clamp_min(1e-6)
+            points = (points - model.mean) / model.scale
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4)
+            warm = steps // 4  # an autoencoder first: codes of a moving latent die
+            for step in range(steps):
+                if step == warm:
+                    model.begin(points, seed)
+                batch = points[torch.randint(len(points), (min(rows, len(points)),))]
+                loss = model.loss(batch) if step >= warm else F.mse_loss(model.decoder(model.encoder(batch)), batch)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return model.eval()
+
+    @torch.no_grad()
+    def begin(self, points: Tensor, seed: int) -> None:
+        """Set the codebooks to the centres of residual k-means."""
+        left = self.encoder(points)
+        for level, book in enumerate(self.books):
+            book.copy_(kmeans(left, len(book), seed + level))
+            left = left - book[torch.cdist(left, book).argmin(1)]
+
+    def quantised(self, latent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the codes add up to, level by level [levels, items, latent]; the codes [items, levels]; and the last level's squared
+        distances [items, size]."""
+        left, sums, codes = latent, [], []
+        distances = latent.new_empty(0)
+        for book in self.books:
+            distances = torch.cdist(left, book, compute_mode="donot_use_mm_for_euclid_dist").square()
+            codes.append(distances.argmin(1))
+            sums.append((sums[-1] if sums else 0) + book[codes[-1]])
+            left = latent - sums[-1]
+        return torch.stack(sums), torch.stack(codes, 1), distances
+
+    def loss(self, points: Tensor) -> Tensor:
+        """Reconstruction through the codes (straight through), and every level's codebook and commitment terms."""
+        latent = self.encoder(points)
+        sums, _, _ = self.quantised(latent.detach())
+        through = latent + (sums[-1] - latent).detach()
+        whole = latent.expand_as(sums)
+        return F.mse_loss(self.decoder(through), points) + F.mse_loss(sums, whole.detach()) + 0.25 * F.mse_loss(whole, sums.detach())
+
+    @torch.no_grad()
+    def codes(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """As `residual_kmeans` returns them."""
+        _, codes, distances = self.quantised(self.encoder((embeddings - self.mean) / self.scale))
+        return codes, distances
+
+
+def _counted(codes: Tensor) -> Tensor:
+    """[items]: how many items before each one have the same codes."""
+    _, group = codes.unique(dim=0, return_inverse=True)
+    order = torch.argsort(group, stable=True)
+    starts = torch.searchsorted(group[order].contiguous(), group[order].contiguous())
+    count = torch.empty_like(group)
+    count[order] = torch.arange(len(group)) - starts
+    return count
+
+
+def _nearest_free(codes: Tensor, distances: Tensor) -> Tensor:
+    """`codes` with the last level chosen anew: the nearest code that no earlier item with the same first codes has."""
+    codes, taken = codes.clone(), {}
+    for row, (path, order) in enumerate(zip(codes[:, :-1].tolist(), distances.argsort(1).tolist(), strict=True)):
+        busy = taken.setdefault(tuple(path), set())
+        code = next((code for code in order if code not in busy), order[0])
+        busy.add(code)
+        codes[row, -1] = code
+    return codes
+
+
+def _check(embeddings: Tensor, method: str, levels: int, size: int, last: str) -> None:
+    if embeddings.dim() != 2 or len(embeddings) < 1:
+        raise ValueError(f"embeddings have shape {tuple(embeddings.shape)}: give one vector an item, [items, D]")
+    if not bool(embeddings.float().isfinite().all()):
+        row = int((~embeddings.float().isfinite().all(1)).nonzero()[0, 0])
+        raise ValueError(f"the embedding of item {row} (counted from 0) is not finite: leave the item out or mend it")
+    if method not in ("kmeans", "rqvae"):
+        raise ValueError(f"unknown method {method!r}; valid: kmeans, rqvae")
+    if last not in ("count", "nearest", "plain"):
+        raise ValueError(f"unknown last {last!r}; valid: count, nearest, plain")
+    if levels < 1 + (last == "count") or size < 2:
+        raise ValueError(f"levels is {levels} and size is {size}: there must be two codes, and a level before one that counts")

@@ -1,0 +1,96 @@
+"""Semantic ids: close items share codes, the last code keeps the rest apart, and the same call gives the same codes."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from mmspec.recsys.semantic_ids import collisions, kmeans, make, residual_kmeans
+
+
+def blobs(groups: int = 5, each: int = 20, width: int = 8, spread: float = 0.05) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(0)
+    centres = torch.randn(groups, width, generator=chance) * 4
+    return (centres[:, None] + spread * torch.randn(groups, each, width, generator=chance)).flatten(0, 1)
+
+
+def test_kmeans_finds_separate_blobs():
+    points = blobs()
+    for seed in range(5):
+        label = torch.cdist(points, kmeans(points, 5, seed)).argmin(1)
+        assert all(len(part.unique()) == 1 for part in label.split(20))
+        assert len(label.unique()) == 5
+
+
+def test_kmeans_leaves_no_cluster_empty():
+    points = torch.cat([torch.zeros(50, 2), torch.randn(6, 2, generator=torch.Generator().manual_seed(0))])
+    label = torch.cdist(points, kmeans(points, 7)).argmin(1)
+    assert len(label.unique()) == 7
+
+
+def test_kmeans_on_fewer_points_than_centres():
+    centres = kmeans(torch.eye(3), 8)
+    assert centres.shape == (8, 3)
+    assert bool(centres.isfinite().all())
+
+
+def test_every_level_leaves_less():
+    points = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
+    lost = [residual_kmeans(points, levels, 16)[1].min(1).values.mean().item() for levels in (1, 2, 3)]
+    assert lost[0] > lost[1] > lost[2]
+    assert lost[2] < 0.7 * points.square().sum(1).mean()
+
+
+@pytest.mark.parametrize("method", ["kmeans", "rqvae"])
+@pytest.mark.parametrize("last", ["count", "nearest"])
+def test_ids_are_distinct_repeat_and_keep_the_close_together(method, last):
+    points = blobs(groups=6, each=30)
+    codes = make(points, method, levels=3, size=32, last=last, seed=1)
+    assert codes.shape == (180, 3)
+    assert int(codes.min()) >= 0
+    assert int(codes.max()) < 32
+    assert torch.equal(codes, make(points, method, levels=3, size=32, last=last, seed=1))
+    told = collisions(codes)
+    assert (told.items, told.paths, told.largest) == (180, 180, 1)
+    coarse = make(points, method, levels=2, size=6, last="plain")[:, 0]
+    assert sum(len(part.unique()) for part in coarse.split(30)) <= 8  # six blobs, six codes
+
+
+def test_the_global_generator_is_left_alone():
+    before = torch.random.get_rng_state()
+    make(blobs(), "rqvae", levels=2, size=8)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_counting_numbers_the_items_of_a_path():
+    points = torch.tensor([[0.0], [0.0], [9.0], [0.0], [9.0]])
+    codes = make(points, levels=2, size=4, last="count")
+    assert codes[:, 1].tolist() == [0, 1, 0, 2, 1]
+
+
+def test_the_nearest_free_code_is_taken():
+    codes = make(torch.tensor([[0.0], [0.0], [9.0]]), levels=2, size=2, last="nearest")
+    assert codes[0, 0] == codes[1, 0] != codes[2, 0]
+    assert sorted(codes[:2, 1].tolist()) == [0, 1]
+
+
+def test_more_alike_items_than_codes_share_paths_and_the_report_says_so():
+    codes = make(torch.zeros(5, 3), levels=2, size=2, last="count")
+    assert asdict(collisions(codes)) == {"items": 5, "paths": 2, "largest": 3, "used": (1, 2), "prefixes": (1, 2)}
+    assert collisions(make(torch.zeros(5, 3), levels=2, size=2, last="nearest")).paths == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"embeddings": torch.zeros(3)}, "one vector an item"),
+        ({"embeddings": torch.tensor([[0.0], [float("nan")]])}, "item 1 .* not finite"),
+        ({"method": "magic"}, "unknown method 'magic'; valid: kmeans, rqvae"),
+        ({"last": "most"}, "unknown last 'most'; valid: count, nearest, plain"),
+        ({"levels": 1}, "levels is 1"),
+        ({"size": 1}, "size is 1"),
+    ],
+)
+def test_errors_name_the_value(options, said):
+    with pytest.raises(ValueError, match=said):
+        make(**{"embeddings": torch.zeros(4, 2), **options})
