@@ -14,12 +14,12 @@ from torch import Tensor
 
 from mmspec.bench.peers import run_transformers
 from mmspec.core.accept import LAW_EXACT, LOSSY, TOKEN_EXACT
+from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Room
 from mmspec.core.stats import Stats
-from mmspec.core.families import family_of, positions_of
 from mmspec.text.generation import laws_for, rule_of
 from mmspec.text.pairs import Pair
 from mmspec.text.processors import constraints

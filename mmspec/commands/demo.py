@@ -71,6 +71,6 @@ def _table(section: Any) -> Table:
         table.add_column(name, justify="left" if name in ("way", "exactness") else "right", no_wrap=True)
     for row in section.rows:
         cells = ["" if row.get(key) is None else format(row[key], form) for key, form in columns.values()]
-        same = row.get("same_text") or row.get("same_pictures")
+        same = row.get("same_text") or row.get("same_pictures") or row.get("same_items")
         table.add_row(row["way"], *cells, "" if same is None else f"{same['same']}/{same['of']}")
     return table
