@@ -47,7 +47,7 @@ class ContentDigest:
         elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
             typed, empty = column.cast(pa.large_string()), ""
         else:
-            self._stream(f"{name} {kind}").update("\n".join(map(repr, column.to_pylist())).encode() + b"\n")
+            self._stream(f"{name} {kind}").update("".join(f"{value!r}\n" for value in column.to_pylist()).encode())
             return None
         self._update(f"{name} {typed.type}", column.is_valid().cast(pa.int8()))
         filled = pc.fill_null(typed, empty)

@@ -171,8 +171,8 @@ class ParquetTable:
         lengths = {len(values) for values in output.values()} if output.keys() == names else set()
         if len(lengths) != 1:
             raise ValueError(
-                f"record {index} came out with columns {', '.join(output) or 'none'}; the table has {', '.join(names)}: give each of these, "
-                "and all of one length"
+                f"record {index} came out with columns {', '.join(output) or 'none'}; the table has {', '.join(names)}: give each "
+                "of these, and all of one length"
             )
         for name in names:
             waiting[name].extend(output[name])
@@ -202,7 +202,12 @@ def _column(name: str, values: Iterable[Any], kind: Any) -> Any:
     import pyarrow as pa
 
     try:
-        return pa.array(values, kind)
+        if not pa.types.is_integer(kind):
+            return pa.array(values, kind)
+        found = pa.array(values)  # asked for integers, pyarrow would cut 1.5 to 1
+        if pa.types.is_integer(found.type) or pa.types.is_null(found.type):
+            return found.cast(kind)
+        raise TypeError(f"{found.type} found")
     except (pa.ArrowException, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"an output does not fit column {name} of type {kind}: {reason}") from None

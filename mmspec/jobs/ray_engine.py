@@ -5,7 +5,9 @@ outputs, markers and going on are the same; all machines must see the same input
 Ray: it is built once, has a GPU where the cluster has any, and else one CPU.
 """
 
+import logging
 import os
+import shutil
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,7 @@ from mmspec.jobs.processes import Processes
 
 Tick = Callable[[int], None]
 _KNOWN = (Stopped, FileNotFoundError, ValueError)  # errors that are one line for people; others come with their traceback
-_RETRIES = 3  # of a shard whose worker died
+_TRIES = 4  # of a shard whose worker dies over it: Ray itself would go on for ever
 
 
 @contextmanager
@@ -57,6 +59,7 @@ def _place(make: Any, most: int, need: dict[str, int], folder: JobFolder, todo: 
         return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
+    shutil.rmtree(_tries(folder), ignore_errors=True)
     with _one_line():
         shards = ray.data.from_items(list(todo), override_num_blocks=min(len(todo), 10_000))
         done = shards.map_batches(
@@ -64,8 +67,6 @@ def _place(make: Any, most: int, need: dict[str, int], folder: JobFolder, todo: 
             fn_constructor_args=(make, os.getcwd(), records),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(most, len(todo)), initial_size=min(most, len(todo))),
-            max_task_retries=_RETRIES,
-            max_restarts=-1,
             **need,
         )
         for row in done.iter_rows():
@@ -90,9 +91,27 @@ class _Worker:
         job, length = self._job, self._job.length(shard, self._records)
         if not hasattr(self, "_pass"):
             self._pass = _Pass(job)
+        folder = JobFolder(job.out, f"ray-{self._run}")
+        _try(folder, shard)
         where = {"process": os.getpid(), "processes": "ray", "host": os.uname().nodename}
-        finish(job, JobFolder(job.out, f"ray-{self._run}"), shard, self._pass.records(shard, length), length, where, lambda amount: None)
+        finish(job, folder, shard, self._pass.records(shard, length), length, where, lambda amount: None)
         return length
+
+
+def _tries(folder: JobFolder) -> Path:
+    """Where it is counted how often each shard was begun; removed with all that is unfinished."""
+    return folder.path / ".unfinished-ray"
+
+
+def _try(folder: JobFolder, shard: int) -> None:
+    _tries(folder).mkdir(exist_ok=True)
+    with (_tries(folder) / str(shard)).open("ab") as file:
+        if file.tell() >= _TRIES:
+            raise Stopped(
+                f"the worker of shard {shard} died {_TRIES} times (out of memory?): ray's logs tell how; finished shards stay, and the "
+                "same command goes on from them"
+            )
+        file.write(b".")
 
 
 class _Pass:
@@ -149,8 +168,7 @@ def _one_line() -> Iterator[None]:
     except RayError as error:
         first = str(error).strip().splitlines()[0]
         raise Stopped(
-            f"workers of ray died, {_RETRIES + 1} times on one shard ({type(error).__name__}: {first}): look for their end in ray's logs and "
-            "start the same command again; finished shards stay"
+            f"ray gave up: {first} ({type(error).__name__}); finished shards stay, and the same command goes on from them"
         ) from None
     except TypeError as error:
         if "serialize" not in str(error) and "pickle" not in str(error):
@@ -166,4 +184,5 @@ def _imported() -> Any:
         import ray.data
     except ImportError:
         raise ValueError("engine 'ray' needs Ray Data, which is not installed: pip install 'mmspec[ray]'") from None
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what goes wrong is told by this module, in one line
     return ray

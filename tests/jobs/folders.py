@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 BAD = ["oops", "", "[1]", '{"prompt": 3}']
 
 
@@ -14,6 +17,20 @@ def write_input(path: Path, good: int = 30) -> Path:
             file.write(json.dumps({"prompt": f"p{n}", "id": n}) + "\n")
             if n % 7 == 6:
                 file.write(next(bad, "") + "\n")
+    return path
+
+
+def user_table(users: int, first: int = 0) -> pa.Table:
+    """Users with histories of 1 to 5 items; of every 100 in turn, one is null, one empty and one has an item that is not there."""
+    histories = [[(user * 7 + n) % 1000 for n in range(1 + user % 5)] for user in range(first, first + users)]
+    for place in range(users):
+        histories[place] = {10: None, 20: [], 30: [3, 5000], 40: [None]}.get((first + place) % 100, histories[place])
+    names = [f"u{user}" for user in range(first, first + users)]
+    return pa.table({"user_id": names, "note": ["x"] * users, "history": pa.array(histories, pa.list_(pa.int64()))})
+
+
+def write_users(path: Path, users: int = 200, group: int = 64) -> Path:
+    pq.write_table(user_table(users), path, row_group_size=group)
     return path
 
 

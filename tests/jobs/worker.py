@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from mmspec.jobs import Job, JsonLines, Lines, NumberedFiles, Reject, Stopped, run
+from mmspec.jobs import Job, JsonLines, Lines, NumberedFiles, ParquetRows, ParquetTable, Reject, Stopped, run
 
 
 def draw(seed: int, text: str) -> str:
@@ -40,6 +40,32 @@ def job(source, out, *, files=False, seed=0, delay=0.0, model="m", **sizes) -> J
     return Job(source=lines, sink=sink, work=work, out=Path(out), model={"weights": model}, options={"seed": seed}, check=check, **sizes)
 
 
+def known_items(record: dict) -> dict:
+    """As a recommender checks a user: a list with something in it, of items that there are."""
+    history = record["history"]
+    if not isinstance(history, list) or not history:
+        raise ValueError("empty history" if history == [] else f"history is {type(history).__name__}, not a list of items")
+    if unknown := [item for item in history if not isinstance(item, int) or not 0 <= item < 1000]:
+        raise ValueError(f"unknown item {unknown[0]!r}")
+    return record
+
+
+def users(source, out, *, k=4, delay=0.0, seed=0, **sizes) -> Job:
+    """A job over a table, as a recommender's: k rows a user, with scores."""
+    rows = ParquetRows(Path(source), ("user_id", "history"))
+
+    def work(batch):
+        time.sleep(delay)
+        for index, record in batch:
+            drawn = [draw(seed + index, f"{record['history']} {rank}") for rank in range(k)]
+            items, scores = [int(text[:8], 16) % 1000 for text in drawn], [-int(text[:4], 16) / 7 for text in drawn]
+            yield {"user_id": [record["user_id"]] * k, "rank": list(range(1, k + 1)), "item": items, "score": scores}
+
+    sink = ParquetTable({"user_id": rows.types["user_id"], "rank": "int32", "item": "int64", "score": "float"})
+    model, options = {"weights": "m"}, {"seed": seed, "k": k}
+    return Job(source=rows, sink=sink, work=work, out=Path(out), model=model, options=options, check=known_items, noun="users", **sizes)
+
+
 def die_at(moment: int) -> None:
     """Kill this process at a numbered moment: before and after every link and rename."""
     passed = 0
@@ -63,6 +89,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--files", action="store_true")
+    parser.add_argument("--users", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="m")
     parser.add_argument("--delay", type=float, default=0.0)
@@ -72,8 +99,12 @@ def main() -> None:
     args = vars(parser.parse_args())
     os.fsync = lambda handle: None  # what a kill cannot undo
     die_at(args.pop("die_at"))
+    if args.pop("users"):
+        make, _ = users, (args.pop("files"), args.pop("model"))
+    else:
+        make = job
     try:
-        report = run(job(**args))
+        report = run(make(**args))
     except (ValueError, Stopped) as error:
         raise SystemExit(str(error)) from None
     print(report)
