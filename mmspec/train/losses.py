@@ -1,8 +1,10 @@
 """Losses between the target's law p and a drafter's q. Each takes log-probabilities [..., V] and the value that came next [...].
 
 What a drafter earns is its acceptance, 1 - TV(p, q); the others are easier to descend. DistillSpec (Zhou et al. 2024) compares them.
+What may not come has log-probability -inf under both laws, and counts for nothing: neither in a loss nor in its gradients.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -21,29 +23,54 @@ def cross_entropy(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
 
 def forward_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
     """KL(p | q): cover all the target says."""
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    return _mean(log_p, log_p, log_q)
 
 
 def reverse_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
     """KL(q | p): say nothing the target does not."""
-    return (log_q.exp() * (log_q - log_p)).sum(-1)
+    return _mean(log_q, log_q, log_p)
 
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
     """The mean of both divergences to the middle law."""
-    middle = torch.logaddexp(log_p, log_q) - torch.log(torch.tensor(2.0))
+    never = torch.isneginf(log_p) & torch.isneginf(log_q)
+    middle = torch.logaddexp(log_p.masked_fill(never, 0.0), log_q.masked_fill(never, 0.0)) - math.log(2)
     return 0.5 * (forward_kl(log_p, middle, value) + forward_kl(log_q, middle, value))
 
 
 def total_variation(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """1 - sum min(p, q): the chance that the token rule rejects."""
+    """1 - sum min(p, q): the chance that the token rule rejects. Over the levels of beams it is AtSpeed-R's loss (Lin et al. 2025)."""
     return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
 
 
 def top_k(log_p: Tensor, log_q: Tensor, value: Tensor, k: int = 10) -> Tensor:
     """Cross-entropy on the target's `k` likeliest values only (HASS, Zhang et al. 2025)."""
     likeliest, index = log_p.topk(min(k, log_p.shape[-1]), -1)
-    return -(likeliest.exp() * log_q.gather(-1, index)).sum(-1)
+    return -_mean(likeliest, log_q.gather(-1, index))
+
+
+def strict_alignment(log_p: Tensor, log_q: Tensor, value: Tensor, k: int = 20, renormalised: bool = False) -> Tensor:
+    """AtSpeed-S (Lin et al. 2025): reverse KL on the drafter's own `k` likeliest values, plus p of the last one times q's entropy there.
+
+    A drafter that searches wide needs the target's best among its own, and nothing else. The second term draws q's mass together while
+    the target still likes the value where q's list ends; it is 0 where fewer than `k` values may come. As published neither law is
+    made to sum to 1 over the list: then mass outside it is free, so mix in a loss that sees all values. `renormalised` makes both laws
+    of the list.
+    """
+    log_q, index = log_q.topk(min(k, log_q.shape[-1]), -1)
+    log_p = log_p.gather(-1, index)
+    if renormalised:
+        log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
+    return _mean(log_q, log_q, log_p) - log_p[..., -1].exp() * _mean(log_q, log_q)
+
+
+def _mean(law: Tensor, plus: Tensor, minus: Tensor | None = None) -> Tensor:
+    """The mean of `plus - minus` under log-probabilities `law`; where a law is 0 it is 0, also where the others are infinite."""
+    comes = ~torch.isneginf(law)
+    found = torch.where(comes, plus, 0.0)
+    if minus is not None:
+        found = found - torch.where(comes, minus, 0.0)
+    return (law.exp() * found).sum(-1)
 
 
 LOSSES: dict[str, Loss] = {
@@ -53,6 +80,9 @@ LOSSES: dict[str, Loss] = {
     "jsd": jensen_shannon,
     "tv": total_variation,
     "top-k": partial(top_k, k=10),
+    "atspeed-s": strict_alignment,
+    "atspeed-s-renormalised": partial(strict_alignment, renormalised=True),
+    "atspeed-r": total_variation,
 }
 
 
