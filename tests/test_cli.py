@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from mmspec.cli import app
+from mmspec.drafters.pools import Pools
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +94,7 @@ MISTAKES = {
     "sound for a text model": (("--audio", "x.wav"), ("reads text, not sound",)),
     "a chat template that is not there": (("a", "--chat"), ("no chat template",)),
     "a missing datastore": (("a", "--drafter", "nowhere.npy"), ("nowhere.npy does not exist",)),
+    "missing pools": (("a", "--drafter", "nowhere.npz"), ("pools nowhere.npz do not exist",)),
     "output without input": (("a", "--output", "x"), ("--input",)),
 }
 
@@ -115,6 +117,8 @@ def test_a_config_is_strict(mmspec, tmp_path):
         "accept: {kind: typical, options: {beta: 1}}": ("'beta'", "epsilon"),
         "drafter: {kind: lookup, options: {n: 1}}": ("'n'", "max_ngram"),
         "drafter: {kind: psychic}": ("'psychic'", "lookup"),
+        "drafter: {kind: pools}": ("'pools' needs path",),
+        "drafter: {kind: pools, path: a.npz, options: {key: books}}": ("'key'", "keys"),
     }
     for text, words in cases.items():
         path.write_text(text)
@@ -182,6 +186,20 @@ def test_sampling_depends_on_the_seed_and_not_on_the_drafter(mmspec):
         return json.loads(mmspec("text", "Story:", "--max-new-tokens", 10, "--temperature", 0.8, "--json", *extra)[1])["tokens"]
 
     assert tokens("--seed", 3) == tokens("--seed", 3, "--drafter", "suffix") != tokens("--seed", 4)
+
+
+def test_pools_from_a_file_draft_for_the_group_a_config_names(mmspec, tmp_path):
+    def answer(*extra):
+        return json.loads(mmspec("text", "Story:", "--max-new-tokens", 24, "--json", *extra)[1])
+
+    plain, file, config = answer("--drafter", "none"), tmp_path / "pools.npz", tmp_path / "mine.yaml"
+    pools = Pools()
+    pools.learn("stories", [plain["tokens"]])
+    pools.save(file)
+    config.write_text(f"drafter: {{kind: pools, path: {file}, length: 8, options: {{keys: stories, own: 1}}}}\nrun: {{max_new_tokens: 24}}")
+    shared, own = answer("--drafter", file, "--draft-length", 8), answer("--config", config)
+    assert shared["tokens"] == own["tokens"] == plain["tokens"]
+    assert own["stats"]["target_calls"] <= 6 < shared["stats"]["target_calls"]
 
 
 def test_stops_and_rounds(mmspec):

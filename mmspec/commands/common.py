@@ -36,7 +36,7 @@ DRAFTER = Annotated[
     option(
         HOW,
         "none, model (the mini's own, default there), lookup (default elsewhere), suffix, ... (mmspec models lists them), "
-        "a model's path, a trained drafter's, or a datastore (*.npy).",
+        "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz).",
         metavar="NAME",
     ),
 ]

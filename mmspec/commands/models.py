@@ -83,7 +83,8 @@ def drafters() -> list[dict[str, str]]:
     for name in shipped_drafters():
         rows.append({"name": name, "idea": f"the mini's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
     rows.append({"name": "FOLDER", "idea": "a trained drafter, this project's or a published one"})
-    return [*rows, {"name": "FILE.npy", "idea": _first_line("mmspec.drafters.datastore:Datastore")}]
+    rows.append({"name": "FILE.npy", "idea": _first_line("mmspec.drafters.datastore:Datastore")})
+    return [*rows, {"name": "FILE.npz", "idea": _first_line("mmspec.drafters.pools:Pools")}]
 
 
 def _first_line(where: str) -> str:

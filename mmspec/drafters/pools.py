@@ -87,7 +87,7 @@ class Pools:
         for text in filter(None, texts):
             self.groups[_key(key)].add(text)
 
-    def drafter(self, keys: Any = None, *, nodes: int = 64, longest: int = 2, own: float = 1.0) -> "PoolDrafter":
+    def drafter(self, keys: Any = None, *, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
         """What drafts for one request: `keys` is the group of all rows, or a sequence or tensor of one group per row. See `PoolDrafter`."""
         keys = keys.tolist() if hasattr(keys, "tolist") else keys
         one = not isinstance(keys, Sequence) or isinstance(keys, str)
@@ -138,11 +138,16 @@ class Pools:
         return pools
 
 
+def from_file(path: str | Path, keys: Any = None, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
+    """`Pools.load(path).drafter(keys, ...)`, for configs."""
+    return Pools.load(path).drafter(keys, nodes=nodes, longest=longest, own=own)
+
+
 @dataclass(frozen=True, eq=False)
 class PoolDrafter:
     """Drafts the `nodes` most frequent continuations of the text's last tokens, `longest` of them if they are known, else fewer, as a tree.
 
-    Continuations come from the row's own text and from its group's pool; one in its own text counts as `own` in the pool. Branches
+    Continuations come from the row's own text and from its group's pool; one in its own text counts as much as `own` in the pool. Branches
     end after the pools' `branch` tokens, those that matched included. Under exact rules the output is the target's own.
     """
 
@@ -150,7 +155,7 @@ class PoolDrafter:
     keys: Key | tuple[Key | None, ...] | None = None
     nodes: int = 64
     longest: int = 2
-    own: float = 1.0
+    own: float = 4.0
 
     def __post_init__(self):
         if self.nodes < 1:

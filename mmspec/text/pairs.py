@@ -166,11 +166,15 @@ def _model_free(section: DrafterSection) -> Any:
         from mmspec.drafters.datastore import Retrieval
 
         return build(kind, {kind: f"{Retrieval.__module__}:Retrieval"}, "drafter", {"datastore": _datastore(section.path), **options})
+    if kind == "pools":
+        if section.path is None:
+            raise ValueError("drafter 'pools' needs path: the file that Pools.save or python text/learn_pools.py wrote")
+        return build(kind, {kind: "mmspec.drafters.pools:from_file"}, "drafter", {"path": section.path, **options})
     if kind in SELF_DRAFTING:
         options = {key: value for key, value in options.items() if key != "stop_below"}
     if kind in DRAFTERS and not options:
         return kind
-    return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", **DRAFTERS}, "drafter", options)
+    return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", "pools": "", **DRAFTERS}, "drafter", options)
 
 
 def _datastore(path: str | None) -> Any:
@@ -277,6 +281,8 @@ def named_drafter(name: str) -> tuple[str, str | None]:
         return name, None
     if name.endswith(".npy"):
         return "datastore", name
+    if name.endswith(".npz"):
+        return "pools", name
     if (Path(name).expanduser() / "config.json").exists():
         from mmspec.drafters.checkpoint import is_drafter
 
@@ -284,4 +290,5 @@ def named_drafter(name: str) -> tuple[str, str | None]:
     if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
         return "model", name
     known = ", ".join(kind for kind in (*DRAFTERS, *shipped_drafters()) if kind != "none")
-    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, a model's path, a trained drafter's, or a datastore (*.npy)")
+    files = "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz)"
+    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, {files}")

@@ -145,7 +145,7 @@ def test_own_text_and_pool_are_counted_together():
     pools = Pools()
     pools.learn("k", [[1, 5], [1, 6], [1, 6]])
     own = [1, 5, 0, 1, 5, 0, 1]
-    assert row_of(pools, "k", own, longest=1).guess(1)[0] == [5, 6]  # 1 + 2 against 2
+    assert row_of(pools, "k", own, longest=1, own=1).guess(1)[0] == [5, 6]  # 1 + 2 against 2
     assert row_of(pools, "k", own, longest=1, own=0).guess(1)[0] == [6, 5]
     assert row_of(pools, "k", own, longest=1, own=0.25).guess(1)[0] == [6, 5]
     assert row_of(pools, "none", own, longest=1).guess(9)[0][:3] == [5, 0, 1]  # no pool: prompt lookup
@@ -166,7 +166,7 @@ def test_guesses_are_the_most_frequent_of_all_paths_and_form_a_tree():
     texts, pools = texts_of(40, 4, seed=5), Pools(branch=6)
     pools.learn("k", texts)
     for text in texts_of(40, 4, seed=6):
-        row = row_of(pools, "k", text, nodes=10)
+        row = row_of(pools, "k", text, nodes=10, own=1)
         guesses = row.guess(5)
         assert all(parent < node for node, parent in enumerate(guesses[1]))
         paths = paths_of(guesses)
