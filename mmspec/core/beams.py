@@ -289,7 +289,8 @@ class BeamLimits:
         for row, values in enumerate(settled.values):
             self.outputs[row] += values
             self.remaining[row] -= len(values)
-        frontier = replace(frontier, parents=torch.where(ended[:, None], PAD, frontier.parents))
+        aux = replace(frontier.aux, state=torch.where(ended[:, None], NOWHERE, frontier.aux.state))
+        frontier = replace(frontier, parents=torch.where(ended[:, None], PAD, frontier.parents), aux=aux)
         return replace(verdict, frontier=frontier), settled
 
     @staticmethod
