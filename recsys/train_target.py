@@ -1,0 +1,138 @@
+"""Make a recommender from nothing: a small Llama that writes the next item's semantic id after those of a user's history.
+
+    python recsys/train_target.py                          (mini recsys, 35 minutes on one CPU core)
+    python recsys/train_target.py --data amazon-beauty     (45 minutes)
+
+shop: simulated customers, made as they are needed, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped):
+Amazon 2014 Beauty, 5-core, with the semantic ids that lie beside it; each user's last item is for the test, the one before it for
+validation. The state that ranks best on validation is kept. A stopped run goes on; delete the work folder to start again.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mmspec.minis.shop import Shop, lessons
+from mmspec.recsys import Catalogue, metrics, recommend
+from mmspec.recsys.baselines import CoOccurrence
+from mmspec.recsys.histories import Data, batches, beauty
+from mmspec.recsys.semantic_ids import make
+from mmspec.train import Fit, fit
+
+OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
+WRITTEN = {"offset": OFFSET, "before": (1,), "most": 20}
+SETS = {
+    "shop": {
+        "plan": {"lr": 2e-3, "weight_decay": 0.1},
+        "batch": {"rows": 96, "drop": 0.0},
+        "model": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 5, "num_attention_heads": 6},
+    },
+    "amazon-beauty": {  # small and often told different things: it would soon know its users by heart
+        "plan": {"lr": 1.5e-3, "weight_decay": 0.3},
+        "batch": {"rows": 128, "drop": 0.15},
+        "model": {
+            "hidden_size": 128,
+            "intermediate_size": 352,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "attention_dropout": 0.15,
+        },
+    },
+}
+PUBLISHED = {"TIGER, published (tiger-cf)": (0.0582, 0.0319), "SASRec, published (tiger-cf)": (0.0516, 0.0272)}
+
+
+def read(name: str, ids: str) -> Data:
+    if name == "amazon-beauty":
+        return beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / name, ids, **WRITTEN)
+    shop = Shop.of()
+    codes = make(torch.from_numpy(shop.embeddings), levels=4, size=64)
+    return lessons(Catalogue.of_codes(range(len(shop)), codes, 64, names=shop.names, **WRITTEN))
+
+
+def model_for(catalogue: Catalogue, sizes: dict) -> LlamaForCausalLM:
+    """A Llama over the catalogue's tokens; the vocabulary is a multiple of 4."""
+    vocabulary = -(-(int(catalogue.paths.max()) + 1) // 4) * 4
+    tokens = {"vocab_size": vocabulary, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "max_position_embeddings": 128}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **tokens, num_key_value_heads=2, tie_word_embeddings=True))
+
+
+def ranked(model: nn.Module, catalogue: Catalogue, histories: Sequence[Sequence]) -> list:
+    """The ten best items of each history without its last one."""
+    parts = [[items[:-1] for items in histories[n : n + 100]] for n in range(0, len(histories), 100)]
+    return [items for part in parts for items in recommend(model, part, k=10, catalogue=catalogue, mode="plain").items]
+
+
+def report(found: list, histories: Sequence[Sequence], items: int) -> dict[str, float]:
+    truths = [items[-1:] for items in histories]
+    return {
+        "recall@10": metrics.recall(found, truths, 10),
+        "NDCG@10": metrics.ndcg(found, truths, 10),
+        "coverage@10": metrics.coverage(found, 10, items),
+    }
+
+
+def compared(model: nn.Module, data: Data, test: Sequence[Sequence], published: bool) -> dict[str, dict[str, float]]:
+    """The model beside what counts, and beside what was published."""
+    rankings = {"model": ranked(model, data.catalogue, test)}
+    for name, within in (("co-occurrence, last item", 1), ("co-occurrence, last five", 5), ("popularity", 0)):
+        rankings[name] = CoOccurrence.of(data.past, within).recommend([items[:-1] for items in test], 10)
+    table = {name: report(found, test, len(data.catalogue)) for name, found in rankings.items()}
+    return table | ({name: dict(zip(("recall@10", "NDCG@10"), row, strict=True)) for name, row in PUBLISHED.items()} if published else {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=SETS, default="shop")
+    parser.add_argument("--ids", choices=("rqvae", "rqkmeans"), default="rqvae", help="semantic ids of amazon-beauty")
+    parser.add_argument("--work", type=Path, help="default build/recsys-DATA")
+    parser.add_argument("--out", type=Path, help="default mmspec/minis/recsys; WORK/mini for amazon-beauty")
+    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--users", type=int, help="test on no more users than this")
+    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
+    args = parser.parse_args()
+    args.work = args.work or Path(f"build/recsys-{args.data}")
+    args.out = args.out or (Path("mmspec/minis/recsys") if args.data == "shop" and not args.smoke else args.work / "mini")
+    args.work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    chosen = SETS[args.data]
+    sizes = chosen["model"]
+    if args.smoke:
+        chosen, sizes, args.steps, args.users = {**chosen, "batch": {"rows": 4}}, {**sizes, "num_hidden_layers": 1}, 2, 8
+    data = read("shop" if args.smoke else args.data, args.ids)
+    model, batch, best = model_for(data.catalogue, sizes), batches(data, **chosen["batch"]), args.work / "best.pt"
+    held, test = data.held[: args.users], data.test[: args.users]
+
+    def loss(lesson: nn.Module, turn: int) -> Tensor:
+        return lesson(**batch(turn)).loss
+
+    def held_out(lesson: nn.Module, step: int) -> None:
+        facts = {"step": step, **report(ranked(lesson, data.catalogue, held), held, len(data.catalogue))}
+        print(json.dumps(facts), flush=True)
+        if not best.exists() or torch.load(best)["NDCG@10"] < facts["NDCG@10"]:
+            torch.save({**facts, "model": lesson.state_dict()}, best)
+
+    begun, every = time.perf_counter(), max(1, args.steps // 10)
+    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=every, mixed_precision=args.precision, **chosen["plan"])
+    fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out)
+    minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
+    model.load_state_dict(kept["model"])
+    table = compared(model, data, test, published=args.data != "shop")
+    for name, row in table.items():
+        print(f"{name:30}", "  ".join(f"{key} {value:.4f}" for key, value in row.items()))
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, "kept": kept["step"], "minutes": minutes}
+    model.half().save_pretrained(args.out / "target")
+    data.catalogue.write(args.out / "catalogue.parquet")
+    (args.work / "facts.json").write_text(json.dumps({**facts, "users": len(test), "table": table}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
