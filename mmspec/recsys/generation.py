@@ -45,6 +45,7 @@ def recommend(
     width: int | None = None,
     draft_length: int | str | Control = "auto",
     allowed: Tensor | None = None,
+    unseen: bool = False,
     temperature: float = 1.0,
     seed: int | Sequence[int] = 0,
     on_step: Callable[[Step], None] | None = None,
@@ -63,6 +64,7 @@ def recommend(
         draft_length: levels drafted a round, "auto" for all there are; or a Control, such as `mmspec.recsys.CostModel`, which is kept from
             call to call and chooses plain search where that is cheaper.
         allowed: which items may be recommended, [items] or [B, items] bool (see `Catalogue.mask`); all by default.
+        unseen: leave out the items of each user's own history.
         temperature: of the sampling modes.
         seed: of the sampling modes; an int (row r gets seed + r) or one per row.
         on_step: sees every round.
@@ -77,7 +79,8 @@ def recommend(
     chosen, device = mode_of(mode), model.device
     inputs = histories if isinstance(histories, Mapping) else catalogue.inputs(histories, device)
     rows = len(inputs["input_ids"])
-    trie = _trie(catalogue, allowed, rows).to(device)
+    allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
+    trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
     drafter = None if chosen.plain else drafter
     width = 4 * k if width is None else width
     _check(model, inputs, catalogue)
@@ -91,17 +94,23 @@ def recommend(
         stats.add(step)
         if on_step is not None:
             on_step(step)
-    return _told(catalogue, trie, limits, k, stats)
+    return _told(catalogue, trie, limits, k, stats, allowed)
 
 
-def _trie(catalogue: Catalogue, allowed: Tensor | None, rows: int) -> Trie:
-    if allowed is None:
-        return catalogue.trie
-    if tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
+def _allowed(catalogue: Catalogue, allowed: Tensor | None, rows: int, seen: Any) -> Tensor | None:
+    """`allowed` [items] or [B, items], without the items of the histories `seen`; None for all."""
+    if allowed is not None and tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
         raise ValueError(
             f"allowed has shape {tuple(allowed.shape)}: give [{len(catalogue)}], or [{rows}, {len(catalogue)}], one row a history"
         )
-    return catalogue.trie.only(catalogue.only(allowed))
+    if seen is None:
+        return allowed
+    if isinstance(seen, Mapping):
+        raise ValueError("unseen needs the histories' items, and prompts were given: pass allowed with a row a prompt instead")
+    table = torch.ones(rows, len(catalogue), dtype=torch.bool) if allowed is None else allowed.cpu().expand(rows, -1).clone()
+    for row, history in enumerate(seen):
+        table[row, [catalogue.row(item) for item in history]] = False
+    return table
 
 
 def _check(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
@@ -156,8 +165,8 @@ def _control(draft_length: int | str | Control, drafter: Drafter, levels: int) -
     raise ValueError(f"draft_length is {draft_length!r}: give a number of levels, 'auto' or a Control such as mmspec.recsys.CostModel()")
 
 
-def _told(catalogue: Catalogue, trie: Trie, limits: BeamLimits, k: int, stats: Stats) -> Recommendations:
-    """Beams as items, in the order of their scores; several items of a path in the catalogue's order."""
+def _told(catalogue: Catalogue, trie: Trie, limits: BeamLimits, k: int, stats: Stats, allowed: Tensor | None) -> Recommendations:
+    """Beams as items, in the order of their scores; several items of a path in the catalogue's order, only those `allowed`."""
     score, order = torch.sort(limits.score, dim=-1, descending=True, stable=True)
     leaf = (limits.state.gather(1, order) - trie.starts[-1]).cpu()
     counts = (score > -torch.inf).sum(1).cpu()
@@ -166,6 +175,9 @@ def _told(catalogue: Catalogue, trie: Trie, limits: BeamLimits, k: int, stats: S
     scores: list[list[float]] = []
     for row, count in enumerate(counts.tolist()):
         beams = [(shelf, mean[row][beam]) for beam in range(count) for shelf in catalogue.shelf(int(leaf[row, beam]))]
+        if allowed is not None and len(beams) > count:  # else every beam stands for one item, and the trie saw to it
+            may = (allowed if allowed.dim() == 1 else allowed[row])[[shelf for shelf, _ in beams]].tolist()
+            beams = [beam for beam, there in zip(beams, may, strict=True) if there]
         items.append([catalogue.items[shelf] for shelf, _ in beams[:k]])
         scores.append([value for _, value in beams[:k]])
     paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)], 0)
