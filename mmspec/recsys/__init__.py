@@ -7,5 +7,7 @@
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.generation import Recommendations, recommend
 from mmspec.recsys.modes import MODES
+from mmspec.recsys.ngram import NGram
+from mmspec.recsys.retriever import Retriever
 
-__all__ = ["MODES", "Catalogue", "Recommendations", "recommend"]
+__all__ = ["MODES", "Catalogue", "NGram", "Recommendations", "Retriever", "recommend"]

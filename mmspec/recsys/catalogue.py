@@ -17,6 +17,8 @@ from torch import Tensor
 from mmspec.core.trie import Trie
 
 Item = Hashable
+SHOWN = "shown"
+"""Under this name a prompt tells drafters that count items which ones it shows, as `Catalogue.shown` gives them."""
 _KEY = b"mmspec.catalogue"
 
 
@@ -145,6 +147,13 @@ class Catalogue:
         ids = torch.tensor([[0] * (width - len(line)) + line for line in lines])
         mask = torch.tensor([[0] * (width - len(line)) + [1] * len(line) for line in lines])
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+    def shown(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> Tensor:
+        """The items that `inputs` shows, as numbers of distinct paths [B, H], newest last, -1 before the first."""
+        rows = [[self.row(item) for item in history[-self.most :]] for history in histories]
+        width = max(map(len, rows))
+        table = torch.tensor([[-1] * (width - len(row)) + row for row in rows])
+        return torch.where(table >= 0, self.leaf[table], -1).to(device)
 
     def name(self, item: Item) -> str:
         """What people call an item."""

@@ -18,7 +18,7 @@ from mmspec.core.stats import Stats
 from mmspec.core.trie import Trie
 from mmspec.drafters.beams import BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
-from mmspec.recsys.catalogue import Catalogue, Item
+from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.modes import Mode, mode_of
 
 
@@ -77,7 +77,7 @@ def recommend(
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"k is {k!r}: ask for at least 1 item")
     chosen, device = mode_of(mode), model.device
-    inputs = histories if isinstance(histories, Mapping) else catalogue.inputs(histories, device)
+    inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
     rows = len(inputs["input_ids"])
     allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
     trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
@@ -95,6 +95,11 @@ def recommend(
         if on_step is not None:
             on_step(step)
     return _told(catalogue, trie, limits, k, stats, allowed)
+
+
+def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
+    """The prompt, and beside it the items it shows, for drafters that count them."""
+    return catalogue.inputs(histories, device) | {SHOWN: catalogue.shown(histories, device)}
 
 
 def _allowed(catalogue: Catalogue, allowed: Tensor | None, rows: int, seen: Any) -> Tensor | None:
