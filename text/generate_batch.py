@@ -3,6 +3,7 @@
     python text/generate_batch.py prompts.jsonl --out out --batch-size 16
     python text/generate_batch.py prompts.jsonl --out out --model ./big --drafter ./small --device cuda --dtype bfloat16
     torchrun --nproc-per-node 8 text/generate_batch.py prompts.jsonl --out out --model ./big --drafter ./small
+    python text/generate_batch.py prompts.jsonl --out out --model ./big --drafter ./small --engine ray
 
 Input: one object per line with "prompt", its other keys are kept; or a text file with one prompt a line. Output: the same objects
 with "index", "text" and "tokens" (ids) in out/part-00000.jsonl and so on, in order; `cat out/part-*.jsonl` is all of it. Lines that
@@ -12,18 +13,19 @@ processes. docs/jobs.md tells the files and what may change when a job goes on.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmspec.bench.provenance import provenance
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
-from mmspec.jobs import Job, JsonLines, Lines, Processes, Report, Stopped, run
+from mmspec.jobs import Job, JsonLines, Lines, Processes, Stopped, run
 from mmspec.text.bulk import Continue, identity
 from mmspec.text.pairs import load_pair, named_drafter
 
 
-def generate(args: argparse.Namespace) -> Report | None:
-    """Load the pair and do the job; a report from the first process."""
+def make_job(args: argparse.Namespace) -> Job:
+    """Load the pair, and say what to do with it."""
     kind, path = named_drafter(args.drafter)
     config = Config(
         target=TargetSection(path=args.model, dtype=args.dtype, device=Processes.here().device(args.device)),
@@ -33,7 +35,7 @@ def generate(args: argparse.Namespace) -> Report | None:
     source = Lines(args.prompts)
     work = Continue(load_pair(config))
     model, options = identity(work.pair)
-    job = Job(
+    return Job(
         source=source,
         sink=JsonLines(),
         work=work,
@@ -46,7 +48,6 @@ def generate(args: argparse.Namespace) -> Report | None:
         about=provenance(work.pair.target.device) | {"exactness": work.pair.exactness},
         measures=work.measures,
     )
-    return run(job)
 
 
 def main() -> None:
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engine", default="local", help="local (one process, or those of torchrun) or ray (a cluster)")
     parser.add_argument("--smoke", action="store_true", help="three made-up prompts and a bad one, a few tokens")
     args = parser.parse_args()
     try:
@@ -71,13 +73,13 @@ def main() -> None:
                 args.max_new_tokens, args.batch_size, args.shard_size = 8, 2, 2
                 lines = [json.dumps({"id": n, "prompt": f"Story: {n} birds"}) for n in range(3)]
                 args.prompts.write_text("\n".join([*lines, "no JSON"]))
-                report = generate(args)
+                report = run(partial(make_job, args), args.engine)
                 assert report
                 assert (report.outputs, report.rejects) == (3, 1)
         elif args.prompts is None or args.out is None:
             parser.error("give a prompts file and --out FOLDER, or --smoke")
         else:
-            report = generate(args)
+            report = run(partial(make_job, args), args.engine)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     except Stopped as error:

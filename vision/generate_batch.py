@@ -3,6 +3,7 @@
     python vision/generate_batch.py prompts.txt --out out --batch-size 16
     python vision/generate_batch.py prompts.jsonl --out out --model vision-fashion --method jacobi --guidance 3
     torchrun --nproc-per-node 8 vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16
+    python vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16 --engine ray
 
 Input: one object per line with "prompt" (or "class", for models that draw classes) and, if wished, "seed"; its other keys are kept. Or a
 text file with one prompt a line. Output: out/images/000123.png, named by the line's index, and the same objects with "index", "seed" and
@@ -13,13 +14,14 @@ docs/jobs.md tells the files and what may change when a job goes on.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 from mmspec.bench.provenance import provenance
-from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Report, Stopped, run
+from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Stopped, run
 from mmspec.text.pairs import device_of
 from mmspec.vision import LlamaGen, LlamaGenConfig
 from mmspec.vision.bulk import Draw, identity
@@ -30,8 +32,8 @@ from mmspec.vision.methods import METHODS, method_of
 from mmspec.vision.sheets import heat
 
 
-def generate(args: argparse.Namespace, loaded: Loaded | None = None) -> Report | None:
-    """Load the model and do the job; a report from the first process."""
+def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
+    """Load the model, and say what to do with it."""
     source, plan = Lines(args.prompts), method_of(args.method)  # what is not there is told before a model is loaded
     loaded = loaded or load_image_model(args.model, args.dtype, device_of(Processes.here().device(args.device)))
     check_decoder(loaded)
@@ -39,7 +41,7 @@ def generate(args: argparse.Namespace, loaded: Loaded | None = None) -> Report |
     names = ("method", "window", "temperature", "top_k", "drift_budget", "size")
     options = {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
     work = Draw(loaded, options, args.seed)
-    job = Job(
+    return Job(
         source=source,
         sink=NumberedFiles(".png", "images"),
         work=work,
@@ -51,8 +53,8 @@ def generate(args: argparse.Namespace, loaded: Loaded | None = None) -> Report |
         shard_size=args.shard_size,
         about=provenance(loaded.model.model.device),
         measures=work.measures,
+        noun="pictures",
     )
-    return run(job)
 
 
 def tiny() -> Loaded:
@@ -80,6 +82,7 @@ def main() -> None:
     parser.add_argument("--shard-size", type=int, default=256, help="pictures a shard; what a killed run may lose")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engine", default="local", help="local (one process, or those of torchrun) or ray (a cluster)")
     parser.add_argument("--smoke", action="store_true", help="three pictures of a tiny random target, and two bad lines")
     args = parser.parse_args()
     try:
@@ -88,14 +91,14 @@ def main() -> None:
                 args.prompts, args.out, args.batch_size, args.shard_size = Path(folder, "in.jsonl"), Path(folder, "out"), 2, 2
                 asked = [{"prompt": "cat"}, {"prompt": "owl", "seed": 7}, {"prompt": "1"}, {"prompt": "unicorn"}]
                 args.prompts.write_text("\n".join([*(json.dumps(line) for line in asked), "no JSON"]))
-                report = generate(args, tiny())
+                report = run(partial(make_job, args, tiny()), args.engine)
                 assert report
                 assert (report.outputs, report.rejects) == (3, 2)
                 assert len(list((args.out / "images").glob("*.png"))) == 3
         elif args.prompts is None or args.out is None:
             parser.error("give a prompts file and --out FOLDER, or --smoke")
         else:
-            report = generate(args)
+            report = run(partial(make_job, args), args.engine)
     except (ValueError, FileNotFoundError) as error:
         parser.error(" ".join(str(error).split()))
     except Stopped as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mmspec
-from mmspec.jobs import Stopped
+from mmspec.jobs import Stopped, run
 from mmspec.vision.bulk import Draw
 from mmspec.vision.sheets import to_bytes
 
@@ -39,12 +39,12 @@ def job(recipe, tmp_path):
     prompts = tmp_path / "in.jsonl"
     prompts.write_text("\n".join(json.dumps(line) for line in LINES))
 
-    def run(name: str, **changes):
+    def done(name: str, **changes):
         settings = {"method": "scd", "window": 6, "guidance": 2.0, "temperature": 1.0, "top_k": None, "drift_budget": None, "size": None}
         settings |= {"seed": 3, "batch_size": 2, "shard_size": 3, "dtype": "float32", "prompts": prompts, "out": tmp_path / name} | changes
-        return recipe.generate(argparse.Namespace(**settings), recipe.tiny())
+        return run(recipe.make_job(argparse.Namespace(**settings), recipe.tiny()))
 
-    return run
+    return done
 
 
 def contents(folder: Path) -> dict[str, bytes]:
