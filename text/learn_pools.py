@@ -35,6 +35,8 @@ def answers(paths: list[Path], group: str, name: str) -> Iterator[tuple[str | in
     """(key, ids) of every line."""
     tokenizer: Any = None
     for path in paths:
+        if not path.is_file():
+            raise ValueError(f"answers file {path} does not exist: give JSON lines")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if not line.strip():
                 continue
