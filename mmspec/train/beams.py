@@ -1,0 +1,148 @@
+"""What a drafter for beam search learns from: users' histories and, behind each, the target's own best items as one tree.
+
+A search asks for the law at the prompt's end and at the inner nodes of the paths it goes down. A lesson runs the prompt once and hangs
+those nodes on it, each under its ancestors, so that one forward of either model gives every law (AtSpeed, Lin et al. 2025, trains on
+such beams one by one). The history before them is full of laws too: what comes after every item, level by level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.trie import NOWHERE, Children, Trie
+from mmspec.recsys.catalogue import Catalogue, Item
+from mmspec.recsys.generation import recommend
+from mmspec.train.losses import mixture
+
+_NONE = -1e4  # a log-probability so low that it counts for nothing, and has gradients that are no NaN
+
+
+def best_items(model: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int = 20, rows: int = 64) -> list[list[Item]]:
+    """The `k` best items of each history by the model's own beam search, `rows` histories at a time."""
+    parts = [histories[start : start + rows] for start in range(0, len(histories), rows)]
+    return [items for part in parts for items in recommend(model, part, k, catalogue, mode="plain").items]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRows:
+    """Histories with trees behind them: T columns a row, padded on the left before the history and on the right behind the tree."""
+
+    ids: Tensor  # [B, T]
+    positions: Tensor  # [B, T]
+    visible: Tensor  # [B, 1, T, T] bool: what each column sees
+    state: Tensor  # [B, T] the trie node whose children may come next; NOWHERE where a column's law is no lesson
+    value: Tensor  # [B, T] the token that came next; -1 at the end of the history and in trees, where many may
+    past: Tensor  # [B, T] bool: the law is one inside the history, else one that the search behind it asks for
+
+    def to(self, device: torch.device | str) -> "BeamRows":
+        return BeamRows(*(getattr(self, name).to(device) for name in self.__slots__))
+
+
+def beam_rows(catalogue: Catalogue, histories: Sequence[Sequence[Item]], best: Sequence[Sequence[Item]]) -> BeamRows:
+    """Each history with the paths of its `best` items behind it. Laws inside histories are lessons where items follow each other there,
+    that is, for catalogues that write nothing behind a history."""
+    trie, prompt = catalogue.trie, catalogue.inputs(histories)
+    shown, width = prompt["attention_mask"].bool(), prompt["input_ids"].shape[1]
+    node = _padded([_inner(catalogue, items).unique() for items in best], NOWHERE, left=False)
+    there = node != NOWHERE
+    past = _padded([_inside(catalogue, items) for items in histories], NOWHERE, left=True, width=width)
+    past[:, -1] = 0  # the search begins here
+    columns = torch.arange(width)
+    before = (columns <= columns[:, None]) & shown[:, None, :]  # [B, P, P]
+    behind = shown[:, None, :].expand(-1, node.shape[1], -1)
+    apart = torch.zeros(len(node), width, node.shape[1], dtype=torch.bool)
+    visible = torch.cat([torch.cat([before, apart], 2), torch.cat([behind, _above(trie, node)], 2)], 1)
+    visible |= torch.eye(visible.shape[1], dtype=torch.bool)  # padding sees itself, or it would be NaN
+    level = torch.bucketize(node, torch.tensor(trie.starts), right=True) - 1
+    ids = torch.cat([prompt["input_ids"], torch.where(there, trie.token[node.clamp_min(0)], 0)], 1)
+    value = torch.cat([torch.where(past[:, :-1] >= 0, ids[:, 1:width], -1), torch.full_like(node[:, :1], -1), torch.full_like(node, -1)], 1)
+    inside = torch.cat([columns[None] < width - 1, torch.zeros(1, node.shape[1], dtype=torch.bool)], 1).expand(len(ids), -1)
+    place = shown.long().cumsum(1) - 1
+    positions = torch.cat([place, place[:, -1:] + level], 1).clamp_min(0)
+    return BeamRows(ids, positions, visible[:, None], torch.cat([past, node], 1), value, inside)
+
+
+def restricted(logits: Tensor, children: Children) -> Tensor:
+    """log-probabilities [N, V + 1] of `logits` [N, V] where only the `children` [1, N, C] may come: -inf for all other values, whose
+    chance together is the last entry. Normalised over the whole vocabulary, as a search scores, and still a law."""
+    size = logits.shape[-1]
+    token = torch.where(children.valid, children.token, size)[0]
+    allowed = torch.zeros(len(logits), size + 1, dtype=torch.bool, device=logits.device).scatter(1, token, True)[:, :size]
+    law = logits.float().log_softmax(-1)
+    rest = law.masked_fill(allowed, _NONE).logsumexp(-1, keepdim=True)
+    return torch.cat([law.masked_fill(~allowed, -torch.inf), rest], 1)
+
+
+class BeamLesson(nn.Module):
+    """A drafter model and its loss against the target, as one module, so that several processes may share its training.
+
+    `search` weighs the losses, by name, between laws that searches ask for; `past` those inside histories: by default the same, and {}
+    leaves them out. Cross-entropy needs the value that came, which only the past has. Both models are decoder-only; the target is
+    neither trained nor saved.
+    """
+
+    def __init__(self, drafter: nn.Module, target: nn.Module, trie: Trie, search: dict[str, float], past: dict[str, float] | None = None):
+        super().__init__()
+        self.drafter, self.search = drafter, mixture(search)
+        self.past = None if past == {} else mixture(past or search)
+        self._fixed = (target, trie)  # in a tuple, or the target would be a submodule
+
+    def forward(self, rows: BeamRows) -> Tensor:
+        log_p, log_q, value, past = self.laws(rows)
+        loss = self.search(log_p[~past], log_q[~past], value[~past]).mean()
+        if self.past is None or not past.any():
+            return loss
+        return loss + self.past(log_p[past], log_q[past], value[past]).mean()
+
+    def laws(self, rows: BeamRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """log p and log q [N, V + 1] at the N columns of all rows that are lessons, the values that came, and which are of the past."""
+        target, trie = self._fixed
+        counted = rows.state != NOWHERE
+        if self.past is None:
+            counted &= ~rows.past
+        children = trie.to(rows.ids.device).children(rows.state[counted][None], 0)
+        with torch.no_grad():
+            log_p = restricted(_logits(target, rows)[counted], children)
+        return log_p, restricted(_logits(self.drafter, rows)[counted], children), rows.value[counted], rows.past[counted]
+
+
+def _logits(model: Any, rows: BeamRows) -> Tensor:
+    """[B, T, V] in one forward."""
+    return model(input_ids=rows.ids, attention_mask=rows.visible, position_ids=rows.positions, use_cache=False).logits
+
+
+def _nodes(trie: Trie, leaf: Tensor) -> Tensor:
+    """The nodes on the way to paths `leaf` [...], root and leaf left out, [..., L - 1]."""
+    found = [
+        begin + torch.searchsorted(trie.span[begin:end, 1].contiguous(), leaf, right=True)
+        for begin, end in zip(trie.starts[1:-1], trie.starts[2:], strict=True)
+    ]
+    return torch.stack(found, -1) if found else leaf.new_zeros(*leaf.shape, 0)
+
+
+def _inner(catalogue: Catalogue, items: Sequence[Item]) -> Tensor:
+    """[items, L - 1] the nodes a search for `items` passes."""
+    return _nodes(catalogue.trie, catalogue.leaf[[catalogue.row(item) for item in items]])
+
+
+def _inside(catalogue: Catalogue, history: Sequence[Item]) -> Tensor:
+    """The node after each token of a history as it is written: the root before and after every item."""
+    if catalogue.after:
+        return torch.tensor([NOWHERE])
+    inner = _inner(catalogue, history[-catalogue.most :])
+    return torch.cat([torch.zeros(min(1, len(catalogue.before)), dtype=torch.long), nn.functional.pad(inner, (0, 1)).flatten()])
+
+
+def _above(trie: Trie, node: Tensor) -> Tensor:
+    """[B, N, N] bool: is the second of two `node` [B, N] the first, or on the way to it? All paths below the one are below the other."""
+    begin, end = trie.span[node.clamp_min(0)].unbind(-1)
+    holds = (begin[:, None, :] <= begin[:, :, None]) & (end[:, None, :] >= end[:, :, None])
+    return holds & (node[:, None, :] <= node[:, :, None]) & (node != NOWHERE)[:, None, :]  # parents have lower numbers
+
+
+def _padded(rows: Sequence[Tensor], fill: int, left: bool, width: int = 0) -> Tensor:
+    width = max(width, *(len(row) for row in rows))
+    return torch.stack([nn.functional.pad(row, (width - len(row), 0) if left else (0, width - len(row)), value=fill) for row in rows])
