@@ -19,6 +19,8 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 
 TOKEN_EXACT, LAW_EXACT, LOSSY = "token-exact", "law-exact", "lossy"
+UNMETERED = f"{LOSSY} (unmetered)"
+"""The exactness of what departs from the target's law by an amount that nobody has measured."""
 
 
 class Accept(Protocol):

@@ -61,8 +61,11 @@ class Keys:
 
     def gumbel(self, size: int) -> Tensor:
         """`size` standard Gumbel numbers from each stream, float64 [..., size]; number v belongs to value v."""
-        counters = torch.arange(1, size + 1, device=self.words.device) * _GAMMA
-        uniform = _uniform(mix(self.words[..., None] + counters))
+        return self.gumbel_at(torch.arange(size, device=self.words.device))
+
+    def gumbel_at(self, ids: Tensor) -> Tensor:
+        """The numbers of values `ids` [..., S] among all that `gumbel` could give, had without the others: float64 [..., S]."""
+        uniform = _uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA))
         return uniform.log_().neg_().log_().neg_()
 
     def below(self, probability: Tensor) -> Tensor:
@@ -73,12 +76,24 @@ class Keys:
         """One index from each law exp(scores) [..., V], by the Gumbel maximum; `scores` need no normalising. [...]"""
         return (scores + self.gumbel(scores.shape[-1])).argmax(-1)
 
-    def choose_distinct(self, scores: Tensor, count: int) -> Tensor:
+    def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
         """`count` indices drawn one after the other without replacement (Gumbel top-k, Kool et al. 2019), [..., count].
 
-        The first is what `choose` gives. Values of probability 0 come last, and only when nothing else is left.
+        The first is what `choose` gives. Values of probability 0 come last, and only when nothing else is left. Where `ids` [..., V]
+        names the values, the draw does not depend on where they stand.
         """
-        return (scores + self.gumbel(scores.shape[-1])).topk(count, -1).indices
+        noise = self.gumbel(scores.shape[-1]) if ids is None else self.gumbel_at(ids)
+        return (scores + noise).topk(count, -1).indices
+
+    def draw(self, weights: Tensor) -> Tensor:
+        """An index from the law `weights` [..., V] for each of its streams [..., n], by inverting its distribution function. [..., n]
+
+        The weights need not sum to 1, and those that are 0 may stand anywhere: the same values are drawn.
+        """
+        below = weights.cumsum(-1)
+        total = below[..., -1:].contiguous()
+        last = torch.searchsorted(below, total)  # the last value of any weight, should rounding lift a number to the total
+        return torch.minimum(torch.searchsorted(below, self.uniform() * total, right=True), last)
 
     def __getitem__(self, index) -> "Keys":
         return Keys(self.words[index])

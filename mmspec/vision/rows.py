@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import LOSSY, TOKEN_EXACT, Accept
+from mmspec.core.accept import LOSSY, TOKEN_EXACT, UNMETERED, Accept
 from mmspec.core.control import Fixed
 from mmspec.core.decode import Drafter, Generation, Target, decode
 from mmspec.core.guidance import Guided, Pairs
@@ -26,9 +26,6 @@ from mmspec.core.stats import Stats
 from mmspec.vision.family import ImageModel, Prompt
 from mmspec.vision.lanes import Lines, RowLimits
 from mmspec.vision.row_target import RowTarget
-
-UNMETERED = f"{LOSSY} (unmetered)"
-"""The exactness of what departs from the target's law by an amount that nobody has measured."""
 
 _PIECE = 128  # values a metering forward takes at once, which bounds the logits it makes
 

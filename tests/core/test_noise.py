@@ -203,6 +203,34 @@ def test_choose_distinct_is_sequential_without_replacement():
     assert chi_square(codes, (independent_pairs / independent_pairs.sum()).flatten()) < FAIL
 
 
+def test_any_number_of_a_stream_is_had_alone():
+    keys, ids = draws(5), torch.tensor([[3, 0, 99], [99, 1, 2], [0, 0, 7], [50, 4, 3], [8, 9, 10]])
+    assert torch.equal(keys.gumbel_at(ids), keys.gumbel(100).gather(1, ids))
+
+
+def test_named_values_are_drawn_wherever_they_stand():
+    """Drawn without replacement or by inversion, alone or among values that cannot come."""
+    keys, generator = draws(2000), torch.Generator().manual_seed(0)
+    ids = torch.tensor([40, 7, 23, 99, 8, 61])
+    spread = torch.full((12,), -torch.inf, dtype=LAW.dtype)
+    place = torch.randperm(12, generator=generator)[:6]
+    spread[place] = LAW.log()
+    names = torch.full((12,), 5).index_copy(0, place, ids)
+    assert torch.equal(names[keys.choose_distinct(spread, 5, names)], ids[keys.choose_distinct(LAW.log(), 5, ids)])
+    place = place.sort().values
+    spread = torch.zeros(12, dtype=LAW.dtype).index_copy(0, place, LAW)
+    branched = keys.branch(3)
+    wide, tight = (branched.draw(law.expand(2000, -1).contiguous()) for law in (spread, LAW))
+    assert torch.equal(torch.full((12,), 99).index_copy(0, place, torch.arange(6))[wide], tight)
+
+
+def test_draws_by_inversion_follow_the_weights():
+    drawn = draws(100_000)[:, None].draw((7 * LAW).expand(100_000, -1).contiguous())
+    assert chi_square(drawn, LAW) > PASS
+    assert chi_square(drawn, LAW + 0.02) < FAIL
+    assert (draws(100)[:, None].draw(torch.zeros(100, 6)) == 0).all()
+
+
 def test_impossible_values_come_last():
     order = draws(200).choose_distinct(LAW.log(), 6)
     assert (order[:, -1] == 1).all()

@@ -118,7 +118,7 @@ class TapeKeys:
     def choose(self, scores: Tensor) -> Tensor:
         return self._each(_law(scores))
 
-    def choose_distinct(self, scores: Tensor, count: int) -> Tensor:
+    def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
         left = _law(scores).expand(*self.words.shape, -1)
         taken, free = [], torch.ones_like(left, dtype=torch.bool)
         for turn in range(count):
@@ -128,6 +128,9 @@ class TapeKeys:
             free = free.scatter(-1, taken[-1][..., None], False)
             left = torch.where(free, left, 0)
         return torch.stack(taken, -1)
+
+    def draw(self, weights: Tensor) -> Tensor:
+        return self._each(_law(weights.log())[..., None, :])
 
     def uniform(self) -> Tensor:
         raise NotImplementedError("a uniform number has no finite set of outcomes: draw with below or choose")

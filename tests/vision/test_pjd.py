@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from mmspec.core.accept import UNMETERED
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.raster import Raster
@@ -14,7 +15,6 @@ from mmspec.drafters.initialisers import carried, uniform
 from mmspec.vision.lanes import Front
 from mmspec.vision.pjd import PJD, Deferring
 from mmspec.vision.row_target import RowSession
-from mmspec.vision.rows import UNMETERED
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.tables import encode
 from tests.vision.rows_world import Blur, by_rows, jacobi, plainly, prompts, scribes, steps_of

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmspec.core.accept import UNMETERED
 from mmspec.core.hf import HFTarget
 from mmspec.core.noise import Noise
 from mmspec.core.raster import Raster
@@ -13,7 +14,7 @@ from mmspec.core.records import PAD
 from mmspec.vision import rows
 from mmspec.vision.lanes import Lines, RowLimits
 from mmspec.vision.row_target import RowSession
-from mmspec.vision.rows import UNMETERED, drift
+from mmspec.vision.rows import drift
 from mmspec.vision.zipar import ZipAR
 from tests.vision.rows_world import Blur, by_rows, fixed, plainly, prompts, scribes, steps_of, widening
 from tests.vision.small_models import CASES
