@@ -30,11 +30,13 @@ OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
 WRITTEN = {"offset": OFFSET, "before": (1,), "most": 20}
 SETS = {
     "shop": {
+        "codes": 64,
         "plan": {"lr": 2e-3, "weight_decay": 0.1},
         "batch": {"rows": 96, "drop": 0.0},
         "model": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 5, "num_attention_heads": 6},
     },
     "amazon-beauty": {  # small and often told different things: it would soon know its users by heart
+        "codes": 256,
         "plan": {"lr": 1.5e-3, "weight_decay": 0.3},
         "batch": {"rows": 128, "drop": 0.15},
         "model": {
@@ -53,13 +55,14 @@ def read(name: str, ids: str) -> Data:
     if name == "amazon-beauty":
         return beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / name, ids, **WRITTEN)
     shop = Shop.of()
-    codes = make(torch.from_numpy(shop.embeddings), levels=4, size=64)
-    return lessons(Catalogue.of_codes(range(len(shop)), codes, 64, names=shop.names, **WRITTEN))
+    size = SETS[name]["codes"]
+    codes = make(torch.from_numpy(shop.embeddings), levels=4, size=size)
+    return lessons(Catalogue.of_codes(range(len(shop)), codes, size, names=shop.names, **WRITTEN))
 
 
-def model_for(catalogue: Catalogue, sizes: dict) -> LlamaForCausalLM:
-    """A Llama over the catalogue's tokens; the vocabulary is a multiple of 4."""
-    vocabulary = -(-(int(catalogue.paths.max()) + 1) // 4) * 4
+def model_for(levels: int, codes: int, sizes: dict) -> LlamaForCausalLM:
+    """A Llama over all codes, used or not; the vocabulary is a multiple of 4."""
+    vocabulary = -(-(OFFSET + levels * codes) // 4) * 4
     tokens = {"vocab_size": vocabulary, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "max_position_embeddings": 128}
     return LlamaForCausalLM(LlamaConfig(**sizes, **tokens, num_key_value_heads=2, tie_word_embeddings=True))
 
@@ -103,12 +106,13 @@ def main() -> None:
     args.out = args.out or (Path("mmspec/minis/recsys") if args.data == "shop" and not args.smoke else args.work / "mini")
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    chosen = SETS[args.data]
+    args.data = "shop" if args.smoke else args.data
+    chosen, data = SETS[args.data], read(args.data, args.ids)
     sizes = chosen["model"]
     if args.smoke:
         chosen, sizes, args.steps, args.users = {**chosen, "batch": {"rows": 4}}, {**sizes, "num_hidden_layers": 1}, 2, 8
-    data = read("shop" if args.smoke else args.data, args.ids)
-    model, batch, best = model_for(data.catalogue, sizes), batches(data, **chosen["batch"]), args.work / "best.pt"
+    model = model_for(data.catalogue.levels, chosen["codes"], sizes)
+    batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
 
     def loss(lesson: nn.Module, turn: int) -> Tensor:
