@@ -36,7 +36,7 @@ class ContentDigest:
             return self._column(name, column.dictionary_decode())
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             self._update(f"{name} list", column.is_valid().cast(pa.int8()))
-            self._update(f"{name} lengths", pc.fill_null(pc.list_value_length(column).cast(pa.int64()), 0))
+            self._update(f"{name} lengths", pc.fill_null(pc.call_function("list_value_length", [column]).cast(pa.int64()), 0))
             return self._column(f"{name} items", column.flatten())  # those of null lists are left out
         if pa.types.is_integer(kind) and not pa.types.is_uint64(kind):
             typed, empty = column.cast(pa.int64()), 0
@@ -52,7 +52,7 @@ class ContentDigest:
         self._update(f"{name} {typed.type}", column.is_valid().cast(pa.int8()))
         filled = pc.fill_null(typed, empty)
         if isinstance(empty, str):
-            self._update(f"{name} lengths", pc.binary_length(filled))
+            self._update(f"{name} lengths", pc.call_function("binary_length", [filled]))
             self._stream(f"{name} bytes").update(_text(filled))
         else:
             self._update(f"{name} values", filled)

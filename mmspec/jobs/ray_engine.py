@@ -67,7 +67,8 @@ def _place(make: Any, most: int, need: dict[str, int], folder: JobFolder, todo: 
             fn_constructor_args=(make, os.getcwd(), records),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(most, len(todo)), initial_size=min(most, len(todo))),
-            **need,
+            num_cpus=need["num_cpus"],
+            num_gpus=need["num_gpus"],
         )
         for row in done.iter_rows():
             tick(_value((row["records"], row["kind"], row["message"])))

@@ -39,7 +39,10 @@ class Source(Protocol):
         ...
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
-        """(index, record or `Reject`) for every wanted index, in order, in bounded memory."""
+        """(index, record or `Reject`) for every wanted index, in order, in bounded memory.
+
+        `wanted` is asked anew of every index when its turn comes: what it says of later ones may change while the stream waits.
+        """
         ...
 
 
