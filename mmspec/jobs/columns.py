@@ -3,8 +3,6 @@
 import hashlib
 from typing import Any
 
-import numpy as np
-
 
 class ContentDigest:
     """SHA-256 over columns that come batch by batch: the same for the same values, however many batches and row groups they came in.
@@ -58,6 +56,8 @@ class ContentDigest:
             self._update(f"{name} values", filled)
 
     def _update(self, name: str, column: Any) -> None:
+        import numpy as np
+
         self._stream(name).update(np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
 
     def _stream(self, name: str) -> Any:
@@ -66,6 +66,8 @@ class ContentDigest:
 
 def _text(column: Any) -> memoryview:
     """The bytes of all texts of a large_string column without nulls, one behind the other."""
+    import numpy as np
+
     _, offsets, data = column.buffers()
     if data is None or not len(column):
         return memoryview(b"")
