@@ -21,7 +21,8 @@ from mmspec.drafters.model import same_prompt
 
 
 class BeamGuide(Protocol):
-    """One generation's source of laws over the children of trie nodes."""
+    """One generation's source of laws over the children of trie nodes. One that must see the target's first round has `ready` False
+    until then; others need not say anything."""
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
         """log q [B, M, C] of the `children` of the draft's last M columns. Called level by level as the draft grows."""
@@ -92,10 +93,10 @@ class BeamGrower:
             return frontier
         if self.guide is None:
             self.guide = self.drafter.source.beam_guide(self.prompt, self.session, self.drafter.trie)
-        if self.guide is None:
+        if self.guide is None or not getattr(self.guide, "ready", True):
             return frontier
         draft, core = frontier, frontier.aux.beams
-        for depth in range(room.length):
+        for depth in range(min(room.length, self.drafter.trie.levels - frontier.aux.level - 1)):  # a round settles one level unguessed
             draft = self._grown(draft, core, depth, room, noise)
             core = self.drafter.spread.k
         return draft

@@ -13,17 +13,21 @@ from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
 from mmspec.drafters.mask_tokens import MaskTokens
 from mmspec.drafters.mtp import ChainedMTP
 from mmspec.drafters.mtp_parallel import ParallelMTP
+from mmspec.drafters.recurrent_head import RecurrentHead
 
 NETS: dict[str, type[nn.Module]] = {
     net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, Glide, CTC, MaskTokens)
 }
+BEAM_NETS: dict[str, type[nn.Module]] = {RecurrentHead.kind: RecurrentHead}
+"""Those that draft item paths for a beam search, and no text."""
 
 
 def net_class(kind: str) -> Any:
     """The class called `kind`. ValueError lists the kinds there are."""
-    if kind not in NETS:
-        raise ValueError(f"unknown drafter kind {kind!r}; valid: {', '.join(sorted(NETS))}")
-    return NETS[kind]
+    known = NETS | BEAM_NETS
+    if kind not in known:
+        raise ValueError(f"unknown drafter kind {kind!r}; valid: {', '.join(sorted(known))}")
+    return known[kind]
 
 
 def new_net(kind: str, target: Any, options: Mapping[str, Any] | None = None) -> Any:
