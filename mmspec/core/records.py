@@ -193,3 +193,19 @@ def validate(draft: Draft) -> None:
                 raise ValueError(f"row {row}, node {node}: parent {parent} is PAD, which cannot have children")
             if node >= draft.roots and parent == CONTEXT:
                 raise ValueError(f"row {row}, node {node}: a guess must hang on a root or a guess, not on the context")
+        _check_bounds(draft, row, line)
+
+
+def _check_bounds(draft: Draft, row: int, line: Sequence[int]) -> None:
+    """`ancestors` goes up as far as `trunk` and `levels` say: no path may be longer."""
+    most = draft.roots if draft.trunk is None else draft.trunk
+    roots, guesses = [0] * draft.size, [0] * draft.size  # on the path to each node, itself included
+    for node, parent in enumerate(line):
+        if parent == PAD:
+            continue
+        roots[node] = (node < draft.roots) + (roots[parent] if parent >= 0 else 0)
+        guesses[node] = (node >= draft.roots) + (guesses[parent] if parent >= 0 else 0)
+        if roots[node] > most:
+            raise ValueError(f"row {row}, node {node}: {roots[node]} roots on its path, but trunk says {most} at most")
+        if guesses[node] > draft.height:
+            raise ValueError(f"row {row}, node {node}: {guesses[node]} guesses on its path, but levels says {draft.height} at most")

@@ -1,5 +1,7 @@
 """Drafts are trees and verdicts are paths: properties of random ones, against the plainest loops there are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,6 +37,26 @@ def drafts(draw, rows: int = 3, linear: bool = False):
     return Draft(nodes, torch.tensor(lines), start, roots=roots, linear=linear, width=width)
 
 
+@st.composite
+def forests(draw, rows: int = 3):
+    """Drafts whose roots are trees themselves, as beams are, with the tightest bounds `trunk` and `levels` there are."""
+    roots, size = draw(st.integers(1, 6)), draw(st.integers(0, 6))
+    lines, trunk, levels = [], 1, 0
+    for _ in range(rows):
+        line: list[int] = []
+        for column in range(roots + size):
+            real = [i for i in range(column) if line[i] != PAD]
+            line.append(draw(st.sampled_from([*real, CONTEXT, PAD] if column < roots else [*real, PAD])))
+        lines.append(line)
+    draft = Draft(torch.zeros(rows, roots + size).long(), torch.tensor(lines), torch.zeros(rows).long(), roots=roots, linear=False)
+    for row in range(rows):
+        for node in range(roots + size):
+            way = path(draft, row, node) if draft.valid[row, node] else []
+            trunk = max(trunk, sum(column < roots for column in way))
+            levels = max(levels, sum(column >= roots for column in way))
+    return replace(draft, trunk=trunk, levels=levels)
+
+
 def path(draft: Draft, row: int, node: int) -> list[int]:
     """Columns from the first root to `node`, by walking up."""
     steps = []
@@ -54,6 +76,22 @@ def test_ancestors_are_the_path(draft):
             assert ancestors[row, node].nonzero().flatten().tolist() == path(draft, row, node)
     composed = (ancestors.float() @ ancestors.float()) > 0
     assert torch.equal(composed, ancestors)  # reflexive and transitive
+
+
+@given(forests())
+@settings(max_examples=60, deadline=None)
+def test_ancestors_in_forests_are_the_path(draft):
+    """As far up as `trunk` and `levels` say is far enough, and a step less is not."""
+    validate(draft)
+    for row in range(len(draft.start)):
+        for node in range(draft.size):
+            columns = path(draft, row, node) if draft.valid[row, node] else [node]
+            assert draft.ancestors()[row, node].nonzero().flatten().tolist() == columns
+    loose = replace(draft, trunk=None, levels=None)
+    assert torch.equal(loose.ancestors(), draft.ancestors())
+    longest = max(len(path(draft, row, node)) for row in range(len(draft.start)) for node in range(draft.size))
+    if longest == draft.trunk + draft.levels > 1:
+        assert not torch.equal(replace(draft, trunk=draft.trunk - 1).ancestors(), draft.ancestors())
 
 
 @given(drafts())
@@ -188,3 +226,17 @@ def test_broken_trees_are_named(parents, words):
     draft = Draft(torch.zeros(1, len(parents), dtype=torch.long), torch.tensor([parents]), torch.zeros(1, dtype=torch.long))
     with pytest.raises(ValueError, match=words):
         validate(draft)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"trunk": 1}, "node 1: 2 roots on its path, but trunk says 1 at most"),
+        ({"levels": 1}, "node 3: 2 guesses on its path, but levels says 1 at most"),
+    ],
+)
+def test_paths_beyond_their_bounds_are_named(bounds, words):
+    draft = Draft(torch.zeros(1, 4).long(), torch.tensor([[CONTEXT, 0, 1, 2]]), torch.zeros(1).long(), roots=2)
+    validate(draft)
+    with pytest.raises(ValueError, match=words):
+        validate(replace(draft, **bounds))
