@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 HOME = Path(__file__).parent
-NAMES = ("text", "vision", "vision-fashion")
+NAMES = ("text", "vision", "vision-fashion", "recsys")
 """vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card."""
 
 
@@ -26,13 +26,18 @@ class Mini:
     processor: Any
     examples: Any
     card: str
+    catalogue: Any = None  # of recommenders: what they recommend
 
 
 def load(name: str) -> Mini:
     """The mini called `name`. ValueError lists the names there are."""
     if name not in NAMES:
         raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
-    return load_text(HOME / "text") if name == "text" else load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
+    if name == "text":
+        return load_text(HOME / "text")
+    if name == "recsys":
+        return load_recsys(HOME / "recsys")
+    return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
 
 
 def load_text(folder: Path) -> Mini:
@@ -48,7 +53,7 @@ def load_text(folder: Path) -> Mini:
     examples = tokenizer(prompts, return_tensors="pt", padding=True)
     examples = {key: examples[key] for key in ("input_ids", "attention_mask")}
     card = (folder / "card.md").read_text(encoding="utf-8")
-    target, drafters = _llama(folder / "target"), {"model": _llama(folder / "drafter")}
+    target, drafters = llama(folder / "target"), {"model": llama(folder / "drafter")}
     for path in sorted((folder / "drafters").glob("*/config.json")):
         drafters[path.parent.name] = load_drafter(path.parent, target)
     return Mini(target, drafters, tokenizer, examples, card)
@@ -61,7 +66,14 @@ def load_vision(folder: Path, part: str) -> Mini:
     return Mini(**load_images(folder / part), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
-def _llama(folder: Path) -> Any:
+def load_recsys(folder: Path) -> Mini:
+    """The mini recommender in `folder`. FileNotFoundError when it is not there."""
+    from mmspec.minis.items import load_items
+
+    return Mini(**load_items(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
+
+
+def llama(folder: Path) -> Any:
     """A Llama whose weights are stored in half precision and run in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -26,6 +26,12 @@ def forward_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
     return _mean(log_p, log_p, log_q)
 
 
+def soft_kl(log_p: Tensor, log_q: Tensor, value: Tensor, temperature: float = 2.0) -> Tensor:
+    """KL(p | q) of both laws at a `temperature` (Hinton et al. 2015), times its square: right also about what is unlikely, as a search
+    for many beams needs."""
+    return temperature**2 * forward_kl((log_p / temperature).log_softmax(-1), (log_q / temperature).log_softmax(-1), value)
+
+
 def reverse_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
     """KL(q | p): say nothing the target does not."""
     return _mean(log_q, log_q, log_p)
@@ -76,6 +82,7 @@ def _mean(law: Tensor, plus: Tensor, minus: Tensor | None = None) -> Tensor:
 LOSSES: dict[str, Loss] = {
     "ce": cross_entropy,
     "kl": forward_kl,
+    "soft-kl": soft_kl,
     "reverse-kl": reverse_kl,
     "jsd": jensen_shannon,
     "tv": total_variation,

@@ -18,6 +18,7 @@ def by_hand(name):
     return {
         "ce": torch.stack([-Q[0, 1].log(), torch.zeros(())]).double(),
         "kl": kl(P, Q),
+        "soft-kl": 4 * kl(P.sqrt() / P.sqrt().sum(-1, keepdim=True), Q.sqrt() / Q.sqrt().sum(-1, keepdim=True)),
         "reverse-kl": kl(Q, P),
         "jsd": 0.5 * (kl(P, middle) + kl(Q, middle)),
         "tv": 1 - torch.minimum(P, Q).sum(-1),
