@@ -45,6 +45,14 @@ def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours:
     return retriever
 
 
+def write_model(folder: Path, model: Any) -> None:
+    """A transformers model with tied embeddings in half precision, as `mmspec.minis.llama` reads it; an older one there is replaced."""
+    from mmspec.drafters.weights import write_folder
+
+    weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    write_folder(folder, json.loads(model.config.to_json_string()), weights, lambda found: (found / "config.json").exists())
+
+
 def note(folder: Path, part: str, facts: dict[str, Any]) -> None:
     """Write down `facts` about one `part` of the mini in `folder` ("target", or a drafter by name), and its card anew."""
     path = folder / FIGURES

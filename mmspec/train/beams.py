@@ -5,7 +5,7 @@ those nodes on it, each under its ancestors, so that one forward of either model
 such beams one by one). The history before them is full of laws too: what comes after every item, level by level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mmspec.core.trie import NOWHERE, Children, Trie
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.generation import recommend
+from mmspec.train.item_head import item_lesson
 from mmspec.train.losses import mixture
 
 _NONE = -1e4  # a log-probability so low that it counts for nothing, and has gradients that are no NaN
@@ -24,6 +25,22 @@ def best_items(model: Any, catalogue: Catalogue, histories: Sequence[Sequence[It
     """The `k` best items of each history by the model's own beam search, `rows` histories at a time."""
     parts = [histories[start : start + rows] for start in range(0, len(histories), rows)]
     return [items for part in parts for items in recommend(model, part, k, catalogue, mode="plain").items]
+
+
+def counted(
+    target: Any, drafter: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int, width: int, rows: int = 100
+) -> dict[str, Any]:
+    """What a drafter earns in strict search: target `calls` a history, and of each level judged the share at which all of the target's
+    beams were among the guesses, as `levels`."""
+    calls, passed, reached = 0, [0] * catalogue.levels, [0] * catalogue.levels
+    for start in range(0, len(histories), rows):
+        stats = recommend(target, histories[start : start + rows], k, catalogue, drafter, width=width).stats
+        calls += stats.row_calls
+        for depth, count in enumerate(stats.reached):
+            passed[depth] += sum(stats.histogram[depth + 1 :])
+            reached[depth] += count
+    levels = [round(ours / all_, 4) for ours, all_ in zip(passed, reached, strict=True) if all_]
+    return {"calls": calls / len(histories), "levels": levels}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +124,19 @@ class BeamLesson(nn.Module):
         with torch.no_grad():
             log_p = restricted(_logits(target, rows)[counted], children)
         return log_p, restricted(_logits(self.drafter, rows)[counted], children), rows.value[counted], rows.past[counted]
+
+
+class HeadLesson(nn.Module):
+    """A recurrent head and its loss over all items of a batch of histories, as `mmspec.recsys.histories.batches` gives them."""
+
+    def __init__(self, head: Any, target: Any, before: int, levels: int):
+        super().__init__()
+        self.head, self._fixed = head, (target, before, levels)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        target, before, levels = self._fixed
+        told = item_lesson(target, batch, before, levels)
+        return self.head.loss(told.hidden, told.tokens, target.get_input_embeddings(), told.log_p)
 
 
 def _logits(model: Any, rows: BeamRows) -> Tensor:

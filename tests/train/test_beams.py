@@ -5,8 +5,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.core.trie import NOWHERE
+from mmspec.drafters.recurrent_head import RecurrentHead
 from mmspec.recsys import Catalogue, recommend
-from mmspec.train.beams import BeamLesson, BeamRows, beam_rows, best_items, restricted
+from mmspec.train.beams import BeamLesson, BeamRows, HeadLesson, beam_rows, best_items, counted, restricted
 from mmspec.train.losses import LOSSES
 
 LEVELS, SIZE = 4, 6
@@ -152,3 +153,33 @@ def test_an_ancestor_that_is_not_seen_shows():
 def test_an_unknown_loss_is_named():
     with pytest.raises(ValueError, match="unknown loss 'l2'"):
         BeamLesson(llama(), llama(), shop().trie, {"l2": 1.0})
+
+
+def test_what_a_drafter_earns_is_counted():
+    """The target itself needs one call a user; a stranger's calls and levels are those of the rounds, however users are batched."""
+    catalogue, target, stranger = shop(), llama(), llama(16, seed=5)
+    assert counted(target, target, catalogue, HISTORIES, 4, 16) == {"calls": 1.0, "levels": [1.0, 1.0, 1.0]}
+    found = counted(target, stranger, catalogue, HISTORIES, 4, 8, rows=2)
+    alone = [recommend(target, [history], 4, catalogue, stranger, width=8).stats for history in HISTORIES]
+    assert found["calls"] == sum(stats.target_calls for stats in alone) / 3
+    judged = [sum(len(stats.reached) > depth and stats.reached[depth] for stats in alone) for depth in range(3)]
+    passed = [sum(sum(stats.histogram[depth + 1 :]) for stats in alone) for depth in range(3)]
+    assert found["levels"] == [round(a / b, 4) for a, b in zip(passed, judged, strict=True) if b]
+
+
+def test_a_head_learns_from_whole_histories():
+    """Steps of its lesson bring its guesses nearer; the target stays as it is."""
+    catalogue, target = shop(), llama().requires_grad_(False)
+    torch.manual_seed(0)
+    lesson = HeadLesson(RecurrentHead.of(target, catalogue.paths), target, len(catalogue.before), LEVELS)
+    ids = torch.tensor([catalogue.tokens(history) for history in ([1, 2, 3, 4, 5], [5, 6, 7, 8, 9])])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    optimizer = torch.optim.Adam(lesson.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        losses.append(lesson(batch))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(name.startswith("head.") for name in lesson.state_dict())
