@@ -28,7 +28,7 @@ class Drawn:
     """How one level of guesses was drawn, for rules that ask."""
 
     log_q: Tensor  # [B, M, C] over the children of the M nodes guesses could hang on; all of a row's together are one law
-    index: Tensor  # [B, N] which of a row's M * C children each guess is, in the order they were drawn
+    index: Tensor  # [B, N] which of a row's M * C children each guess is, in the order they were drawn; PAD where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Level:
     score: Tensor  # [B, S] the target's log-probability of the whole path, -inf where there is no child
     settled: Tensor  # [B, 1] how many levels a row has settled when this one is ranked
     start: Tensor  # [B] how many it had when the round began
-    log_q: Tensor | None = None  # [B, S] the law guesses on this level were drawn from; -inf for what no guess could be
-    guesses: Tensor | None = None  # [B, N] which of these children each guess is, -1 for none of them, in the order they were drawn
+    log_q: Tensor | None = None  # [B, S] what the law guesses were drawn from says of these children; -inf for what no guess could be
+    guesses: Tensor | None = None  # [B, N] which of them each guess is, as drawn; -1 if it hangs on no beam of these, PAD for no guess
 
     @property
     def state(self) -> Tensor:
@@ -220,7 +220,8 @@ def _own(drawn: Drawn, place: Tensor, width: int) -> tuple[Tensor, Tensor]:
     )
     beam[:, width] = -1
     parent = beam.gather(1, drawn.index.clamp_min(0) // size)
-    return log_q, torch.where((parent >= 0) & (drawn.index >= 0), parent * size + drawn.index % size, -1)
+    own = torch.where(parent >= 0, parent * size + drawn.index % size, -1)
+    return log_q, torch.where(drawn.index >= 0, own, PAD)
 
 
 def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Winners, accepted: Tensor) -> Verdict:

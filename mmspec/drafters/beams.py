@@ -15,6 +15,7 @@ from torch import Tensor
 from mmspec.core.beams import BeamTarget, Drawn, Forest, best, of_children, ranked
 from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
+from mmspec.core.pairs import repeated
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.core.trie import NOWHERE, Children, Trie
 from mmspec.drafters.model import same_prompt
@@ -42,7 +43,8 @@ class BeamSource(Protocol):
 
 
 class Spread(Protocol):
-    """How one level of guesses is chosen."""
+    """How one level of guesses is chosen. Spreads that draw them have a method `draw` instead, which takes no `core`, and tells by what
+    law: its answer is `Drawn`, with log_q [B, S]."""
 
     def __call__(self, score: Tensor, state: Tensor, core: int, draft: Draft, depth: int, noise: Noise) -> Tensor:
         """Indices [B, N] among the children, -1 for none, from their path scores [B, S] and trie nodes [B, S]; the first `core`
@@ -75,7 +77,7 @@ class BeamDrafter:
 
     source: BeamSource
     trie: Trie
-    spread: Any  # a Spread with `k` and `width`; `draws` says that it draws guesses, whose law is then recorded
+    spread: Any  # a Spread with `k` and `width`
 
     def begin(self, prompt: Any, session: TargetSession) -> "BeamGrower":
         return BeamGrower(self, prompt, session)
@@ -114,16 +116,19 @@ class BeamGrower:
         children = self.drafter.trie.children(state, min(forest.level + depth, self.drafter.trie.levels - 1))
         log_q = self.guide.weigh(draft, children)
         total, width = ranked(children, log_q, score), children.state.shape[-1]
-        index = self.drafter.spread(total, children.state.flatten(1), core * width, draft, depth, noise)
-        there = (index >= 0) & (depth < room.guesses)[:, None]
+        spread, drawn, room_left = self.drafter.spread, forest.drawn, (depth < room.guesses)[:, None]
+        if hasattr(spread, "draw"):
+            told = spread.draw(total, children.state.flatten(1), draft, depth, noise)
+            index = told.index.masked_fill(repeated(told.index), -1)  # what is drawn twice is one node
+            drawn = (*drawn, Drawn(told.log_q.view_as(children.state), torch.where(room_left, told.index, PAD)))
+        else:
+            index = spread(total, children.state.flatten(1), core * width, draft, depth, noise)
+        there = (index >= 0) & room_left
         place = index.clamp_min(0)
         found, nodes = (
             torch.where(there, table.flatten(1).gather(1, place), fill) for table, fill in ((children.state, NOWHERE), (children.token, 0))
         )
         path = torch.where(there, total.gather(1, place), -torch.inf)
-        drawn = forest.drawn
-        if getattr(self.drafter.spread, "draws", False):
-            drawn = (*drawn, Drawn(total.view_as(children.state), torch.where(there, index, -1)))
         grown = draft.extend(nodes, torch.where(there, first + place // width, PAD), width=width, levels=depth + 1)
         layers = (*forest.layers, index.shape[1])
         aux = Forest(torch.cat([forest.state, found], 1), forest.beams, forest.level, layers, drawn)

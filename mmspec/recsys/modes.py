@@ -4,8 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mmspec.core.atspeed_r import RelaxedBeams
 from mmspec.core.beams import BeamRule, TopK
+from mmspec.core.dsbd import IndependentBeams
+from mmspec.core.stochastic_beams import SharedNoise, StochasticBeams
 from mmspec.core.trie import Trie
+from mmspec.drafters.beam_draws import Distinct, Independent
 from mmspec.drafters.beams import Anchored
 
 
@@ -19,9 +23,24 @@ class Mode:
     plain: bool = False  # never drafts
 
 
+def _best(trie: Trie, k: int, temperature: float) -> BeamRule:
+    return TopK(trie, k)
+
+
+def _anchored(k: int, width: int, temperature: float) -> Anchored:
+    return Anchored(k, width)
+
+
+def _anchored_in_noise(k: int, width: int, temperature: float) -> Anchored:
+    return Anchored(k, width, SharedNoise(temperature))
+
+
 MODES: dict[str, Mode] = {
-    "plain": Mode(lambda trie, k, _: TopK(trie, k), lambda k, width, _: Anchored(k, width), "beam search, nothing drafted", plain=True),
-    "strict": Mode(lambda trie, k, _: TopK(trie, k), lambda k, width, _: Anchored(k, width), "beam search's very items (AtSpeed-S)"),
+    "plain": Mode(_best, _anchored, "beam search, nothing drafted", plain=True),
+    "strict": Mode(_best, _anchored, "beam search's very items (AtSpeed-S)"),
+    "coupled": Mode(StochasticBeams, _anchored_in_noise, "beam sampling's very items for a seed (Gumbel top-k)"),
+    "sample": Mode(IndependentBeams, Independent, "beam sampling with replacement, exact in law (DSBD)"),
+    "relaxed": Mode(RelaxedBeams, Distinct, "beam sampling, approximate by an unknown amount (AtSpeed-R)"),
 }
 
 
