@@ -68,6 +68,9 @@ class Catalogue:
     def __len__(self) -> int:
         return len(self.items)
 
+    def __contains__(self, item: object) -> bool:
+        return item in self._rows
+
     @property
     def levels(self) -> int:
         return self.paths.shape[1]

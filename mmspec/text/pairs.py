@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
+from mmspec.devices import device_of
 from mmspec.minis import shipped_drafters
 
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -205,21 +206,6 @@ def rule(config: Config) -> Any:
     if kind == "exact" and not options:
         return kind
     return build(kind, {"exact": "", **ACCEPT}, "accept rule", options)
-
-
-def device_of(name: str) -> Any:
-    """A torch device; "auto" is the first CUDA device if there is one. ValueError for one that is not there."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"unknown device {name!r}: give auto, cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name} is not here: torch sees {torch.cuda.device_count()} CUDA devices; give cpu or another one")
-    return device
 
 
 def _dtype(name: str) -> Any:

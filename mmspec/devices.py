@@ -1,0 +1,18 @@
+"""Devices by name."""
+
+from typing import Any
+
+
+def device_of(name: str) -> Any:
+    """A torch device; "auto" is the first CUDA device if there is one. ValueError for one that is not there."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}: give auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name} is not here: torch sees {torch.cuda.device_count()} CUDA devices; give cpu or another one")
+    return device
