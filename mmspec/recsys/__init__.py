@@ -5,9 +5,10 @@
 """
 
 from mmspec.recsys.catalogue import Catalogue
+from mmspec.recsys.cost import CostModel
 from mmspec.recsys.generation import Recommendations, recommend
 from mmspec.recsys.modes import MODES
 from mmspec.recsys.ngram import NGram
 from mmspec.recsys.retriever import Retriever
 
-__all__ = ["MODES", "Catalogue", "NGram", "Recommendations", "Retriever", "recommend"]
+__all__ = ["MODES", "Catalogue", "CostModel", "NGram", "Recommendations", "Retriever", "recommend"]

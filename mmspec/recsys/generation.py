@@ -19,6 +19,7 @@ from mmspec.core.trie import Trie
 from mmspec.drafters.beams import BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
+from mmspec.recsys.cost import CostModel, Search
 from mmspec.recsys.modes import Mode, mode_of
 
 
@@ -89,7 +90,7 @@ def recommend(
     limits = BeamLimits(rows, trie.levels, k, device)
     rule = chosen.rule(trie, k, temperature)
     stats = Stats(exactness=rule.exactness)
-    control = _control(draft_length, guesser, trie.levels)
+    control = _control(draft_length, guesser, Search(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
     for step in decode(target, guesser, rule, inputs, limits=limits, noise=Noise.from_seed(seed, rows, device), control=control):
         stats.add(step)
         if on_step is not None:
@@ -158,13 +159,15 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
     return _target(model, target.trie, k, width)
 
 
-def _control(draft_length: int | str | Control, drafter: Drafter, levels: int) -> Control:
+def _control(draft_length: int | str | Control, drafter: Drafter, search: Search) -> Control:
     if isinstance(drafter, NoDraft):
         return Fixed(0)
     if draft_length == "auto":
-        return Fixed(levels - 1)
+        return Fixed(search.levels - 1)
     if isinstance(draft_length, int) and not isinstance(draft_length, bool):
         return Fixed(draft_length)
+    if isinstance(draft_length, CostModel):
+        return draft_length.at(search)
     if hasattr(draft_length, "begin"):
         return draft_length  # pyright: ignore[reportReturnType]
     raise ValueError(f"draft_length is {draft_length!r}: give a number of levels, 'auto' or a Control such as mmspec.recsys.CostModel()")
