@@ -88,7 +88,7 @@ class ItemLaw(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """This on `device`, made once for each."""
-        places = self.__dict__.setdefault("_places", {})
+        places = vars(self).setdefault("_places", {})
         if str(device) not in places:
             state = self.state()
             there = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()}

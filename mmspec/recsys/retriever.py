@@ -40,7 +40,8 @@ class Retriever(ItemLaw):
             )
         events = Flat.of(catalogue, histories)
         pairs = [_apart(events, gap) for gap in range(1, min(within, len(events.path)) + 1)]
-        before, path, weight = counted(*(torch.cat(column) for column in zip(*pairs, strict=True)), events.paths)
+        context, follower, share = (torch.cat(column) for column in zip(*pairs, strict=True))
+        before, path, weight = counted(context, follower, share, events.paths)
         whole = torch.zeros(events.paths, dtype=torch.float64).index_add_(0, before, weight)
         near = Followers.of(before, path, weight / whole[before], events.paths, neighbours)
         return Retriever(events.popularity, near, within, popular, _again(events), fingerprint(catalogue))
