@@ -45,8 +45,15 @@ class Catalogue:
             seen: set[Item] = set()
             twice = next(item for item in self.items if item in seen or seen.add(item))
             raise ValueError(f"item {twice!r} is in the catalogue twice: give every item one path")
-        if self.most < 1:
-            raise ValueError(f"most is {self.most}: a history must show at least one item")
+        if self.paths.is_floating_point() or int(self.paths.min()) < 0:
+            raise ValueError("paths hold numbers that are no token ids: give whole numbers from 0")
+        if self.names is not None and len(self.names) != len(self.items):
+            raise ValueError(f"{len(self.names)} names and {len(self.items)} items: give one name an item, or none at all")
+        if not isinstance(self.most, int) or self.most < 1:
+            raise ValueError(f"most is {self.most!r}: a history must show at least one item")
+        for name, tokens in (("before", self.before), ("after", self.after)):
+            if not all(isinstance(token, int) and token >= 0 for token in tokens):
+                raise ValueError(f"{name} is {tokens!r}: give token ids, whole numbers from 0")
 
     @staticmethod
     def of(paths: Mapping[Item, Sequence[int]], **options: Any) -> "Catalogue":
@@ -54,7 +61,7 @@ class Catalogue:
         lengths = {len(path) for path in paths.values()}
         if len(lengths) > 1:
             raise ValueError(f"paths have lengths {', '.join(map(str, sorted(lengths)))}: all must be equally long")
-        return Catalogue(tuple(paths), torch.tensor([list(path) for path in paths.values()], dtype=torch.long), **options)
+        return Catalogue(tuple(paths), torch.tensor([list(path) for path in paths.values()]), **options)
 
     @staticmethod
     def of_codes(items: Sequence[Item], codes: Tensor, size: int | None = None, offset: int = 0, **options: Any) -> "Catalogue":
@@ -191,9 +198,14 @@ class Catalogue:
             raise ValueError(f"catalogue {path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
         if missing := {"item", "path"} - set(table.column_names):
             raise ValueError(f"catalogue {path} has no column {', '.join(sorted(missing))}; it has {', '.join(table.column_names)}")
-        told = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+        kind = table.schema.field("path").type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
+            raise ValueError(f"catalogue {path}: column path holds {kind}, but a path is a list of whole numbers")
         names = tuple(table["name"].to_pylist()) if "name" in table.column_names else None
         try:
+            told = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+            if not isinstance(told, dict):
+                raise ValueError(f"its metadata is {told!r}: write it with Catalogue.write")
             found = Catalogue.of(dict(zip(table["item"].to_pylist(), table["path"].to_pylist(), strict=True)))
             if len(found) != len(table):
                 raise ValueError(f"{len(table) - len(found)} items are in it twice: give every item one path")

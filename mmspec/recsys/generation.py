@@ -79,6 +79,8 @@ def recommend(
         raise ValueError(f"k is {k!r}: ask for at least 1 item")
     chosen, device = mode_of(mode), model.device
     inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
+    if "input_ids" not in inputs:
+        raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
     rows = len(inputs["input_ids"])
     allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
     trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
@@ -105,6 +107,8 @@ def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: t
 
 def _allowed(catalogue: Catalogue, allowed: Tensor | None, rows: int, seen: Any) -> Tensor | None:
     """`allowed` [items] or [B, items], without the items of the histories `seen`; None for all."""
+    if allowed is not None and not isinstance(allowed, Tensor):
+        raise ValueError(f"allowed is a {type(allowed).__name__}: give a mask, such as catalogue.mask(items)")
     if allowed is not None and tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
         raise ValueError(
             f"allowed has shape {tuple(allowed.shape)}: give [{len(catalogue)}], or [{rows}, {len(catalogue)}], one row a history"
