@@ -19,8 +19,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 
 TOKEN_EXACT, LAW_EXACT, LOSSY = "token-exact", "law-exact", "lossy"
-UNMETERED = f"{LOSSY} (unmetered)"
-"""The exactness of what departs from the target's law by an amount that nobody has measured."""
+UNMETERED = f"{LOSSY} (unmetered)"  # it departs from the target's law by an amount that nobody has measured
 
 
 class Accept(Protocol):
@@ -148,10 +147,9 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Match:
-    """Draw the target's value after every node and keep guesses while they equal it.
+    """Draw the target's value after every node and keep guesses while they equal it: exact for any draft, and best for deterministic ones.
 
-    Exact for any draft, and the best exact rule for deterministic ones. The draw is keyed by seed and output position alone,
-    so the tokens are those of plain sampling with the same seed: token-exact even when sampling.
+    The draw is keyed by seed and output position alone, so the tokens are those of plain sampling with that seed, even when sampling.
     """
 
     exactness = TOKEN_EXACT

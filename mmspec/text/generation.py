@@ -13,6 +13,7 @@ from mmspec.core.accept import Accept, Coupled, Greedy
 from mmspec.core.control import Control, Fixed, Thompson, Throughput
 from mmspec.core.decode import Drafter, Generation
 from mmspec.core.decode import generate as run
+from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits, Stop
 from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
@@ -28,7 +29,6 @@ from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.vocabulary import Overlap, Translated
-from mmspec.core.families import family_of, positions_of
 from mmspec.text.processors import constraints, end_ids
 
 _READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law

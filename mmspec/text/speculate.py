@@ -11,11 +11,11 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
 from mmspec.core.decode import generate
+from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
-from mmspec.core.families import family_of, positions_of
 from mmspec.text.generation import Stream, Tree, control_of, drafter_of, rule_of
 from mmspec.text.processors import split_criteria, translate_all
 

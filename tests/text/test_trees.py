@@ -64,8 +64,8 @@ def test_trees_are_cut_to_what_pays(big):
 
 
 def _target(model):
-    from mmspec.core.hf import HFTarget
     from mmspec.core.families import family_of
+    from mmspec.core.hf import HFTarget
 
     return HFTarget(model, family_of(model))
 
