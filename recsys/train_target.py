@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mmspec.jobs.files import write_json
+from mmspec.minis.items import note
 from mmspec.minis.shop import Shop, lessons
 from mmspec.recsys import Catalogue, metrics, recommend
 from mmspec.recsys.baselines import CoOccurrence
@@ -54,10 +56,9 @@ PUBLISHED = {"TIGER, published (tiger-cf)": (0.0582, 0.0319), "SASRec, published
 
 
 def read(name: str, ids: str) -> Data:
-    if name == "amazon-beauty":
+    if name != "shop":
         return beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / name, ids, **WRITTEN)
-    shop = Shop.of()
-    size = SETS[name]["codes"]
+    shop, size = Shop.of(), SETS[name]["codes"]
     codes = make(torch.from_numpy(shop.embeddings), levels=4, size=size)
     return lessons(Catalogue.of_codes(range(len(shop)), codes, size, names=shop.names, **WRITTEN))
 
@@ -77,11 +78,8 @@ def ranked(model: nn.Module, catalogue: Catalogue, histories: Sequence[Sequence]
 
 def report(found: list, histories: Sequence[Sequence], items: int) -> dict[str, float]:
     truths = [items[-1:] for items in histories]
-    return {
-        "recall@10": metrics.recall(found, truths, 10),
-        "NDCG@10": metrics.ndcg(found, truths, 10),
-        "coverage@10": metrics.coverage(found, 10, items),
-    }
+    shown = metrics.coverage(found, 10, items)
+    return {"recall@10": metrics.recall(found, truths, 10), "NDCG@10": metrics.ndcg(found, truths, 10), "coverage@10": shown}
 
 
 def compared(model: nn.Module, data: Data, test: Sequence[Sequence], past: Sequence[Sequence], within: int) -> dict[str, dict[str, float]]:
@@ -103,15 +101,16 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
     args = parser.parse_args()
+    args.data = "shop" if args.smoke else args.data
     args.work = args.work or Path(f"build/recsys-{args.data}")
     args.out = args.out or (Path("mmspec/minis/recsys") if args.data == "shop" and not args.smoke else args.work / "mini")
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    args.data = "shop" if args.smoke else args.data
     chosen, data = SETS[args.data], read(args.data, args.ids)
-    sizes = chosen["model"]
     if args.smoke:
-        chosen, sizes, args.steps, args.users = {**chosen, "batch": {"rows": 4}}, {**sizes, "num_hidden_layers": 1}, 2, 8
+        chosen = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}
+        args.steps, args.users = 2, 8
+    sizes, every = chosen["model"], max(1, args.steps // 10)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
@@ -125,23 +124,25 @@ def main() -> None:
         if not best.exists() or torch.load(best)["NDCG@10"] < facts["NDCG@10"]:
             torch.save({**facts, "model": lesson.state_dict()}, best)
 
-    begun, every = time.perf_counter(), max(1, args.steps // 10)
+    begun = time.perf_counter()
     plan = Fit(steps=args.steps, warmup=100, checkpoint_every=every, mixed_precision=args.precision, **chosen["plan"])
     fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out)
     minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision
     model.load_state_dict(kept["model"])
-    simulated = args.data == "shop"  # as many customers to count as the model has seen
-    past = data.users(0, args.steps * chosen["batch"]["rows"]) if simulated else data.past
+    simulated = args.data == "shop"
+    past = data.users(0, args.steps * chosen["batch"]["rows"]) if simulated else data.past  # as many as the model has seen
     table = compared(model, data, test, past, chosen["within"])
     if not simulated:
         table |= {name: dict(zip(("recall@10", "NDCG@10"), row, strict=True)) for name, row in PUBLISHED.items()}
-    for name, row in table.items():
-        print(f"{name:30}", "  ".join(f"{key} {value:.4f}" for key, value in row.items()))
+    print("\n".join(f"{name:30}" + "".join(f"  {key} {value:.4f}" for key, value in row.items()) for name, row in table.items()))
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, "kept": kept["step"], "minutes": minutes}
+    facts |= {"users": len(test), "table": table}
     model.half().save_pretrained(args.out / "target")
     data.catalogue.write(args.out / "catalogue.parquet")
-    (args.work / "facts.json").write_text(json.dumps({**facts, "users": len(test), "table": table}, indent=1) + "\n", encoding="utf-8")
+    write_json(args.work / "facts.json", facts)
+    if simulated:
+        note(args.out, "target", facts)
 
 
 if __name__ == "__main__":
