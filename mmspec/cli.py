@@ -1,10 +1,10 @@
-"""The `mmspec` command: `mmspec demo | text | image | check | bench | models`. Heavy libraries load inside commands: help is quick."""
+"""The `mmspec` command. Heavy libraries load inside commands: help is quick."""
 
 from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, check, demo, image, models, text
+from mmspec.commands import bench, check, demo, image, models, recommend, text
 from mmspec.commands.common import Commands
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=text.EXAMPLES)(text.text)
 app.command(epilog=image.EXAMPLES)(image.image)
+app.command(epilog=recommend.EXAMPLES)(recommend.recommend)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.command(epilog=check.EXAMPLES)(check.check)
 app.command(epilog=models.EXAMPLES)(models.models)

@@ -4,7 +4,6 @@
 """
 
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,12 +16,10 @@ from torch import Tensor
 from mmspec.core.accept import TOKEN_EXACT
 from mmspec.devices import device_of
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
-from mmspec.recsys.bulk import Recommend, User, digest, identity
+from mmspec.recsys.bulk import Recommend, Totals, User, digest, identity
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.loading import Recommender, load_recommender
 from mmspec.recsys.modes import mode_of
-
-_TRIALS = 3  # times that each way is timed, after one that does not count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +126,7 @@ def _length(asked: Asked, work: Recommend, source: ParquetRows) -> int:
     settled = _settled(asked.out)
     if settled is None and Processes.here().rank:
         settled = _awaited(asked.out)
-    return settled if settled is not None else _fastest((0, levels - 1), work, source)
+    return settled if settled is not None else _fastest(work, source)
 
 
 def _settled(out: Path) -> int | None:
@@ -151,18 +148,17 @@ def _awaited(out: Path, patience: float = 600.0) -> int:
     return found
 
 
-def _fastest(lengths: tuple[int, ...], work: Recommend, source: ParquetRows) -> int:
-    """The one with which the first users are done soonest, each tried in turn."""
-    users = list(islice(_users(work, source), 2 * work.rows))
-    seconds: dict[int, list[float]] = {length: [] for length in lengths}
-    for trial in range(_TRIALS + 1 if users else 0):
-        for length in lengths:
-            doing = replace(work, options=work.options | {"draft_length": length}, totals=type(work.totals)())
-            start = time.perf_counter()
-            doing(list(enumerate(users)))
-            if trial:
-                seconds[length].append(time.perf_counter() - start)
-    return min(lengths, key=lambda length: statistics.median(seconds[length] or [-length]))
+def _fastest(work: Recommend, source: ParquetRows) -> int:
+    """What the cost model comes to on the first users: as many levels as there are, or none."""
+    from mmspec.recsys.cost import OPENING, CostModel
+
+    users, cost = list(islice(_users(work, source), work.rows)), CostModel()
+    if not users:
+        return work.recommender.catalogue.levels - 1
+    trial = replace(work, options=work.options | {"draft_length": cost}, totals=Totals())
+    for _ in range(len(OPENING) + 1):  # it measures both ways, and then chooses
+        trial(list(enumerate(users)))
+    return cost.choice.levels
 
 
 def _users(work: Recommend, source: ParquetRows) -> Iterator[User]:

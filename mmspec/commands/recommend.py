@@ -1,0 +1,244 @@
+"""`mmspec recommend`: the best items for every user of a Parquet file, as a job; or for a few histories, shown with their names."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mmspec.commands import common
+
+EXAMPLES = """Examples:
+
+\b
+  mmspec recommend --user 3 --k 5
+  mmspec recommend --history 12,873,44 --compare --json
+  mmspec recommend users.parquet out/ --k 20
+  mmspec recommend users/ out/ --model ./target --drafter ./small --unseen
+  mmspec recommend users.parquet out/ --only in-stock.txt --engine ray
+  torchrun --nproc-per-node 8 -m mmspec.cli recommend users.parquet out/
+"""
+_MODEL = "Target: the shipped mini (default), a folder or a hub name."
+_DRAFTER = "none, model (the mini's own, default there), another name in the mini, a folder or a hub name."
+_LENGTH = "Levels drafted a round, or auto (default): drafts or plain search, what is faster."
+_FILES = common.FILES
+
+
+def recommend(
+    users: Annotated[str | None, typer.Argument(help="A Parquet file of users, or a folder of them.")] = None,
+    out: Annotated[str | None, typer.Argument(help="A new folder, or that of the same job, to go on with it.")] = None,
+    history: Annotated[list[str] | None, common.option(_FILES, "Items, oldest first: 12,873,44; repeatable.", metavar="ITEMS")] = None,
+    user: Annotated[list[int] | None, common.option(_FILES, "A simulated user of the mini; repeatable.", metavar="N")] = None,
+    user_column: Annotated[str, common.option(_FILES, "Its name in the file; user_id by default.", metavar="NAME")] = "user_id",
+    history_column: Annotated[str, common.option(_FILES, "Its name in the file; history by default.", metavar="NAME")] = "history",
+    model: Annotated[str, common.option(common.WHAT, _MODEL, metavar="PATH")] = "mini",
+    catalogue: Annotated[
+        str | None, common.option(common.WHAT, "Items and their paths; the model's own by default.", metavar="FILE")
+    ] = None,
+    device: common.DEVICE = None,
+    dtype: common.DTYPE = None,
+    k: Annotated[int, common.option(common.WHAT, "Items a user gets; 10 by default.", "--k", metavar="K")] = 10,
+    only: Annotated[str | None, common.option(common.WHAT, "Recommend only items of this list (one a line).", metavar="FILE")] = None,
+    unseen: Annotated[bool, common.option(common.WHAT, "Leave out what a user's history holds.", "--unseen")] = False,
+    mode: Annotated[
+        str | None, common.option(common.HOW, "plain, strict (default), ... (mmspec models lists them).", metavar="NAME")
+    ] = None,
+    drafter: Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="NAME")] = None,
+    draft_length: Annotated[str, common.option(common.HOW, _LENGTH, metavar="N")] = "auto",
+    width: Annotated[int | None, common.option(common.HOW, "Beams drafted a level; 4 K by default.", metavar="N")] = None,
+    compare: Annotated[bool, common.option(common.HOW, "Show plain search beside it.", "--compare")] = False,
+    temperature: Annotated[float, common.option(common.DRAWING, "Of modes that draw; 1 by default.", metavar="T")] = 1.0,
+    seed: Annotated[int, common.option(common.DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")] = 0,
+    engine: Annotated[str, common.option("Bulk", "local (default; also under torchrun) or ray.", metavar="NAME")] = "local",
+    rows: Annotated[int, common.option("Bulk", "Users searched for at once; 64 by default.", metavar="N")] = 64,
+    batch_size: Annotated[int, common.option("Bulk", "Users read at once, sorted by length; 256 by default.", metavar="N")] = 256,
+    shard_size: Annotated[int, common.option("Bulk", "Users a file; what a kill may lose; 4096 by default.", metavar="N")] = 4096,
+    as_json: common.JSON = False,
+    verbose: common.VERBOSE = False,
+) -> None:
+    """Recommend items: beam search's very list, from a drafter's guesses; for a few users, or for a file of any size."""
+    given = dict(locals())
+    given |= {"device": device or "auto", "dtype": dtype or "float32", "draft_length": _length(draft_length)}
+    _check(given)
+    common.begin(verbose)
+    if users is not None:
+        _job(given)
+    else:
+        _few(given)
+
+
+def _check(given: dict[str, Any]) -> None:
+    few = given["history"] or given["user"]
+    if given["users"] is None and not few:
+        raise ValueError("nobody to recommend to: give --history ITEMS, --user N, or a Parquet file and a folder")
+    if given["users"] is not None:
+        if few or given["compare"]:
+            raise ValueError("a file of users and --history, --user or --compare do not go together: give one of them")
+        if given["out"] is None:
+            raise ValueError(f"no folder for the recommendations of {given['users']}: give one behind it")
+    if given["engine"] not in ("local", "ray"):
+        raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
+
+
+def _length(text: str) -> int | str:
+    if text == "auto" or text.isdecimal():
+        return text if text == "auto" else int(text)
+    raise ValueError(f"--draft-length is {text!r}: give a number of levels, or auto")
+
+
+# --- a file of users ----------------------------------------------------------------------------------------------------
+
+
+def _job(given: dict[str, Any]) -> None:
+    from mmspec.jobs import run
+    from mmspec.recsys.job import Asked, make_job
+
+    names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
+    names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
+    asked = Asked(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
+    report = run(partial(make_job, asked), engine=given["engine"])
+    if report is None:  # another process of a launch tells
+        return
+    if not report.outputs:
+        with (report.out / "rejects.jsonl").open(encoding="utf-8") as file:
+            first = json.loads(next(file))
+        raise ValueError(f"all {report.records} users were rejected, such as row {first['row']}: {first['reason']}")
+    options = json.loads((report.out / "manifest.json").read_text(encoding="utf-8"))["options"]
+    found = {key: getattr(report, key) for key in ("records", "outputs", "rejects", "shards", "resumed", "seconds", "rate", "measures")}
+    if given["as_json"]:
+        common.emit(found | {"out": str(report.out), "model": given["model"], "options": options})
+        return
+    measures, show = report.measures, common.console(False)
+    reasons = f"{report.rejects:,} rejects, reasons in {report.out / 'rejects.jsonl'}" if report.rejects else "no rejects"
+    told = f"{report.records:,} users: {report.outputs:,} got {measures.get('recommendations', 0):,.0f} recommendations; {reasons}"
+    show.print(told, soft_wrap=True)
+    calls = measures.get("row_calls", 0) / max(1, measures.get("users", 0))
+    how = f"{options['mode']}, {options['draft_length']} levels drafted a round" if options["draft_length"] else "plain search"
+    rate = f", {report.rate:.1f} users/s" if report.rate else ""
+    where = f"{report.out}/part-*.parquet ({report.shards} shards, {report.resumed} from before)"
+    show.print(f"{how}, {calls:.2f} target calls a user{rate}: {where}", soft_wrap=True)
+
+
+# --- a few users --------------------------------------------------------------------------------------------------------
+
+
+def _few(given: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from mmspec.devices import device_of
+    from mmspec.recsys.bulk import Recommend
+    from mmspec.recsys.job import only
+    from mmspec.recsys.loading import load_recommender
+    from mmspec.recsys.modes import mode_of
+
+    if given["mode"] is not None:
+        mode_of(given["mode"])
+    with Console(stderr=True).status(f"loading {given['model']}"):
+        drafter = "none" if given["mode"] == "plain" and not given["compare"] else given["drafter"]
+        told = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
+    modes = [given["mode"] or ("plain" if told.drafter is None else "strict")]
+    if given["compare"]:
+        if told.drafter is None or modes == ["plain"]:
+            raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --mode plain")
+        modes.append("plain")
+    asked = [(None, _items(text, told.catalogue)) for text in given["history"] or ()] + _simulated(given, told)
+    options = {name: given[name] for name in ("k", "width", "draft_length", "unseen", "temperature")}
+    options["allowed"] = None if given["only"] is None else only(given["only"], told.catalogue)
+    works = [Recommend(told, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
+    users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(asked)]
+    with common.progress("users", len(works) * len(users)) as done:
+        found = [_search(work, users, done) for work in works]
+    if given["as_json"]:
+        common.emit(_told(given, told, works, asked, found))
+    else:
+        _show(told, works, asked, found)
+
+
+def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]]:
+    """Items and scores of every user."""
+    found: list[dict[str, list[Any]]] = [{} for _ in users]
+    for part in work.parts(users):
+        out = work.search([users[place][1] for place in part], [work.seed + place for place in part])
+        for place, items, scores in zip(part, out.items, out.scores, strict=True):
+            found[place] = {"items": items, "scores": scores}
+        done(len(part))
+    return found
+
+
+def _items(text: str, catalogue: Any) -> list[Any]:
+    """The items that --history names."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(catalogue.items[0], int):
+        for part in parts:
+            if not part.removeprefix("-").isdecimal():
+                raise ValueError(f"--history has {part!r}: this catalogue's items are whole numbers, such as {catalogue.items[0]}")
+        return [int(part) for part in parts]
+    return parts
+
+
+def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
+    """(what was bought next, the history before it) of the mini's simulated users."""
+    from mmspec.recsys.loading import MINIS
+
+    if not given["user"]:
+        return []
+    if given["model"] not in MINIS:
+        raise ValueError(f"--user is for the mini, whose users are simulated: for {given['model']} give --history ITEMS")
+    if min(given["user"]) < 0:
+        raise ValueError(f"--user is {min(given['user'])}: users are numbered from 0")
+    from mmspec.minis.shop import Shop
+
+    return [(items[-1], items[:-1]) for items in Shop.of().histories(given["user"], seed=2)]
+
+
+def _told(given: dict[str, Any], told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> dict[str, Any]:
+    name = told.catalogue.name
+    results = []
+    for (after, history), mine in zip(asked, found[0], strict=True):
+        row = {"history": history, **mine, "names": [name(item) for item in mine["items"]]}
+        results.append(row | ({} if after is None else {"next": after}))
+    settings = {key: given[key] for key in ("k", "width", "draft_length", "unseen", "only", "temperature", "seed")}
+    about = {"model": told.name, "drafter": told.drafter_name, "settings": settings, "results": results, **_figures(works[0])}
+    if len(works) > 1:
+        about["compare"] = _figures(works[1]) | {"same_users": _same(found), "items": [each["items"] for each in found[1]]}
+    return about
+
+
+def _figures(work: Any) -> dict[str, Any]:
+    totals = work.totals
+    levels = totals.counts["levels"] / max(1, totals.counts["row_calls"])
+    counted = {"calls": totals.calls, "levels_per_call": levels, "seconds": totals.seconds, "exactness": totals.exactness}
+    return {"mode": work.options["mode"], **counted}
+
+
+def _same(found: list[Any]) -> int:
+    """Users who get the same items in the same order."""
+    return sum(mine["items"] == other["items"] for mine, other in zip(*found, strict=True))
+
+
+def _show(told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> None:
+    show, name = common.console(False), told.catalogue.name
+    for number, ((after, history), mine) in enumerate(zip(asked, found[0], strict=True)):
+        last = "; ".join(name(item) for item in history[-3:])
+        show.print(f"[bold]after[/bold] {'... ' if len(history) > 3 else ''}{last}", soft_wrap=False)
+        table = Table("rank", "item", "name", "score", *(["in plain search"] if len(found) > 1 else []))
+        for rank, (item, score) in enumerate(zip(mine["items"], mine["scores"], strict=True), 1):
+            beside = [_rank(item, found[1][number]["items"])] if len(found) > 1 else []
+            bought = " (bought next)" if item == after else ""
+            table.add_row(str(rank), str(item), f"{name(item)}{bought}", f"{score:.4f}", *beside)
+        show.print(table if mine["items"] else "nothing is left to recommend")
+        if after is not None and after not in mine["items"]:
+            show.print(f"bought next: {name(after)}")
+    figures = Table("mode", "target calls a user", "levels a call", "seconds", "exactness")
+    for work in works:
+        row = _figures(work)
+        figures.add_row(row["mode"], f"{row['calls']:.2f}", f"{row['levels_per_call']:.2f}", f"{row['seconds']:.2f}", row["exactness"])
+    show.print(figures)
+    if len(works) > 1:
+        show.print(f"the same items in the same order for {_same(found)} of {len(asked)} users")
+
+
+def _rank(item: Any, items: list[Any]) -> str:
+    return str(items.index(item) + 1) if item in items else "-"
