@@ -1,4 +1,4 @@
-"""`mmspec models`: the minis that ship, the model families that run, drafters, accept rules and methods with what they promise."""
+"""`mmspec models`: the minis that ship, the model families that run, drafters, accept rules, methods and modes with what they promise."""
 
 from importlib import import_module
 from typing import Any
@@ -19,10 +19,12 @@ _MINI_FACTS = 3  # lines of a card that are shown
 
 
 def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
-    """List minis, model families, drafters, accept rules and the methods of pictures."""
+    """List minis, model families, drafters, accept rules, the methods of pictures and the modes of recommendations."""
     common.begin(verbose)
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
     found["picture_methods"] = picture_methods()
+    found["recommendation_modes"] = recommendation_modes()
+    found["recommendation_drafters"] = recommendation_drafters()
     if as_json:
         common.emit(found)
         return
@@ -70,6 +72,7 @@ def families() -> list[dict[str, str]]:
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},
         {"kind": "pictures", "models": ", ".join(ADAPTERS)},
+        {"kind": "recommendations", "models": "causal and T5 models that write items as the paths of a catalogue"},
     ]
 
 
@@ -117,3 +120,25 @@ def picture_methods() -> list[dict[str, str]]:
         shown = f"{name} (default)" if name == default_method() else name
         rows.append({"name": shown, "exactness": exactness, "rule": rule, "guesses": guesses})
     return rows
+
+
+def recommendation_modes() -> list[dict[str, str]]:
+    """The names `mmspec recommend --mode` takes."""
+    import torch
+
+    from mmspec.core.trie import Trie
+    from mmspec.recsys import MODES
+
+    trie, rows = Trie.of(torch.zeros(1, 1, dtype=torch.long)), []
+    for name, mode in MODES.items():
+        drafts = "never" if mode.plain else "wide beams"
+        rows.append({"name": name, "exactness": mode.rule(trie, 1, 1.0).exactness, "drafts": drafts, "idea": mode.about})
+    return rows
+
+
+def recommendation_drafters() -> list[dict[str, str]]:
+    """What `mmspec recommend --drafter` takes."""
+    where = {"FOLDER (a trained head)": "mmspec.drafters.recurrent_head:RecurrentHead"}
+    where |= {"FILE.safetensors": "mmspec.recsys.retriever:Retriever", "FILE.safetensors (n-gram)": "mmspec.recsys.ngram:NGram"}
+    small = "a small model: the mini's own (model), or any by path"
+    return [{"name": "model, FOLDER", "idea": small}, *({"name": name, "idea": _first_line(place)} for name, place in where.items())]
