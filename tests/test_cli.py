@@ -14,7 +14,7 @@ from mmspec.drafters.pools import Pools
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "text", "image", "check", "bench", "models")
+COMMANDS = ("demo", "text", "image", "recommend", "check", "bench", "models")
 
 
 @pytest.fixture(scope="module")
@@ -290,6 +290,7 @@ def test_stdout_holds_one_json_object_and_nothing_else():
 def test_models_lists_everything_there_is(mmspec):
     from mmspec.config import ACCEPT, DRAFTERS
     from mmspec.minis import NAMES
+    from mmspec.recsys import MODES
 
     found = json.loads(mmspec("models", "--json")[1])
     assert [mini["name"] for mini in found["minis"]] == list(NAMES)
@@ -297,4 +298,7 @@ def test_models_lists_everything_there_is(mmspec):
     rules = {row["name"]: row["exactness"] for row in found["accept_rules"]}
     assert set(rules) == {"exact", *ACCEPT}
     assert (rules["coupled"], rules["block"], rules["typical"]) == ("token-exact", "law-exact", "lossy")
+    modes = {row["name"]: row["exactness"] for row in found["recommendation_modes"]}
+    assert set(modes) == set(MODES)
+    assert (modes["plain"], modes["strict"]) == ("token-exact", "token-exact")
     assert "accept rules" in mmspec("models")[1]
