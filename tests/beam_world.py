@@ -75,6 +75,12 @@ def shop(items: int = 260, seed: int = 0, twins: int = 0, **options: Any) -> Cat
     return Catalogue.of_codes([f"item{number}" for number in range(items)], codes, CODES, OFFSET, **({"before": (1,)} | options))
 
 
+def tall_shop(items: int = 300, seed: int = 0) -> Catalogue:
+    """Six levels: a drafter of two a round goes on, in the round after, from guesses it has run itself."""
+    codes = torch.unique(torch.randint(0, 8, (items, 6), generator=torch.Generator().manual_seed(seed)), dim=0)
+    return Catalogue.of_codes(range(len(codes)), codes, 8, OFFSET, before=(1,))
+
+
 def users(catalogue: Catalogue, count: int, seed: int = 0, most: int = 6) -> list[list[Any]]:
     """Ragged histories; every third one goes on from the one before, so that prompts share prefixes."""
     generator, found = torch.Generator().manual_seed(seed), []

@@ -20,6 +20,7 @@ from tests.beam_world import (
     perturbed,
     search,
     shop,
+    tall_shop,
     target_of,
     tokens_to,
     users,
@@ -184,6 +185,16 @@ def test_a_target_that_drafts_for_itself_is_always_right(model, length, times, t
     calls = -(-LEVELS // (length + 1))
     assert found.row_calls == [calls] * len(HISTORIES)
     assert same(found, searched(model, k=k, near=None, trie=trie))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_it_is_right_on_tall_tries_too(model, length):
+    """Rounds that go on from guesses the drafter has run itself: its cache must hold the survivors where it believes them to be."""
+    tall, k = tall_shop(), 4
+    inputs = tall.inputs(users(tall, 4, most=3))
+    found = search(target_of(model, tall.trie), inputs, k, drafter_of(model, tall.trie, k, 2 * k), length)
+    assert found.row_calls == [-(-tall.levels // (length + 1))] * 4
+    assert same(found, search(target_of(model, tall.trie), inputs, k))
 
 
 class Adrift(Anchored):
