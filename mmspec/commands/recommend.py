@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
@@ -221,16 +222,16 @@ def _same(found: list[Any]) -> int:
 def _show(told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> None:
     show, name = common.console(False), told.catalogue.name
     for number, ((after, history), mine) in enumerate(zip(asked, found[0], strict=True)):
-        last = "; ".join(name(item) for item in history[-3:])
+        last = escape("; ".join(name(item) for item in history[-3:]))
         show.print(f"[bold]after[/bold] {'... ' if len(history) > 3 else ''}{last}", soft_wrap=False)
         table = Table("rank", "item", "name", "score", *(["in plain search"] if len(found) > 1 else []))
         for rank, (item, score) in enumerate(zip(mine["items"], mine["scores"], strict=True), 1):
             beside = [_rank(item, found[1][number]["items"])] if len(found) > 1 else []
             bought = " (bought next)" if item == after else ""
-            table.add_row(str(rank), str(item), f"{name(item)}{bought}", f"{score:.4f}", *beside)
+            table.add_row(str(rank), escape(str(item)), escape(name(item)) + bought, f"{score:.4f}", *beside)
         show.print(table if mine["items"] else "nothing is left to recommend")
         if after is not None and after not in mine["items"]:
-            show.print(f"bought next: {name(after)}")
+            show.print(f"bought next: {escape(name(after))}")
     figures = Table("mode", "target calls a user", "levels a call", "seconds", "exactness")
     for work in works:
         row = _figures(work)

@@ -17,6 +17,7 @@ import torch
 from mmspec.jobs import Reject, run
 from mmspec.recsys import Catalogue, recommend
 from mmspec.recsys.bulk import Recommend, identity
+from mmspec.recsys.cost import _Call
 from mmspec.recsys.job import Asked, make_job, only
 from mmspec.recsys.loading import Recommender, load_recommender
 from tests.jobs.folders import tree
@@ -275,28 +276,27 @@ def test_what_tells_recommenders_apart(home):
     assert all(base[name] != other[name] for name in base)
 
 
+@pytest.mark.parametrize(("round_", "level", "wanted"), [(1.0, 0.01, 2), (0.01, 1.0, 0)])
+def test_auto_drafts_where_rounds_are_dear_and_not_where_drafts_are(home, tmp_path, monkeypatch, round_, level, wanted):
+    """With made-up seconds in the clock's place: a round costs so much, and each level drafted."""
+    write_users(tmp_path / "users.parquet", 20)
+    told = load_recommender(str(home), drafter=str(home / "target"))  # drafts what it would itself choose
+    seen = _Call.observe
+    monkeypatch.setattr(_Call, "observe", lambda self, length, settled, _: seen(self, length, settled, round_ + level * length))
+    job = make_job(asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"), told)
+    assert job.options["draft_length"] == wanted
+    assert job.measures()["users"] == 0  # trials are not counted
+
+
 def test_auto_is_settled_once_for_a_job(home, tmp_path, monkeypatch):
-    """By the clock, and then by the manifest: a job that goes on never changes its mind."""
+    """Then the manifest says it: a job that goes on never changes its mind."""
     write_users(tmp_path / "users.parquet", 20)
     make = partial(make_job, asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"))
-    for slow, wanted in ((0, 2), (2, 0)):
-        monkeypatch.setattr(Recommend, "__call__", _slowed(Recommend.__call__, slow))
-        assert make().options["draft_length"] == wanted
-        monkeypatch.undo()
     monkeypatch.setattr("mmspec.recsys.job._fastest", lambda *given: 2)
     run(make)
     monkeypatch.setattr("mmspec.recsys.job._fastest", lambda *given: 0)
     assert make().options["draft_length"] == 2
     assert run(make).resumed == 1
-
-
-def _slowed(call, length):
-    def slowed(self, batch):
-        if self.options["draft_length"] == length:
-            time.sleep(0.05)
-        return call(self, batch)
-
-    return slowed
 
 
 # --- the same bytes -----------------------------------------------------------------------------------------------------
