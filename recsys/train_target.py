@@ -1,7 +1,7 @@
 """Make a recommender from nothing: a small Llama that writes the next item's semantic id after those of a user's history.
 
-    python recsys/train_target.py                          (mini recsys, 35 minutes on one CPU core)
-    python recsys/train_target.py --data amazon-beauty     (45 minutes)
+    python recsys/train_target.py                                       (mini recsys, 25 minutes on one CPU core)
+    python recsys/train_target.py --data amazon-beauty --steps 6600     (30 minutes)
 
 shop: simulated customers, made as they are needed, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped):
 Amazon 2014 Beauty, 5-core, with the semantic ids that lie beside it; each user's last item is for the test, the one before it for
