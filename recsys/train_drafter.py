@@ -7,7 +7,7 @@
     python recsys/train_drafter.py --data amazon-beauty --target build/recsys-amazon-beauty/mini
 
 The target searches its best items for training users; the drafter learns the target's laws along them (--loss) and inside the histories
-before them (--past, by default the same; {} for none); mmspec.train.losses has the names. Printed are target calls a user on users held
+before them (--past; {} for none); mmspec.train.losses has the names. Printed are target calls a user on users held
 out, and how often each level's guesses held all of the target's beams. A stopped run goes on; delete the work folder to start again.
 """
 
@@ -34,7 +34,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.beams import BeamLesson, HeadLesson, beam_rows, best_items, counted
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
-SIZES = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def read(args: argparse.Namespace) -> Data:
@@ -94,7 +94,9 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=max(1, args.steps // 4), mixed_precision=args.precision)
     fit(lesson.to(target.device), loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
     learnt = f"{args.steps} steps of {args.rows} users, peak rate {args.lr:g}"
-    if args.kind == "model":
+    if args.kind == "head":
+        learnt += "; KL to the target over all items of their histories"
+    else:
         learnt += f", on the {args.k} best items of {args.users} users; loss {named(args.loss)}, inside histories {named(args.past)}"
     return drafter.half().float().eval(), learnt
 
@@ -107,18 +109,17 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="default build/recsys-drafter-DATA")
     parser.add_argument("--out", type=Path, help="default TARGET: drafter/ in it, or drafters/KIND")
     parser.add_argument("--sizes", type=json.loads, default={}, help='of the drafter model, as JSON, such as {"hidden_size": 96}')
-    parser.add_argument("--loss", type=json.loads, default={"kl": 1.0}, help="of the laws that a search asks for, as JSON")
-    parser.add_argument("--past", type=json.loads, help="of the laws inside histories")
+    parser.add_argument("--loss", type=json.loads, default={"kl": 0.3}, help="of the laws that a search asks for, as JSON")
+    parser.add_argument("--past", type=json.loads, default={"kl": 1.0}, help="of the laws inside histories")
     parser.add_argument("--users", type=int, default=12000, help="training users whose best items the target searches")
     parser.add_argument("--k", type=int, default=20, help="best items a user")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1600)
     parser.add_argument("--rows", type=int, default=32, help="users a step")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--held", type=int, default=500, help="users held out to count calls on")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps for the mini on a few users")
     args = parser.parse_args()
-    args.past = args.loss if args.past is None else args.past
     args.work = args.work or Path(f"build/recsys-drafter-{args.data}")
     args.work.mkdir(parents=True, exist_ok=True)
     if args.smoke:

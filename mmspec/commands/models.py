@@ -55,10 +55,11 @@ def minis() -> list[dict[str, Any]]:
 
 
 def _size(model: Any) -> str:
+    """Its parameters; "counts" for what has none."""
     from mmspec.vision import ImageModel
 
     model = model.model if isinstance(model, ImageModel) else model
-    return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M"
+    return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M" if hasattr(model, "parameters") else "counts"
 
 
 def families() -> list[dict[str, str]]:

@@ -96,7 +96,7 @@ on a machine without a GPU.
   customers, from seeds: 0 to train, 1 to choose, 2 to test. The examples are the first 64 of seed 2, each without its last item.
 - Semantic ids: residual k-means of the items' embeddings, four levels of 64 codes, every item's its own (`catalogue.parquet`).
 - Recipes: `python recsys/train_target.py` ({steps} steps of 96 histories, none seen twice), `python recsys/train_drafter.py`, and the
-  same with `--kind head`. `figures.json` holds all they measured.
+  same with `--kind head` and `--kind retriever`. `figures.json` holds all they measured.
 - Weights are stored in float16 and run in float32. Licence of weights and data: Apache-2.0.
 
 The last item of {users} test histories among the ten best:
@@ -109,10 +109,11 @@ Drafters (they only propose: the items are the target's own, whatever they say):
 
 {learnt}
 
-Target calls a user on {held} test histories, where beam search alone makes 4, for each number of beams kept and drafted; and how often,
-with the middle ones, the guesses on a level held all of the target's beams:
+Target calls a user on {held} test histories, where beam search alone makes 4, by how many beams are kept (k) and drafted (width). The
+last column, for the middle setting: of the first, second and third level of a draft that were judged, the share whose guesses held all of
+the target's beams.
 
-| drafter | parameters | {head} | levels |
+| drafter | parameters | {head} | levels whole |
 {rule}
 {calls}
 """

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from mmspec.core.trie import NOWHERE, Children, Trie
 from mmspec.recsys.catalogue import Catalogue, Item
@@ -30,8 +31,8 @@ def best_items(model: Any, catalogue: Catalogue, histories: Sequence[Sequence[It
 def counted(
     target: Any, drafter: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int, width: int, rows: int = 100
 ) -> dict[str, Any]:
-    """What a drafter earns in strict search: target `calls` a history, and of each level judged the share at which all of the target's
-    beams were among the guesses, as `levels`."""
+    """What a drafter earns in strict search: target `calls` a history and, as `levels`, of the first, second, ... level of a draft that
+    were judged, the share at which all of the target's beams were among the guesses."""
     calls, passed, reached = 0, [0] * catalogue.levels, [0] * catalogue.levels
     for start in range(0, len(histories), rows):
         stats = recommend(target, histories[start : start + rows], k, catalogue, drafter, width=width).stats
@@ -127,16 +128,17 @@ class BeamLesson(nn.Module):
 
 
 class HeadLesson(nn.Module):
-    """A recurrent head and its loss over all items of a batch of histories, as `mmspec.recsys.histories.batches` gives them."""
+    """A recurrent head and its loss, KL to the target's laws, over all items of histories as `mmspec.recsys.histories.batches` gives
+    them; of the loss, `mix` is the cross-entropy of what came instead."""
 
-    def __init__(self, head: Any, target: Any, before: int, levels: int):
+    def __init__(self, head: Any, target: Any, before: int, levels: int, mix: float = 0.0):
         super().__init__()
-        self.head, self._fixed = head, (target, before, levels)
+        self.head, self.mix, self._fixed = head, mix, (target, before, levels)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         target, before, levels = self._fixed
         told = item_lesson(target, batch, before, levels)
-        return self.head.loss(told.hidden, told.tokens, target.get_input_embeddings(), told.log_p)
+        return self.head.loss(told.hidden, told.tokens, target.get_input_embeddings(), told.log_p, self.mix)
 
 
 def _logits(model: Any, rows: BeamRows) -> Tensor:
@@ -163,7 +165,7 @@ def _inside(catalogue: Catalogue, history: Sequence[Item]) -> Tensor:
     if catalogue.after:
         return torch.tensor([NOWHERE])
     inner = _inner(catalogue, history[-catalogue.most :])
-    return torch.cat([torch.zeros(min(1, len(catalogue.before)), dtype=torch.long), nn.functional.pad(inner, (0, 1)).flatten()])
+    return torch.cat([torch.zeros(min(1, len(catalogue.before)), dtype=torch.long), pad(inner, (0, 1)).flatten()])
 
 
 def _above(trie: Trie, node: Tensor) -> Tensor:
@@ -175,4 +177,4 @@ def _above(trie: Trie, node: Tensor) -> Tensor:
 
 def _padded(rows: Sequence[Tensor], fill: int, left: bool, width: int = 0) -> Tensor:
     width = max(width, *(len(row) for row in rows))
-    return torch.stack([nn.functional.pad(row, (width - len(row), 0) if left else (0, width - len(row)), value=fill) for row in rows])
+    return torch.stack([pad(row, (width - len(row), 0) if left else (0, width - len(row)), value=fill) for row in rows])
