@@ -25,7 +25,7 @@ __all__ = ["load", "load_drafter", "recsys", "text", "vision"]
 
 
 def load(name: str) -> Any:
-    """A shipped mini: `.target`, `.drafters`, `.processor` (recsys: `.catalogue`), `.examples`, `.card`. ValueError lists the names there are."""
+    """A shipped mini: `.target`, `.drafters`, `.catalogue` (recsys), `.processor`, `.examples`, `.card`. ValueError lists the names."""
     return import_module("mmspec.minis").load(name)
 
 
