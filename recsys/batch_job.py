@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,7 +66,13 @@ def tiny(folder: Path) -> Path:
     torch.manual_seed(0)
     items = len(Shop.of())
     Catalogue.of_codes(range(items), torch.randint(0, 64, (items, 3)), 64, 2, before=(1,)).write(folder / "catalogue.parquet")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 2 + 3 * 64}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "vocab_size": 2 + 3 * 64,
+    }
     for name in ("target", "drafter"):
         LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=128)).save_pretrained(folder / name)
     return folder

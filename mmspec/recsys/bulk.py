@@ -168,7 +168,7 @@ def digest(*parts: Any) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             found.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
-            found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         else:
             found.update(json.dumps(part, sort_keys=True, default=str).encode())
     return found.hexdigest()

@@ -74,9 +74,10 @@ def make_job(asked: Asked, loaded: Recommender | None = None) -> Job:
     work = replace(work, options=work.options | {"draft_length": length})
     told = options | {"draft_length": length, "only": None if mask is None else digest(mask)}
     told |= {name: getattr(asked, name) for name in ("seed", "rows", "batch_size", "dtype")}
+    sink = ParquetTable({"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"})
     return Job(
-        source=source,
-        sink=ParquetTable({"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"}),
+        source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
+        sink=sink,  # pyright: ignore[reportArgumentType] - so is its extension
         work=work,
         check=work.check,
         measures=work.measures,

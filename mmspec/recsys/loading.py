@@ -147,7 +147,8 @@ def _checkpoint(what: str, where: str | Path, dtype: str, device: torch.device |
     try:
         config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
         kind = hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM
-        return kind.from_pretrained(where, dtype=dtype, trust_remote_code=False).to(device).eval()
+        model: Any = kind.from_pretrained(where, dtype=dtype, trust_remote_code=False)
+        return model.to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"{what} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
