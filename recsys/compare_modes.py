@@ -24,6 +24,9 @@ from mmspec.jobs.files import write_json
 from mmspec.minis.shop import Shop
 from mmspec.recsys import recommend
 
+SAMPLED = ("coupled", "sample", "relaxed")
+"""Modes that draw their beams: how many of plain search's items they meet stands beside what undrafted sampling meets."""
+
 
 def grown(millions: int, like: LlamaConfig) -> LlamaForCausalLM:
     """A random target of about so many parameters over the same tokens: for seconds only."""
@@ -77,14 +80,15 @@ def main() -> None:
     for k in args.k:
         parts = [users[first : first + 50] for first in range(0, args.users, 50)]
         plain = [search(part, k, mode="plain") for part in parts]
-        for name, mode in [*((name, "strict") for name in chosen), (next(iter(chosen)), "relaxed")]:
-            outs = [search(part, k, drafter=chosen[name], mode=mode, seed=50 * n) for n, part in enumerate(parts)]
+        for name, mode in [*((name, "strict") for name in chosen), (None, "coupled"), *((next(iter(chosen)), mode) for mode in SAMPLED)]:
+            outs = [search(part, k, drafter=chosen.get(name), mode=mode, seed=50 * n) for n, part in enumerate(parts)]
             same = sum(a == b for out, base in zip(outs, plain, strict=True) for a, b in zip(out.items, base.items, strict=True))
             calls = sum(out.stats.row_calls for out in outs) / args.users
             kept = statistics.mean(overlap(out.items, base.items) for out, base in zip(outs, plain, strict=True))
             row = {"k": k, "drafter": name, "mode": mode, "calls": calls, "same": same / args.users, "overlap": kept}
             found["counts"].append(row)
-            print(f"k {k}, {name}, {mode}: {calls:.2f} calls a user, same items for {same} of {args.users}, overlap {kept:.3f}", flush=True)
+            what = f"k {k}, {name or 'nothing drafted'}, {mode}"
+            print(f"{what}: {calls:.2f} calls a user, same items for {same} of {args.users}, overlap {kept:.3f}", flush=True)
     for k in args.k if args.rounds else ():
         ratios: dict[str, list[float]] = {}
         for turn in range(-1, args.rounds):  # the first round warms up

@@ -17,13 +17,13 @@ from typing import Any
 
 from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.accept import Accept
+from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.stats import Stats
 from mmspec.drafters.calibration import Calibration, Costs, measure_costs
 from mmspec.drafters.planners import expected_length, sequoia, sparse_tree
 from mmspec.drafters.trees import Template
 from mmspec.jobs.files import read_prompts, write_json
-from mmspec.core.families import family_of
 from mmspec.text.generation import laws_for, rule_of
 from mmspec.text.pairs import Pair, load_pair
 

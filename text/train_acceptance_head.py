@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.drafters.shapes import Chain
 from mmspec.drafters.stops import AcceptanceHead
 from mmspec.jobs.files import read_prompts
 from mmspec.minis.corpus import documents, openings
-from mmspec.core.families import family_of
 from mmspec.text.generation import drafter_of, draw_for, laws_for, rule_of
 from mmspec.text.pairs import load_pair, named_drafter, shaped
 from mmspec.train import Fit, fit

@@ -34,7 +34,6 @@ WAYS = (
     Way("head", "a recurrent head on the target's own state", drafter="head"),
     Way("retriever", "items bought together, no model", drafter="retriever"),
     Way("ngram", "items that followed these, no model", drafter="ngram"),
-    Way("relaxed", "the small model, sampled and judged loosely", "relaxed", "model"),
 )
 
 

@@ -72,7 +72,7 @@ def shared_bytes(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue,
     target = _Kept(HFTarget(model, family_of(model)), trie)
     limits = BeamLimits(rows, trie.levels, k, model.device)
     noise = Noise.from_seed(0, rows, model.device)
-    for _ in decode(target, NoDraft(), TopK(trie, k), inputs, limits=limits, noise=noise, control=Fixed(0)):  # pyright: ignore[reportArgumentType]
+    for _ in decode(target, NoDraft(), TopK(trie, k), inputs, limits=limits, noise=noise, control=Fixed(0)):
         pass
     (session,) = target.sessions  # pyright: ignore[reportAttributeAccessIssue]
     used = session.bound + session.scored

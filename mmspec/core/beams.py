@@ -42,6 +42,12 @@ class Forest:
     drawn: tuple[Drawn, ...] = ()
 
 
+def path_scores(draft: Draft) -> Tensor:
+    """[B, N] log-probability of the path to each column of a beam's draft."""
+    assert draft.score is not None, "the draft is of no beam search"
+    return draft.score
+
+
 @dataclass(frozen=True)
 class BeamTarget:
     """`target` searched over the paths of `trie`."""
@@ -61,6 +67,7 @@ class BeamSession(HFSession):
 
     def commit(self, keep: Tensor, most: int) -> None:
         """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its guesses, and forget the rest."""
+        assert self.slots is not None, "nothing has been scored"
         roots, scratch = self.roots, self.cache.capacity - 1
         guesses, kept = self.slots[:, :roots], keep[:, roots:]
         if kept.shape[1] == 0:
@@ -134,7 +141,7 @@ class BeamRule(ABC):
         forest: Forest = draft.aux
         first, width = draft.roots - forest.beams, forest.beams  # where the beams may be among the columns
         column = torch.arange(first, first + width, device=draft.nodes.device).expand(len(draft.start), -1)
-        state, score = forest.state[:, first : first + width], draft.score[:, first : first + width]
+        state, score = forest.state[:, first : first + width], path_scores(draft)[:, first : first + width]
         running, accepted = draft.valid.any(1), torch.zeros_like(draft.start)
         kept: list[tuple[Winners, Tensor]] = []
         last: Winners | None = None
@@ -230,7 +237,7 @@ def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Win
     roots, device = draft.roots, draft.nodes.device
     alive, columns = draft.valid.any(1), torch.arange(draft.roots, device=device)
     bases = torch.tensor([roots - forest.beams, *(roots + k * level for level in range(len(kept)))], device=device)  # where beams begin
-    nodes, parents, states, scores = ([table[:, :roots]] for table in (draft.nodes, draft.parents, forest.state, draft.score))
+    nodes, parents, states, scores = ([table[:, :roots]] for table in (draft.nodes, draft.parents, forest.state, path_scores(draft)))
     keep = [torch.where(draft.valid[:, :roots], columns, -1)]
     for base, (winners, column) in zip(bases, kept, strict=False):
         _append((nodes, parents, states, scores), winners, base, column >= 0)
@@ -285,7 +292,7 @@ class BeamLimits:
         frontier, k = verdict.frontier, self.state.shape[1]
         new = (ended & (verdict.count > 0))[:, None]
         self.state = torch.where(new, frontier.aux.state[:, -k:], self.state)
-        self.score = torch.where(new, frontier.score[:, -k:], self.score)
+        self.score = torch.where(new, path_scores(frontier)[:, -k:], self.score)
         settled = self._fetch(draft, scored, verdict, ended)
         for row, values in enumerate(settled.values):
             self.outputs[row] += values

@@ -1,6 +1,6 @@
 """The whole loop: guess a tree, score it once, keep a part of it. It never branches on modality or method."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol
@@ -62,8 +62,28 @@ class Drafter(Protocol):
         ...
 
 
+class Ends(Protocol):
+    """Where one generation ends: `Limits`, or one of its kin for outputs of another form."""
+
+    @property
+    def outputs(self) -> Sequence[Sequence[int]]:
+        """What each row has settled so far."""
+        ...
+
+    @property
+    def open(self) -> bool:
+        """Has any row room left?"""
+        ...
+
+    def room(self, length: int) -> Room: ...
+
+    def settle(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Settled]:
+        """Cut `verdict` at every row's end and bring the outcome to the host: the round's one synchronisation."""
+        ...
+
+
 def decode(
-    target: Target, drafter: Drafter, accept: Accept, prompt: Any, *, limits: Limits, noise: Noise, control: Control
+    target: Target, drafter: Drafter, accept: Accept, prompt: Any, *, limits: Ends, noise: Noise, control: Control
 ) -> Iterator[Step]:
     """Yield one `Step` a round until no row has room left.
 
@@ -94,7 +114,7 @@ def decode(
         yield Step(draft, verdict, settled, seconds)
 
 
-def _check_health(limits: Limits, settled: Settled) -> None:
+def _check_health(limits: Ends, settled: Settled) -> None:
     for row, healthy in enumerate(settled.healthy):
         if not healthy and settled.values[row]:
             step = len(limits.outputs[row]) - len(settled.values[row])

@@ -83,8 +83,9 @@ class Trie:
         return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[found], 0))
 
     def below(self, weights: Tensor) -> Tensor:
-        """The sum of `weights` [..., P] over the paths below every node, [..., N]."""
-        total = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))
+        """The sum of `weights` [..., P] over the paths below every node, [..., N], in float64 or int64."""
+        exact = torch.float64 if weights.is_floating_point() else torch.long  # differences of long sums
+        total = torch.nn.functional.pad(weights.cumsum(-1, dtype=exact), (1, 0))
         return total[..., self.span[:, 1]] - total[..., self.span[:, 0]]
 
     def only(self, paths: Tensor) -> "Trie":

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.core.beams import BeamTarget, Drawn, Forest, best, of_children, ranked
+from mmspec.core.beams import BeamTarget, Drawn, Forest, best, of_children, path_scores, ranked
 from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
 from mmspec.core.pairs import repeated
@@ -112,7 +112,7 @@ class BeamGrower:
         forest: Forest = draft.aux
         parents = forest.layers[-1] if depth else forest.beams
         first = draft.size - parents
-        state, score = forest.state[:, first:], draft.score[:, first:]
+        state, score = forest.state[:, first:], path_scores(draft)[:, first:]
         children = self.drafter.trie.children(state, min(forest.level + depth, self.drafter.trie.levels - 1))
         log_q = self.guide.weigh(draft, children)
         total, width = ranked(children, log_q, score), children.state.shape[-1]
@@ -132,7 +132,7 @@ class BeamGrower:
         grown = draft.extend(nodes, torch.where(there, first + place // width, PAD), width=width, levels=depth + 1)
         layers = (*forest.layers, index.shape[1])
         aux = Forest(torch.cat([forest.state, found], 1), forest.beams, forest.level, layers, drawn)
-        return replace(grown, score=torch.cat([draft.score, path], 1), aux=aux)
+        return replace(grown, score=torch.cat([path_scores(draft), path], 1), aux=aux)
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,8 @@ def _told(catalogue: Catalogue, trie: Trie, limits: BeamLimits, k: int, stats: S
     mean = (score / trie.levels).tolist()
     items: list[list[Item]] = []
     scores: list[list[float]] = []
-    for row, count in enumerate(counts.tolist()):
-        beams = [(shelf, mean[row][beam]) for beam in range(count) for shelf in catalogue.shelf(int(leaf[row, beam]))]
+    for row, (count, leaves) in enumerate(zip(counts.tolist(), leaf.tolist(), strict=True)):
+        beams = [(shelf, mean[row][beam]) for beam in range(count) for shelf in catalogue.shelf(leaves[beam])]
         if allowed is not None and len(beams) > count:  # else every beam stands for one item, and the trie saw to it
             may = (allowed if allowed.dim() == 1 else allowed[row])[[shelf for shelf, _ in beams]].tolist()
             beams = [beam for beam, there in zip(beams, may, strict=True) if there]

@@ -101,7 +101,7 @@ def generate_rows(
     lanes = replace(noise, seeds=noise.seeds.repeat_interleave(way.lanes))
     exactness = TOKEN_EXACT if whole and way.drawn else LOSSY if metered else UNMETERED
     stats = RowStats(exactness=exactness, lanes=way.lanes)
-    rounds = decode(target, way.drafter, way.accept, prompt, limits=limits, noise=lanes, control=Fixed(way.window - 1))  # pyright: ignore[reportArgumentType]
+    rounds = decode(target, way.drafter, way.accept, prompt, limits=limits, noise=lanes, control=Fixed(way.window - 1))
     for step in rounds:
         stats.add(step)
         on_step(step)
