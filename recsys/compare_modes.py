@@ -69,7 +69,7 @@ def main() -> None:
     target = grown(args.random, mini.target.config) if args.random else mini.target
     target = target.to(device, dtype)
     chosen = {name: mini.drafters[name] for name in args.drafters or mini.drafters}
-    chosen = {name: d.to(device, dtype) if hasattr(d, "to") else d for name, d in chosen.items()}
+    chosen = {name: d.to(device, dtype) if isinstance(d, torch.nn.Module) else d.to(device) for name, d in chosen.items()}
     catalogue, prefixes = mini.catalogue, Prefixes(mini.catalogue)
     users = [user[:-1] for user in Shop.of().histories(max(args.users, *args.batches, args.timed_batch), seed=2)]
     found: dict = {"counts": [], "seconds": [], "batches": []}

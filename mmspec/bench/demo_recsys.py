@@ -1,7 +1,7 @@
 """The demo's recommendations: the shipped mini on users it has not seen, by transformers' beam search and by every drafter of ours."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -33,7 +33,6 @@ WAYS = (
     Way("model", "a small model's wide beams, checked level by level", drafter="model"),
     Way("head", "a recurrent head on the target's own state", drafter="head"),
     Way("retriever", "items bought together, no model", drafter="retriever"),
-    Way("ngram", "items that followed these, no model", drafter="ngram"),
 )
 
 
@@ -75,10 +74,7 @@ def work(request: Request) -> int:
 def section(request: Request) -> Section:
     """Recommend to every user by every way, taking turns, and compare with plain search."""
     mini, device = load("recsys"), torch.device(device_of(request.device))
-    mini.target.to(device)
-    for drafter in mini.drafters.values():
-        if hasattr(drafter, "to"):
-            drafter.to(device)
+    mini = replace(mini, target=mini.target.to(device), drafters={name: drafter.to(device) for name, drafter in mini.drafters.items()})
     ways = tuple(way for way in WAYS if way.drafter is None or way.drafter in mini.drafters)
     found = Found(mini, list(mini.examples[: _examples(request)]), ways, {way.name: [] for way in ways})
     prefixes = Prefixes(mini.catalogue)
