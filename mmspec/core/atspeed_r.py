@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.accept import UNMETERED
+from mmspec.core.beam_pairs import SampledBeams, draw_distinct, first_distinct, left_over, pair_law
 from mmspec.core.beams import Level
 from mmspec.core.noise import Noise
-from mmspec.core.pairs import SampledBeams, draw_distinct, first_distinct, left_over, pair_law
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.accept import LAW_EXACT
+from mmspec.core.beam_pairs import SampledBeams, draw, first_distinct, left_over, pair_law
 from mmspec.core.beams import Level
 from mmspec.core.noise import Noise
-from mmspec.core.pairs import SampledBeams, draw, first_distinct, left_over, pair_law
 from mmspec.core.records import PAD
 
 

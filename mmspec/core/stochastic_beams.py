@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmspec.core.accept import TOKEN_EXACT
+from mmspec.core.beam_pairs import SampledBeams, check_temperature
 from mmspec.core.beams import Level, best
 from mmspec.core.noise import Noise
-from mmspec.core.pairs import SampledBeams, check_temperature
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmspec.core.beam_pairs import check_temperature, draw, draw_distinct, pair_law
 from mmspec.core.beams import Drawn
 from mmspec.core.noise import Keys, Noise
-from mmspec.core.pairs import check_temperature, draw, draw_distinct, pair_law
 from mmspec.core.records import PAD, Draft
 
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.core.beam_pairs import repeated
 from mmspec.core.beams import BeamTarget, Drawn, Forest, best, of_children, path_scores, ranked
 from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
-from mmspec.core.pairs import repeated
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.core.trie import NOWHERE, Children, Trie
 from mmspec.drafters.model import same_prompt
