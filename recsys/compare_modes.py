@@ -71,7 +71,7 @@ def main() -> None:
     chosen = {name: mini.drafters[name] for name in args.drafters or mini.drafters}
     chosen = {name: d.to(device, dtype) if isinstance(d, torch.nn.Module) else d.to(device) for name, d in chosen.items()}
     catalogue, prefixes = mini.catalogue, Prefixes(mini.catalogue)
-    users = [user[:-1] for user in Shop.of().histories(max(args.users, *args.batches, args.timed_batch), seed=2)]
+    users = [user[:-1] for user in Shop.of().histories(max(args.users, 4 * max(args.batches), args.timed_batch), seed=2)]
     found: dict = {"counts": [], "seconds": [], "batches": []}
 
     def search(histories: list, k: int, **options):
@@ -102,14 +102,20 @@ def main() -> None:
         for name, values in ratios.items():
             found["seconds"].append({"k": k, "contender": name, "batch": args.timed_batch, **spread(values)})
             print("k {k}, {contender}: {median:.2f} ({low:.2f}-{high:.2f}) x transformers, batch {batch}".format(**found["seconds"][-1]))
-    k = args.k[0]
+    k, most, rates = args.k[0], 4 * max(args.batches), {batch: [] for batch in args.batches}
+    sorted_users = sorted(users[:most], key=len)  # as jobs do, so that little is padding
+    for turn in range(-1, args.rounds if args.rounds else -1):  # the same users every time, `batch` at once
+        for batch, seen in rates.items():
+            parts = [sorted_users[first : first + batch] for first in range(0, most, batch)]
+            spent = timed(lambda: [search(part, k) for part in parts], device)  # noqa: B023
+            seen += [most / spent] if turn >= 0 else []
     for batch in args.batches if args.rounds else ():
         inputs = catalogue.inputs(users[:batch], device)
-        rates = [batch / timed(lambda: search(users[:batch], k), device) for _ in range(args.rounds + 1)][1:]  # noqa: B023
         ours, theirs = shared_bytes(target, inputs, catalogue, k) / batch, usual(target, inputs, prefixes, k).cache_bytes / batch
-        found["batches"].append({"k": k, "batch": batch, "users_per_second": spread(rates), "bytes": ours, "bytes_transformers": theirs})
-        print(f"k {k}, batch {batch}: {statistics.median(rates):.1f} users/s plain; {ours / 1024:.0f} KiB of cache a user,", end=" ")
-        print(f"transformers {theirs / 1024:.0f} ({theirs / ours:.1f} times as much)")
+        row = {"k": k, "batch": batch, "users_per_second": spread(rates[batch]), "bytes": ours, "bytes_transformers": theirs}
+        found["batches"].append(row)
+        print("k {k}, batch {batch}: {median:.1f} ({low:.1f}-{high:.1f}) users/s plain;".format(**row, **row["users_per_second"]), end=" ")
+        print(f"{ours / 1024:.0f} KiB of cache a user, transformers {theirs / 1024:.0f} ({theirs / ours:.1f} times as much)")
     about = provenance(device)
     print(machine(about), about["date"])
     if args.out:
