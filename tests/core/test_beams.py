@@ -85,7 +85,7 @@ def test_every_node_sees_its_own_path(family, trie, monkeypatch):
     with scores_watched(monkeypatch) as seen:
         found = searched(make(family), trie=trie, length=2)
     assert len(seen) > found.calls  # the drafter's forwards are among them
-    assert mask_error(seen) < 1e-4
+    assert mask_error(seen) < 2.5e-5  # 1e-4 for logits of size 4
 
 
 # --- what the cache keeps ---------------------------------------------------------------------------------------------
