@@ -5,7 +5,7 @@ from html import escape
 from math import exp
 from typing import Any
 
-from mmspec.bench.report import table
+from mmspec.bench.report import table, tally
 
 _HEAD = ("way", "exactness", "calls a user", "levels a call", "kept", "ms a user", "&times; plain", "&times; generate", "same items")
 _SHOWN = 4
@@ -31,9 +31,6 @@ of drafted levels whose beams were all guessed. Milliseconds are this machine's,
 
 def _row(row: dict[str, Any]) -> list[str]:
     same = row["same_items"]
-    kept = "" if same is None else f"{same['same']} of {same['of']}"
-    if same is not None:
-        kept = f'<span class="badge {"yes" if same["same"] == same["of"] else "no"}">{kept}</span>'
     return [
         f"{escape(row['way'])}<small>{escape(row['what'])}</small>",
         f'<span style="white-space:nowrap">{escape(row["exactness"])}</span>',
@@ -43,7 +40,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         f"{1000 * row['seconds']:.1f}",
         f"{row['times_plain']:.2f}",
         f"{row['times_generate']:.2f}",
-        kept,
+        "" if same is None else tally(**same),
     ]
 
 

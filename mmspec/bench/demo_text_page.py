@@ -6,7 +6,7 @@ from typing import Any
 
 from mmspec.bench.charts import lines, split
 from mmspec.bench.pieces import Round
-from mmspec.bench.report import badge, table
+from mmspec.bench.report import badge, table, tally
 from mmspec.core.stats import PHASES, Stats
 
 _HEAD = ("way", "tokens", "target calls", "tokens per call", "guesses accepted", "tok/s", "&times; plain", "&times; generate", "same text")
@@ -51,9 +51,7 @@ def _by_position(stats: Stats) -> list[tuple[int, int]]:
 
 def _row(row: dict[str, Any]) -> list[str]:
     same = row["same_text"]
-    flag = (
-        "" if same is None else f'<span class="badge {"yes" if same["same"] == same["of"] else "no"}">{same["same"]} of {same["of"]}</span>'
-    )
+    flag = "" if same is None else tally(**same)
     return [
         f"{escape(row['way'])}<small>{escape(row['what'])}</small>",
         str(row["tokens"]),

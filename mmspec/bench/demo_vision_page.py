@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmspec.bench.report import table
+from mmspec.bench.report import table, tally
 from mmspec.vision.sheets import RAMP, heat, to_bytes
 
 _HEAD = ("method", "exactness", "forwards", "codes a forward", "drift", "seconds", "&times; plain", "same as plain")
@@ -39,7 +39,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     same = row["same_pictures"]
     kept = "" if same is None else f"{same['same']} of {same['of']}"
     if same is not None and row["exactness"] == "token-exact":
-        kept = f'<span class="badge {"yes" if same["same"] == same["of"] else "no"}">{kept}</span>'
+        kept = tally(**same)
     return [
         f"{escape(row['way'])}<small>{escape(row['what'])}</small>",
         f'<span style="white-space:nowrap">{escape(row["exactness"])}</span>',

@@ -102,3 +102,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], groups: str = "", 
     top = "".join(cell("th", n, name) for n, name in enumerate(head))
     body = "".join("<tr>" + "".join(cell("td", n, content) for n, content in enumerate(row)) + "</tr>" for row in rows)
     return f'<div class="panel"><table><thead>{groups}<tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def tally(same: int, of: int) -> str:
+    """How many of how many, in the colour of kept or broken promises."""
+    return f'<span class="badge {"yes" if same == of else "no"}">{same} of {of}</span>'

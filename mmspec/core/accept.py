@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.core.judge import Judge
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Scored, Verdict
@@ -22,22 +23,8 @@ TOKEN_EXACT, LAW_EXACT, LOSSY = "token-exact", "law-exact", "lossy"
 UNMETERED = f"{LOSSY} (unmetered)"  # it departs from the target's law by an amount that nobody has measured
 
 
-class Accept(Protocol):
-    """What `decode` needs of a rule."""
-
-    @property
-    def exactness(self) -> str: ...
-
-    @property
-    def coupled(self) -> bool: ...
-
-    @property
-    def uses_q(self) -> bool: ...
-
-    @property
-    def trees(self) -> bool: ...  # whether drafts may branch
-
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict: ...
+class Accept(Judge, Protocol):
+    """A rule whose values have a law each."""
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
         """The law of one settled value when a single guess drawn from `q` is judged by `p`, both [V]."""

@@ -134,9 +134,6 @@ class BeamRule(ABC):
     def pick(self, level: Level, noise: Noise) -> Tensor:
         """The level's winners, as indices into its children [B, K]; -1 where there are no more."""
 
-    def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        raise NotImplementedError("beams settle whole levels: there is no law of one value")
-
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         forest: Forest = draft.aux
         first, width = draft.roots - forest.beams, forest.beams  # where the beams may be among the columns

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import Accept
 from mmspec.core.control import Control
+from mmspec.core.judge import Judge
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Room, Scored, Settled, Step, Verdict
@@ -82,9 +82,7 @@ class Ends(Protocol):
         ...
 
 
-def decode(
-    target: Target, drafter: Drafter, accept: Accept, prompt: Any, *, limits: Ends, noise: Noise, control: Control
-) -> Iterator[Step]:
+def decode(target: Target, drafter: Drafter, accept: Judge, prompt: Any, *, limits: Ends, noise: Noise, control: Control) -> Iterator[Step]:
     """Yield one `Step` a round until no row has room left.
 
     Raises FloatingPointError, naming row and output position, when the target's logits hold NaN or +inf.
@@ -160,7 +158,7 @@ class Generation:
 def generate(
     target: Target,
     drafter: Drafter,
-    accept: Accept,
+    accept: Judge,
     prompt: Any,
     *,
     limits: Limits,

@@ -67,7 +67,7 @@ def scores_watched(monkeypatch):
 
 @torch.no_grad()
 def mask_error(seen, inputs=INPUTS) -> float:
-    """The largest difference between any node's logits and those of an independent forward of its path, beside the largest of those."""
+    """The largest difference between any node's logits and those of an independent forward of its path."""
     worst = 0.0
     for session, draft, first, scored in seen:
         for row in range(len(draft.start)):
@@ -75,7 +75,7 @@ def mask_error(seen, inputs=INPUTS) -> float:
             if columns:
                 lone = alone(session.target.model, inputs, row, [tokens_to(draft, row, column) for column in columns])
                 found = scored.p.scores[row, [column - first for column in columns]]
-                worst = max(worst, ((lone - found).abs().max() / lone.abs().max().clamp_min(1)).item())
+                worst = max(worst, (lone - found).abs().max().item())
     return worst
 
 
@@ -83,9 +83,9 @@ def mask_error(seen, inputs=INPUTS) -> float:
 @pytest.mark.parametrize("trie", [SHOP.trie, LITTLE], ids=["all", "few"])
 def test_every_node_sees_its_own_path(family, trie, monkeypatch):
     with scores_watched(monkeypatch) as seen:
-        found = searched(make(family), trie=trie, length=2)
+        found = searched(make(family).double(), trie=trie, length=2)  # a wrong mask shows in any precision, rounding does not
     assert len(seen) > found.calls  # the drafter's forwards are among them
-    assert mask_error(seen) < 2.5e-5  # 1e-4 for logits of size 4
+    assert mask_error(seen) < 1e-4
 
 
 # --- what the cache keeps ---------------------------------------------------------------------------------------------
@@ -308,8 +308,8 @@ def test_a_width_below_k_is_named():
 
 
 def test_beams_know_no_law_of_one_value():
-    with pytest.raises(NotImplementedError, match="whole levels"):
-        TopK(SHOP.trie, 2).output_law(None, None)
+    """They settle whole levels: nothing may take them for a rule of single values."""
+    assert not hasattr(TopK(SHOP.trie, 2), "output_law")
 
 
 def test_the_first_frontier_is_a_draft(model):
