@@ -24,7 +24,7 @@ from mmspec.drafters.calibration import Calibration, Costs, measure_costs
 from mmspec.drafters.planners import expected_length, sequoia, sparse_tree
 from mmspec.drafters.trees import Template
 from mmspec.jobs.files import read_prompts, write_json
-from mmspec.text.generation import laws_for, rule_of
+from mmspec.options import laws_for, rule_of
 from mmspec.text.pairs import Pair, load_pair
 
 

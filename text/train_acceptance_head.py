@@ -21,7 +21,7 @@ from mmspec.drafters.shapes import Chain
 from mmspec.drafters.stops import AcceptanceHead
 from mmspec.jobs.files import read_prompts
 from mmspec.minis.corpus import documents, openings
-from mmspec.text.generation import drafter_of, draw_for, laws_for, rule_of
+from mmspec.options import drafter_of, draw_for, laws_for, rule_of
 from mmspec.text.pairs import load_pair, named_drafter, shaped
 from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation

@@ -20,7 +20,7 @@ from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Room
 from mmspec.core.stats import Stats
-from mmspec.text.generation import laws_for, rule_of
+from mmspec.options import laws_for, rule_of
 from mmspec.text.pairs import Pair
 from mmspec.text.processors import constraints
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmspec.train.kmeans import kmeans
+
 Method = Literal["kmeans", "rqvae"]
 Last = Literal["count", "nearest", "plain"]
 
@@ -62,28 +64,6 @@ def residual_kmeans(embeddings: Tensor, levels: int, size: int, seed: int = 0, r
         codes.append(distances.argmin(1))
         left = left - centres[codes[-1]]
     return torch.stack(codes, 1), distances
-
-
-def kmeans(points: Tensor, size: int, seed: int = 0, rounds: int = 30) -> Tensor:
-    """Centres [size, D] by Lloyd's rounds from k-means++ seeds (Arthur & Vassilvitskii 2007). An empty cluster gets the farthest point."""
-    chance = torch.Generator().manual_seed(seed)
-    centres = points[torch.randint(len(points), (1,), generator=chance)]
-    nearest = (points - centres).square().sum(1)
-    for _ in range(size - 1):
-        weight = nearest if bool(nearest.any()) else torch.ones_like(nearest)
-        fresh = points[torch.multinomial(weight, 1, generator=chance)]
-        centres = torch.cat([centres, fresh])
-        nearest = torch.minimum(nearest, (points - fresh).square().sum(1))
-    for _ in range(rounds):
-        distances, label = torch.cdist(points, centres).min(1)
-        counts = torch.bincount(label, minlength=size)
-        moved = torch.zeros_like(centres).index_add_(0, label, points) / counts.clamp_min(1)[:, None]
-        empty = (counts == 0).nonzero()[:, 0][: len(points)]
-        moved[empty] = points[distances.topk(len(empty)).indices]
-        if torch.equal(moved, centres):
-            break
-        centres = moved
-    return centres
 
 
 class RqVae(nn.Module):

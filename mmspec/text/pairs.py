@@ -43,7 +43,7 @@ class Pair:
 
     @property
     def exactness(self) -> str:
-        from mmspec.text.generation import rule_of
+        from mmspec.options import rule_of
 
         return rule_of(self.accept, self.config.run.temperature).exactness
 

@@ -16,7 +16,8 @@ from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
-from mmspec.text.generation import Stream, Tree, control_of, drafter_of, rule_of
+from mmspec.options import Tree, control_of, drafter_of, rule_of
+from mmspec.text.generation import Stream
 from mmspec.text.processors import split_criteria, translate_all
 
 

@@ -8,8 +8,8 @@ from mmspec.core.control import Fixed, Thompson, Throughput
 from mmspec.drafters.lookup import Lookup
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.options import control_of, stopping
 from mmspec.text import generate, speculate
-from mmspec.text.generation import control_of, stopping
 from mmspec.text.pairs import load_pair
 from tests.drafters.runs import greedy, random_prompt
 

@@ -12,7 +12,7 @@ from mmspec.core.control import Fixed, Throughput
 from mmspec.drafters import shapes
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees import StaticTree, Template
-from mmspec.text.generation import control_of, drafter_of, rule_of, shape_of
+from mmspec.options import control_of, drafter_of, rule_of, shape_of
 
 FORM = Template(((0,), (1,), (0, 0), (1, 0), (0, 0, 0)))
 

@@ -1,0 +1,163 @@
+"""What the arguments of the public calls stand for: an accept rule, a drafter, the shape of its guesses, and how many a round.
+
+Shared by every modality whose values are ids, so that "exact", "lookup" or a tree mean one thing everywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mmspec.config import ACCEPT, DRAFTERS, build
+from mmspec.core.accept import Accept, Coupled, Greedy
+from mmspec.core.control import Control, Fixed, Thompson, Throughput
+from mmspec.core.decode import Drafter
+from mmspec.core.families import family_of
+from mmspec.core.hf import HFTarget
+from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
+from mmspec.core.processors import Pipeline, Processor, Temperature, pipeline
+from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
+from mmspec.drafters import shapes
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.none import NoDraft
+from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.stops import Confidence
+from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.vocabulary import Overlap, Translated
+
+_READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
+Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
+"""What `tree=` takes."""
+_SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
+_DRAWING = ("jacobi", "lookahead")  # they draw their guesses from laws, and so as the rule wants them drawn
+_PADDING = 0.05  # one tokenizer's embedding tables differ by padding only: at most this share
+
+
+def rule_of(accept: str | Accept, temperature: float | Sequence[float]) -> Accept:
+    """The rule a name stands for. "exact" is greedy where nothing is sampled, else coupled: plain sampling's very tokens."""
+    if not isinstance(accept, str):
+        return accept
+    if accept == "exact":
+        return Greedy() if temperature == 0 else Coupled()
+    return build(accept, {"exact": "", **ACCEPT}, "accept rule")
+
+
+def laws_for(
+    rule: Accept,
+    temperature: float | Sequence[float],
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float | None,
+    first: Sequence[Processor],
+) -> Pipeline:
+    """The processors of p and q. Rules that take the argmax skip what cannot change it."""
+    if isinstance(rule, _READS_RAW_LAW) and temperature == 0:
+        return pipeline(repetition_penalty=repetition_penalty, first=first)
+    return pipeline(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, first=first)
+
+
+def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
+    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them."""
+    if drafter is None:
+        return NoDraft()
+    if isinstance(drafter, str):
+        drafter = build(drafter, DRAFTERS, "drafter", {"draw": draw_for(rule)} if drafter in _DRAWING else None)
+    if hasattr(drafter, "guide"):  # a source of laws: heads, feature nets, the target itself run short
+        return GuidedDrafter(drafter, shape_of(tree, rule))
+    if hasattr(drafter, "begin"):
+        return drafter
+    return ModelDrafter(_as_target(drafter, target), shape_of(tree, rule))
+
+
+def stopping(drafter: Drafter, stop_below: float | None) -> Drafter:
+    """`drafter`, its chains ended where its best probability falls below `stop_below`. ValueError for one that drafts no such chains."""
+    if stop_below is None:
+        return drafter
+    if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
+        raise ValueError("stop_below ends a model's chains of guesses: draft with a model and leave tree out, or leave stop_below out")
+    return replace(drafter, shape=replace(drafter.shape, stop=Confidence(stop_below)))
+
+
+def _as_target(model: Any, target: HFTarget) -> HFTarget | Translated:
+    """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
+    mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
+    own = replace(target, model=model, family=family_of(model), limit=None)
+    if mine == theirs:
+        return own
+    if abs(mine - theirs) > _PADDING * max(mine, theirs):
+        raise ValueError(
+            f"mismatched vocabularies: the target has {mine} tokens, the drafter {theirs}; choose a drafter with the same tokenizer, "
+            "or pass mmspec.text.aligned_drafter(model, tokenizer, drafter_model, drafter_tokenizer)"
+        )
+    return Translated(replace(own, processors=_untruncated(own.processors)), Overlap.of_sizes(mine, theirs))
+
+
+def _untruncated(laws: Pipeline) -> Pipeline:
+    """Temperature alone: truncation could leave a law nothing that both vocabularies have."""
+    return Pipeline(tuple(step for step in laws.steps if isinstance(step, Temperature)))
+
+
+def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
+    """The shape a model drafter grows for `rule`. ValueError for a tree that is unknown, cannot be read or does not suit the rule."""
+    if tree is None:
+        return shapes.Chain(draw_for(rule))
+    if not rule.trees:
+        raise ValueError(
+            f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement"
+        )
+    if tree == "comb":
+        return shapes.Comb(pick=pick_for(rule))
+    if isinstance(tree, str) and tree in _SEARCHES:
+        if rule.uses_q:
+            raise ValueError(f"tree {tree!r} takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
+        return _SEARCHES[tree]
+    return tree if hasattr(tree, "grow") else StaticTree(_template(tree), pick_for(rule))  # type: ignore[return-value]
+
+
+def _template(tree: Any) -> Template:
+    if isinstance(tree, Template):
+        return tree
+    if isinstance(tree, Path) or (isinstance(tree, str) and tree.endswith(".json")):
+        return Template.read(tree)
+    if isinstance(tree, str):
+        names = ", ".join(map(repr, ("comb", *_SEARCHES)))
+        raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
+    return Template.branching(tree)
+
+
+def draw_for(rule: Accept) -> shapes.Draw:
+    """How chain guesses are drawn for `rule`: with q recorded where it is read, with the shared noise where coupled, else the best."""
+    if rule.uses_q:
+        return shapes.sampled
+    return shapes.drawn if rule.coupled else shapes.best
+
+
+def pick_for(rule: Accept) -> shapes.Pick:
+    """How siblings are chosen for `rule`."""
+    if isinstance(rule, Walk):
+        if isinstance(rule.siblings, (WithReplacement, KSeq)):
+            return shapes.with_replacement
+        if isinstance(rule.siblings, Hybrid):
+            return shapes.top_and_one
+        return shapes.without_replacement if rule.uses_q else shapes.top
+    return shapes.without_replacement if rule.coupled else shapes.top
+
+
+def control_of(draft_length: int | str | Control, drafter: Drafter) -> Control:
+    """How many guesses a round. "auto" maximises measured throughput and may choose none: up to a tree's own depth, and starting
+    from more guesses where they come without a model and so cost nothing."""
+    if isinstance(drafter, NoDraft):
+        return Fixed(0)
+    if isinstance(draft_length, int) and not isinstance(draft_length, bool):
+        return Fixed(draft_length)
+    if not isinstance(draft_length, (str, int)) and hasattr(draft_length, "begin"):
+        return draft_length
+    if draft_length == "thompson":
+        return Thompson()
+    if draft_length != "auto":
+        raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, 'auto', 'thompson' or a Control object")
+    depth = getattr(getattr(drafter, "shape", None), "depth", None)
+    if depth is not None:
+        return Throughput(lengths=tuple(range(depth + 1)), first=depth)
+    return Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8)
