@@ -16,10 +16,10 @@ from torch import Tensor
 
 from mmspec.core.judge import Judge
 from mmspec.core.laws import Categorical
-from mmspec.core.noise import Noise
+from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 
-TOKEN_EXACT, LAW_EXACT, LOSSY = "token-exact", "law-exact", "lossy"
+TOKEN_EXACT, LAW_EXACT, GROUP_EXACT, LOSSY = "token-exact", "law-exact", "group-exact", "lossy"
 UNMETERED = f"{LOSSY} (unmetered)"  # it departs from the target's law by an amount that nobody has measured
 
 
@@ -84,7 +84,13 @@ def with_meters(verdict: Verdict, judged: Tensor, drift: Tensor | None, expected
 
 def deepest(draft: Draft, passes: Tensor, value: Tensor) -> Verdict:
     """Keep the longest path whose guesses all pass [B, N]; settle `value` [B, N, *value] at its end. Ties go to the earlier column."""
-    rows = torch.arange(len(passes), device=passes.device)
+    leaf, failed = longest(draft, passes)
+    verdict = settle(draft, leaf, value[torch.arange(len(leaf), device=leaf.device), leaf])
+    return replace(verdict, judged=verdict.accepted + failed)
+
+
+def longest(draft: Draft, passes: Tensor) -> tuple[Tensor, Tensor]:
+    """The column [B] that ends the longest path whose guesses all pass [B, N], and whether a guess behind it failed [B]."""
     good = passes & draft.valid
     if draft.linear:
         run = good[:, draft.roots :].long().cumprod(-1).sum(-1)
@@ -98,8 +104,7 @@ def deepest(draft: Draft, passes: Tensor, value: Tensor) -> Verdict:
         leaf = torch.where(whole, draft.depth(), -1).argmax(-1)
         leaf = torch.where(leaf < draft.roots, draft.roots - 1, leaf)
         failed = (draft.parents == leaf[:, None]).any(-1)
-    verdict = settle(draft, leaf, value[rows, leaf])
-    return replace(verdict, judged=verdict.accepted + failed)
+    return leaf, failed
 
 
 def after_parent(draft: Draft, value: Tensor) -> Tensor:
@@ -111,8 +116,28 @@ def after_parent(draft: Draft, value: Tensor) -> Tensor:
 
 def equals_parent(draft: Draft, value: Tensor) -> Tensor:
     """[B, N] bool: is each guess the very `value` [B, N] its parent calls for? Roots pass."""
-    same = draft.guesses == after_parent(draft, value)
-    return torch.cat([same.new_ones(len(same), draft.roots), same], 1)
+    return with_roots(draft, draft.guesses == after_parent(draft, value))
+
+
+def with_roots(draft: Draft, passes: Tensor) -> Tensor:
+    """`passes` [B, G] of the guesses for all columns [B, N]: roots pass."""
+    return torch.cat([passes.new_ones(len(passes), draft.roots), passes], 1)
+
+
+def follow(draft: Draft, p: Any, keys: Keys | None) -> Verdict:
+    """Keep guesses while they are what `p` draws by `keys` [B, N] after their parents, and settle what it draws at the end; its modes
+    without keys. Laws that check a value cheaper than they draw one, such as those of frames, draw at the end only.
+    """
+    if draft.size == draft.roots:
+        leaf, failed = _last_root(draft), torch.zeros_like(draft.start)
+    else:
+        parents, x = draft.parents[:, draft.roots :].clamp_min(0), draft.guesses
+        passes = p.tops(parents, x) if keys is None else p.draws(keys, parents, x)
+        leaf, failed = longest(draft, with_roots(draft, passes))
+    last = p.at(leaf[:, None])
+    own = last.mode() if keys is None else last.sample(keys[torch.arange(len(leaf), device=leaf.device)[:, None], leaf[:, None]])
+    verdict = settle(draft, leaf, own[:, 0])
+    return replace(verdict, judged=verdict.accepted + failed)
 
 
 @dataclass(frozen=True)
@@ -125,8 +150,7 @@ class Greedy:
     trees = True
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        best = scored.p.mode()
-        return deepest(draft, equals_parent(draft, best), best)
+        return follow(draft, scored.p, None)
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
         return Categorical.point(p.mode(), p.scores.shape[-1], p.scores.dtype)
@@ -145,8 +169,7 @@ class Match:
     trees = True
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        drawn = scored.p.sample(noise.value(draft.position()))
-        return deepest(draft, equals_parent(draft, drawn), drawn)
+        return follow(draft, scored.p, noise.value(draft.position()))
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
         return p
@@ -196,22 +219,17 @@ def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, 
     rejected = (draft.valid[:, draft.roots :].sum(-1) > accepted)[:, None]
     p = scored.p.at(leaf[:, None])
     q = None if draft.q is None else draft.q.at(child)
-    position = (draft.start + accepted)[:, None]
-    bonus, x = p.sample(noise.value(position)), _columns(draft.guesses, child)
+    position, x = (draft.start + accepted)[:, None], _columns(draft.guesses, child)
     left = rule.replacement(p, q, x)
     if exact is not None:
         left = Token().replacement(p, q, x).where(exact.gather(1, child), left)
-    replaced = left.sample(noise.residual(position, draft.start))
-    return torch.where(_like(rejected, bonus), replaced, bonus)[:, 0]
+    keys = noise.residual(position, draft.start).where(rejected, noise.value(position))
+    return left.where(rejected, p).sample(keys)[:, 0]
 
 
 def _columns(values: Tensor, index: Tensor) -> Tensor:
     """`values` [B, G, *value] at columns `index` [B, M]."""
     return values[torch.arange(len(values), device=values.device)[:, None], index]
-
-
-def _like(mask: Tensor, values: Tensor) -> Tensor:
-    return mask.reshape(*mask.shape, *([1] * (values.dim() - mask.dim())))
 
 
 def _last_root(draft: Draft) -> Tensor:

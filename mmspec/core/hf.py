@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.cache import SlotCache
-from mmspec.core.laws import Categorical
+from mmspec.core.laws import Categorical, Law
 from mmspec.core.layout import Layout, draft_layout, prompt_layout
 from mmspec.core.processors import History, Pipeline
 from mmspec.core.records import Context, Draft, Scored
@@ -56,6 +56,13 @@ class OwnValues(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnLaws(Protocol):
+    """A family whose steps are no single ids: it says what law stands after a node. `raw` [B, M, ...] is what its `forward` gave."""
+
+    def law(self, raw: Tensor, history: History, processors: Pipeline) -> Law: ...
+
+
 @dataclass(frozen=True)
 class HFTarget:
     """A transformers model, how to drive it, and the processors its laws go through. Carries nothing between calls.
@@ -84,10 +91,11 @@ class HFTarget:
         ids, mask = self.family.prompt(self.model, prompt)
         _check_prompt(ids, mask, self.limit)
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
-        packed, lengths = ids.gather(1, order), mask.sum(1)
+        rows = torch.arange(len(ids), device=ids.device)
+        packed, lengths = ids[rows[:, None], order], mask.sum(1)
         capacity = -(-(ids.shape[1] + self.reserve + 1) // _ROUND) * _ROUND
         cache, state = self.family.begin(self.model, prompt, capacity)
-        last = packed.gather(1, (lengths - 1)[:, None])[:, 0]
+        last = packed[rows, lengths - 1]
         return (self, cache, state, packed[:, :-1], lengths - 1), Draft.root(last, torch.zeros_like(lengths))
 
     def capture(self, reserve: int, **options: Any) -> "HFTarget":
@@ -128,7 +136,7 @@ class HFSession:
         self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P-1] not cached yet, and how many a row has
         self.lengths = torch.zeros_like(lengths)  # settled and cached, [B]
         self.bound = 0  # an upper bound on any row's settled slots, known without asking the device
-        self.ids = torch.zeros(len(lengths), cache.capacity, dtype=torch.long, device=context.device)
+        self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=torch.long, device=context.device)
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0  # its columns scored so far
         self.linear = True
@@ -153,7 +161,7 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = (logits < torch.inf).all(-1).all(-1)
+        healthy = (logits < torch.inf).flatten(1).all(-1)
         p = self.laws(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
@@ -171,14 +179,21 @@ class HFSession:
         self.make_room(draft.size)
         return self._layout(draft, first)
 
-    def laws(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+    def laws(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Any:
         """The laws of `logits` [B, M, V] after the draft's columns from `first` on, which `layout` places."""
-        self.ids.scatter_(1, layout.slots, layout.ids)
-        if self.target.processors.idle:
+        self.ids[self._rows, layout.slots] = layout.ids
+        own = isinstance(self.target.family, OwnLaws)
+        if self.target.processors.idle and not own:
             return Categorical(logits)
         visible = layout.visible[:, first - draft.size :]
         history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        if own:
+            return self.target.family.law(logits, history, self.target.processors)
         return Categorical(self.target.processors(logits, history))
+
+    @property
+    def _rows(self) -> Tensor:
+        return torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
@@ -200,7 +215,7 @@ class HFSession:
             source = torch.where(keep >= 0, self.slots.gather(1, keep.clamp_min(0)), scratch)
             target = torch.where(keep >= 0, self.lengths[:, None] + (keep >= 0).cumsum(1) - 1, scratch)
             self.cache.gather(source, target)
-            self.ids.scatter_(1, target, self.ids.gather(1, source))
+            self.ids[self._rows, target] = self.ids[self._rows, source]
         self.lengths = self.lengths + (keep >= 0).sum(1)
         self.bound += most
         self.slots, self.scored = None, 0
@@ -211,7 +226,8 @@ class HFSession:
         needed = self.bound + waiting + columns + 1
         if needed > self.cache.capacity:
             self.cache.reserve(-(-needed // _ROUND) * _ROUND)
-            self.ids = torch.nn.functional.pad(self.ids[:, :-1], (0, self.cache.capacity - self.ids.shape[1] + 1))
+            more = self.ids.new_zeros(len(self.ids), self.cache.capacity - self.ids.shape[1] + 1, *self.ids.shape[2:])
+            self.ids = torch.cat([self.ids[:, :-1], more], 1)
 
     def _layout(self, draft: Draft, first: int) -> Layout:
         scratch, self.linear = self.cache.capacity - 1, draft.linear

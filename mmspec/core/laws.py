@@ -24,6 +24,14 @@ class Law(Protocol):
         """The most likely value of each law."""
         ...
 
+    def draws(self, keys: Keys, columns: Tensor, x: Tensor) -> Tensor:
+        """[B, G] bool: is `x` [B, G, *value] what the laws at `columns` [B, G] draw by `keys` [B, N], the keys of all N columns?"""
+        ...
+
+    def tops(self, columns: Tensor, x: Tensor) -> Tensor:
+        """[B, G] bool: is `x` [B, G, *value] the mode of the laws at `columns` [B, G]?"""
+        ...
+
     def at(self, index: Tensor) -> Self:
         """The laws at columns `index` [B, M] of a [B, N] batch."""
         ...
@@ -79,6 +87,12 @@ class Categorical:
 
     def sample(self, keys: Keys) -> Tensor:
         return keys.choose(self.scores)
+
+    def draws(self, keys: Keys, columns: Tensor, x: Tensor) -> Tensor:
+        return x == self.sample(keys).gather(1, columns)
+
+    def tops(self, columns: Tensor, x: Tensor) -> Tensor:
+        return x == self.mode().gather(1, columns)
 
     def at(self, index: Tensor) -> "Categorical":
         return Categorical(self.scores.gather(1, index[..., None].expand(*index.shape, self.scores.shape[-1])))

@@ -98,6 +98,10 @@ class Keys:
     def __getitem__(self, index) -> "Keys":
         return Keys(self.words[index])
 
+    def where(self, mask: Tensor, other: "Keys") -> "Keys":
+        """These streams where `mask` [...], else the other ones."""
+        return Keys(torch.where(mask, self.words, other.words))
+
     def branch(self, count: int) -> "Keys":
         """`count` independent streams from each, [..., count]."""
         steps = torch.arange(1, count + 1, device=self.words.device) * _MIX_2

@@ -97,7 +97,7 @@ class Tape:
             old = self.options[step]
             if old.shape == options.shape:
                 same = live & (self.keys[:, step] == key) & ((old - options).abs().amax(-1) < _NEVER)
-                again = torch.where(same, self.made[step], again)
+                again = torch.where(same & (again < 0), self.made[step], again)  # the first is what was drawn, the others repeat it
         self.options.append(options)
         return torch.where(again >= 0, again, self.draw(options, live & (again < 0)))
 
@@ -140,6 +140,9 @@ class TapeKeys:
 
     def __getitem__(self, index) -> "TapeKeys":
         return replace(self, words=self.words[index], live=self.live[index])
+
+    def where(self, mask: Tensor, other: "TapeKeys") -> "TapeKeys":
+        return replace(self, words=torch.where(mask, self.words, other.words), live=torch.where(mask, self.live, other.live))
 
     def branch(self, count: int) -> "TapeKeys":
         words = self.words[..., None] + (torch.arange(1, count + 1) << 40)
