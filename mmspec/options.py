@@ -15,7 +15,7 @@ from mmspec.core.decode import Drafter
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
-from mmspec.core.processors import Pipeline, Processor, Temperature, pipeline
+from mmspec.core.processors import Pipeline, Processor, Suppress, SuppressAt, Temperature, pipeline
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
 from mmspec.drafters import shapes
 from mmspec.drafters.guided import GuidedDrafter
@@ -24,6 +24,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.views import view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 
 _READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
@@ -67,7 +68,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Draf
         return GuidedDrafter(drafter, shape_of(tree, rule))
     if hasattr(drafter, "begin"):
         return drafter
-    return ModelDrafter(_as_target(drafter, target), shape_of(tree, rule))
+    return ModelDrafter(_as_target(drafter, target), shape_of(tree, rule), view_of(target, drafter))
 
 
 def stopping(drafter: Drafter, stop_below: float | None) -> Drafter:
@@ -94,8 +95,8 @@ def _as_target(model: Any, target: HFTarget) -> HFTarget | Translated:
 
 
 def _untruncated(laws: Pipeline) -> Pipeline:
-    """Temperature alone: truncation could leave a law nothing that both vocabularies have."""
-    return Pipeline(tuple(step for step in laws.steps if isinstance(step, Temperature)))
+    """Temperature and bans alone: truncation could leave a law nothing that both vocabularies have."""
+    return Pipeline(tuple(step for step in laws.steps if isinstance(step, (Temperature, Suppress, SuppressAt))))
 
 
 def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:

@@ -67,6 +67,43 @@ def gemma3() -> Any:
     return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**sizes, sliding_window=8, layer_types=GEMMA_LAYERS))
 
 
+AUDIO = VOCAB - 1  # the placeholder for sound
+ENCODER = {"num_mel_bins": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 16}
+
+
+def qwen2_audio() -> Any:
+    sizes = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 16}
+    encoder = hf.Qwen2AudioEncoderConfig(**sizes, max_source_positions=20)
+    config = hf.Qwen2AudioConfig(audio_config=encoder.to_dict(), text_config=hf.Qwen2Config(**LLAMA).to_dict(), audio_token_index=AUDIO)
+    return hf.Qwen2AudioForConditionalGeneration(config)
+
+
+def voxtral() -> Any:
+    encoder = hf.VoxtralEncoderConfig(**ENCODER | {"intermediate_size": 64}, max_source_positions=20)  # four positions side by side
+    config = hf.VoxtralConfig(audio_config=encoder.to_dict(), text_config=hf.LlamaConfig(**LLAMA).to_dict(), audio_token_id=AUDIO)
+    return hf.VoxtralForConditionalGeneration(config)
+
+
+def audio_flamingo3() -> Any:
+    encoder = hf.AudioFlamingo3EncoderConfig(**ENCODER, max_source_positions=20)
+    config = hf.AudioFlamingo3Config(audio_config=encoder.to_dict(), text_config=hf.Qwen2Config(**LLAMA).to_dict(), audio_token_id=AUDIO)
+    return hf.AudioFlamingo3ForConditionalGeneration(config)
+
+
+def glm_asr() -> Any:
+    encoder = hf.GlmAsrEncoderConfig(**ENCODER | {"intermediate_size": 64}, num_key_value_heads=2)
+    config = hf.GlmAsrConfig(audio_config=encoder.to_dict(), text_config=hf.LlamaConfig(**LLAMA).to_dict(), audio_token_id=AUDIO)
+    return hf.GlmAsrForConditionalGeneration(config)
+
+
+def qwen3_asr() -> Any:
+    sizes = {"num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32, "d_model": 16}
+    encoder = hf.Qwen3ASREncoderConfig(**sizes, n_window=50, n_window_infer=400, output_dim=32, downsample_hidden_size=4)
+    text = hf.Qwen3Config(**LLAMA, head_dim=8)
+    ids = {"audio_token_id": AUDIO, "timestamp_token_id": AUDIO - 1, "pad_token_id": 0, "eos_token_id": 2}
+    return hf.Qwen3ASRForConditionalGeneration(hf.Qwen3ASRConfig(audio_config=encoder.to_dict(), text_config=text.to_dict(), **ids))
+
+
 FAMILIES = {
     "Llama": Case(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)), "decoder"),
     "Qwen2": Case(lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**LLAMA)), "decoder"),
@@ -82,6 +119,11 @@ FAMILIES = {
     "T5": Case(t5, "encoder-decoder", "relative position bias per column"),
     "BART": Case(bart, "encoder-decoder", "learned positions per column"),
     "Whisper": Case(whisper, "encoder-decoder, audio in", "suppressed tokens honoured; audio of one window"),
+    "Qwen2-Audio": Case(qwen2_audio, "decoder, audio in", "clips of several lengths, encoded once"),
+    "Voxtral": Case(voxtral, "decoder, audio in", "audio of one window, encoded once"),
+    "Audio Flamingo 3": Case(audio_flamingo3, "decoder, audio in", "clips of several lengths, encoded once"),
+    "GLM-ASR": Case(glm_asr, "decoder, audio in", "clips of several lengths, encoded once"),
+    "Qwen3-ASR": Case(qwen3_asr, "decoder, audio in", "clips of several lengths, encoded once"),
 }
 
 MAMBA2 = {
@@ -112,6 +154,15 @@ REFUSED = {
     "Qwen3-Next": Case(lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**QWEN3_NEXT)), "hybrid"),
 }
 
+KYUTAI = {**LLAMA, "ffn_dim": 64, "head_dim": 8, "codebook_vocab_size": 20, "num_codebooks": 2, "audio_bos_token_id": 19}
+REALTIME = {"audio_config": ENCODER | {"num_key_value_heads": 2, "head_dim": 8}, "text_config": LLAMA | {"head_dim": 8}}
+FRAME_BOUND = {
+    "Kyutai speech-to-text": Case(
+        lambda: hf.KyutaiSpeechToTextForConditionalGeneration(hf.KyutaiSpeechToTextConfig(**KYUTAI, audio_pad_token_id=70)), "frames"
+    ),
+    "Voxtral Realtime": Case(lambda: hf.VoxtralRealtimeForConditionalGeneration(hf.VoxtralRealtimeConfig(**REALTIME)), "frames"),
+}
+
 
 def build(case: Case, seed: int = 0) -> Any:
     """The model in eval mode, its weights spread so that greedy decoding does not sit in a loop."""
@@ -128,11 +179,38 @@ def inputs_for(name: str, rows: int, pad: str = "left", seed: int = 1) -> dict[s
     torch.manual_seed(seed)
     if name == "Whisper":
         return {"input_features": torch.randn(rows, 16, 100)}
+    if name in SOUND:
+        return heard(name, rows)
     ids, mask = torch.randint(3, VOCAB, (rows, 12)), torch.ones(rows, 12, dtype=torch.long)
     for row, missing in enumerate((5, 0, 2)[:rows] if rows > 1 else ()):
         columns = slice(0, missing) if pad == "left" else slice(12 - missing, 12)
         mask[row, columns] = 0
     return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+SOUND = {  # frames of the features, their mask's name, and for each row's frames of sound the positions they take in the prompt
+    "Qwen2-Audio": (40, "feature_attention_mask", {20: 5, 40: 10, 28: 7}),
+    "Voxtral": (40, None, {40: 5}),
+    "Audio Flamingo 3": (40, "input_features_mask", {20: 5, 40: 10, 28: 7}),
+    "GLM-ASR": (40, "input_features_mask", {20: 2, 40: 5, 28: 3}),
+    "Qwen3-ASR": (100, "input_features_mask", {20: 3, 40: 5, 28: 4}),
+}
+
+
+def heard(name: str, rows: int) -> dict[str, torch.Tensor]:
+    """Prompts of a speech language model, one clip each between words, ragged and padded on the left, as its processor would."""
+    size, mask_name, clips = SOUND[name]
+    lengths = (list(clips) * rows)[:rows]
+    prompts = [
+        torch.cat([torch.randint(3, AUDIO, (before,)), torch.full((clips[n],), AUDIO), torch.randint(3, AUDIO, (4,))])
+        for before, n in zip((2, 6, 3), lengths, strict=False)
+    ]
+    longest = max(map(len, prompts))
+    ids = torch.stack([torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
+    found = {"input_ids": ids, "attention_mask": (ids != 0).long(), "input_features": torch.randn(rows, 8, size)}
+    if mask_name is not None:
+        found[mask_name] = (torch.arange(size) < torch.tensor(lengths)[:, None]).long()
+    return found
 
 
 def table() -> str:
@@ -148,6 +226,12 @@ def table() -> str:
     lines += [f"| {name} | {case.kind} | {case.note} |" for name, case in FAMILIES.items()]
     lines += ["", "Refused at once, with one clear line, because their state cannot be rolled back after a rejected draft:", ""]
     lines += [f"- {name} ({case.kind})" for name, case in REFUSED.items()]
+    lines += [
+        "",
+        "Refused as well, because they write one token for each frame they hear, so that nothing can be guessed ahead:",
+        "",
+    ]
+    lines += [f"- {name}" for name in FRAME_BOUND]
     return "\n".join(lines)
 
 

@@ -42,7 +42,7 @@ class EncoderDecoder:
             raise ValueError(f"inputs has no {self.source} (it has {', '.join(inputs) or 'nothing'}): pass what the processor returned")
         given = inputs.get("decoder_input_ids")
         if given is None:
-            source = inputs[self.source]
+            source = inputs[self.source] if self.source in inputs else inputs["encoder_outputs"][0]
             start = torch.tensor(start_ids(model), device=source.device)
             given = start.expand(source.shape[0], -1)
         mask = inputs.get("decoder_attention_mask")
@@ -78,6 +78,31 @@ class EncoderDecoder:
             **extra,
         )
         return out.logits[:, -keep:], side_by_side(out.decoder_hidden_states, states)
+
+
+@dataclass(frozen=True)
+class DecoderAlone(EncoderDecoder):
+    """A Whisper decoder without an encoder (WhisperForCausalLM): it reads what the model it drafts for has encoded."""
+
+    def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        if "encoder_outputs" not in inputs:
+            name = type(model).__name__
+            raise ValueError(f"{name} has no encoder of its own: let it draft for a Whisper model, or load WhisperForConditionalGeneration")
+        return super().prompt(model, inputs)
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        out = model(
+            input_ids=layout.ids,
+            attention_mask=attention_mask(layout.visible, model),
+            encoder_outputs=state.outputs,
+            position_ids=layout.positions,
+            past_key_values=state.cache,
+            use_cache=True,
+            output_hidden_states=bool(states),
+        )
+        return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
 
 @dataclass(frozen=True)

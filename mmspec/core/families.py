@@ -1,8 +1,10 @@
 """Which family drives a model, and how many positions it has."""
 
+from inspect import signature
 from typing import Any
 
-from mmspec.core.encoder_decoder import T5, Bart, EncoderDecoder
+from mmspec.core.audio_llm import AudioLLM
+from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
 from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import Family
 
@@ -13,6 +15,9 @@ _BY_MODEL_TYPE = {
     "mbart": Bart,
     "whisper": EncoderDecoder,
 }
+_HEARING = ("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral")
+_SENSES = {"input_features", "input_values", "pixel_values", "pixel_values_videos"}  # what `forward` takes besides text
+_FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
 
 def family_of(model: Any) -> Family:
@@ -27,11 +32,24 @@ def family_of(model: Any) -> Family:
             known = ", ".join(sorted(_BY_MODEL_TYPE))
             raise ValueError(f"encoder-decoder models of type {config.model_type!r} are not supported; supported: {known}")
         return _BY_MODEL_TYPE[config.model_type].of(model)
-    if getattr(config, "vision_config", None) is not None or getattr(config, "audio_config", None) is not None:
-        raise ValueError(
-            f"{type(model).__name__} reads pictures or sound; only text-in decoders and speech recognisers are supported so far"
-        )
+    if config.model_type == "whisper":
+        return DecoderAlone.of(model)
+    if config.model_type in _HEARING:
+        return AudioLLM.of(model)
+    _refuse_other_senses(model)
     return DecoderOnly.of(model)
+
+
+def _refuse_other_senses(model: Any) -> None:
+    """ValueError for models that read more than text and are not listed above: as plain decoders they would run blind."""
+    name = type(model).__name__
+    if model.config.model_type in _FRAME_BOUND:
+        raise ValueError(
+            f"{name} writes one token for every frame of sound it has received, so nothing can be guessed ahead of the sound: "
+            "use plain transformers generation for this model"
+        )
+    if _SENSES & signature(model.forward).parameters.keys():
+        raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(_HEARING)}")
 
 
 def positions_of(model: Any) -> int | None:

@@ -5,7 +5,7 @@ children of those it does, even when drafter and target are one model. So the K 
 on every level, and the rest is filled from all. Then a target that drafts for itself has every level right.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.core.trie import NOWHERE, Children, Trie
-from mmspec.drafters.model import same_prompt
+from mmspec.drafters.views import View, same_prompt
 
 
 class BeamGuide(Protocol):
@@ -140,10 +140,10 @@ class BeamModel:
     """A model as the source: searched like the target itself, on its own `view` of the prompt."""
 
     target: BeamTarget
-    view: Callable[[Mapping[str, Tensor]], Any] = same_prompt
+    view: View = same_prompt
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> "ModelGuide":
-        own, _ = self.target.begin(self.view(prompt))
+        own, _ = self.target.begin(self.view(prompt, session))
         return ModelGuide(own)
 
 

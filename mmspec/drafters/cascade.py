@@ -5,7 +5,6 @@ Staged speculative decoding (Spector and Re 2023), the vertical cascade of CS Dr
 behind as columns nobody hangs on, and the next inner round scores new columns only.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +16,9 @@ from mmspec.core.decode import Drafter, DraftSession, Target, TargetSession
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.drafters.guided import Guide, Source, on_frontier
-from mmspec.drafters.model import ModelSession, same_prompt, settled_values, told
+from mmspec.drafters.model import ModelSession, settled_values, told
 from mmspec.drafters.shapes import UNRUN
+from mmspec.drafters.views import View, same_prompt
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cascade:
     accept: Accept
     rounds: int = 2
     guesses: int = 4
-    view: Callable[[Mapping[str, Tensor]], Any] = same_prompt
+    view: View = same_prompt
 
     def __post_init__(self):
         if min(self.rounds, self.guesses) < 1:
@@ -48,7 +48,7 @@ class Cascade:
     def begin(self, prompt: Any, session: TargetSession) -> "CascadeSession":
         if hasattr(self.middle, "guide"):
             return CascadeSession(self, Beside(self.middle.guide(session)), self.inner.begin(prompt, session))  # type: ignore[arg-type]
-        own, _ = self.middle.begin(self.view(prompt))  # type: ignore[union-attr]
+        own, _ = self.middle.begin(self.view(prompt, session))  # type: ignore[union-attr]
         return CascadeSession(self, own, self.inner.begin(prompt, own))
 
 

@@ -1,6 +1,5 @@
 """Two-model speculation (Leviathan et al. 2023; Chen et al. 2023): any target is a drafter, of any shape."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +10,7 @@ from mmspec.core.decode import Target, TargetSession
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.drafters.shapes import Chain, Shape
-
-
-def same_prompt(prompt: Any) -> Any:
-    """The view of a drafter that reads what the target reads."""
-    return prompt
+from mmspec.drafters.views import View, same_prompt
 
 
 @dataclass(frozen=True)
@@ -24,10 +19,10 @@ class ModelDrafter:
 
     target: Target
     shape: Shape = field(default_factory=Chain)
-    view: Callable[[Mapping[str, Tensor]], Any] = same_prompt
+    view: View = same_prompt
 
     def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
-        own, _ = self.target.begin(self.view(prompt))
+        own, _ = self.target.begin(self.view(prompt, session))
         return ModelSession(watching(own, getattr(self.shape, "reads", ())), self.shape)
 
 
@@ -77,7 +72,8 @@ class ModelSession:
         column = torch.where(kept >= 0, self.origin.gather(1, (kept - 1).clamp_min(0)), -1)
         ran = column < self.session.scored
         unrun = (kept >= 0) & ~ran
-        value = draft.nodes.gather(1, torch.where(unrun, kept, 0).amax(1, keepdim=True))
+        rows = torch.arange(len(kept), device=kept.device)[:, None]
+        value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
         self.session.commit(torch.cat([roots, torch.where(ran, column, -1)], 1), max(settled.accepted) + self.lag + 1)
         self.waiting = (value, unrun.any(1, keepdim=True))
 
@@ -107,7 +103,7 @@ class ModelSession:
     def _rooted(self, frontier: Draft) -> Draft:
         """The frontier with the waiting values as roots before it."""
         if self.waiting is None:
-            none = torch.zeros_like(frontier.nodes[:, :1], dtype=torch.bool)
+            none = torch.zeros_like(frontier.parents[:, :1], dtype=torch.bool)
             self.waiting = (torch.zeros_like(frontier.nodes[:, :1]), none)
         values, real = self.waiting
         self.fed = real & frontier.valid[:, -1:]

@@ -15,6 +15,8 @@ from mmspec.core.decode import Target, TargetSession
 from mmspec.core.laws import Categorical
 from mmspec.core.records import Draft, Scored
 
+_IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabulary
+
 
 @dataclass(frozen=True)
 class Overlap:
@@ -57,9 +59,10 @@ class Translated:
     overlap: Overlap
 
     def begin(self, prompt: Mapping[str, Tensor]) -> tuple["TranslatedSession", Draft]:
-        ids = prompt["input_ids"]
-        overlap = self.overlap.to(ids.device)
-        session, frontier = self.target.begin({**prompt, "input_ids": overlap.to_drafter[ids]})
+        given = [prompt[name] for name in _IDS if name in prompt]
+        overlap = self.overlap.to(given[0].device)
+        own = {name: overlap.to_drafter[prompt[name]] for name in _IDS if name in prompt}
+        session, frontier = self.target.begin({**prompt, **own})
         return TranslatedSession(session, overlap), frontier
 
 

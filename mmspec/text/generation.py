@@ -90,7 +90,7 @@ def generate(
         top_k,
         top_p,
         repetition_penalty,
-        (*constraints(model.generation_config, ids.shape[1], max_new_tokens), *processors),
+        (*constraints(model.generation_config, ids.shape[1], max_new_tokens, getattr(family, "unsaid", ())), *processors),
     )
     target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
     guesser = stopping(drafter_of(drafter, target, rule, tree), stop_below)

@@ -111,9 +111,12 @@ def split_criteria(found: Sequence[StoppingCriteria], prompt: int, prompts: Sequ
     return room, ends, stops
 
 
-def constraints(config: Any, prompt: int, max_new_tokens: int) -> tuple[Processor, ...]:
-    """What a model's own generation config rules out or forces, whatever the sampling: bans, forced ids, minimum length."""
-    found: list[Processor] = []
+def constraints(config: Any, prompt: int, max_new_tokens: int, unsaid: Sequence[int] = ()) -> tuple[Processor, ...]:
+    """What a model's own generation config rules out or forces, whatever the sampling: bans, forced ids, minimum length.
+
+    `unsaid` are ids its family reads but never writes.
+    """
+    found: list[Processor] = [native.Suppress(tuple(unsaid))] if unsaid else []
     ends = end_ids(config)
     if config.no_repeat_ngram_size:
         found.append(Wrapped(known.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size)))

@@ -10,7 +10,7 @@ import mmspec
 from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Comb, top
 from mmspec.drafters.trees import StaticTree, Template
-from tests.families import FAMILIES, REFUSED, build, inputs_for, table
+from tests.families import AUDIO, FAMILIES, FRAME_BOUND, REFUSED, SOUND, build, inputs_for, table
 
 TOKENS = 24
 DRAFTS = {
@@ -24,7 +24,8 @@ DRAFTS = {
 
 def reference(name: str, model, inputs) -> torch.Tensor:
     """Greedy tokens by transformers, new ones only."""
-    out = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS)
+    suppress = [AUDIO] if name in SOUND else model.generation_config.suppress_tokens  # a placeholder written would be one without sound
+    out = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=suppress)
     if name == "Whisper":
         return out  # its generate leaves out the decoder's prompt and, with it, the end token
     return out[:, 1:] if model.config.is_encoder_decoder else out[:, inputs["input_ids"].shape[1] :]
@@ -93,6 +94,13 @@ def test_models_that_cannot_roll_back_are_refused_in_one_line(name):
     model = build(REFUSED[name])
     with pytest.raises(ValueError, match="cannot be rolled back") as caught:
         mmspec.text.generate(model, inputs_for(name, 1), max_new_tokens=4)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", FRAME_BOUND)
+def test_models_bound_to_frames_are_refused_in_one_line(name):
+    with pytest.raises(ValueError, match="ahead of the sound") as caught:
+        mmspec.text.generate(build(FRAME_BOUND[name]), inputs_for(name, 1), max_new_tokens=4)
     assert "\n" not in str(caught.value)
 
 

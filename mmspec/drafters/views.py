@@ -1,0 +1,100 @@
+"""What a drafter reads of a request: the target's prompt, without what it cannot read, and with what the target has encoded already.
+
+A view is called with the target's prompt and its session, once a request, and gives the drafter's prompt. `distil-whisper` (Gandhi et al.
+2023) is the case that shares an encoder: its assistant is a shallow decoder over the target's own, frozen encoder.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mmspec.core.audio_llm import AudioLLM
+from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder
+from mmspec.core.families import family_of
+from mmspec.core.hf import HFTarget
+
+View = Callable[[Any, Any], Any]
+"""(the target's prompt, the target's session) -> the drafter's prompt."""
+_ENCODER_SIZES = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model")
+
+
+def same_prompt(prompt: Any, session: Any) -> Any:
+    """All that the target reads."""
+    return prompt
+
+
+def own_encoder(prompt: Any, session: Any) -> Any:
+    """The target's source and its decoder's opening, whatever opening the drafter's own config asks for; its encoder runs once."""
+    return {**prompt, **_opening(prompt, session)}
+
+
+def shared_encoder(prompt: Any, session: Any) -> Any:
+    """The target's encoder states, and its decoder's opening."""
+    return {**own_encoder(prompt, session), "encoder_outputs": session.state.outputs}
+
+
+def opening_alone(prompt: Any, session: Any) -> Any:
+    """For a drafter that only reads text: the decoder's opening, nothing of the sound."""
+    opening = _opening(prompt, session)
+    return {"input_ids": opening["decoder_input_ids"], "attention_mask": opening["decoder_attention_mask"]}
+
+
+def shared_ears(prompt: Any, session: Any) -> Any:
+    """The target's prompt as the target has heard it."""
+    return {**prompt, "heard": session.state}
+
+
+def text_alone(prompt: Any, session: Any) -> Any:
+    """For a drafter that only reads text: the prompt without the placeholders that stand for sound.
+
+    Its last position stays, whatever it is: a session begins behind it.
+    """
+    ids, mask = session.target.family.prompt(session.target.model, prompt)
+    last = torch.arange(ids.shape[1], device=ids.device).where(mask, -1).amax(1, keepdim=True)
+    read = (ids != session.target.family.placeholder) | (torch.arange(ids.shape[1], device=ids.device) == last)
+    return {"input_ids": ids, "attention_mask": mask & read}
+
+
+def view_of(target: HFTarget, drafter: Any) -> View:
+    """What `drafter`, a transformers model, reads of the requests of `target`. ValueError where it cannot read them."""
+    ours, theirs = target.family, family_of(drafter)
+    if isinstance(ours, AudioLLM):
+        if drafter is target.model:
+            return shared_ears
+        return same_prompt if isinstance(theirs, AudioLLM) else text_alone
+    if not isinstance(ours, EncoderDecoder):
+        return same_prompt
+    if isinstance(theirs, DecoderAlone):
+        _check_sizes(target.model, drafter)
+        return shared_encoder
+    if isinstance(theirs, EncoderDecoder):
+        return shared_encoder if _same_encoder(target.model, drafter) else own_encoder
+    return opening_alone if ours.source == "input_features" else same_prompt
+
+
+def _opening(prompt: Any, session: Any) -> dict[str, Any]:
+    ids, mask = session.target.family.prompt(session.target.model, prompt)
+    return {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+
+
+def _check_sizes(target: Any, drafter: Any) -> None:
+    ours, theirs = ([getattr(model.config, size, None) for size in _ENCODER_SIZES] for model in (target, drafter))
+    if ours != theirs:
+        raise ValueError(
+            f"{type(drafter).__name__} reads an encoder of {_ENCODER_SIZES} {theirs}, but the target's is {ours}: choose one distilled "
+            "from this target, or load it with its own encoder (WhisperForConditionalGeneration)"
+        )
+
+
+def _same_encoder(target: Any, drafter: Any) -> bool:
+    """Whether two models encode alike, weight by weight: reading them all costs less than running one. Sizes alone would not tell."""
+    ours, theirs = target.get_encoder(), drafter.get_encoder()
+    if ours is theirs:
+        return True
+    mine, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    return mine.keys() == other.keys() and all(_equal(weight, other[name]) for name, weight in mine.items())
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device) and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
