@@ -21,7 +21,7 @@ except ImportError as error:
     raise
 
 __version__ = "0.1.0"
-__all__ = ["load", "load_drafter", "recsys", "text", "vision"]
+__all__ = ["load", "load_drafter", "recsys", "speech", "text", "vision"]
 
 
 def load(name: str) -> Any:
@@ -39,6 +39,6 @@ def load_drafter(path: str | Path, target: Any = None, **options: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("recsys", "text", "vision"):
+    if name in ("recsys", "speech", "text", "vision"):
         return import_module(f"mmspec.{name}")
     raise AttributeError(f"module 'mmspec' has no attribute {name!r}; it has {', '.join(__all__)}")

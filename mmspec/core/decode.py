@@ -66,7 +66,7 @@ class Ends(Protocol):
     """Where one generation ends: `Limits`, or one of its kin for outputs of another form."""
 
     @property
-    def outputs(self) -> Sequence[Sequence[int]]:
+    def outputs(self) -> Sequence[Sequence[Any]]:
         """What each row has settled so far."""
         ...
 
@@ -150,7 +150,7 @@ class _Clock:
 class Generation:
     """What a generation settled."""
 
-    sequences: Tensor  # [B, S] right-padded
+    sequences: Tensor  # [B, S, *value] right-padded
     lengths: Tensor  # [B]
     stats: Stats
 
@@ -173,7 +173,6 @@ def generate(
         stats.add(step)
         on_step(step)
     lengths = torch.tensor([len(values) for values in limits.outputs], device=limits.left.device)
-    sequences = torch.full((len(lengths), int(lengths.max())), pad, dtype=torch.long, device=limits.left.device)
-    for row, values in enumerate(limits.outputs):
-        sequences[row, : len(values)] = torch.tensor(values, dtype=torch.long)
+    rows = [torch.tensor(values, dtype=torch.long, device=limits.left.device) for values in limits.outputs]
+    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
     return Generation(sequences, lengths, stats)

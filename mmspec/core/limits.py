@@ -2,28 +2,35 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
 
-Stop = Callable[[int, list[int]], bool]
+Stop = Callable[[int, list[Any]], bool]
 """(row, everything the row has settled so far) -> should it end here?"""
+Ending = Callable[[Tensor], Tensor]
+"""[B, L, *value] -> [B, L] bool: which values end a row? For values that are no single ids."""
 
 
 class Limits:
     """One generation's ends. A row is cut exactly at its first end value, its first stop, or when its room is used up.
 
-    `most` is the room of every row; `ends` are end values, which stay in the output; `stops` are judged on the host, value by value.
+    `most` is the room of every row; `ends` are end values, or what tells them, and stay in the output; `stops` are judged on the
+    host, value by value.
     """
 
-    def __init__(self, rows: int, most: int, ends: Sequence[int] = (), stops: Sequence[Stop] = (), device: torch.device | str = "cpu"):
+    def __init__(
+        self, rows: int, most: int, ends: Sequence[int] | Ending = (), stops: Sequence[Stop] = (), device: torch.device | str = "cpu"
+    ):
         if most < 1:
             raise ValueError(f"max_new_tokens is {most}: ask for at least 1")
         self.left = torch.full((rows,), most, device=device)
         self.remaining = [most] * rows
-        self.outputs: list[list[int]] = [[] for _ in range(rows)]
-        self.ends = torch.tensor(list(ends), dtype=torch.long, device=device)
+        self.outputs: list[list[Any]] = [[] for _ in range(rows)]
+        self.ends = ends if callable(ends) else _one_of(torch.tensor(list(ends), dtype=torch.long, device=device))
         self.stops = tuple(stops)
 
     @property
@@ -49,9 +56,9 @@ class Limits:
     def _cut(self, verdict: Verdict) -> Verdict:
         """Cut at end values inside the accepted run, on the device."""
         count = torch.minimum(verdict.count, self.left)
-        if len(self.ends):
+        if self.ends is not None:
             inside = torch.arange(verdict.values.shape[1], device=count.device) < count[:, None]
-            ended = torch.isin(verdict.values, self.ends) & inside
+            ended = self.ends(verdict.values) & inside
             first = torch.where(ended.any(1), ended.long().argmax(1) + 1, count)
             self.left = torch.where(ended.any(1), 0, self.left - count)
             count = first
@@ -95,6 +102,10 @@ class Limits:
                 self.remaining[row] = 0
 
 
+def _one_of(ends: Tensor) -> Ending | None:
+    return (lambda values: torch.isin(values, ends)) if len(ends) else None
+
+
 def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
     """Everything the host wants of a round in one transfer; float64 holds token ids and counts exactly."""
     rows = len(verdict.count)
@@ -110,9 +121,11 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
         zero if verdict.drift is None else verdict.drift,
         zero if verdict.expected is None else verdict.expected,
     ]
-    packed = torch.cat([torch.stack([c.to(torch.float64) for c in columns], 1), verdict.values.to(torch.float64)], 1).tolist()
+    values = verdict.values.to(torch.float64).flatten(1)
+    packed = torch.cat([torch.stack([c.to(torch.float64) for c in columns], 1), values], 1).tolist()
+    books = verdict.values.shape[2] if verdict.values.dim() == 3 else None
     return Settled(
-        values=[[int(v) for v in line[8 : 8 + int(line[0])]] for line in packed],
+        values=[_values(line[8:], int(line[0]), books) for line in packed],
         accepted=[int(line[1]) for line in packed],
         judged=[int(line[2]) for line in packed],
         drafted=[int(line[3]) for line in packed],
@@ -121,3 +134,9 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
         drift=[line[6] for line in packed],
         expected=[line[7] for line in packed],
     )
+
+
+def _values(line: list[float], count: int, books: int | None) -> list[Any]:
+    """The first `count` values of a row: numbers, or lists of `books` numbers."""
+    numbers = [int(number) for number in line[: count * (books or 1)]]
+    return numbers if books is None else [numbers[i : i + books] for i in range(0, len(numbers), books)]

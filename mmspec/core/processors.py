@@ -23,16 +23,32 @@ class History:
 
     def seen(self, size: int) -> Tensor:
         """[B, N, V] bool: does the value occur on the node's path?"""
-        counts = torch.zeros(*self.visible.shape[:2], size, device=self.ids.device)
-        real = self.visible & (self.ids < size)[:, None, :]  # a prompt may hold ids that have no logit
-        index = self.ids.clamp(max=size - 1)[:, None, :].expand_as(self.visible)
-        return counts.scatter_add_(2, index, real.float()) > 0
+        return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0
+
+    def last(self, count: int, outputs: bool = False) -> tuple[Tensor, Tensor]:
+        """The last `count` ids of every node's path in order [B, N, W], W <= `count`, and which of them are real [B, N, W] bool.
+
+        Where a path is shorter the first ones are missing. With `outputs` the prompt is left out: as a node is on its own path, the
+        last `position` ids there are its outputs. A path's ids stand in the order of their slots, drafted ones included.
+        """
+        slots = torch.arange(self.ids.shape[1], device=self.ids.device)
+        found = torch.where(self.visible, slots, -1).topk(min(count, len(slots)), -1).values.flip(-1)
+        real = found >= 0
+        if outputs:
+            real = real & (torch.arange(found.shape[-1], 0, -1, device=found.device) <= self.position[..., None])
+        return self.ids[:, None, :].expand_as(self.visible).gather(2, found.clamp_min(0)), real
 
     def paths(self) -> Iterator[tuple[int, int, Tensor]]:
         """Every (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
         for row in range(self.visible.shape[0]):
             for node in range(self.visible.shape[1]):
                 yield row, node, self.ids[row][self.visible[row, node]]
+
+
+def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
+    """[B, N, V] how often each value stands among the `real` ones of `ids` [B, N, W]."""
+    real = real & (ids < size)  # a prompt may hold ids that have no logit
+    return torch.zeros(*ids.shape[:2], size, device=ids.device).scatter_add_(2, ids.clamp(max=size - 1), real.float())
 
 
 class Processor(Protocol):
@@ -117,6 +133,12 @@ class MinP:
         return ban(scores, probs < per_row(self.p, scores) * probs.amax(-1, keepdim=True))
 
 
+def penalised(scores: Tensor, penalty: float | Sequence[float], values: Tensor) -> Tensor:
+    """CTRL's penalty (Keskar et al. 2019) on `values` [B, N, V] bool: divide what is positive, multiply what is negative."""
+    strength = per_row(penalty, scores)
+    return torch.where(values, torch.where(scores < 0, scores * strength, scores / strength), scores)
+
+
 @dataclass(frozen=True)
 class RepetitionPenalty:
     """CTRL's penalty on every value that already stands on the node's path, prompt included."""
@@ -124,9 +146,7 @@ class RepetitionPenalty:
     penalty: float | Sequence[float]
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        penalty = per_row(self.penalty, scores)
-        penalised = torch.where(scores < 0, scores * penalty, scores / penalty)
-        return torch.where(history.seen(scores.shape[-1]), penalised, scores)
+        return penalised(scores, self.penalty, history.seen(scores.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -150,6 +170,16 @@ class SuppressAt:
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         inside = (history.position >= self.start) & (history.position < self.stop)
         return ban(scores, inside[..., None] & _one_of(self.ids, scores))
+
+
+def min_length(ends: Sequence[int], least: int) -> SuppressAt:
+    """At least `least` outputs before one of `ends`: those may not be drawn at the first `least` output positions.
+
+    Before a sampler in a pipeline the masked scores are sampled; behind it, what it would give if it drew again until no end came.
+    """
+    if not least >= 0:
+        raise ValueError(f"the minimum length is {least}: give 0 or more outputs")
+    return SuppressAt(tuple(ends), 0, least)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""How a model writes speech: what every adapter states, and sound from what it writes, piece by piece.
+
+A step is what one pass of the model settles: a code (`CodecLM` and its kin) or a frame of K codes (`frames.FrameModel`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mmspec.core.hf import Family
+from mmspec.core.limits import Ending
+from mmspec.core.processors import Processor
+
+
+class SoundStream(Protocol):
+    """Sound from settled steps as they come. A piece is given out only when every step it rests on is settled: never taken back.
+
+    The pieces of one row, put together, are what `SpeechModel.sound` makes of all its steps at once.
+    """
+
+    def push(self, steps: list[Any]) -> Iterator[Tensor]:
+        """The pieces [samples] that `steps`, just settled, complete."""
+        ...
+
+    def close(self) -> Iterator[Tensor]:
+        """What is left, once no step follows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How steps are drawn. A model has settings it is meant to be drawn with; a call may change any of them."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    guidance: float | None = None  # classifier-free guidance, for models that have unconditional prompts
+    last: tuple[Processor, ...] = ()  # samplers that go behind all others, such as `core.ras.RepetitionAware`
+
+
+class SpeechModel(ABC):
+    """A text-to-speech model: `model` is the network, `rate` the samples and `pace` the steps of a second of sound."""
+
+    model: Any
+    rate: int
+    pace: float
+    voices: tuple[str, ...] = ()  # those it can be asked for; none where it has one voice only, or takes voices some other way
+    longest: int | None = None  # steps it can write
+    sampling: Sampling = Sampling()
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> Any:
+        """The prompts of a batch, as the family's target takes them. ValueError names the first text or voice it cannot say, and why."""
+        ...
+
+    @property
+    @abstractmethod
+    def family(self) -> Family:
+        """How the engine drives the network."""
+        ...
+
+    @property
+    @abstractmethod
+    def ends(self) -> Sequence[int] | Ending:
+        """The steps that end a row, or what tells them."""
+        ...
+
+    def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        """What may never be said: bans and forced codes, by position and history. They go before every sampler."""
+        return ()
+
+    @abstractmethod
+    def stream(self) -> SoundStream:
+        """Sound of one row, step by step."""
+        ...
+
+    def sound(self, steps: list[Any]) -> Tensor:
+        """The wave [samples] of a row's steps."""
+        import torch
+
+        stream = self.stream()
+        pieces = [*stream.push(steps), *stream.close()]
+        return torch.cat(pieces) if pieces else torch.zeros(0)
+
+
+def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], known: Sequence[str]) -> list[str | None]:
+    """A voice for every text. ValueError for one that is not `known`, or for other than one or one each."""
+    voices = [voice] * len(texts) if voice is None or isinstance(voice, str) else list(voice)
+    if len(voices) != len(texts):
+        raise ValueError(f"{len(voices)} voices for {len(texts)} texts: give one voice, or one a text")
+    for one in voices:
+        if one is not None and one not in known:
+            valid = f"valid: {', '.join(known)}" if known else "this model takes none, leave voice out"
+            raise ValueError(f"unknown voice {one!r}; {valid}")
+    return voices
