@@ -77,7 +77,7 @@ class Membership(Inside):
 
 def _best(p: Categorical, k: int) -> Tensor:
     """[..., V] bool: the `k` most likely values, of those that are possible."""
-    order = p.scores.sort(-1, descending=True, stable=True).indices
+    order = torch.argsort(p.scores, dim=-1, descending=True, stable=True)
     first = torch.arange(order.shape[-1], device=order.device) < k
     return torch.zeros_like(p.scores, dtype=torch.bool).scatter_(-1, order, first.expand_as(order)) & (p.scores > -torch.inf)
 

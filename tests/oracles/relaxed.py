@@ -162,3 +162,24 @@ def finished(draft: Draft, row: int) -> Draft:
     parents = draft.parents.clone()
     parents[row] = PAD
     return replace(draft, parents=parents)
+
+
+# --- many rows of one guess -------------------------------------------------------------------------------------------
+
+
+def settled(rule, p: Tensor, q: Tensor, *, rows: int = 1_000_000, point: bool = False, most: int = 50_000) -> tuple[Tensor, float]:
+    """The first value of `rows` independent rounds of one guess from `q` [V] judged by `p` [V], and the mean drift.
+
+    With `point` no law is on record, and the guess is q's most likely value.
+    """
+    values, drift = [], 0.0
+    for first in range(0, rows, most):
+        count = min(most, rows - first)
+        noise, start = Noise.from_seed(first, count), torch.zeros(count, dtype=torch.long)
+        law = Categorical(q.log().expand(count, 1, -1))
+        x = law.mode() if point else law.sample(noise.guess(start[:, None], start))
+        draft = Draft.root(start, start).extend_chain(x, torch.ones_like(start), None if point else law)
+        verdict = rule(draft, Scored(Categorical(p.log().expand(count, 2, -1))), noise)
+        values.append(verdict.values[:, 0])
+        drift += 0.0 if verdict.drift is None else verdict.drift.sum().item()
+    return torch.cat(values), drift / rows

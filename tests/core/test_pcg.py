@@ -1,0 +1,284 @@
+"""Coarse-grained acceptance: the group has the target's law, the token the closed form, and the meter is the distance between."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmspec.core.accept import GROUP_EXACT, LAW_EXACT, LOSSY, Block, Token
+from mmspec.core.groups import Groups
+from mmspec.core.laws import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.pcg import PCG, pcg_tree
+from mmspec.core.records import Scored
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.trees import StaticTree, Template
+from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, many, path_drift, same, settled, spread, window
+from tests.oracles.statistics import FAIL, PASS, chi_square
+from tests.oracles.tables import exact_error, first_value_law, pair, round_outcomes
+
+SIZE = 20
+POINTS = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
+GROUPS = {
+    "cosine": Groups.by_cosine(POINTS, 0.4, (SIZE - 1,)),
+    "distance": Groups.by_distance(POINTS, 1.5),
+    "nearest": Groups.nearest(POINTS, 3),  # not symmetric
+    "partition": Groups.partition(torch.arange(SIZE) % 6),
+}
+THREE = Groups.by_distance(torch.tensor([[0.0], [0.6], [1.1]]), 0.7)  # 0-1, 1-2: they overlap
+APART = Groups.partition(torch.tensor([0, 1, 0]))
+
+
+def shares(groups: Groups) -> torch.Tensor:
+    """w(k, t), [K, V]."""
+    inside = groups.members.to_dense().double()
+    return inside / inside.sum(0)
+
+
+def by_hand(groups: Groups, p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The published procedure, group by group: mass [K, V] of (group, token) accepted, and replaced."""
+    w = shares(groups)
+    coarse_p, coarse_q = w @ p, w @ q
+    taken = torch.where(coarse_q > 0, torch.minimum(coarse_p, coarse_q) / coarse_q.clamp_min(1e-300), 0)
+    rest = torch.where(coarse_p > 0, (coarse_p - coarse_q).clamp(min=0) / coarse_p.clamp_min(1e-300), 0)
+    return taken[:, None] * w * q, rest[:, None] * w * p
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_groups_law_is_the_targets_and_the_tokens_the_closed_form(name):
+    groups, most = GROUPS[name], 0.0
+    for p, q in many(SIZE, 4):
+        accepted, replaced = by_hand(groups, p, q)
+        assert ((accepted + replaced).sum(1) - shares(groups) @ p).abs().max() < TINY
+        law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
+        assert (law - (accepted + replaced).sum(0)).abs().max() < TINY
+        cost = PCG(groups).excess(spread(p), spread(q), torch.arange(SIZE))
+        assert (cost - distance(law, p)).abs().max() < TINY
+        most = max(most, distance(law, p))
+    assert most > 0.1
+
+
+def test_groups_that_do_not_overlap_keep_their_law_among_the_tokens():
+    """Then a token's group can be read off, and it is the target's, exactly."""
+    groups = GROUPS["partition"]
+    for p, q in many(SIZE, 4):
+        law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
+        assert (groups.coarse(law) - groups.coarse(p)).abs().max() < TINY
+
+
+@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("groups", [THREE, APART], ids=["overlapping", "apart"])
+def test_the_code_that_runs_emits_it(draw, groups):
+    for seed in range(4):
+        target, drafter = pair(3, 3, seed, zeros=0.2)
+        p, q = target.table.probs[1], drafter.table.probs[1]
+        q = q if draw is sampled else torch.nn.functional.one_hot(q.argmax(), 3).double()
+        outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), PCG(groups), most=2, length=1)
+        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), PCG(groups))
+        assert (law - torch.stack(by_hand(groups, p, q)).sum((0, 1))).abs().max() < TINY
+        drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
+        assert drift == pytest.approx(distance(law, p), abs=TINY)
+
+
+def test_the_published_loop_gives_the_same_law():
+    """Groups drawn, replacements thinned until one stays: 1e6 draws of the procedure against the law without any of that."""
+    p, q = families(SIZE, 2)["broad"]
+    groups, rows, g = GROUPS["cosine"], 1_000_000, torch.Generator().manual_seed(0)
+    w = shares(groups)
+    coarse_p, coarse_q = w @ p, w @ q
+
+    def some(law: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens, and one of each token's groups."""
+        tokens = torch.multinomial(law, count, True, generator=g)
+        group = torch.empty_like(tokens)
+        for token in range(SIZE):
+            here = (tokens == token).nonzero()[:, 0]
+            if len(here):
+                group[here] = torch.multinomial(w[:, token], len(here), True, generator=g)
+        return tokens, group
+
+    tokens, group = some(q, rows)
+    waiting = (torch.rand(rows, dtype=torch.float64, generator=g) >= (coarse_p / coarse_q)[group]).nonzero()[:, 0]
+    while len(waiting):
+        again, groups_again = some(p, len(waiting))
+        stays = torch.rand(len(waiting), dtype=torch.float64, generator=g) < (1 - coarse_q / coarse_p)[groups_again]
+        tokens[waiting[stays]], group[waiting[stays]] = again[stays], groups_again[stays]
+        waiting = waiting[~stays]
+    law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
+    assert chi_square(tokens, law) > PASS
+    assert chi_square(tokens, p) < FAIL
+    assert chi_square(group, coarse_p) > PASS
+    assert chi_square(group, coarse_q) < FAIL
+
+
+@pytest.mark.parametrize("groups", [THREE, Groups.partition(torch.arange(5) // 2)], ids=["overlapping", "apart"])
+def test_a_million_draws(groups):
+    p, q = families(groups.values, 1)["broad"]
+    values, drift = settled(PCG(groups), p, q)
+    law = torch.stack(by_hand(groups, p, q)).sum((0, 1))
+    assert chi_square(values, law) > PASS
+    assert chi_square(values, 0.85 * law + 0.15 * p) < FAIL
+    assert drift == pytest.approx(distance(law, p), abs=1e-6)
+
+
+def test_the_meter_over_several_positions():
+    target, drafter = pair(3, 6, 17, zeros=0.0)
+    truth = path_drift(PCG(THREE), target.table.probs, drafter.table.probs, 3, 3)
+    outcomes = round_outcomes(target, ModelDrafter(drafter), PCG(THREE), most=4, length=3)
+    assert truth > SEEN
+    assert (outcomes.weights * outcomes.extra["drift"]).sum().item() == pytest.approx(truth, abs=TINY)
+
+
+# --- a member drawn by the target -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_member_drawn_by_the_target_keeps_its_law_and_costs_acceptance(name):
+    rule, less = PCG(GROUPS[name], "target"), 0.0
+    for p, q in many(SIZE, 4):
+        law = rule.output_law(Categorical.of(p), Categorical.of(q)).probs()
+        assert (law - p).abs().max() < TINY
+        chance = (q * rule.accept_prob(spread(p), spread(q), torch.arange(SIZE)).nan_to_num())[q > 0].sum().item()
+        assert chance <= torch.minimum(p, q).sum().item() + TINY
+        less = max(less, torch.minimum(p, q).sum().item() - chance)
+    assert less > 0.1
+    assert rule.exactness == LAW_EXACT
+
+
+def test_with_it_whole_runs_have_the_targets_law():
+    target, drafter = pair(3, 6, 1, zeros=0.2)
+    assert exact_error(target, ModelDrafter(drafter), PCG(THREE, "target"), most=3, length=2) < TINY
+    assert exact_error(target, ModelDrafter(drafter), PCG(THREE), most=3, length=2) > SEEN
+
+
+# --- mutants ----------------------------------------------------------------------------------------------------------
+
+
+class NotThinned(PCG):
+    """After a rejection, draw from p."""
+
+    def replacement(self, p, q, x):
+        return p
+
+
+class OrdinaryResidual(PCG):
+    """After a rejection, draw from norm((p - q)+)."""
+
+    def replacement(self, p, q, x):
+        return p.residual(q, x)
+
+
+class WholeMass(PCG):
+    """Overlapping groups that each count a token's whole mass: P(k) is no law then."""
+
+    def _chances(self, probs, drawn):
+        inside = self.groups.members.to_dense().double()
+        p, q = probs @ inside.T, drawn @ inside.T
+        return self.groups.mean(torch.where(p < q, p / q, 1))
+
+
+@pytest.mark.parametrize("mutant", [NotThinned, OrdinaryResidual, WholeMass])
+def test_planted_faults_leave_the_closed_form(mutant):
+    def worst(kind):
+        errors = []
+        for p, q in many(SIZE, 2):
+            law = kind(GROUPS["cosine"]).output_law(Categorical.of(p), Categorical.of(q)).probs()
+            errors.append(distance(law, torch.stack(by_hand(GROUPS["cosine"], p, q)).sum((0, 1))))
+        return max(errors)
+
+    assert worst(PCG) < TINY
+    assert worst(mutant) > SEEN
+
+
+# --- identities and edges ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["drawn", "uniform", "point"])
+def test_without_a_shared_group_it_is_the_token_rule_bit_for_bit(kind):
+    draft, scored, noise = window(32, 6, 200, kind)
+    draft = finished(draft, 5)
+    exact, points = Token()(draft, scored, noise), torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    single, shared = Groups.by_cosine(points, 1.01), Groups.by_cosine(points, 0.2)
+    for rule in (PCG(single), PCG(single, "target"), PCG(shared, budget=0)):
+        verdict = rule(draft, scored, noise)
+        assert same(verdict, exact)
+        assert (verdict.drift == 0).all()
+    assert PCG(single).exactness == LAW_EXACT
+    verdict = PCG(shared)(draft, scored, noise)
+    assert PCG(shared).exactness == GROUP_EXACT == "group-exact"
+    assert not same(verdict, exact)
+    assert verdict.drift.isfinite().all()
+    assert verdict.accepted.sum() > exact.accepted.sum()
+
+
+def test_one_group_of_all_is_the_drafters_law():
+    p, q = families(SIZE)["broad"]
+    everything = PCG(Groups.partition(torch.zeros(SIZE, dtype=torch.long)))
+    assert distance(everything.output_law(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
+
+
+def test_one_value_is_no_choice():
+    one = torch.ones(1, dtype=torch.float64)
+    values, drift = settled(PCG(Groups.partition(torch.zeros(1, dtype=torch.long))), one, one, rows=10)
+    assert (values == 0).all()
+    assert drift == 0
+
+
+def test_a_guess_ruled_out_by_its_group_is_never_kept():
+    p, q = families(SIZE)["top-k disjoint"]
+    groups = Groups.partition((q > 0).long())  # drafter and target on different groups
+    law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
+    assert distance(law, p) < TINY
+
+
+@pytest.mark.parametrize("shape", [StaticTree(Template.branching((2, 1))), StaticTree(Template.branching((3,)), top)], ids=["drawn", "top"])
+@pytest.mark.parametrize("groups", [THREE, APART], ids=["overlapping", "apart"])
+def test_in_trees_the_drift_is_a_bound_and_groups_apart_keep_their_law(shape, groups):
+    most = 0.0
+    for seed in range(4):
+        target, drafter = pair(3, 4, seed, zeros=0.2)
+        outcomes = round_outcomes(target, ModelDrafter(drafter, shape), pcg_tree(groups), most=3, length=2)
+        law, p = outcomes.law(outcomes.values[:, 0], 3), target.table.probs[1]
+        drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
+        assert drift >= distance(law, p) - TINY
+        if groups is APART:
+            assert (groups.coarse(law) - groups.coarse(p)).abs().max() < TINY
+        most = max(most, distance(law, p))
+    assert most > SEEN
+    assert pcg_tree(groups).exactness == LOSSY
+
+
+def test_chains_only():
+    target, drafter = pair(3, 4, 1)
+    shape = StaticTree(Template.branching((2,)))
+    with pytest.raises(ValueError, match="judges chains, but this draft branches"):
+        first_value_law(target, ModelDrafter(drafter, shape), PCG(THREE))
+
+
+def test_it_accepts_more_than_exact_rules_do():
+    draft, scored, noise = window(64, 8, 400)
+    shared = Groups.by_cosine(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)), 0.3)
+    accepted = [rule(draft, scored, noise).accepted.sum().item() for rule in (Token(), Block(), PCG(shared))]
+    assert accepted[2] > 1.2 * max(accepted[:2])
+
+
+def test_rows_do_not_depend_on_their_batch():
+    draft, scored, _ = window(32, 6, 8)
+    rule = PCG(Groups.by_cosine(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), 0.2))
+    whole = rule(draft, scored, Noise.from_seed(0, 8))
+    for row in range(8):
+        own, q = slice(row, row + 1), Categorical(draft.q.scores[row : row + 1])
+        alone = replace(draft, nodes=draft.nodes[own], parents=draft.parents[own], start=draft.start[own], q=q)
+        verdict = rule(alone, Scored(Categorical(scored.p.scores[own])), Noise.from_seed(row, 1))
+        assert torch.equal(verdict.values, whole.values[own])
+        assert torch.equal(verdict.drift, whole.drift[own])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(lambda: PCG(THREE, "both"), "member is 'both'"), (lambda: PCG(THREE, budget=-1), "budget is -1")]
+)
+def test_bad_knobs_are_refused_in_one_line(make, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
