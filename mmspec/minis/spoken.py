@@ -92,6 +92,23 @@ def numbers(found: list[Clip], count: int, seed: int, longest: int = 6) -> list[
     return made
 
 
+def all_words() -> tuple[str, ...]:
+    """Every word that occurs, sorted."""
+    lists = (
+        _COLOURS,
+        _THINGS,
+        _DOES,
+        _WHERE,
+        _ASKED,
+        _OBJECTS,
+        _WHEN,
+        DIGITS,
+        [f"{thing}s" for thing in _THINGS],
+        ["the please there are"],
+    )
+    return tuple(sorted({word for each in lists for phrase in each for word in phrase.split()}))
+
+
 def sentence(pick: random.Random) -> str:
     """One of some 30,000 short sentences; three in ten are numbers."""
     kind = pick.random()
