@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Books:
     def of_sizes(start: int, sizes: Sequence[int], ends: Sequence[int] = ()) -> "Books":
         """Books of `sizes` ids that stand one behind the other from id `start` on."""
         edges = [start + sum(sizes[:book]) for book in range(len(sizes) + 1)]
-        return Books(tuple(zip(edges[:-1], edges[1:], strict=True)), tuple(ends))
+        return Books(tuple(pairwise(edges)), tuple(ends))
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         allowed = _allowed(self, scores.shape[-1], scores.device)

@@ -20,6 +20,7 @@ from mmspec.core.processors import History, Pipeline, Processor, TopK, TopP, ban
 
 NUCLEUS = Pipeline((TopP(0.8), TopK(25)))
 """CosyVoice's: a nucleus of the whole law, of which no more than 25 values."""
+PLAIN = Pipeline()
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class RepetitionAware:
     """
 
     usual: Processor = NUCLEUS
-    again: Processor = Pipeline()
+    again: Processor = PLAIN
     window: int = 10
     limit: int = 1
     exclude: tuple[int, ...] = ()
@@ -87,7 +88,7 @@ def repetition_aware(
     top_p: float = 0.8,
     exclude: tuple[int, ...] = (),
     count: Literal["tokens", "runs"] = "tokens",
-    fallback: Processor | None = None,
+    fallback: Processor = PLAIN,
     strike: bool = False,
 ) -> RepetitionAware:
     """By the usual numbers: repeated is what makes up `ratio` of the window or more, or stands there `limit` times if that is given.
@@ -99,12 +100,12 @@ def repetition_aware(
             raise ValueError(f"ratio is {ratio}: the share of the window is above 0 and at most 1; or give limit, a count")
         limit = math.ceil(ratio * window)  # the least count that is >= ratio * window
     nucleus = pipeline(temperature=temperature, top_p=top_p).steps + pipeline(top_k=top_k).steps
-    return RepetitionAware(Pipeline(nucleus), fallback or Pipeline(), window, limit, exclude, count, strike)
+    return RepetitionAware(Pipeline(nucleus), fallback, window, limit, exclude, count, strike)
 
 
 def higgs(window: int, limit: int, exclude: tuple[int, ...], usual: Pipeline) -> RepetitionAware:
     """Higgs Audio's: drawn again from the softmax of the raw scores, temperature and truncation left out; ends are in `exclude`."""
-    return RepetitionAware(usual, Pipeline(), window, limit, exclude)
+    return RepetitionAware(usual, PLAIN, window, limit, exclude)
 
 
 def fish(usual: Pipeline, exclude: tuple[int, ...], top_k: int = 30) -> RepetitionAware:
