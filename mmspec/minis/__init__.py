@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 HOME = Path(__file__).parent
-NAMES = ("text", "vision", "vision-fashion", "recsys")
+NAMES = ("text", "vision", "vision-fashion", "speech", "recsys")
 """vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card."""
 
 
@@ -37,6 +37,8 @@ def load(name: str) -> Mini:
         return load_text(HOME / "text")
     if name == "recsys":
         return load_recsys(HOME / "recsys")
+    if name == "speech":
+        return load_speech(HOME / "speech")
     return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
 
 
@@ -64,6 +66,13 @@ def load_vision(folder: Path, part: str) -> Mini:
     from mmspec.minis.images import load_images
 
     return Mini(**load_images(folder / part), card=(folder / "card.md").read_text(encoding="utf-8"))
+
+
+def load_speech(folder: Path) -> Mini:
+    """The mini that speaks in `folder`. FileNotFoundError when it is not there."""
+    from mmspec.minis.utterances import load_utterances
+
+    return Mini(**load_utterances(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_recsys(folder: Path) -> Mini:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from mmspec.core.families import family_of, positions_of
@@ -91,6 +92,11 @@ class CodecLM(SpeechModel):
     def longest(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         positions = positions_of(self.model)
         return None if positions is None else positions - (self.letters.longest or 0)
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids of codes 0, 1, ... [V]: where rules that know codes find them."""
+        return torch.arange(self.first, self.first + self.codes)
 
     def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
         return {key: value.to(self.model.device) for key, value in self.letters(texts, voices).items()}

@@ -1,0 +1,133 @@
+"""Train a drafter for mini speech on what its target says: a small language model, or heads that read the target (VADUSA's are medusa).
+
+    python speech/train_drafter.py medusa        (10 minutes on one CPU core)
+    python speech/train_drafter.py model         (10 minutes)
+    python speech/train_drafter.py medusa --joint --out build/speech/joint    (the target learns to foretell, too: another target)
+
+Three stages, each resumed where it was stopped (delete --work to start again): the target says numbers and sentences under the settings
+it is drawn with, its hidden states there are recorded once, and the drafter learns the target's laws on them.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mmspec.drafters.checkpoint import save_drafter
+from mmspec.drafters.nets import NETS, new_net
+from mmspec.minis import spoken
+from mmspec.minis.utterances import speaker
+from mmspec.speech import synthesize
+from mmspec.train import Fit, fit
+from mmspec.train.lessons import Aim, Joint, Lesson, acceptance_text
+from mmspec.train.record import record
+
+
+def requests(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """Texts and voices: numbers for the speakers, sentences for the synthesiser's voices."""
+    pick = random.Random(seed)
+    asked = []
+    for turn in range(count):
+        digits = [pick.randrange(10) for _ in range(pick.randint(1, 6))]
+        sentence = spoken.sentence(pick), pick.choice(tuple(spoken.MADE))
+        asked.append(sentence if turn % 2 else (spoken.words(digits), pick.choice(spoken.SPEAKERS)))
+    return asked
+
+
+def own_words(target, count: int, width: int, kept: Path, seconds: float | None = None) -> tuple[Tensor, Tensor]:
+    """Windows [N, W] of prompt and codes that the target wrote, and which are its own; made once, a file a chunk."""
+    pieces, asked, rows = [], requests(count), 64
+    kept.mkdir(parents=True, exist_ok=True)
+    for first in range(0, count, rows):
+        path = kept / f"own-{first}.pt"
+        if not path.exists():
+            texts, voices = zip(*asked[first : first + rows], strict=True)
+            out = synthesize(target, texts, voice=voices, seed=10_000 + first, max_seconds=seconds)
+            ids, own = torch.zeros(len(texts), width, dtype=torch.long), torch.zeros(len(texts), width, dtype=torch.bool)
+            prompts = target.encode(texts, voices)
+            for row, size in enumerate(out.lengths.tolist()):
+                prompt = prompts["input_ids"][row][prompts["attention_mask"][row].bool()]
+                line = torch.cat([prompt, out.tokens[row, :size]])[:width]
+                ids[row, : len(line)], own[row, len(prompt) : len(line)] = line, True
+            torch.save((ids, own), path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").rename(path)
+            print(f"said {first + len(texts)} of {count}", flush=True)
+        pieces.append(torch.load(path))
+    return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))  # pyright: ignore[reportReturnType]
+
+
+def laws_apart(drafter: nn.Module, target: nn.Module, ids: Tensor, own: Tensor) -> Tensor:
+    """Mean KL(target, drafter) over the target's own values."""
+    with torch.no_grad():
+        goal = target(input_ids=ids).logits[:, :-1].log_softmax(-1)
+    told = drafter(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
+    apart = F.kl_div(told, goal, reduction="none", log_target=True).sum(-1)
+    return (apart * own[:, 1:]).sum() / own[:, 1:].sum()
+
+
+def small(target: nn.Module, layers: int, width: int) -> nn.Module:
+    """An untrained model over the target's ids."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    names = ("vocab_size", "max_position_embeddings", "eos_token_id", "pad_token_id", "bos_token_id")
+    kept: dict = {name: getattr(target.config, name) for name in names}
+    return LlamaForCausalLM(LlamaConfig(hidden_size=width, num_hidden_layers=layers, intermediate_size=2 * width, **heads, **kept))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", default="medusa", choices=["model", *sorted(NETS)])
+    parser.add_argument("--mini", type=Path, default=Path("mmspec/minis/speech"), help="the folder of the target")
+    parser.add_argument("--work", type=Path, default=Path("build/speech"))
+    parser.add_argument("--out", type=Path, help="default: WORK/KIND")
+    parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')
+    parser.add_argument("--count", type=int, default=3200, help="utterances the target says")
+    parser.add_argument("--window", type=int, default=288, help="ids of an utterance, prompt included; what is longer is cut")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--joint", action="store_true", help="train the target as well (Medusa-2, VADUSA): its law changes")
+    parser.add_argument("--smoke", action="store_true", help="a few short utterances, two steps")
+    args = parser.parse_args()
+    seconds = None
+    if args.smoke:
+        args.count, args.window, args.steps, args.rows, seconds = 8, 64, 2, 2, 0.4
+    torch.manual_seed(0)
+    said = speaker(args.mini)
+    target = said.model.requires_grad_(args.joint)
+    ids, own = own_words(said, args.count, args.window, args.work / "own", seconds)
+    held, out = max(args.rows, args.count // 16), args.out or args.work / args.kind
+
+    def drawn(turn: int, size: int) -> Tensor:
+        return torch.randint(held, size, (args.rows,), generator=torch.Generator().manual_seed(turn))
+
+    plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=250, rates={"target.": 0.25} if args.joint else {})
+    path = args.work / f"drafter-{args.kind}{'-joint' if args.joint else ''}.pt"
+    if args.kind == "model":
+        drafter = small(target, 1, 96)
+        fit(drafter, lambda m, turn: laws_apart(m, target, *(x[drawn(turn, len(ids))] for x in (ids, own))), plan, path, title="model")
+        print(json.dumps({"nats apart, held out": laws_apart(drafter, target, ids[:held], own[:held]).item()}))
+        return drafter.half().save_pretrained(out)
+    net = new_net(args.kind, target, args.options)
+    aim = Aim(depth=getattr(net, "most", None) or 4)
+    if args.joint:
+        joint = Joint(net, target, Aim(depth=aim.depth, laws={"ce": 1.0}, summed=True), own_only=True)
+        warm = args.steps // 10
+        fit(joint, lambda m, turn: m(*(x[drawn(turn, len(ids))] for x in (ids, own)), frozen=turn < warm), plan, path, title="joint")
+        target.half().save_pretrained(out / "target")
+        target.float()
+    states = args.work / f"states-{'-'.join(map(str, net.reads))}{'-joint' if args.joint else ''}"
+    data = record(target, ids, own, net.reads, states)
+    lesson = Lesson(net, target, aim)
+    if not args.joint:
+        fit(lesson, lambda m, turn: m(data.draw(turn, args.rows, held)), plan, path, title=args.kind)
+    print(f"held-out acceptance {acceptance_text(lesson.acceptance(data.window(range(held))))}")
+    save_drafter(net, out, torch.float16)
+
+
+if __name__ == "__main__":
+    main()
