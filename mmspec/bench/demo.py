@@ -9,7 +9,12 @@ from mmspec.bench.provenance import provenance
 from mmspec.bench.report import cards, page
 from mmspec.text.pairs import device_of
 
-SECTIONS = {"text": "mmspec.bench.demo_text", "vision": "mmspec.bench.demo_vision", "recsys": "mmspec.bench.demo_recsys"}
+SECTIONS = {
+    "text": "mmspec.bench.demo_text",
+    "vision": "mmspec.bench.demo_vision",
+    "speech": "mmspec.bench.demo_speech",
+    "recsys": "mmspec.bench.demo_recsys",
+}
 """Each module has `there()`, whether its mini ships, `work(request)`, how many runs it will make, and `section(request)`."""
 
 

@@ -55,6 +55,7 @@ _COLUMNS = {
     "per call": ("tokens_per_call", ".2f"),
     "kept": ("acceptance", ".0%"),
     "tok/s": ("tokens_per_second", ".0f"),
+    "rtf": ("real_time_factor", ".2f"),
     "x plain": ("times_plain", ".2f"),
     "x generate": ("times_generate", ".2f"),
     "exactness": ("exactness", ""),
@@ -71,6 +72,6 @@ def _table(section: Any) -> Table:
         table.add_column(name, justify="left" if name in ("way", "exactness") else "right", no_wrap=True)
     for row in section.rows:
         cells = ["" if row.get(key) is None else format(row[key], form) for key, form in columns.values()]
-        same = row.get("same_text") or row.get("same_pictures") or row.get("same_items")
+        same = row.get("same_text") or row.get("same_pictures") or row.get("same_sounds") or row.get("same_items")
         table.add_row(row["way"], *cells, "" if same is None else f"{same['same']}/{same['of']}")
     return table
