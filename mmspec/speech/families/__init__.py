@@ -1,0 +1,36 @@
+"""One adapter per model class. `speech_model` finds the one for a model."""
+
+from importlib import import_module
+from typing import Any
+
+from mmspec.speech.family import SpeechModel
+
+ADAPTERS = {
+    "CsmForConditionalGeneration": "mmspec.speech.families.csm:CsmModel",
+}
+
+REFUSED = {
+    "MoshiForConditionalGeneration": "mmspec.speech.families.moshi:REASON",
+}
+"""Classes that write speech and cannot be driven, and why not."""
+
+
+def speech_model(model: Any, *args: Any, **options: Any) -> SpeechModel:
+    """`model` itself if it is a `SpeechModel`, else the adapter of its class; `args` and `options` are that adapter's.
+
+    ValueError for classes that are unknown, or known and refused.
+    """
+    if isinstance(model, SpeechModel):
+        return model
+    name = type(model).__name__
+    if name in REFUSED:
+        raise ValueError(f"{name} cannot be sped up: {_named(REFUSED[name])}")
+    if name not in ADAPTERS:
+        known = ", ".join(ADAPTERS)
+        raise ValueError(f"{name} is no speech model mmspec knows; known: {known}; or pass your own mmspec.speech.family.SpeechModel")
+    return _named(ADAPTERS[name])(model, *args, **options)
+
+
+def _named(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
