@@ -71,7 +71,7 @@ class AudioLLM(DecoderOnly):
 
     def _listen(self, model: Any, inputs: Mapping[str, Any]) -> Heard:
         ids, mask = text_prompt(inputs)
-        self._check(model, inputs, ids)
+        self._check(model, inputs, bool(((ids == self.placeholder) & mask).any()))
         known = signature(model.forward).parameters
         embeds = _at_the_door(model, {key: value for key, value in inputs.items() if key in known})
         if embeds.shape[1] != ids.shape[1]:
@@ -82,8 +82,8 @@ class AudioLLM(DecoderOnly):
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # packed as a session packs ids
         return Heard(embeds.gather(1, order[..., None].expand_as(embeds)), mask.sum(1))
 
-    def _check(self, model: Any, inputs: Mapping[str, Any], ids: Tensor) -> None:
-        name, marked, known = type(model).__name__, bool((ids == self.placeholder).any()), signature(model.forward).parameters
+    def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
+        name, known = type(model).__name__, signature(model.forward).parameters
         if marked != ("input_features" in inputs):
             why = "placeholders for sound but no input_features" if marked else "input_features but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholder}): pass what {name}'s processor returned")
