@@ -36,6 +36,7 @@ ACCEPT = {
     "membership": "mmspec.core.membership:Membership",
     "membership-tree": "mmspec.core.membership:membership_tree",
     "ratio-to-max": "mmspec.core.membership:RatioToMax",
+    "unchecked": "mmspec.core.unchecked:Unchecked",
     "cool-sd": "mmspec.core.cool:CoolSD",
     "cool-sd-tree": "mmspec.core.cool:cool_tree",
     "chow": "mmspec.core.transform:chow",

@@ -1,4 +1,4 @@
-"""Heads on the target's last hidden state: Medusa, Hydra, a recurrent head and attention among heads, through one interface.
+"""Heads on the target's last hidden state: Medusa, latent expansion, Hydra, a recurrent head and attention among heads.
 
 The state after the target's newest value is all a head reads. Level 0 stands for the guess right after the frontier. A head turns
 a node's state into a feature, and the target's own output embedding (or, for checkpoints that bring one, a head's own) into logits.
@@ -19,10 +19,12 @@ from mmspec.drafters.guided import Fresh, check_width, head_of, pick
 class Heads(nn.Module, ABC):
     """What every kind of heads offers; states are [..., S], their width the kind's own business.
 
-    `hidden` is the target's width; `heads` how many guesses ahead there is a head for.
+    `hidden` is the target's width; `heads` how many guesses ahead there is a head for. `blind` heads do not hear the guesses before
+    theirs.
     """
 
     kind: ClassVar[str]
+    blind: ClassVar[bool] = False
     reads: ClassVar[tuple[int, ...]] = (-1,)
 
     def __init__(self, hidden: int, heads: int, **rest: Any):
@@ -77,10 +79,12 @@ class Medusa(Heads):
     """One residual head for each guess ahead, blind to the guesses before it (Stern et al. 2018; Cai et al. 2024).
 
     `own_heads` of that many values gives every head an output embedding of its own, as published checkpoints have. Where those are
-    but a part of the target's `size` values, `token_map` [own_heads] holds their ids.
+    but a part of the target's `size` values, `token_map` [own_heads] holds their ids. On a codec language model these are VADUSA's
+    heads (Li et al. 2024); `layers` 0 and `own_heads` of all values are the independent projections of Raj et al. (2024).
     """
 
     kind = "medusa"
+    blind = True
     token_map: Tensor
 
     def __init__(self, hidden: int, heads: int = 4, layers: int = 1, own_heads: int = 0, size: int = 0):
@@ -113,6 +117,32 @@ class Medusa(Heads):
             raise ValueError(
                 f"tensor token_map holds ids {int(ids.min())} to {int(ids.max())}: {len(ids)} different ones of {self.size} are needed"
             )
+
+
+class Latent(Heads):
+    """Latent expansion (Raj et al. 2024, arXiv 2409.08148): head k speaks through the target's own output embedding U, as U L_k h.
+
+    Every L_k [H, H] is the identity at first: a new head says what the target's own head says. (K - 1) H^2 weights for K values a
+    call, where independent projections need (K - 1) H V.
+    """
+
+    kind = "latent"
+    blind = True
+
+    def __init__(self, hidden: int, heads: int = 4):
+        super().__init__(hidden, heads)
+        self.maps = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(heads))
+        for latent in self.maps:
+            nn.init.eye_(latent.weight)  # type: ignore[arg-type]
+
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        return hidden
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        return state
+
+    def read(self, state: Tensor, level: int) -> Tensor:
+        return self.maps[level](state)
 
 
 class Hydra(Heads):
@@ -175,6 +205,7 @@ class Amphista(Heads):
     """
 
     kind = "amphista"
+    blind = True
 
     def __init__(self, hidden: int, heads: int = 4, attention_heads: int = 4):
         super().__init__(hidden, heads, attention_heads=attention_heads)

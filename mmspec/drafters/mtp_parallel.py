@@ -2,6 +2,8 @@
 
 Head d foretells the value d + 2 places after its column from the trunk's states up to there, and knows nothing of the guesses
 between. Heads run over settled columns only, each with a cache of its own; a guess costs one look at the target's output embedding.
+
+Speech models stack them: Llasa+ (Tian et al. 2025, arXiv 2508.06262) and VocalNet (2504.04060) let each head read the one before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,22 +29,25 @@ class ParallelMTP(nn.Module):
     """`heads` layers of the family that `layer`, a transformers config with its `model_type`, stands for, on hidden state `reads`:
     by default what enters the target's last layer, as that layer is the head for the very next value.
 
-    They share one norm, in the paper the target's own, and the target's output embedding.
+    They share one norm, in the paper the target's own, and the target's output embedding. `chained` heads read what the layer before
+    them made of each column, normed and projected, in place of the trunk's state, and no value: Llasa+'s, with `reads` (-1,).
     """
 
     kind = "mtp-parallel"
+    blind = True
 
-    def __init__(self, layer: Mapping[str, Any], heads: int = 3, reads: Sequence[int] = (-2,)):
+    def __init__(self, layer: Mapping[str, Any], heads: int = 3, reads: Sequence[int] = (-2,), chained: bool = False):
         super().__init__()
         if heads < 1 or len(reads) != 1:
             raise ValueError(f"heads is {heads} and reads {list(reads)}: at least 1 head, and exactly 1 hidden state, are needed")
-        self.config = {"layer": dict(layer), "heads": heads, "reads": list(reads)}
+        self.config = {"layer": dict(layer), "heads": heads, "reads": list(reads)} | ({"chained": True} if chained else {})
         self.most, self.reads, self.blocks = heads, tuple(reads), Blocks.of(layer, heads)
         config = self.blocks.config
         self.hidden = config.hidden_size
         self.layers = nn.ModuleList(self.blocks.block(config, k) for k in range(heads))
         self.norm = self.blocks.norm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary = self.blocks.rope(config)
+        self.enter = nn.ModuleList(_entrance(self.blocks.norm, config) for _ in range(heads if chained else 0))
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
@@ -56,15 +61,22 @@ class ParallelMTP(nn.Module):
             if own is not None and type(own) is type(mine) and _shapes(own) == _shapes(mine):
                 mine.load_state_dict(own.state_dict())
 
-    def forward(self, k: int, state: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """What head `k` gives the output embedding, [B, M, H]; `mask` [B, 1, M, S] bool."""
-        rope = self.rotary(state, position_ids=positions)
-        return self.norm(
-            self.layers[k](state, attention_mask=mask, position_embeddings=rope, position_ids=positions, past_key_values=cache)
-        )
+    def forward(self, k: int, state: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
+        """What head `k` gives the output embedding, and what the next head is to read, both [B, M, H]; `mask` [B, 1, M, S] bool."""
+        rope, entering = self.rotary(state, position_ids=positions), self.enter[k](state) if len(self.enter) else state
+        out = self.layers[k](entering, attention_mask=mask, position_embeddings=rope, position_ids=positions, past_key_values=cache)
+        return self.norm(out), out if len(self.enter) else state
 
     def guide(self, session: HFSession) -> "ParallelGuide":
         return ParallelGuide(self, session)
+
+
+def _entrance(norm: type[nn.Module], config: Any) -> nn.Sequential:
+    """Norm and projection, which is the identity at first."""
+    linear = nn.Linear(config.hidden_size, config.hidden_size)
+    nn.init.eye_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(norm(config.hidden_size, eps=config.rms_norm_eps), linear)
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:
@@ -89,7 +101,10 @@ class Side:
         self, model: ParallelMTP, layout: Layout, cache: SlotCache, state: Trunk, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         see = partial(model.blocks.visible, visible=layout.visible, positions=layout.positions, slot_positions=layout.slot_positions)
-        found = [model(k, state.going_in, layout.positions, see(k)[:, None], cache) for k in range(model.most)]
+        going_in, found = state.going_in, []
+        for k in range(model.most):
+            out, going_in = model(k, going_in, layout.positions, see(k)[:, None], cache)
+            found.append(out)
         state.newest = [out[:, -1:] for out in found]
         return self.head(found[0][:, -keep:]), None
 

@@ -9,14 +9,15 @@ from mmspec.drafters.adapter import Adapter
 from mmspec.drafters.ctc import CTC
 from mmspec.drafters.feature import Eagle1, Eagle3
 from mmspec.drafters.glide import Glide
-from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
+from mmspec.drafters.heads import Amphista, Hydra, Latent, Medusa, Recurrent
 from mmspec.drafters.mask_tokens import MaskTokens
 from mmspec.drafters.mtp import ChainedMTP
 from mmspec.drafters.mtp_parallel import ParallelMTP
 from mmspec.drafters.recurrent_head import RecurrentHead
 
 NETS: dict[str, type[nn.Module]] = {
-    net.kind: net for net in (Medusa, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, Glide, CTC, MaskTokens)
+    net.kind: net
+    for net in (Medusa, Latent, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, Glide, CTC, MaskTokens)
 }
 BEAM_NETS: dict[str, type[nn.Module]] = {RecurrentHead.kind: RecurrentHead}
 """Those that draft item paths for a beam search, and no text."""

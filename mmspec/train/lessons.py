@@ -84,12 +84,17 @@ def _(net: FeatureNet, window: Window, embed: Any, head: Any, depth: int) -> Ite
 @dataclass(frozen=True, kw_only=True)
 class Aim:
     """What a lesson optimises: a mixture of losses by name, levels falling in weight by `decay`, and how much of the loss is
-    SmoothL1 between the net's states and the target's (EAGLE-1; nets that predict no states have none)."""
+    SmoothL1 between the net's states and the target's (EAGLE-1; nets that predict no states have none).
+
+    The loss is the weighted mean over levels. `summed` gives level k = 1, 2, ... the weight decay ** k instead, as Medusa and VADUSA
+    have it: beside a target's own loss the scale matters.
+    """
 
     depth: int = 4
     laws: dict[str, float] = field(default_factory=lambda: {"kl": 1.0})
     decay: float = 0.8
     states: float = 0.0
+    summed: bool = False
 
     def __post_init__(self):
         if self.depth < 1:
@@ -119,7 +124,7 @@ class Lesson(nn.Module):
                 gap = nn.functional.smooth_l1_loss(level.state, goal, reduction="none").mean(-1)
                 value_loss = value_loss + self.aim.states * _mean(gap, counted)
             loss, total = loss + weight * value_loss, total + weight
-        return loss / total
+        return self.aim.decay * loss if self.aim.summed else loss / total
 
     @torch.no_grad()
     def acceptance(self, window: Window) -> list[tuple[float, float]]:
@@ -172,18 +177,28 @@ class Joint(nn.Module):
     """The target and its drafter trained together (Medusa-2; VADUSA's joint mode): next-value loss plus `weight` of the lesson's.
 
     The target's hidden states are made anew, with gradients, so that it learns to foretell. Its law changes: what is exact afterwards
-    is decoding with the new target. Start from heads trained alone, and give them a higher rate than the target (`Fit.rates`).
+    is decoding with the new target. Start with the target `frozen`, for the first steps are hard on it, and give the heads a higher
+    rate (`Fit.rates`). Windows are packed to the left: what a window does not fill stands behind it.
+
+    With `own_only` the next-value loss counts `own` values alone, as the lesson always does: in text-to-speech the audio codes, not
+    the text before them and not what fills a window up.
     """
 
-    def __init__(self, net: nn.Module, target: nn.Module, aim: Aim, weight: float = 0.2):
+    def __init__(self, net: nn.Module, target: nn.Module, aim: Aim, weight: float = 0.2, own_only: bool = False):
         super().__init__()
-        self.lesson, self.target, self.weight = Lesson(net, target, aim), target, weight
+        self.lesson, self.target, self.weight, self.own_only = Lesson(net, target, aim), target, weight, own_only
+        self._trained = [parameter for parameter in target.parameters() if parameter.requires_grad]
 
-    def forward(self, ids: Tensor, own: Tensor) -> Tensor:
-        out = self.target(ids, labels=ids, output_hidden_states=True)
+    def forward(self, ids: Tensor, own: Tensor, frozen: bool = False) -> Tensor:
+        """The loss over windows `ids` [B, W] of which `own` [B, W] are lessons; while `frozen` it is the heads' alone."""
+        for parameter in self._trained:
+            parameter.requires_grad_(not frozen)
         net: Any = self.lesson.net
+        labels = None if frozen else ids.masked_fill(~own, -100) if self.own_only else ids
+        out = self.target(ids, labels=labels, output_hidden_states=True)
         features = torch.cat([out.hidden_states[state] for state in net.reads], -1)
-        return out.loss + self.weight * self.lesson(Window(ids, features, out.hidden_states[-1], own))
+        lesson = self.lesson(Window(ids, features, out.hidden_states[-1], own))
+        return lesson if frozen else out.loss + self.weight * lesson
 
 
 def acceptance_text(levels: Sequence[tuple[float, float]]) -> str:

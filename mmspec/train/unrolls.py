@@ -39,10 +39,11 @@ def _(net: ChainedMTP, window: Window, embed: Any, head: Any, depth: int) -> Ite
 def _(net: ParallelMTP, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
     """Head d foretells the value d + 2 places after every state."""
     positions, t = _places(window.features)
-    slots, cache = positions.expand(len(window.ids), -1), DynamicCache()
+    slots, cache, state = positions.expand(len(window.ids), -1), DynamicCache(), window.features
     for level in range(min(depth, net.most)):
         mask = net.blocks.visible(level, t[None] <= t[None, :, None], slots[:1], slots[:1])
-        yield Level(head(net(level, window.features, slots, mask[None], cache)), 1 + level)
+        out, state = net(level, state, slots, mask[None], cache)
+        yield Level(head(out), 1 + level)
 
 
 @unroll.register

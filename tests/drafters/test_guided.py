@@ -9,7 +9,7 @@ from mmspec.drafters import guided
 from mmspec.drafters.adapter import Adapter
 from mmspec.drafters.feature import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
+from mmspec.drafters.heads import Amphista, Hydra, Latent, Medusa, Recurrent
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, top
 from mmspec.train.lessons import Window, unroll
 from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
@@ -35,6 +35,8 @@ SIZES = {
 MAKE = {
     "medusa": lambda: Medusa(32, 5, layers=2),
     "medusa-own-heads": lambda: Medusa(32, 5, own_heads=50),
+    "medusa-independent": lambda: Medusa(32, 5, layers=0, own_heads=50),
+    "latent": lambda: Latent(32, 5),
     "hydra": lambda: Hydra(32, 5, layers=2),
     "recurrent": lambda: Recurrent(32, width=16),
     "amphista": lambda: Amphista(32, 5),
