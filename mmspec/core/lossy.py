@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import LOSSY, chain, deepest, emitted, equals_parent, over_judged, parents_law, ratio, with_meters
+from mmspec.core.accept import LOSSY, chain, deepest, emitted, over_judged, parents_law, ratio, with_meters
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
+from mmspec.core.paths import equals_parent
 from mmspec.core.records import Draft, Scored, Verdict
 
 

@@ -20,7 +20,6 @@ from mmspec.core.accept import (
     _Weighted,
     chain,
     deepest,
-    equals_parent,
     parents_law,
     settle,
 )
@@ -31,6 +30,7 @@ from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.laws import Categorical
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
+from mmspec.core.paths import equals_parent
 from mmspec.core.processors import History, pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithoutReplacement, WithReplacement

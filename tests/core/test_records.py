@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.core.accept import deepest, equals_parent, settle
+from mmspec.core.accept import deepest, settle
 from mmspec.core.laws import Categorical
+from mmspec.core.paths import equals_parent
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, validate
 
 
