@@ -1,0 +1,212 @@
+"""CSM (Sesame 2025): a backbone writes code 0 of every frame, a depth decoder the others, one given the ones before it.
+
+What is applied where, as in the class's own generation: a call's temperature, top_k and the like, and all other processors, to code 0;
+the depth decoder's own generation config to the codes behind it (greedy unless that says do_sample). `depth` replaces the latter.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.depth import Choose, DepthFrame, Writer, one_by_one
+from mmspec.core.family import attention_mask, refuse_unsupported
+from mmspec.core.layout import Layout
+from mmspec.core.limits import Ending
+from mmspec.core.processors import History, Pipeline, pipeline
+from mmspec.speech.families.mimi_sound import MimiStream
+from mmspec.speech.family import Sampling
+from mmspec.speech.frames import FrameModel, FramePrompt, frame_history
+
+Tokenize = Callable[[Sequence[str], Sequence[str | None]], Mapping[str, Tensor]]
+"""(texts, voices) -> input_ids [B, P] and their attention_mask: `codec_lm.Letters`, say."""
+Inputs = Mapping[str, Tensor]
+"""What a CsmProcessor returns: input_ids, attention_mask, and for sound in the prompt input_values and input_values_cutoffs."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a prompt was made of, so that a drafter can embed it by its own tables."""
+
+    rows: tuple[Inputs, ...]  # one prompt each
+    model: Any  # that embedded them
+
+
+class CsmModel(FrameModel):
+    """A `CsmForConditionalGeneration`.
+
+    Texts need `letters`, such as `codec_lm.Letters(tokenizer, "[{voice}]{text}", ("0", "1"))`; a prompt may also be what the class's
+    processor returned for one conversation, sound included. `writer` says how the depth decoder writes a frame (`core.depth`). A frame
+    whose codes but the last all are the end's ends a row, and is no sound: the class's own `output_audio` lets it sound.
+    """
+
+    def __init__(self, model: Any, letters: Tokenize | None = None, *, writer: Writer = one_by_one, depth: Pipeline | None = None):
+        refuse_unsupported(model.backbone_model)
+        config, codec = model.config, model.codec_model.config
+        self.model, self.letters, self.writer = model, letters, writer
+        self.books, self.size, self.layers = config.num_codebooks, config.vocab_size, config.num_hidden_layers
+        self.rate, self.pace = codec.sampling_rate, codec.frame_rate
+        self.voices = tuple(getattr(letters, "voices", ()))
+        self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
+        self.sampling = Sampling(**sampling_of(model.generation_config))
+        self.depth = CsmDepth(model, depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> FramePrompt:
+        """Prompts from texts, or from what the processor returned for one prompt each. ValueError for one it cannot take."""
+        if isinstance(texts, Mapping):
+            raise ValueError("texts is one mapping of inputs: give a list of them, one a prompt")
+        return self._prompt(tuple(self._inputs(text, voice) for text, voice in zip(texts, voices, strict=True)))
+
+    def _inputs(self, text: str | Inputs, voice: str | None) -> Inputs:
+        if isinstance(text, Mapping):
+            if "input_ids" not in text or len(text["input_ids"]) != 1:
+                raise ValueError("a prompt's inputs must hold input_ids of one row: give a list of inputs, one a prompt")
+            return text
+        if self.letters is None:
+            raise ValueError(f"text {text!r} needs a tokenizer: make CsmModel with letters, or give what the class's processor returned")
+        return self.letters([text], [voice])
+
+    @torch.no_grad()
+    def _prompt(self, rows: tuple[Inputs, ...]) -> FramePrompt:
+        parts = [self._embeds(row) for row in rows]
+        most = max((len(part) for part in parts), default=0)
+        if most >= self.model.config.max_position_embeddings:
+            raise ValueError(f"a prompt of {most} steps is too long: the model has {self.model.config.max_position_embeddings} positions")
+        embeds = torch.stack([F.pad(part, (0, 0, most - len(part), 0)) for part in parts])
+        real = torch.tensor([[column >= most - len(part) for column in range(most)] for part in parts], device=embeds.device)
+        return FramePrompt(embeds, real, Heard(rows, self.model))
+
+    def _embeds(self, row: Inputs) -> Tensor:
+        """Embeddings [P, D] of one prompt, its padding left out."""
+        ids, *sound = (
+            row[key].to(self.model.device) if key in row else None for key in ("input_ids", "input_values", "input_values_cutoffs")
+        )
+        embeds = self.model._merge_input_ids_with_input_values(ids, *sound)["inputs_embeds"][0]
+        return embeds if row.get("attention_mask") is None else embeds[row["attention_mask"][0].bool().to(embeds.device)]
+
+    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+        """As every family; a prompt that another CSM embedded is embedded anew, so that a small one can draft for a large one."""
+        heard = inputs.extra
+        if isinstance(heard, Heard) and heard.model is not self.model:
+            theirs = heard.model.config
+            if (theirs.num_codebooks, theirs.vocab_size) != (self.books, self.size):
+                raise ValueError(
+                    f"the drafter writes {self.books} books of {self.size} codes, the target {theirs.num_codebooks} of "
+                    f"{theirs.vocab_size}: draft with a model of the same codec"
+                )
+            inputs = self._prompt(heard.rows)
+        return super().begin(model, inputs, capacity)
+
+    # --- the backbone -------------------------------------------------------------------------------------------------
+
+    def embed(self, frames: Tensor) -> Tensor:
+        return self.model.backbone_model.embed_tokens(frames)
+
+    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+        backbone = self.model.backbone_model
+        return backbone(
+            inputs_embeds=embeds,
+            attention_mask=attention_mask(layout.visible, backbone),
+            position_ids=layout.positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+
+    # --- the law of a frame -------------------------------------------------------------------------------------------
+
+    def law(self, raw: Tensor, history: History, processors: Pipeline) -> DepthFrame:
+        scores = self.model.lm_head(raw.to(self.model.lm_head.weight.dtype)).float()
+        return DepthFrame(torch.cat([raw, processors(scores, frame_history(history, 0))], -1), self.depth, self.writer)
+
+    @cached_property
+    def ends(self) -> Ending:  # pyright: ignore[reportIncompatibleVariableOverride]
+        end = self.model.config.codebook_eos_token_id
+        return lambda values: (values[..., :-1] == end).all(-1)
+
+    # --- sound --------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> "CsmStream":
+        return CsmStream(self.model)
+
+
+@dataclass(frozen=True)
+class CsmDepth:
+    """The depth decoder behind its processors. Its state is the backbone's last hidden state and, behind it, the scores of code 0."""
+
+    model: Any
+    laws: Pipeline
+
+    @property
+    def books(self) -> int:
+        return self.model.config.num_codebooks
+
+    def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        hidden, first = self._parts(hidden)
+        out = self.model.depth_decoder(_placed(codes[:, :-1]), backbone_last_hidden_state=hidden, use_cache=False)
+        return torch.cat([first[:, None], self._scores(out.logits)], 1)
+
+    def written(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+        hidden, scores = self._parts(hidden)
+        codes = codes.clone()
+        if first == 0:
+            codes[:, 0] = choose(scores, 0)
+        start = max(first, 1)
+        fresh, state, past = _placed(codes[:, :start]), hidden, None
+        for book in range(start, self.books):
+            out = self.model.depth_decoder(fresh, backbone_last_hidden_state=state, past_key_values=past, use_cache=True, logits_to_keep=1)
+            codes[:, book] = choose(self._scores(out.logits)[:, 0], book)
+            fresh, state, past = codes[:, book : book + 1], None, out.past_key_values
+        return codes
+
+    def _parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, first = state.split([self.model.config.hidden_size, self.model.config.vocab_size], -1)
+        return hidden.to(self.model.lm_head.weight.dtype), first
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """`logits` [M, N, V] behind the processors, which read no history."""
+        rows, count = logits.shape[:2]
+        nothing = torch.zeros(rows, 0, dtype=torch.long, device=logits.device)
+        none = History(nothing, nothing.bool()[:, None].expand(-1, count, -1), nothing.new_zeros(rows, count))
+        return self.laws(logits.float(), none)
+
+
+def _placed(codes: Tensor) -> Tensor:
+    """`codes` [M, N] behind the place that the depth decoder puts the backbone's state in."""
+    return F.pad(codes, (1, 0))
+
+
+class CsmStream(MimiStream):
+    """Frames up to the one that ends the row."""
+
+    def __init__(self, model: Any):
+        super().__init__(model.codec_model)
+        self.end = model.config.codebook_eos_token_id
+
+    def push(self, steps: list[list[int]]):
+        return super().push([step for step in steps if any(code != self.end for code in step[:-1])])
+
+
+def sampling_of(config: Any) -> dict[str, Any]:
+    """What transformers' `generate` samples with under `config`: temperature 0 where it does not sample."""
+    if not config.do_sample:
+        return {"temperature": 0.0}
+    heat, most = config.temperature, config.top_k  # None: `generate`'s own
+    return {"temperature": 1.0 if heat is None else heat, "top_k": 50 if most is None else most, "top_p": config.top_p}
+
+
+def depth_processors(config: Any) -> Pipeline:
+    """The processors that the depth decoder's generation config asks for. ValueError for one that reads the codes written before."""
+    if config.do_sample and config.repetition_penalty not in (None, 1.0):
+        raise ValueError(
+            f"the depth decoder's repetition_penalty is {config.repetition_penalty}: codes of different books are not alike, set it to 1"
+        )
+    if not config.do_sample:
+        return pipeline(temperature=0.0)
+    return pipeline(**sampling_of(config), min_p=config.min_p)
