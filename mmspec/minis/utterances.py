@@ -15,7 +15,7 @@ from mmspec.speech.recogniser import Recogniser
 
 LONGEST = 96
 """Ids of a prompt: a voice, letters, and the mark behind them."""
-SAMPLING = Sampling(temperature=1.0, top_p=0.9)
+SAMPLING = Sampling(temperature=1.0, top_p=0.8)
 """What the mini is meant to be drawn with; its drafters learned from sound drawn so."""
 EXAMPLES = {
     "texts": ["three five seven", "nine zero two one", "the red bird sings by the river", "please open the old door now"],
