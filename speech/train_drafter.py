@@ -10,7 +10,6 @@ it is drawn with, its hidden states there are recorded once, and the drafter lea
 
 import argparse
 import json
-import random
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.drafters.checkpoint import save_drafter
 from mmspec.drafters.nets import NETS, new_net
-from mmspec.minis import spoken
+from mmspec.minis import HOME, spoken
 from mmspec.minis.utterances import speaker
 from mmspec.speech import synthesize
 from mmspec.train import Fit, fit
@@ -28,20 +27,9 @@ from mmspec.train.lessons import Aim, Joint, Lesson, acceptance_text
 from mmspec.train.record import record
 
 
-def requests(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Texts and voices: numbers for the speakers, sentences for the synthesiser's voices."""
-    pick = random.Random(seed)
-    asked = []
-    for turn in range(count):
-        digits = [pick.randrange(10) for _ in range(pick.randint(1, 6))]
-        sentence = spoken.sentence(pick), pick.choice(tuple(spoken.MADE))
-        asked.append(sentence if turn % 2 else (spoken.words(digits), pick.choice(spoken.SPEAKERS)))
-    return asked
-
-
 def own_words(target, count: int, width: int, kept: Path, seconds: float | None = None) -> tuple[Tensor, Tensor]:
     """Windows [N, W] of prompt and codes that the target wrote, and which are its own; made once, a file a chunk."""
-    pieces, asked, rows = [], requests(count), 64
+    pieces, asked, rows = [], spoken.requests(count, 0), 64
     kept.mkdir(parents=True, exist_ok=True)
     for first in range(0, count, rows):
         path = kept / f"own-{first}.pt"
@@ -81,7 +69,7 @@ def small(target: nn.Module, layers: int, width: int) -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", default="medusa", choices=["model", *sorted(NETS)])
-    parser.add_argument("--mini", type=Path, default=Path("mmspec/minis/speech"), help="the folder of the target")
+    parser.add_argument("--mini", type=Path, default=HOME / "speech", help="the folder of the target")
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
     parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')

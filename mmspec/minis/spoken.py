@@ -121,6 +121,16 @@ def sentence(pick: random.Random) -> str:
     return f"there are {DIGITS[pick.randrange(2, 10)]} {pick.choice(_COLOURS)} {pick.choice(_THINGS)}s {pick.choice(_WHERE)}"
 
 
+def requests(count: int, seed: int, longest: int = 6) -> list[tuple[str, str]]:
+    """Texts and voices to ask for, in turn: numbers of 1 to `longest` digits for the speakers, sentences for the synthesiser's voices."""
+    pick, asked = random.Random(seed), []
+    for turn in range(count):
+        number = words([pick.randrange(10) for _ in range(pick.randint(1, longest))]), pick.choice(SPEAKERS)
+        said = sentence(pick), pick.choice(tuple(MADE))
+        asked.append(said if turn % 2 else number)
+    return asked
+
+
 def speak(text: str, voice: str, speed: int = 165, pitch: int = 0) -> Tensor:
     """`text` in one of `MADE`'s voices by the program espeak-ng, levelled, at RATE. FileNotFoundError where it is not installed."""
     program = shutil.which("espeak-ng")
