@@ -172,6 +172,11 @@ def generate(
     for step in decode(target, drafter, accept, prompt, limits=limits, noise=noise, control=control):
         stats.add(step)
         on_step(step)
+    return settled(limits, stats, pad)
+
+
+def settled(limits: Limits, stats: Stats, pad: int = 0) -> Generation:
+    """What `limits` have seen settle so far."""
     lengths = torch.tensor([len(values) for values in limits.outputs], device=limits.left.device)
     rows = [torch.tensor(values, dtype=torch.long, device=limits.left.device) for values in limits.outputs]
     sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)

@@ -1,7 +1,8 @@
-"""`mmspec.speech.synthesize`: a text-to-speech model, faster, sounding the same."""
+"""`mmspec.speech.synthesize` and `stream`: a text-to-speech model, faster, sounding the same."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,16 +12,15 @@ from torch import Tensor
 
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
-from mmspec.core.decode import generate as run
+from mmspec.core.decode import decode, settled
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Processor
-from mmspec.core.records import Step
+from mmspec.core.records import Settled, Step
 from mmspec.core.stats import Stats
 from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.shapes import Chain
-from mmspec.options import Tree, control_of, drafter_of, draw_for, laws_for, rule_of
+from mmspec.options import Tree, control_of, drafter_of, laws_for, rule_of, shape_of
 from mmspec.speech.family import Sampling, SpeechModel, one_voice_each
 from mmspec.speech.sound import save
 
@@ -35,6 +35,7 @@ class Speech:
     lengths: Tensor  # [B] steps, the end included
     stats: Stats
     first_sound: list[float]  # seconds from the call to each row's first piece of sound; nan where there was none
+    worst_gap: list[float]  # the most seconds between two pieces of a row; nan where there were no two
     seconds: float  # of the whole call, sound included
 
     @property
@@ -55,7 +56,6 @@ class Speech:
         return paths
 
 
-@torch.no_grad()
 def synthesize(
     model: SpeechModel,
     texts: Sequence[str],
@@ -93,69 +93,136 @@ def synthesize(
 
     Raises:
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
-    clock = perf_counter()
     sampling = _changed(model.sampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers)
-    rule = rule_of(accept, sampling.temperature)
-    prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
-    steps = _steps(model, max_seconds)
-    laws = laws_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, model.rules(prompt))
-    laws = Pipeline((*laws.steps, *sampling.last))
-    target = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024))
-    guesser = drafter_of(_as_drafter(drafter, target, rule), target, rule, tree)
-    limits = Limits(len(texts), steps, model.ends, device=model.model.device)
-    sounds = _Sounds(model, len(texts), clock, on_sound)
+    saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step)
+    for row, piece in saying:
+        if on_sound is not None:
+            on_sound(row, piece)
+    return saying.speech
 
-    def seen(step: Step) -> None:
-        sounds.push(step.settled.values)
-        if on_step is not None:
-            on_step(step)
 
-    out = run(
-        target,
-        guesser,
-        rule,
-        prompt,
-        limits=limits,
-        noise=Noise.from_seed(seed, len(texts), model.model.device),
-        control=control_of(draft_length, guesser),
-        on_step=seen,
+def stream(model: SpeechModel, text: str, drafter: Any = None, accept: str | Accept = "exact", seed: int = 0, **options: Any) -> "Stream":
+    """The sound of `text`, piece by piece as it settles: nothing that was given out is taken back. `options` as `synthesize` takes them.
+
+    A request that is wrong is told here, before the first piece. Raises as `synthesize` does.
+    """
+    drawing = {name: options.pop(name, None) for name in _DRAWING}
+    return Stream(
+        _Saying(model, [text], sampling=_changed(model.sampling, **drawing), drafter=drafter, accept=accept, seed=seed, **options)
     )
-    waves = sounds.close()
-    return Speech(waves, model.rate, out.sequences, out.lengths, out.stats, sounds.first, perf_counter() - clock)
 
 
-def _as_drafter(drafter: Any, target: HFTarget, rule: Accept) -> Any:
+class Stream(Iterator[Tensor]):
+    """Pieces of sound [samples], to be had one by one; together they are the waveform."""
+
+    def __init__(self, saying: "_Saying"):
+        self._saying, self._pieces = saying, iter(saying)
+
+    def __next__(self) -> Tensor:
+        return next(self._pieces)[1]
+
+    @property
+    def speech(self) -> Speech:
+        """What was said so far; once the last piece is out, what `synthesize` returns. Its seconds count the reader's own time, too."""
+        return self._saying.speech
+
+
+class _Saying:
+    """One call under way."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: SpeechModel,
+        texts: Sequence[str],
+        voice: str | Sequence[str] | None = None,
+        sampling: Sampling | None = None,
+        drafter: Any = None,
+        accept: str | Accept = "exact",
+        seed: int | Sequence[int] = 0,
+        max_seconds: float | None = None,
+        draft_length: int | str | Control = "auto",
+        tree: Tree = None,
+        on_step: Callable[[Step], None] | None = None,
+    ):
+        clock = perf_counter()
+        sampling = model.sampling if sampling is None else sampling
+        rule = rule_of(accept, sampling.temperature)
+        prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
+        steps = _steps(model, max_seconds)
+        laws = laws_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, model.rules(prompt))
+        target = HFTarget(model.model, model.family, Pipeline((*laws.steps, *sampling.last)), reserve=min(steps + 32, 1024))
+        guesser = drafter_of(_as_drafter(drafter, target, rule, tree), target, rule, tree)
+        noise = Noise.from_seed(seed, len(texts), model.model.device)
+        self.model, self.on_step, self.stats = model, on_step, Stats(exactness=rule.exactness)
+        self.limits = Limits(len(texts), steps, model.ends, device=model.model.device)
+        self.sounds = _Sounds(model, len(texts), clock)
+        self.rounds = decode(target, guesser, rule, prompt, limits=self.limits, noise=noise, control=control_of(draft_length, guesser))
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        """(row, piece of sound) as they settle."""
+        for step in self.rounds:
+            self.stats.add(step)
+            yield from self.sounds.push(step.settled)
+            if self.on_step is not None:
+                self.on_step(step)
+        yield from self.sounds.close()
+
+    @property
+    def speech(self) -> Speech:
+        out, sounds = settled(self.limits, self.stats), self.sounds
+        waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in sounds.pieces]
+        return Speech(waves, self.model.rate, out.sequences, out.lengths, out.stats, sounds.first, sounds.worst, sounds.seconds)
+
+
+def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Any:
     """A speech model as a drafter: behind the target's own rules and samplers. Anything else as it is."""
     if not isinstance(drafter, SpeechModel):
         return drafter
-    return ModelDrafter(replace(target, model=drafter.model, family=drafter.family), Chain(draw_for(rule)))
+    return ModelDrafter(replace(target, model=drafter.model, family=drafter.family), shape_of(tree, rule))
 
 
 class _Sounds:
-    """Every row's sound as its steps settle."""
+    """Every row's sound as its steps settle; a row that has ended is closed at once, whatever the others do."""
 
-    def __init__(self, model: SpeechModel, rows: int, clock: float, on_sound: Callable[[int, Tensor], None] | None):
+    def __init__(self, model: SpeechModel, rows: int, clock: float):
         self.streams, self.pieces = [model.stream() for _ in range(rows)], [[] for _ in range(rows)]
-        self.first, self.clock, self.on_sound = [float("nan")] * rows, clock, on_sound
+        self.clock, self.seconds, self.open = clock, float("nan"), set(range(rows))
+        self.first, self.last, self.worst = ([float("nan")] * rows for _ in range(3))
 
-    def push(self, values: list[list[Any]]) -> None:
-        for row, steps in enumerate(values):
-            if steps:
-                self._keep(row, self.streams[row].push(steps))
+    def push(self, found: Settled) -> Iterator[tuple[int, Tensor]]:
+        """(row, piece) for every piece that what was just settled completes."""
+        for row in sorted(self.open):
+            yield from self._told(row, self.streams[row].push(found.values[row]))
+            if found.ended[row]:
+                yield from self._end(row)
 
-    def close(self) -> list[Tensor]:
-        for row, stream in enumerate(self.streams):
-            self._keep(row, stream.close())
-        return [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in self.pieces]
+    def close(self) -> Iterator[tuple[int, Tensor]]:
+        """Nothing follows in any row."""
+        for row in sorted(self.open):
+            yield from self._end(row)
+        self.seconds = perf_counter() - self.clock
 
-    def _keep(self, row: int, pieces: Any) -> None:
+    def _end(self, row: int) -> Iterator[tuple[int, Tensor]]:
+        self.open.remove(row)
+        yield from self._told(row, self.streams[row].close())
+
+    def _told(self, row: int, pieces: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
         for piece in pieces:
-            if not self.pieces[row]:
-                self.first[row] = perf_counter() - self.clock
+            now = perf_counter() - self.clock
+            if self.pieces[row]:
+                self.worst[row] = max(now - self.last[row], 0.0 if isnan(self.worst[row]) else self.worst[row])
+            else:
+                self.first[row] = now
+            self.last[row] = now
             self.pieces[row].append(piece)
-            if self.on_sound is not None:
-                self.on_sound(row, piece)
+            yield row, piece
+
+
+_DRAWING = ("temperature", "top_k", "top_p", "repetition_penalty", "guidance", "samplers")
 
 
 def _changed(sampling: Sampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers) -> Sampling:

@@ -1,6 +1,5 @@
-"""Sound as numbers: files by soundfile, resampling and mel spectrograms by torchaudio, and a spectrogram's wave without its phases."""
+"""Sound as numbers: files, resampling and mel spectrograms by torchaudio, and a spectrogram's wave without its phases."""
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +9,9 @@ from torch import Tensor
 from torchaudio.functional import resample
 from torchaudio.transforms import MelSpectrogram
 
-FORMATS = ("wav", "flac", "ogg")
+from mmspec.jobs.files import whole
+from mmspec.speech.files import format_of, to_bytes
+
 LEVEL = 0.08
 """Root mean square that speech is brought to: recordings of one set differ eightfold."""
 QUIET = 1e-3
@@ -52,25 +53,11 @@ def read(path: str | Path, rate: int) -> Tensor:
 
 
 def save(path: str | Path, wave: Tensor | np.ndarray, rate: int) -> None:
-    """Write `wave` [T] in the format of the path's ending, under a temporary name first: an old file is whole until the new one is.
-
-    Float wav keeps every bit; flac and ogg have 24 bits and what Vorbis keeps. ValueError for another ending, OSError where the
-    folder is missing or may not be written to.
-    """
-    import soundfile
-
-    path = Path(path)
-    ending = path.suffix.lower().removeprefix(".")
-    if ending not in FORMATS:
-        raise ValueError(f"audio file {path} ends in {path.suffix or 'nothing'}: give it one of .{', .'.join(FORMATS)}")
-    subtype = {"wav": "FLOAT", "flac": "PCM_24", "ogg": "VORBIS"}[ending]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            soundfile.write(file, np.asarray(wave, dtype=np.float32), rate, format=ending.upper(), subtype=subtype)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write `wave` [T] in the format of the path's ending (.wav, .flac, .ogg), under a temporary name first: an old file is whole until
+    the new one is. ValueError, in one line, for another ending and for a place that cannot be written to."""
+    content = to_bytes(wave, rate, format_of(path))
+    with whole(path, binary=True) as file:
+        file.write(content)
 
 
 @cache
@@ -115,7 +102,10 @@ class PhaseFinder:
         return torch.polar(magnitudes, start[:, None] + step[:, None] * torch.arange(1, frames + 1))
 
     def _analyse(self, wave: Tensor) -> Tensor:
-        return torch.stft(wave, self.points, self.hop, self.window, _window(self.window), return_complex=True)
+        """A frame every `hop` samples; there is nothing before the wave, nor behind it."""
+        found = torch.stft(wave, self.points, self.hop, self.window, _window(self.window), pad_mode="constant", return_complex=True)
+        return found[:, :-1]
 
     def _synthesise(self, spectrum: Tensor) -> Tensor:
-        return torch.istft(spectrum, self.points, self.hop, self.window, _window(self.window))
+        """`hop` samples a frame."""
+        return torch.istft(spectrum, self.points, self.hop, self.window, _window(self.window), length=spectrum.shape[1] * self.hop)

@@ -1,0 +1,80 @@
+"""Sound as the bytes of a file: the same bytes for the same samples, today and tomorrow, and a wav that grows while it is spoken.
+
+Float wav keeps every bit, flac 24 bits, ogg what Vorbis keeps. libsndfile (by soundfile) writes the last two; into float wavs it puts the
+time of day, so those are put together here, and into Ogg pages a random serial number, which is replaced.
+"""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+SUBTYPES = {"wav": "FLOAT", "flac": "PCM_24", "ogg": "VORBIS"}
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def format_of(path: str | Path) -> str:
+    """The format a file's name asks for. ValueError lists the ones there are."""
+    ending = Path(path).suffix.lower().removeprefix(".")
+    if ending not in SUBTYPES:
+        raise ValueError(f"audio file {path} ends in {Path(path).suffix or 'nothing'}: give it one of .{', .'.join(SUBTYPES)}")
+    return ending
+
+
+def to_bytes(wave: Tensor | np.ndarray, rate: int, form: str = "wav") -> bytes:
+    """The file of `wave` [T], a key of `SUBTYPES`, at `rate`."""
+    import soundfile
+
+    samples = np.asarray(wave, dtype="<f4")
+    if form == "wav":
+        return _header(len(samples), rate) + samples.tobytes()
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate, format=form.upper(), subtype=SUBTYPES[form])
+    return _numbered(buffer.getvalue()) if form == "ogg" else buffer.getvalue()
+
+
+class GrowingWav:
+    """A wav of floats that is whole after every piece: samples are appended first, and then the header counts them."""
+
+    def __init__(self, file: BinaryIO, rate: int):
+        self.file, self.rate, self.samples = file, rate, 0
+        self.file.write(_header(0, rate))
+        self.file.flush()
+
+    def add(self, piece: Tensor) -> None:
+        self.file.write(np.asarray(piece, dtype="<f4").tobytes())
+        self.samples += len(piece)
+        self.file.seek(0)
+        self.file.write(_header(self.samples, self.rate))
+        self.file.seek(0, io.SEEK_END)
+        self.file.flush()
+
+
+def _header(samples: int, rate: int) -> bytes:
+    """Of one channel of 32-bit floats (format 3, which asks for a `fact` chunk)."""
+    size = 4 * samples
+    form = struct.pack("<4sIHHIIHHH", b"fmt ", 18, 3, 1, rate, 4 * rate, 4, 32, 0)
+    return struct.pack("<4sI4s", b"RIFF", 50 + size, b"WAVE") + form + struct.pack("<4sII4sI", b"fact", 4, samples, b"data", size)
+
+
+def _numbered(ogg: bytes) -> bytes:
+    """`ogg` with 1 as its stream's serial number, and the pages' check sums to match (RFC 3533)."""
+    data, start = bytearray(ogg), 0
+    while start < len(data):
+        table = start + 27
+        end = table + data[start + 26] + sum(data[table : table + data[start + 26]])
+        data[start + 14 : start + 18] = struct.pack("<I", 1)
+        data[start + 22 : start + 26] = bytes(4)
+        data[start + 22 : start + 26] = struct.pack("<I", _check_sum(bytes(data[start:end])))
+        start = end
+    return bytes(data)
+
+
+def _check_sum(page: bytes) -> int:
+    """Ogg's CRC: zlib's polynomial from the other end, without its inversions."""
+    found = zlib.crc32(page.translate(_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+    return int(f"{found:032b}"[::-1], 2)

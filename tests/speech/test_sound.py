@@ -1,0 +1,132 @@
+"""Sound files: every bit of a float wav, whole files or none, the same bytes every time; levels and rates."""
+
+import errno
+import io
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from mmspec.speech import files
+from mmspec.speech.files import GrowingWav, to_bytes
+from mmspec.speech.sound import at_rate, levelled, logs, read, save
+
+WAVE = 0.7 * torch.sin(torch.arange(4001) / 7) * torch.rand(4001, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_float_wav_keeps_every_bit(tmp_path):
+    odd = torch.cat([WAVE, torch.tensor([1.5, -2.0, 1e-30])])  # beyond full scale, too
+    save(tmp_path / "a.wav", odd, 8000)
+    samples, rate = soundfile.read(tmp_path / "a.wav", dtype="float32")
+    assert rate == 8000
+    assert torch.equal(torch.from_numpy(samples), odd)
+    assert torch.equal(read(tmp_path / "a.wav", 8000), odd)
+    assert soundfile.info(tmp_path / "a.wav").subtype == "FLOAT"
+
+
+@pytest.mark.parametrize(("form", "off"), [("flac", 2**-23), ("ogg", 0.05)])
+def test_the_other_formats_keep_what_they_can(tmp_path, form, off):
+    save(tmp_path / f"a.{form}", WAVE, 8000)
+    again = read(tmp_path / f"a.{form}", 8000)
+    assert len(again) == len(WAVE)
+    assert (again - WAVE).square().mean().sqrt() <= off
+    assert soundfile.info(tmp_path / f"a.{form}").format == form.upper()
+
+
+@pytest.mark.parametrize("form", files.SUBTYPES)
+@pytest.mark.parametrize("length", [0, 1, 4001, 40000])
+def test_the_same_sound_is_the_same_file(form, length, monkeypatch):
+    """libsndfile numbers Ogg streams at random, and tells the time in float wavs."""
+    wave = WAVE.repeat(10)[:length]
+    first = to_bytes(wave, 8000, form)
+    monkeypatch.setattr("time.time", lambda: 1.0)
+    assert all(to_bytes(wave, 8000, form) == first for _ in range(3))
+    if length:
+        assert len(soundfile.read(io.BytesIO(first))[0]) == length
+
+
+def test_ogg_numbers_would_differ():
+    """The check above is not idle: without the renumbering, two writings of one sound differ."""
+    raw = []
+    for _ in range(2):
+        buffer = io.BytesIO()
+        soundfile.write(buffer, WAVE.numpy(), 8000, format="OGG", subtype="VORBIS")
+        raw.append(buffer.getvalue())
+    assert raw[0] != raw[1]
+    assert files._numbered(raw[0]) == files._numbered(raw[1]) == to_bytes(WAVE, 8000, "ogg")
+
+
+def test_an_ogg_with_a_wrong_check_sum_is_not_read():
+    broken = bytearray(to_bytes(WAVE, 8000, "ogg"))
+    broken[22] ^= 1
+    with pytest.raises(soundfile.LibsndfileError):
+        soundfile.read(io.BytesIO(bytes(broken)))
+
+
+def test_a_growing_wav_is_whole_after_every_piece(tmp_path):
+    path, told = tmp_path / "a.wav", 0
+    with path.open("wb") as file:
+        growing = GrowingWav(file, 8000)
+        for piece in WAVE.split(700):
+            growing.add(piece)
+            told += len(piece)
+            assert np.array_equal(soundfile.read(path, dtype="float32")[0], WAVE[:told].numpy())
+    assert path.read_bytes() == to_bytes(WAVE, 8000)
+
+
+@pytest.mark.parametrize("form", files.SUBTYPES)
+def test_saving_is_whole_or_not_at_all(tmp_path, monkeypatch, form):
+    path = tmp_path / f"a.{form}"
+    save(path, WAVE, 8000)
+    before = path.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as planted:
+        planted.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            save(path, -WAVE, 8000)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    save(path, -WAVE, 8000)
+    assert path.read_bytes() != before
+
+
+def test_places_that_cannot_be_written_to(tmp_path):
+    for name, words in (
+        ("no/a.wav", "cannot write"),
+        ("a.mp3", r"ends in \.mp3: give it one of \.wav, \.flac, \.ogg"),
+        ("a", "ends in nothing"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            save(tmp_path / name, WAVE, 8000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        read(tmp_path / "a.wav", 8000)
+    (tmp_path / "a.wav").write_text("no sound")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read(tmp_path / "a.wav", 8000)
+
+
+def test_reading_mixes_and_resamples(tmp_path):
+    beat = np.sin(2 * np.pi * 200 * np.arange(16000) / 16000)
+    soundfile.write(tmp_path / "a.wav", np.stack([beat, np.zeros(16000)], 1), 16000, subtype="FLOAT")
+    wave = read(tmp_path / "a.wav", 8000)
+    assert len(wave) == 8000
+    wanted = 0.5 * torch.sin(2 * torch.pi * 200 * torch.arange(8000) / 8000)
+    assert (wave - wanted)[100:-100].abs().max() < 1e-3
+
+
+def test_levels_and_logarithms():
+    for loud in (0.001, 1.0, 30.0):
+        assert levelled(loud * WAVE).square().mean().sqrt() == pytest.approx(0.08, rel=1e-3)
+    peak = torch.zeros(4000)
+    peak[7] = 1.0
+    assert levelled(peak).abs().max() <= 0.9901
+    assert at_rate(WAVE, 8000, 8000) is WAVE
+    assert logs(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([np.log(1e-3), 0.0])
