@@ -4,7 +4,7 @@
     python speech/plan_tree.py --drafter build/speech/medusa --nodes 32 --out tree.json
     mmspec speech "three five seven" --drafter vadusa --tree tree.json
 
-Calibration says texts that the table of `compare_methods.py` does not share, with a tree that is broad at every level, as the laws of speech
+Calibration says texts that the table of `compare_methods.py` does not share, with a tree broad at every level, as the laws of speech
 codes are flat. Siblings are the heads' likeliest codes, and the rule is `match`: VADUSA's at tau 1, which keeps what plain sampling draws.
 """
 

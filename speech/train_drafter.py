@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.drafters.checkpoint import save_drafter
 from mmspec.drafters.nets import NETS, new_net
-from mmspec.minis import HOME, spoken
+from mmspec.minis import HOME, save_llama, spoken
 from mmspec.minis.utterances import speaker
 from mmspec.speech import synthesize
 from mmspec.train import Fit, fit
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
     parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')
-    parser.add_argument("--count", type=int, default=3200, help="utterances the target says")
+    parser.add_argument("--count", type=int, default=2048, help="utterances the target says")
     parser.add_argument("--window", type=int, default=288, help="ids of an utterance, prompt included; what is longer is cut")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rows", type=int, default=16)
@@ -99,15 +99,14 @@ def main() -> None:
         drafter = small(target, 1, 96)
         fit(drafter, lambda m, turn: laws_apart(m, target, *(x[drawn(turn, len(ids))] for x in (ids, own))), plan, path, title="model")
         print(json.dumps({"nats apart, held out": laws_apart(drafter, target, ids[:held], own[:held]).item()}))
-        return drafter.half().save_pretrained(out)
+        return save_llama(drafter, out)
     net = new_net(args.kind, target, args.options)
     aim = Aim(depth=getattr(net, "most", None) or 4)
     if args.joint:
         joint = Joint(net, target, Aim(depth=aim.depth, laws={"ce": 1.0}, summed=True), own_only=True)
         warm = args.steps // 10
         fit(joint, lambda m, turn: m(*(x[drawn(turn, len(ids))] for x in (ids, own)), frozen=turn < warm), plan, path, title="joint")
-        target.half().save_pretrained(out / "target")
-        target.float()
+        save_llama(target, out / "target")
     states = args.work / f"states-{'-'.join(map(str, net.reads))}{'-joint' if args.joint else ''}"
     data = record(target, ids, own, net.reads, states)
     lesson = Lesson(net, target, aim)

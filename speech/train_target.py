@@ -1,6 +1,6 @@
 """Make the target of mini speech from nothing: a Llama that writes a voice's codec codes behind the letters of a text.
 
-    python speech/train_target.py        (an hour on one CPU core)
+    python speech/train_target.py        (half an hour on one CPU core)
 
 Data: the Free Spoken Digit Dataset (MMSPEC_DATA/fsdd; CC BY-SA 4.0), joined into numbers, and sentences spoken by the program espeak-ng,
 which must be installed. The codec is read from OUT/codec (speech/train_codec.py). A stopped run goes on; delete the work folder to
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.minis import spoken
+from mmspec.minis import save_llama, spoken
 from mmspec.minis.letters import FIRST_CODE, TEMPLATE, letter_tokenizer
-from mmspec.speech.codec import PatchCodec
+from mmspec.speech.codec import PatchCodec, PatchCodecConfig
 from mmspec.train import Fit, fit
 
 SIZES = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
@@ -54,13 +54,7 @@ def read(kept: Path, sounds: Path, count: int, seed: int, split: str, codec: Pat
 
 def made_up() -> Lines:
     """A few lines of noise, for --smoke."""
-    return lines([("one two", "theo", 0.1 * torch.randn(2000))] * 4, PatchCodec(spoken_codec()))
-
-
-def spoken_codec():
-    from mmspec.speech.codec import PatchCodecConfig
-
-    return PatchCodecConfig(codes=8, width=8)
+    return lines([("one two", "theo", 0.1 * torch.randn(2000))] * 4, PatchCodec(PatchCodecConfig(codes=8, width=8)))
 
 
 def batch(found: Lines, chosen: list[int]) -> tuple[Tensor, Tensor]:
@@ -89,14 +83,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default mmspec/minis/speech")
-    parser.add_argument("--name", default="target", help="the folder in OUT that it is written to: target, or drafter for a smaller one")
     parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
     parser.add_argument("--width", type=int, default=SIZES["hidden_size"])
     parser.add_argument("--count", type=int, default=9000, help="spoken numbers to learn from, and as many sentences")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--dropout", type=float, default=0.1, help="of attention")
-    parser.add_argument("--precision", default="no", help="bf16 or no")
+    parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on noise")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -133,11 +126,11 @@ def main() -> None:
         return facts
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, checkpoint_every=250, mixed_precision=args.precision)
-    fit(model, loss, plan, args.work / f"{args.name}.pt", title=args.name, validate=held_out)
+    fit(model, loss, plan, args.work / "target.pt", title="target", validate=held_out)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out(model, args.steps)}
-    model.half().save_pretrained(args.out / args.name)
+    save_llama(model, args.out / "target")
     letter_tokenizer().save_pretrained(args.out)
-    (args.work / f"{args.name}.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (args.work / "target.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
+from mmspec.minis.weights import read_bytes, save_bytes
 
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "speech", "recsys")
@@ -82,13 +81,20 @@ def load_recsys(folder: Path) -> Mini:
     return Mini(**load_items(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
+def save_llama(model: Any, folder: Path) -> None:
+    """Write a Llama as `llama` reads it, its weights as bytes: half the size of half precision."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    save_bytes({name: tensor for name, tensor in model.state_dict().items() if name not in tied}, folder / "model.safetensors")
+
+
 def llama(folder: Path) -> Any:
-    """A Llama whose weights are stored in half precision and run in float32."""
+    """A Llama whose weights are stored in half precision or as bytes, and run in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig.from_pretrained(folder)
     model = LlamaForCausalLM(config).float()
-    weights = load_file(folder / "model.safetensors")
-    model.load_state_dict({name: tensor.to(torch.float32) for name, tensor in weights.items()}, strict=False)
+    model.load_state_dict(read_bytes(folder / "model.safetensors"), strict=False)
     model.tie_weights()
     return model.eval()
