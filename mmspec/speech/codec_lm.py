@@ -1,6 +1,7 @@
 """Codec language models: a causal model that writes codec codes behind a text, in one stream of ids (Llasa, Orpheus, CosyVoice and kin).
 
-Several books may share the stream, one after the other (Orpheus writes 7 ids a frame). A drafter needs no more than the target's ids.
+Several books may share the stream, one after the other: Orpheus writes 7 ids a frame, and which ids may stand where depends on the
+position. A drafter needs no more than the target's ids.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.core.books import Books
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import Family
-from mmspec.core.processors import Processor, Suppress
+from mmspec.core.processors import History, Processor, ban
 from mmspec.speech.family import Sampling, SoundStream, SpeechModel, one_voice_each
 
 
@@ -21,7 +23,7 @@ class Codec(Protocol):
     """Sound from codes."""
 
     def stream(self) -> SoundStream:
-        """Of one row; it takes codes."""
+        """Of one row; it takes codes, or frames of K codes."""
         ...
 
 
@@ -43,7 +45,7 @@ class Letters:
         chosen = one_voice_each(voices, texts, self.voices)
         told = [voice or next(iter(self.voices), None) for voice in chosen]
         prompts = [self.template.format(text=self._checked(text), voice=voice) for text, voice in zip(texts, told, strict=True)]
-        found = self.tokenizer(prompts, return_tensors="pt", padding=True)
+        found = self._padded(prompts)
         lengths = found["attention_mask"].sum(1).tolist()
         if self.longest is not None and max(lengths) > self.longest:
             worst = texts[lengths.index(max(lengths))]
@@ -51,6 +53,18 @@ class Letters:
                 f"text {_short(worst)} is too long: {max(lengths)} ids where the model takes {self.longest}; cut it into sentences"
             )
         return {key: found[key] for key in ("input_ids", "attention_mask")}
+
+    def count(self, text: str) -> int:
+        """Ids of `text` alone, without the template."""
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _padded(self, prompts: list[str]) -> dict[str, Tensor]:
+        if self.tokenizer.pad_token_id is not None:
+            return self.tokenizer(prompts, return_tensors="pt", padding=True)
+        ids = self.tokenizer(prompts)["input_ids"]  # many Llama tokenizers have no padding; the engine never reads it
+        width = max(map(len, ids))
+        rows = [([0] * (width - len(row)) + row, [0] * (width - len(row)) + [1] * len(row)) for row in ids]
+        return {"input_ids": torch.tensor([row for row, _ in rows]), "attention_mask": torch.tensor([mask for _, mask in rows])}
 
     def _checked(self, text: Any) -> str:
         if not isinstance(text, str) or not text.strip():
@@ -67,10 +81,26 @@ def _short(text: str) -> str:
 
 
 @dataclass(frozen=True)
+class LeastOutputs:
+    """None of `ends` before row r has `least[r]` outputs (CosyVoice: twice as many as its text has ids)."""
+
+    ends: tuple[int, ...]
+    least: tuple[int, ...]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        early = history.position < torch.tensor(self.least, device=scores.device)[:, None]
+        ends = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        ends[list(self.ends)] = True
+        return ban(scores, early[..., None] & ends)
+
+
+@dataclass(frozen=True)
 class CodecLM(SpeechModel):
     """`model` writes ids `first` .. `first + codes - 1` for codes, and `end` behind the last one.
 
-    `longest` is bounded by the model's positions, less the longest prompt.
+    Where a frame is several ids one after the other, `books` holds each place's ids, half open ranges; the codec then takes frames, and a
+    frame left half done, where time is up, makes no sound. `pace` counts ids. `least` is how many ids are said at least for each id
+    of the text. `longest` is bounded by the model's positions, less the longest prompt.
     """
 
     model: Any
@@ -82,7 +112,60 @@ class CodecLM(SpeechModel):
     rate: int
     pace: float
     sampling: Sampling = field(default_factory=Sampling)
-    extra: tuple[Processor, ...] = ()  # further rules: the order of books, a least length
+    extra: tuple[Processor, ...] = ()  # further rules
+    books: tuple[tuple[int, int], ...] = ()
+    least: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        codec: Any,
+        *,
+        pattern: str,
+        end: str,
+        template: str = "{text}",
+        voices: Sequence[str] = (),
+        places: int = 1,
+        skip: int = 0,
+        codes: int | None = None,
+        longest: int | None = None,
+        sampling: Sampling | None = None,
+        extra: Sequence[Processor] = (),
+        least: float = 0.0,
+    ) -> "CodecLM":
+        """The language model `model` whose ids are found by the names of its tokens.
+
+        Args:
+            tokenizer: its tokenizer, which has the codes' tokens too.
+            codec: sound from codes: `HFCodec`, `WindowCodec`, or anything with `rate`, `pace` (codes a second), `size` and `stream()`.
+            pattern: the name of a code's token, such as "<|s_{}|>" (Llasa) or "<custom_token_{}>" (Orpheus).
+            end: the name of the token behind the last code.
+            template: the prompt around {text} and, where there are voices, {voice}.
+            places: ids a frame. The token of code c at place k then is number `skip` + k * codes + c of the pattern.
+            skip: the pattern's number of code 0.
+            codes: codes of a book, where the codec does not say.
+            longest: ids a prompt may have; by default a quarter of the model's positions.
+            least: ids at least for each id of the text.
+
+        Raises ValueError, in one line, where the tokenizer or the model lacks what is needed.
+        """
+        size = codes or getattr(codec, "size", None)
+        if size is None:
+            raise ValueError("nothing says how many codes a book has: give codes")
+        first = _first_of(tokenizer, pattern, skip, size * places)
+        (stop,) = _ids_of(tokenizer, [end], "end")
+        values, most = model.config.get_text_config(decoder=True).vocab_size, max(stop, first + size * places - 1)
+        if most >= values:
+            raise ValueError(f"{end} and {pattern} need ids up to {most}, but the model has {values} values: resize its embeddings")
+        positions = positions_of(model)
+        longest = longest or (None if positions is None else positions // 4)
+        letters = Letters(tokenizer, template, tuple(voices), longest)
+        books = Books.of_sizes(first, [size] * places).ranges if places > 1 else ()
+        drawn = Sampling() if sampling is None else sampling
+        pace = codec.pace * places
+        return cls(model, codec, letters, first, size * places, stop, codec.rate, pace, drawn, tuple(extra), books, least)
 
     @property
     def voices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -93,13 +176,9 @@ class CodecLM(SpeechModel):
         positions = positions_of(self.model)
         return None if positions is None else positions - (self.letters.longest or 0)
 
-    @property
-    def ids(self) -> Tensor:
-        """The ids of codes 0, 1, ... [V]: where rules that know codes find them."""
-        return torch.arange(self.first, self.first + self.codes)
-
     def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
-        return {key: value.to(self.model.device) for key, value in self.letters(texts, voices).items()}
+        prompt = {key: value.to(self.model.device) for key, value in self.letters(texts, voices).items()}
+        return prompt | {"said": torch.tensor([self.letters.count(text) for text in texts])} if self.least else prompt
 
     @cached_property
     def family(self) -> Family:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -109,23 +188,58 @@ class CodecLM(SpeechModel):
     def ends(self) -> Sequence[int]:
         return (self.end,)
 
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The ids of each place of a frame."""
+        return self.books or ((self.first, self.first + self.codes),)
+
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
-        size = self.model.config.get_text_config(decoder=True).vocab_size
-        spoken = {self.end, *range(self.first, self.first + self.codes)}
-        return (Suppress(tuple(i for i in range(size) if i not in spoken)), *self.extra)
+        spoken: list[Processor] = [Books(self.places, (self.end,))]
+        if self.least:
+            spoken.append(LeastOutputs((self.end,), tuple(int(self.least * count) for count in prompt["said"].tolist())))
+        return (*spoken, *self.extra)
 
     def stream(self) -> SoundStream:
-        return _Codes(self.codec.stream(), self.first, self.end)
+        return _Codes(self.codec.stream(), self.places, self.end)
 
 
 class _Codes:
-    """Ids to codes; the end is no sound."""
+    """Ids to codes, and to frames once they are whole; the end is no sound."""
 
-    def __init__(self, sound: SoundStream, first: int, end: int):
-        self.sound, self.first, self.end = sound, first, end
+    def __init__(self, sound: SoundStream, places: tuple[tuple[int, int], ...], end: int):
+        self.sound, self.places, self.end = sound, places, end
+        self.begun: list[int] = []  # codes of a frame that is not whole yet
 
     def push(self, steps: list[int]) -> Iterator[Tensor]:
-        return self.sound.push([step - self.first for step in steps if step != self.end])
+        return self.sound.push([frame for step in steps if step != self.end for frame in self._frame(step)])
+
+    def _frame(self, step: int) -> Iterator[Any]:
+        """The frame that id `step` completes, if it does."""
+        self.begun.append(step - self.places[len(self.begun)][0])
+        if len(self.begun) == len(self.places):
+            frame, self.begun = self.begun, []
+            yield frame if len(self.places) > 1 else frame[0]
 
     def close(self) -> Iterator[Tensor]:
         return self.sound.close()
+
+
+def _ids_of(tokenizer: Any, names: list[str], what: str) -> list[int]:
+    """Ids of tokens by their names. ValueError for the first that the tokenizer lacks."""
+    ids = tokenizer.convert_tokens_to_ids(names)
+    for name, one in zip(names, ids, strict=True):
+        if one is None or (one == tokenizer.unk_token_id and name != tokenizer.unk_token):
+            raise ValueError(f"the tokenizer has no token {name!r}: check {what}, or load the tokenizer that came with the model")
+    return ids
+
+
+def _first_of(tokenizer: Any, pattern: str, skip: int, count: int) -> int:
+    """The id of the first of `count` tokens named by `pattern`. ValueError unless they stand one behind the other."""
+    if pattern.format("x") == pattern:
+        raise ValueError(f"pattern {pattern!r} has no place for a number: write it as {{}}, such as <|s_{{}}|>")
+    ids = _ids_of(tokenizer, [pattern.format(number) for number in range(skip, skip + count)], "pattern, skip and codes")
+    wrong = next((place for place, one in enumerate(ids) if one != ids[0] + place), None)
+    if wrong is not None:
+        name = pattern.format(skip + wrong)
+        raise ValueError(f"token {name!r} has id {ids[wrong]}, not {ids[0] + wrong}: the ids of {pattern} must follow one another")
+    return ids[0]
