@@ -70,12 +70,18 @@ class RepetitionAware:
 
 
 def _struck(refused: Tensor, again: Tensor) -> Tensor:
-    """Log of sum over y of refused(y) again(t) / (1 - again(y)) over y other than t. In double: 1 - again(y) may be small."""
+    """Log of the sum over y of refused(y) again(t) / (1 - again(y)), y other than t; a y that is all there is comes back itself."""
     first, second = refused.double().exp(), again.double().exp()
-    rest = 1 - second
+    rest = _others(second)
     share = torch.where(rest > 0, first / rest, 0)
-    back = second * (share.sum(-1, keepdim=True) - share).clamp_min(0) + torch.where(rest > 0, 0, first)
-    return back.log().to(again.dtype)
+    return (second * _others(share) + torch.where(rest > 0, 0, first)).log().to(again.dtype)
+
+
+def _others(amounts: Tensor) -> Tensor:
+    """What all but each one sum to, [..., V]. Where one is nearly all, taking it off the sum would leave rounding."""
+    most = amounts.argmax(-1, keepdim=True)
+    rest = amounts.scatter(-1, most, 0).sum(-1, keepdim=True)
+    return (amounts.sum(-1, keepdim=True) - amounts).scatter(-1, most, rest)
 
 
 def repetition_aware(
