@@ -12,6 +12,10 @@ def hear(pair: Pair, path: str) -> dict[str, Any]:
     import torch
     from torchaudio.functional import resample
 
+    from mmspec.core.families import HEARING
+
+    if pair.target.config.model_type in HEARING:
+        raise ValueError(f"{pair.name} hears within a prompt: call mmspec.text.generate with what its processor returned for both")
     if not pair.hears:
         raise ValueError(f"{pair.name} reads text, not sound: leave --audio out and give a prompt")
     if not Path(path).is_file():

@@ -64,7 +64,7 @@ def _size(model: Any) -> str:
 
 def families() -> list[dict[str, str]]:
     """What `mmspec.text` and `mmspec.vision` can drive."""
-    from mmspec.core.families import _BY_MODEL_TYPE
+    from mmspec.core.families import _BY_MODEL_TYPE, HEARING
     from mmspec.vision.families import ADAPTERS
 
     decoders = "decoder-only models with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
@@ -72,6 +72,7 @@ def families() -> list[dict[str, str]]:
     return [
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},
+        {"kind": "speech language models", "models": ", ".join(HEARING)},
         {"kind": "pictures", "models": ", ".join(ADAPTERS)},
         {"kind": "recommendations", "models": "causal and T5 models that write items as the paths of a catalogue"},
     ]

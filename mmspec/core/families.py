@@ -15,7 +15,7 @@ _BY_MODEL_TYPE = {
     "mbart": Bart,
     "whisper": EncoderDecoder,
 }
-_HEARING = ("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral")
+HEARING = ("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral")
 _SENSES = {"input_features", "input_values", "pixel_values", "pixel_values_videos"}  # what `forward` takes besides text
 _FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
@@ -34,7 +34,7 @@ def family_of(model: Any) -> Family:
         return _BY_MODEL_TYPE[config.model_type].of(model)
     if config.model_type == "whisper":
         return DecoderAlone.of(model)
-    if config.model_type in _HEARING:
+    if config.model_type in HEARING:
         return AudioLLM.of(model)
     _refuse_other_senses(model)
     return DecoderOnly.of(model)
@@ -49,7 +49,7 @@ def _refuse_other_senses(model: Any) -> None:
             "use plain transformers generation for this model"
         )
     if _SENSES & signature(model.forward).parameters.keys():
-        raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(_HEARING)}")
+        raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(HEARING)}")
 
 
 def positions_of(model: Any) -> int | None:

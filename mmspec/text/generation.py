@@ -47,7 +47,8 @@ def generate(
     """Generate text with `model`, drafting with `drafter`.
 
     Args:
-        model: a transformers causal, encoder-decoder or speech-recognition model, in eval mode, on any one device.
+        model: a transformers causal, encoder-decoder or speech-recognition model or a speech language model, in eval mode, on
+            any one device.
         inputs: what its tokenizer or processor returned: ids or features [B, ...], `attention_mask` [B, P]; padded on either side.
         drafter: None (plain decoding, same engine), a transformers model, "lookup", "suffix", "jacobi" or another name of
             `mmspec.config.DRAFTERS`, a Drafter object, or a source of laws such as `EarlyExit(4)` or a trained net.

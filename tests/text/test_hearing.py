@@ -7,18 +7,27 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers as hf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
 
 import mmspec
-from mmspec.core.accept import Token
+from mmspec.commands.hearing import hear
+from mmspec.config import Config
+from mmspec.core.accept import Greedy, Token
 from mmspec.core.audio_llm import AudioLLM
+from mmspec.core.control import Fixed
+from mmspec.core.decode import decode
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
+from mmspec.core.limits import Limits
+from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline
 from mmspec.drafters.early_exit import EarlyExit
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best
 from mmspec.drafters.views import own_encoder, same_prompt, shared_ears, shared_encoder, text_alone, view_of
+from mmspec.text.pairs import Pair, load_model
 from mmspec.text.processors import constraints
 from tests.families import AUDIO, FAMILIES, LLAMA, SOUND, VOCAB, Case, build, inputs_for
 
@@ -260,6 +269,23 @@ def test_drafters_give_the_tokens_of_plain_decoding_and_ears_run_once(name):
 
 
 @pytest.mark.parametrize("name", ["Qwen2-Audio", "Voxtral"])
+def test_the_scoring_step_traces_whole(name):
+    model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
+    model.generation_config.eos_token_id = None
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=12)
+    torch._dynamo.reset()
+    laws = Pipeline(constraints(model.generation_config, 0, 12, [AUDIO]))
+    own = HFTarget(model, family_of(model), laws)
+    drafter, limits = ModelDrafter(own, Chain(best), shared_ears), Limits(3, 12)
+    torch._dynamo.utils.counters.clear()
+    target = own.capture(100, backend="eager", mode=None)
+    list(decode(target, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 3), control=Fixed(3)))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert limits.outputs == expected.sequences.tolist()
+
+
+@pytest.mark.parametrize("name", ["Qwen2-Audio", "Voxtral"])
 def test_a_deaf_drafter_is_caught_by_what_it_gets_accepted(name):
     model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
     model.generation_config.eos_token_id = None
@@ -348,3 +374,22 @@ def test_a_placeholder_for_a_whole_clip_asks_to_be_repeated():
     with pytest.raises(ValueError, match="repeat the placeholder"):
         mmspec.text.generate(model, given, max_new_tokens=4)
     assert isinstance(family_of(model), AudioLLM)
+
+
+def test_checkpoints_load_as_what_they_are(tmp_path):
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"?": 0, "one": 1}, unk_token="?")), unk_token="?")
+    for name in SOUND:
+        model, inputs = build(FAMILIES[name]), inputs_for(name, 1)
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        loaded, _ = load_model(str(tmp_path / name), "float32", "cpu")
+        assert type(loaded) is type(model)
+        expected, found = (mmspec.text.generate(m, inputs, max_new_tokens=6).sequences for m in (model, loaded))
+        assert torch.equal(found, expected)
+    pair = Pair("talker", loaded, tokenizer, None, "none", "exact", Config())
+    with pytest.raises(ValueError, match="hears within a prompt"):
+        hear(pair, "talk.wav")
+    decoder = alone(whisper(), 0.05)
+    decoder.save_pretrained(tmp_path / "alone")
+    tokenizer.save_pretrained(tmp_path / "alone")
+    assert isinstance(load_model(str(tmp_path / "alone"), "float32", "cpu")[0], hf.WhisperForCausalLM)
