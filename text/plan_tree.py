@@ -13,14 +13,13 @@ was lucky. --out gets the tree named by --plan, whole or not at all.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.accept import Accept
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.stats import Stats
-from mmspec.drafters.calibration import Calibration, Costs, measure_costs
+from mmspec.drafters.calibration import Calibration, Costs, broad, calibrate, measure_costs
 from mmspec.drafters.planners import expected_length, sequoia, sparse_tree
 from mmspec.drafters.trees import Template
 from mmspec.jobs.files import read_prompts, write_json
@@ -28,25 +27,10 @@ from mmspec.options import laws_for, rule_of
 from mmspec.text.pairs import Pair, load_pair
 
 
-def broad(nodes: int, depth: int) -> Template:
-    """The tree to calibrate on: what a drafter that is right six times in ten wants, and a few ranks at every level."""
-    likely = sparse_tree([[0.6 * 0.4**rank for rank in range(10)]] * depth, 2 * nodes)
-    spine = [(*[0] * level, rank) for level in range(depth) for rank in range(4)]
-    return Template(tuple({*likely.paths, *spine}))
-
-
 def play(pair: Pair, prompts: list[str], tree: Template, batch_size: int, seed: int) -> tuple[Stats, Calibration]:
     """What `tree` brings over all prompts."""
-    stats, calibration = Stats(), Calibration()
-
-    def count(step: Any) -> None:
-        stats.add(step)
-        calibration(step)
-
-    for first in range(0, len(prompts), batch_size):
-        inputs = pair.inputs(prompts[first : first + batch_size])
-        pair.generate(inputs, tree=tree, seed=seed + first, on_step=count)
-    return stats, calibration
+    batches = (pair.inputs(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size))
+    return calibrate(pair.generate, batches, tree, seed)
 
 
 def costs_of(pair: Pair, prompts: list[str], nodes: int) -> Costs:
@@ -62,7 +46,7 @@ def costs_of(pair: Pair, prompts: list[str], nodes: int) -> Costs:
 def plan(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[dict]:
     """One row per planner."""
     seen, unseen = (prompts[::2], prompts[1::2]) if len(prompts) > 1 else (prompts, prompts)
-    _, calibration = play(pair, seen, broad(args.nodes, args.depth), args.batch_size, args.seed)
+    _, calibration = play(pair, seen, broad(args.nodes, args.depth, args.decay), args.batch_size, args.seed)
     accuracy, costs = calibration.accuracy(args.least), costs_of(pair, prompts, args.nodes)
     planned = {
         "sparse": sparse_tree(accuracy, args.nodes),
@@ -116,6 +100,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--nodes", type=int, default=24, help="the most guesses a round")
     parser.add_argument("--depth", type=int, default=6, help="the most levels")
+    parser.add_argument("--decay", type=float, default=0.4, help="calibrate for a drafter whose ranks fall off so; flat laws: 0.8")
     parser.add_argument("--least", type=int, default=10, help="guesses judged before a rank at a level is planned on")
     parser.add_argument("--plan", choices=("sequoia", "sparse"), default="sequoia", help="which of the two --out gets")
     parser.add_argument("--max-new-tokens", type=int, default=96)

@@ -1,17 +1,23 @@
 """What planners are fed: acceptance by level and rank, counted while a drafter runs, and the seconds that steps take."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from mmspec.core.decode import Target, TargetSession
+from mmspec.core.control import Fixed
+from mmspec.core.decode import Drafter, Target, TargetSession, decode
+from mmspec.core.judge import Judge
+from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Room, Step
+from mmspec.core.stats import Stats
+from mmspec.drafters.planners import sparse_tree
 from mmspec.drafters.trees import StaticTree, Template
 
 # --- acceptance -------------------------------------------------------------------------------------------------------
@@ -84,6 +90,64 @@ def _bump(counts: list[list[int]], level: int, rank: int, by: int) -> None:
 
 def _counts(table: Any) -> bool:
     return isinstance(table, list) and all(isinstance(row, list) and all(type(n) is int and n >= 0 for n in row) for row in table)
+
+
+# --- runs that calibrate ----------------------------------------------------------------------------------------------
+
+
+class Play(Protocol):
+    """A generation over one batch, with guesses in the form of `tree`: a modality's public call, or what `playing` makes."""
+
+    def __call__(self, batch: Any, /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> Any: ...
+
+
+def broad(nodes: int, depth: int, decay: float = 0.4) -> Template:
+    """The tree to calibrate on: what a drafter whose rank r is right in (1 - decay) decay^r of cases wants, and at every level all
+    ranks that such a drafter has right more than one time in fifty.
+
+    0.4 suits text. Where laws are flat, as over the codes of speech, lower ranks are worth knowing: 0.8.
+    """
+    if not 0 < decay < 1:
+        raise ValueError(f"decay is {decay}: a drafter's ranks fall off by a factor between 0 and 1")
+    rates = [(1 - decay) * decay**rank for rank in range(2 * nodes)]
+    ranks = 1 + max(0, math.floor(math.log(0.02 / (1 - decay), decay)))
+    likely = sparse_tree([rates] * depth, 2 * nodes)
+    return Template(tuple({*likely.paths, *((*[0] * level, rank) for level in range(depth) for rank in range(ranks))}))
+
+
+def calibrate(play: Play, batches: Iterable[Any], tree: Template, seed: int = 0) -> tuple[Stats, Calibration]:
+    """What `tree` brings over all batches, and how often each of its guesses is kept: feed `accuracy()` to a planner.
+
+    Row r of all batches together has the seed `seed` + r, however they are cut. The laws are those of `play`: plan a tree with the
+    very sampler, temperature and rule it is to serve.
+    """
+    stats, calibration, rows = Stats(), Calibration(), 0
+
+    def count(step: Step) -> None:
+        nonlocal rows
+        rows = len(step.settled.values)
+        stats.add(step)
+        calibration(step)
+
+    for batch in batches:
+        play(batch, tree=tree, seed=seed, on_step=count)
+        seed, rows = seed + rows, 0
+    return stats, calibration
+
+
+def playing(target: Target, drafter: Callable[[Template], Drafter], rule: Judge, *, most: int, ends: Sequence[int] = ()) -> Play:
+    """A `Play` of any target, such as an `HFTarget` with its processors, over inputs as its family takes them.
+
+    `drafter` makes the drafter that grows a given tree, its siblings picked as `rule` needs them (`mmspec.options.drafter_of`).
+    """
+
+    def play(batch: Mapping[str, torch.Tensor], /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> None:
+        some = next(iter(batch.values()))
+        limits, noise = Limits(len(some), most, ends, device=some.device), Noise.from_seed(seed, len(some), some.device)
+        for step in decode(target, drafter(tree), rule, batch, limits=limits, noise=noise, control=Fixed(tree.depth)):
+            on_step(step)
+
+    return play
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
