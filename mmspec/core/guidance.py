@@ -51,11 +51,18 @@ class Guided(Pipeline):
         return False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return super().__call__(*self.mixed(scores, history))
+
+    def mixed(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
+        """Scores [2B, N, *law] of pairs as [B, N, *law], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
-        scale = torch.as_tensor(self.scale, dtype=scores.dtype, device=scores.device).expand(len(cond))[:, None, None]
-        mixed = torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
         own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
-        return super().__call__(mixed, own)
+        return self.mix(cond, uncond), own
+
+    def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
+        scale = scale.view(-1, *[1] * (cond.dim() - 1))
+        return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
 
 
 @dataclass(frozen=True)

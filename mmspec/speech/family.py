@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from mmspec.core.guidance import Guided
 from mmspec.core.hf import Family
 from mmspec.core.limits import Ending
 from mmspec.core.processors import Processor
@@ -50,6 +51,7 @@ class SpeechModel(ABC):
     pace: float
     voices: tuple[str, ...] = ()  # those it can be asked for; none where it has one voice only, or takes voices some other way
     longest: int | None = None  # steps it can write
+    lead: int = 0  # steps that a row takes beyond those its sound is made of: a delay's
     sampling: Sampling = Sampling()
 
     @abstractmethod
@@ -72,6 +74,19 @@ class SpeechModel(ABC):
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
         """What may never be said: bans and forced codes, by position and history. They go before every sampler."""
         return ()
+
+    def closing(self, steps: int) -> tuple[Processor, ...]:
+        """What must be said for a row to end well within `steps`, where that is known beforehand. It goes before `rules`."""
+        return ()
+
+    def paired(self, prompt: Any) -> Any:
+        """`prompt`, and behind it as many rows that tell nothing, for guidance. ValueError where the model has no such prompts."""
+        raise ValueError(f"{type(self.model).__name__} has no unconditional prompts: leave guidance out")
+
+    def guided(self, steps: tuple[Processor, ...], sampling: Sampling) -> Guided:
+        """How what is said of both halves is mixed, before the processors `steps`. ValueError for a scale the model does not take."""
+        assert sampling.guidance is not None
+        return Guided(steps, sampling.guidance)
 
     @abstractmethod
     def stream(self) -> SoundStream:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
 from mmspec.core.decode import decode, settled
+from mmspec.core.guidance import Guided, Pairs
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
@@ -56,6 +57,15 @@ class Speech:
         return paths
 
 
+@runtime_checkable
+class Staged(Protocol):
+    """A speech model of several networks, one after the other, each with steps of its own (Bark): it says itself how they are run."""
+
+    def synthesize(self, texts: Sequence[str], drafter: Any, accept: str | Accept, seed: int | Sequence[int], **options: Any) -> Speech:
+        """As the function of that name, which calls it; of `options`, those that draw are None where the stages' own settings stand."""
+        ...
+
+
 def synthesize(
     model: SpeechModel,
     texts: Sequence[str],
@@ -95,7 +105,11 @@ def synthesize(
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
-    sampling = _changed(model.sampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers)
+    drawing = dict(zip(_DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
+    if isinstance(model, Staged):
+        told = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
+        return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **told, **drawing)
+    sampling = _changed(model.sampling, **drawing)
     saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step)
     for row, piece in saying:
         if on_sound is not None:
@@ -108,6 +122,8 @@ def stream(model: SpeechModel, text: str, drafter: Any = None, accept: str | Acc
 
     A request that is wrong is told here, before the first piece. Raises as `synthesize` does.
     """
+    if isinstance(model, Staged):
+        raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
     drawing = {name: options.pop(name, None) for name in _DRAWING}
     return Stream(
         _Saying(model, [text], sampling=_changed(model.sampling, **drawing), drafter=drafter, accept=accept, seed=seed, **options)
@@ -152,9 +168,14 @@ class _Saying:
         rule = rule_of(accept, sampling.temperature)
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
         steps = _steps(model, max_seconds)
-        laws = laws_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, model.rules(prompt))
-        target = HFTarget(model.model, model.family, Pipeline((*laws.steps, *sampling.last)), reserve=min(steps + 32, 1024))
-        guesser = drafter_of(_as_drafter(drafter, target, rule, tree), target, rule, tree)
+        first = (*model.closing(steps), *model.rules(prompt))
+        laws = laws_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, first)
+        laws = Pipeline((*laws.steps, *sampling.last))
+        if _guides(sampling.guidance):
+            laws, prompt = model.guided(laws.steps, sampling), model.paired(prompt)
+        own = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024))
+        target = _whole(own)
+        guesser = drafter_of(_as_drafter(drafter, own, rule, tree), own, rule, tree)
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.on_step, self.stats = model, on_step, Stats(exactness=rule.exactness)
         self.limits = Limits(len(texts), steps, model.ends, device=model.model.device)
@@ -181,8 +202,22 @@ class _Saying:
 def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Any:
     """A speech model as a drafter: behind the target's own rules and samplers. Anything else as it is."""
     if not isinstance(drafter, SpeechModel):
+        if isinstance(target.processors, Guided) and hasattr(drafter, "guide"):
+            raise ValueError(f"{type(drafter).__name__} reads one row's states, guidance has two: draft with a speech model, or guidance=1")
         return drafter
-    return ModelDrafter(replace(target, model=drafter.model, family=drafter.family), shape_of(tree, rule))
+    return ModelDrafter(_whole(replace(target, model=drafter.model, family=drafter.family)), shape_of(tree, rule))
+
+
+def _guides(scale: float | None) -> bool:
+    """Is there anything to guide? ValueError for a scale that is none."""
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 <= scale < inf):
+        raise ValueError(f"guidance is {scale!r}: a scale is a number from 0 on; 1 or None is no guidance, 3 is usual")
+    return scale is not None and scale != 1
+
+
+def _whole(target: HFTarget) -> HFTarget | Pairs:
+    """The target the loop sees: one row where guidance makes one law of a pair."""
+    return Pairs(target) if isinstance(target.processors, Guided) else target
 
 
 class _Sounds:
@@ -240,10 +275,11 @@ def _changed(sampling: Sampling, temperature, top_k, top_p, repetition_penalty, 
 def _steps(model: SpeechModel, max_seconds: float | None) -> int:
     """Steps a row may take. ValueError for no time, or more than the model has room for."""
     if max_seconds is None:
-        return model.longest or round(30 * model.pace)
-    steps = int(max_seconds * model.pace)
-    if steps < 1:
+        return model.longest or round(30 * model.pace) + model.lead
+    steps = int(max_seconds * model.pace) + model.lead
+    if steps < 1 + model.lead:
         raise ValueError(f"max_seconds is {max_seconds}: ask for at least {1 / model.pace:.3g}, one step of this model")
     if model.longest is not None and steps > model.longest:
-        raise ValueError(f"max_seconds is {max_seconds}, but this model has room for {model.longest / model.pace:.3g}: ask for less")
+        room = (model.longest - model.lead) / model.pace
+        raise ValueError(f"max_seconds is {max_seconds}, but this model has room for {room:.3g}: ask for less")
     return steps

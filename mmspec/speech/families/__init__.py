@@ -6,7 +6,10 @@ from typing import Any
 from mmspec.speech.family import SpeechModel
 
 ADAPTERS = {
+    "BarkModel": "mmspec.speech.families.bark:Bark",
     "CsmForConditionalGeneration": "mmspec.speech.families.csm:CsmModel",
+    "DiaForConditionalGeneration": "mmspec.speech.families.dia:Dia",
+    "MusicgenForConditionalGeneration": "mmspec.speech.families.musicgen:Musicgen",
 }
 
 REFUSED = {

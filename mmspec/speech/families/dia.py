@@ -1,0 +1,96 @@
+"""Dia (Nari Labs 2025): a byte encoder, and a decoder of DAC codes in 9 books behind a long delay.
+
+As the class's own generation has it: only the first book may end a row, where the end is its likeliest code; the others follow by their
+delays; a row that reaches its room is ended in time for that. Guidance is centred on the conditional scores, and `top_k` chooses by the
+guided scores what is then drawn by the conditional ones. Unlike there, temperatures below 1 are taken as they are.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.delay import EndAt, EndsInFirst, NotYet
+from mmspec.core.family import attention_mask, refuse_unsupported
+from mmspec.core.guidance import Guided
+from mmspec.core.layout import Layout
+from mmspec.core.limits import Ending
+from mmspec.core.processors import Processor, ban
+from mmspec.speech.codec_lm import Letters
+from mmspec.speech.families.csm import sampling_of
+from mmspec.speech.families.delay import DelayModel, Heard, Texts
+from mmspec.speech.family import Sampling
+
+
+@dataclass(frozen=True)
+class DiaGuided(Guided):
+    """cond + scale (cond - uncond). With `top_k` the conditional scores of the ids that are best by those."""
+
+    top_k: int | None = None
+
+    def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        mixed = cond + (cond - uncond) * self.scale
+        if not self.top_k:
+            return mixed
+        best = mixed.topk(min(self.top_k, mixed.shape[-1]), -1).indices
+        return ban(cond, torch.ones_like(cond, dtype=torch.bool).scatter(-1, best, False))
+
+
+class Dia(DelayModel):
+    """A `DiaForConditionalGeneration` and its codec, a `DacModel`; a `DiaTokenizer` for prompts that are texts.
+
+    `rows` never sound their prompt: voices given as sound are not supported.
+    """
+
+    def __init__(self, model: Any, codec: Any, tokenizer: Any = None):
+        self.model, config = model, model.config
+        refuse_unsupported(self.decoder)
+        decoder = config.decoder_config
+        self.delays, self.codes, self.size = tuple(config.delay_pattern), decoder.eos_token_id, decoder.vocab_size
+        self.start, self.end, self.pad = decoder.bos_token_id, decoder.eos_token_id, decoder.pad_token_id
+        self.layers, self.longest, self.lead = decoder.num_hidden_layers, decoder.max_position_embeddings - 1, max(self.delays) + 1
+        self.letters = None if tokenizer is None else Letters(tokenizer, longest=config.encoder_config.max_position_embeddings)
+        self.sampling = Sampling(**sampling_of(model.generation_config), guidance=model.generation_config.guidance_scale)
+        self._sounding(codec)
+
+    @property
+    def decoder(self) -> Any:
+        return self.model.model.decoder
+
+    @property
+    def known(self) -> int:
+        return self.model.config.encoder_config.vocab_size
+
+    def hear(self, texts: Texts) -> tuple[Tensor, Tensor]:
+        told = torch.arange(len(texts.ids), device=texts.ids.device) < len(texts.ids) - texts.untold
+        ids = torch.where(told[:, None], texts.ids, 0)  # the text that tells nothing is as long, and padding
+        return self.model.model.encoder(ids, attention_mask=texts.mask.long()).last_hidden_state, texts.mask
+
+    def scores(self, layout: Layout, heard: Heard, keep: int) -> Tensor:
+        hidden = self.decoder(
+            input_ids=layout.ids,
+            position_ids=layout.positions,
+            attention_mask=attention_mask(layout.visible, self.decoder),
+            encoder_hidden_states=heard.states,
+            encoder_attention_mask=heard.mask,
+            past_key_values=heard.cache,
+            use_cache=True,
+        ).last_hidden_state
+        return self.model.logits_dense(hidden[:, -keep:]).unflatten(-1, (len(self.delays), self.size))
+
+    def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        return (EndsInFirst(self.delays, self.end, self.pad), NotYet(self.delays, self.start))
+
+    def closing(self, steps: int) -> tuple[Processor, ...]:
+        return (EndAt(steps - self.lead, self.end),) if steps >= self.lead else ()
+
+    def guided(self, steps: tuple[Processor, ...], sampling: Sampling) -> DiaGuided:
+        if sampling.guidance is None or not sampling.guidance > 1:
+            raise ValueError(f"guidance is {sampling.guidance}: Dia takes scales above 1; None or 1 for no guidance, 3 is usual")
+        return DiaGuided(steps, sampling.guidance, sampling.top_k)
+
+    @property
+    def ends(self) -> Ending:
+        slowest = self.delays.index(max(self.delays))
+        return lambda frames: frames[..., slowest] == self.end

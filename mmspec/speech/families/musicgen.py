@@ -1,0 +1,83 @@
+"""MusicGen (Copet et al. 2023): a T5 encoder, and a decoder of EnCodec codes in K books, each a step behind the one before it.
+
+A row never ends by itself: it has as many steps as it is given room for, of which the books that are done early sit out the last ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.delay import NoMore, NotYet
+from mmspec.core.family import attention_mask, refuse_unsupported
+from mmspec.core.layout import Layout
+from mmspec.core.processors import Processor
+from mmspec.speech.codec_lm import Letters
+from mmspec.speech.families.csm import sampling_of
+from mmspec.speech.families.delay import DelayModel, Heard, Texts
+from mmspec.speech.family import Sampling
+
+
+class Musicgen(DelayModel):
+    """A `MusicgenForConditionalGeneration` of one channel; its tokenizer for prompts that are texts. `codec` takes the place of its own."""
+
+    def __init__(self, model: Any, tokenizer: Any = None, codec: Any = None):
+        self.model, config, generation = model, model.config.decoder, model.generation_config
+        if config.audio_channels != 1:
+            raise ValueError(f"this MusicGen writes {config.audio_channels} channels: only models of one channel are supported")
+        refuse_unsupported(model.decoder)
+        given = (generation.decoder_start_token_id, generation.bos_token_id, config.bos_token_id)
+        self.start = next(token for token in given if token is not None)
+        self.delays, self.codes = tuple(range(config.num_codebooks)), config.vocab_size
+        self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, config.num_codebooks - 1
+        self.letters = None if tokenizer is None else Letters(tokenizer)
+        self.sampling = Sampling(**sampling_of(generation), guidance=generation.guidance_scale)
+        self._sounding(model.audio_encoder if codec is None else codec)
+
+    @property
+    def decoder(self) -> Any:
+        return self.model.decoder
+
+    @property
+    def known(self) -> int:
+        return self.model.config.text_encoder.vocab_size
+
+    def hear(self, texts: Texts) -> tuple[Tensor, Tensor]:
+        """Rows that tell nothing are not run: their states are 0, and so is what any attention makes of those."""
+        told = len(texts.ids) - texts.untold
+        mask = texts.mask[:told]
+        states = self.model.text_encoder(texts.ids[:told], attention_mask=mask.long()).last_hidden_state
+        if hasattr(self.model, "enc_to_dec_proj"):
+            states = self.model.enc_to_dec_proj(states)
+        states = states * mask[..., None]
+        nothing = torch.zeros_like(states[: texts.untold])
+        return torch.cat([states, nothing]), torch.cat([mask, torch.ones_like(mask[: texts.untold])])
+
+    def scores(self, layout: Layout, heard: Heard, keep: int) -> Tensor:
+        def own(module: Any, args: tuple, output: Tensor) -> Tensor:
+            """Each column's own position: the class derives one from a shared length."""
+            slots = layout.visible.shape[-1]
+            table = module.weights if slots <= len(module.weights) else module.get_embedding(slots, module.embedding_dim)
+            return nn.functional.embedding(layout.positions, table.to(output))
+
+        rows, columns, books = layout.ids.shape
+        with self.decoder.model.decoder.embed_positions.register_forward_hook(own):
+            hidden = self.decoder.model(
+                input_ids=layout.ids.transpose(1, 2).reshape(rows * books, columns),
+                attention_mask=attention_mask(layout.visible, self.decoder),
+                encoder_hidden_states=heard.states,
+                encoder_attention_mask=heard.mask,
+                past_key_values=heard.cache,
+                use_cache=True,
+            ).last_hidden_state[:, -keep:]
+        return torch.stack([head(hidden) for head in self.decoder.lm_heads], 2)
+
+    def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        return (NotYet(self.delays, self.start),)
+
+    def closing(self, steps: int) -> tuple[Processor, ...]:
+        return (NoMore(self.delays, self.start, max(steps - self.lead, 0)),)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return ()
