@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mmspec.core.accept import UNMETERED, longest, settle
+from mmspec.core.accept import UNMETERED, settle
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
+from mmspec.core.paths import longest
 from mmspec.core.records import Draft, Scored, Verdict
 
 
