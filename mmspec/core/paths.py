@@ -34,7 +34,7 @@ def after_parent(draft: Draft, value: Tensor) -> Tensor:
 def equals_parent(draft: Draft, value: Tensor) -> Tensor:
     """[B, N] bool: is each guess the very `value` [B, N] its parent calls for? Roots pass. ValueError for values that are no single ids."""
     if value.dim() > 2:
-        raise ValueError("this rule judges single ids, but every step here is a frame of codes: take coupled, match, greedy, token or PerCode")
+        raise ValueError("this rule judges single ids, but steps here are frames of codes: take coupled, match, greedy, token or PerCode")
     return with_roots(draft, draft.guesses == after_parent(draft, value))
 
 
