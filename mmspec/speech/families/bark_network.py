@@ -1,0 +1,100 @@
+"""Bark's two language models as the engine drives them: prompts that are sums of two embeddings, and attention by the mask alone."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.family import attention_mask, refuse_unsupported
+from mmspec.core.layout import Layout
+from mmspec.core.processors import History, ban
+
+
+@dataclass(frozen=True, slots=True)
+class BarkPrompt:
+    """Ids [B, P], and where `beside` [B, P] is not negative those whose embeddings are added to them. Then ids stand for no values."""
+
+    ids: Tensor
+    mask: Tensor  # [B, P] bool
+    beside: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class BarkFamily:
+    """`BarkSemanticModel` and `BarkCoarseModel`. Prompt positions that are sums of two embeddings have ids of their own, from `size` on."""
+
+    layers: int
+    size: int
+
+    @staticmethod
+    def of(model: Any) -> "BarkFamily":
+        refuse_unsupported(model)
+        return BarkFamily(model.config.num_layers, model.config.input_vocab_size)
+
+    def prompt(self, model: Any, inputs: BarkPrompt) -> tuple[Tensor, Tensor]:
+        if inputs.beside is None:
+            return inputs.ids, inputs.mask
+        length = inputs.ids.shape[1]
+        return (self.size + torch.arange(length - 1, -1, -1, device=inputs.ids.device)).expand(len(inputs.ids), -1), inputs.mask
+
+    def begin(self, model: Any, inputs: BarkPrompt, capacity: int) -> tuple[SlotCache, Tensor | None]:
+        cache, embed = SlotCache(self.layers, capacity), model.input_embeds_layer
+        if inputs.beside is None:
+            return cache, None
+        added = embed(inputs.beside.clamp_min(0)) * (inputs.beside >= 0)[..., None]
+        return cache, embed(inputs.ids) + added
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Tensor | None, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, None]:
+        embeds = model.input_embeds_layer(layout.ids.clamp(max=self.size - 1))
+        if state is not None:
+            place = (state.shape[1] - 1 - (layout.ids - self.size)).clamp(0, state.shape[1] - 1)
+            given = state.gather(1, place[..., None].expand(*place.shape, state.shape[-1]))
+            embeds = torch.where((layout.ids >= self.size)[..., None], given, embeds)
+        with _seeing_by_the_mask_alone(model):
+            out = model(
+                inputs_embeds=embeds,
+                attention_mask=attention_mask(layout.visible, model),
+                position_ids=layout.positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return out.logits[:, -keep:], None
+
+
+@contextmanager
+def _seeing_by_the_mask_alone(model: Any) -> Iterator[None]:
+    """The class adds a triangle that counts cached keys, and has but `block_size` of them; slots are more, and the mask says all."""
+    try:
+        for block in model.layers:
+            block.attn.is_causal = False
+        yield
+    finally:
+        for block in model.layers:
+            block.attn.is_causal = True
+
+
+@dataclass(frozen=True)
+class EndOnceLikely:
+    """Nothing but `end` where its probability is above `least`: the class's `min_eos_p`."""
+
+    end: int
+    least: float
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        others = torch.arange(scores.shape[-1], device=scores.device) != self.end
+        likely = scores.float().softmax(-1)[..., self.end] > self.least
+        return ban(scores, likely[..., None] & others)
+
+
+def ragged(rows: list[list[int]], device: Any) -> BarkPrompt:
+    """Prompts of ids alone."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return BarkPrompt(ids, torch.arange(width, device=device) >= width - lengths[:, None])
