@@ -123,21 +123,43 @@ def encode(outputs: Sequence[Sequence[int]], size: int, most: int) -> Tensor:
 # --- the engine's -----------------------------------------------------------------------------------------------------
 
 
-def run(own: HFTarget, drafter: Drafter, rule, prompts: Sequence[Sequence[int]], noise, *, most: int, length: int, left: bool = True):
-    """A whole `decode`: the limits, with the outputs in them, and the steps' verdicts added up as (accepted, judged)."""
-    limits, accepted, judged = Limits(len(prompts), most, [END]), 0, 0
+def run(
+    own: HFTarget,
+    drafter: Drafter,
+    rule,
+    prompts: Sequence[Sequence[int]],
+    noise,
+    *,
+    most: int,
+    length: int,
+    left: bool = True,
+    ends=(END,),
+):
+    """A whole `decode`: its outputs, and how many guesses were accepted and judged."""
+    limits, accepted, judged = Limits(len(prompts), most, ends), 0, 0
     for step in decode(own, drafter, rule, inputs(prompts, left), limits=limits, noise=noise, control=Fixed(length)):
         accepted, judged = accepted + sum(step.settled.accepted), judged + sum(step.settled.judged)
     return limits.outputs, accepted, judged
 
 
-def engine_law(own: HFTarget, drafter: Drafter, rule, prompt: Sequence[int], *, most: int, length: int, once: bool = True) -> Tensor:
-    """The exact law of whole runs after one prompt, by exploring every outcome."""
+def engine_law(
+    own: HFTarget, drafter: Drafter, rule, prompt: Sequence[int], *, most: int, length: int, once: bool = True, ends: bool = True
+) -> Tensor:
+    """The exact law of whole runs after one prompt, by exploring every outcome.
+
+    A row that has ended still draws while others go on, and a replay among others would draw less or more: where that happens the
+    weights do not sum to 1. Without `ends` every run goes on to its last value, and outputs are cut where they would have ended.
+    """
     size = len(own.model)
 
     def branch(tape: Tape) -> Tensor:
-        outputs, _, _ = run(own, drafter, rule, [prompt] * tape.rows, TapeNoise(tape, most), most=most, length=length)
-        return encode(outputs, size, most)
+        noise, stop = TapeNoise(tape, most), (END,) if ends else ()
+        outputs, _, _ = run(own, drafter, rule, [prompt] * tape.rows, noise, most=most, length=length, ends=stop)
+        return encode([_cut(values) for values in outputs], size, most)
 
     outcomes = explore(branch, once=once)
     return outcomes.law(outcomes.values, (size + 1) ** most)
+
+
+def _cut(values: list[int]) -> list[int]:
+    return values[: values.index(END) + 1] if END in values else values
