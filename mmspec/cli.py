@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, check, demo, image, models, recommend, text
+from mmspec.commands import bench, check, demo, image, models, recommend, speech, text
 from mmspec.commands.common import Commands
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=text.EXAMPLES)(text.text)
 app.command(epilog=image.EXAMPLES)(image.image)
+app.command(epilog=speech.EXAMPLES)(speech.speech)
 app.command(epilog=recommend.EXAMPLES)(recommend.recommend)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.command(epilog=check.EXAMPLES)(check.check)

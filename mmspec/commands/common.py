@@ -131,9 +131,9 @@ def settings(given: dict[str, Any]) -> Config:
     elif path is None:
         drafter = replace(drafter, kind="model" if config.target.path == "mini" else "lookup")
     if given.get("draft_length") is not None:
-        drafter = replace(drafter, length=_length(given["draft_length"]))
+        drafter = replace(drafter, length=length_of(given["draft_length"]))
     if given.get("tree") is not None:
-        drafter = replace(drafter, tree=_tree(given["tree"]))
+        drafter = replace(drafter, tree=tree_of(given["tree"]))
     if given.get("accept") is not None:
         config = replace(config, accept=replace(config.accept, kind=given["accept"], options={}))
     return replace(config, drafter=drafter)
@@ -154,13 +154,13 @@ def _named(name: str, before: DrafterSection) -> DrafterSection:
     return replace(before, kind=kind, path=path, options={})
 
 
-def _length(text: str) -> int | str:
+def length_of(text: str) -> int | str:
     if text in ("auto", "thompson") or text.isdigit():
         return int(text) if text.isdigit() else text
     raise ValueError(f"--draft-length is {text!r}: give a number of guesses, auto or thompson")
 
 
-def _tree(text: str) -> list[int] | str | None:
+def tree_of(text: str) -> list[int] | str | None:
     if text in ("comb", "expand", "opt", "dynamic", "none") or text.endswith(".json"):
         return None if text == "none" else text
     parts = text.split(",")

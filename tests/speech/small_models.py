@@ -67,7 +67,7 @@ def folder(place: Path) -> Path:
     network(1, seed=1).save_pretrained(place / "drafter")
     target.codec.save(place / "codec")
     target.letters.tokenizer.save_pretrained(place)
-    save_drafter(place / "drafters" / "vadusa", heads(target))
+    save_drafter(heads(target), place / "drafters" / "vadusa")
     (place / "card.md").write_text("# tiny speech\n", encoding="utf-8")
     (place / "tree.json").write_text(json.dumps([[0], [1], [0, 0]]), encoding="utf-8")
     return place

@@ -1,0 +1,100 @@
+"""Speakers by name: the shipped mini, or a folder of one's own training. `trust_remote_code` stays off."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec.config import DRAFTERS
+from mmspec.speech.family import SpeechModel
+
+MINIS = ("mini", "speech")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A speech model with its drafter, ready for `mmspec.speech.synthesize`."""
+
+    name: str
+    model: SpeechModel
+    drafter: Any = None  # as `synthesize` takes it
+    drafter_name: str = "none"
+    examples: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+def load_speaker(name: str = "mini", drafter: str | None = None, dtype: str = "float32", device: torch.device | str = "cpu") -> Speaker:
+    """The speaker called `name`.
+
+    Args:
+        name: "mini" or "speech", or a folder that `speech/train_target.py` wrote.
+        drafter: "model" or another name that the mini or the folder brings, a name of `mmspec.config.DRAFTERS`, the folder of a trained
+            drafter or of a small model over the same ids, "none". By default "model" where there is one, else none.
+        dtype: float32, bfloat16, float16 or auto (float32); sound is always made in float32.
+
+    Raises:
+        ValueError, FileNotFoundError: in one line, for what cannot be had.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+    found = _parts(name)
+    kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    target = found["target"]
+    target.model.to(device, kind)
+    if drafter is None:
+        drafter = "model" if "model" in found["drafters"] else "none"
+    guesser = _drafter(drafter, found["drafters"], target)
+    net = guesser.model if isinstance(guesser, SpeechModel) else guesser
+    if isinstance(net, torch.nn.Module):
+        net.to(device, kind)
+    return Speaker(name, target, guesser, drafter, found["examples"])
+
+
+def _parts(name: str) -> dict[str, Any]:
+    """`target`, `drafters` and `examples` of the speaker called `name`."""
+    if name in MINIS:
+        import mmspec
+
+        mini = mmspec.load("speech")
+        return {"target": mini.target, "drafters": mini.drafters, "examples": mini.examples}
+    home = Path(name).expanduser()
+    if not home.exists():
+        raise FileNotFoundError(f"model path {name} does not exist: give mini, or a folder that speech/train_target.py wrote")
+    if not ((home / "target").is_dir() and (home / "codec").is_dir()):
+        raise ValueError(
+            f"model {name} holds no target/ and codec/: give mini or a folder that speech/train_target.py wrote; "
+            "other models speak through mmspec.speech.synthesize"
+        )
+    from mmspec.minis.utterances import load_utterances
+
+    try:
+        return load_utterances(home)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        lines = str(error).strip().splitlines()
+        raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
+
+
+def _drafter(name: str, own: Mapping[str, Any], target: SpeechModel) -> Any:
+    """What `synthesize` takes for a drafter called `name`."""
+    if name == "none":
+        return None
+    if name in own:
+        return own[name]
+    if name in DRAFTERS:
+        return name
+    home = Path(name).expanduser()
+    if not (home / "config.json").is_file():
+        valid = ", ".join(dict.fromkeys(("none", *own, *(kind for kind in DRAFTERS if kind != "none"))))
+        raise ValueError(f"unknown drafter {name!r}; valid: {valid}, or the folder of a trained drafter or a small model")
+    from mmspec.drafters.checkpoint import is_drafter, load_drafter
+
+    if is_drafter(home):
+        return load_drafter(home, target.model)
+    import transformers as hf
+
+    try:
+        return hf.AutoModelForCausalLM.from_pretrained(home, dtype=torch.float32, trust_remote_code=False).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"drafter {name} cannot be loaded: {(str(error).strip().splitlines() or ['?'])[0]}") from None

@@ -1,0 +1,259 @@
+"""`synthesize` and `stream`: the sound of plain decoding whatever drafts, in any batch, in pieces that are never taken back."""
+
+from dataclasses import replace
+from math import isnan
+
+import pytest
+import torch
+
+from mmspec.core.limits import Limits
+from mmspec.speech import generation, stream, synthesize
+from mmspec.speech.family import Sampling
+from tests.speech import small_models
+
+TEXTS = ["one", "two three", "five", "six", "one nine", "zero", "two", "eight"]
+SEEDS = list(range(3, 11))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return small_models.speaker()
+
+
+@pytest.fixture(scope="module")
+def drafters(target):
+    small = small_models.speaker(layers=1, seed=1)
+    heads = small_models.heads(target)
+    return {
+        "lookup": ("lookup", {"draft_length": 3}),
+        "model": (small.model, {}),
+        "speaker": (small, {"draft_length": 4}),
+        "itself": (target, {"draft_length": 3}),
+        "heads": (heads, {"draft_length": 3}),
+        "tree": (heads, {"tree": (3, 2, 1)}),
+        "model tree": (small, {"tree": (2, 2)}),
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    return synthesize(target, TEXTS, seed=SEEDS, voice="jackson")
+
+
+def same(one, other) -> bool:
+    """Steps and samples, bit for bit."""
+    steps = [[speech.tokens[row, : speech.lengths[row]].tolist() for row in range(len(speech.lengths))] for speech in (one, other)]
+    return steps[0] == steps[1] and all(torch.equal(a, b) for a, b in zip(one.waveforms, other.waveforms, strict=True))
+
+
+@pytest.mark.parametrize("name", ["lookup", "model", "speaker", "itself", "heads", "tree", "model tree"])
+def test_the_sound_is_plain_decodings_whatever_drafts(target, plain, drafters, name):
+    drafter, options = drafters[name]
+    out = synthesize(target, TEXTS, drafter, seed=SEEDS, voice="jackson", **options)
+    assert same(out, plain)
+    assert out.stats.exactness == "token-exact"
+    assert (out.stats.tokens_per_call > 1.2) == (name != "lookup")  # lookup has next to nothing to look up
+    if name == "itself":
+        assert out.stats.rejected == 0
+    assert plain.stats.tokens_per_call == 1
+    assert len({tuple(row) for row in plain.tokens.tolist()}) > 4  # the rows differ, and so could have been mixed up
+
+
+def test_another_seed_or_voice_is_another_sound(target, plain):
+    assert not same(synthesize(target, TEXTS, seed=[seed + 50 for seed in SEEDS], voice="jackson"), plain)
+    assert not same(synthesize(target, TEXTS, seed=SEEDS, voice="theo"), plain)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", ["speaker", "tree"])
+def test_a_sound_does_not_depend_on_its_batch(target, plain, drafters, size, name):
+    drafter, options = drafters[name]
+    for first in range(0, 4, size):
+        part = slice(first, first + size)
+        out = synthesize(target, TEXTS[part], drafter, seed=SEEDS[part], voice=["jackson"] * size, **options)
+        for row in range(size):
+            assert torch.equal(out.waveforms[row], plain.waveforms[first + row])
+
+
+def test_the_likeliest_codes_are_the_same_too(target, drafters):
+    plain = synthesize(target, TEXTS[:3], temperature=0, max_seconds=0.3)
+    assert same(plain, synthesize(target, TEXTS[:3], drafters["speaker"][0], temperature=0, max_seconds=0.3))
+    assert plain.stats.exactness == "token-exact"
+    assert synthesize(target, TEXTS[:1], drafters["speaker"][0], "block", max_seconds=0.1).stats.exactness == "law-exact"
+
+
+# --- pieces -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long(target):
+    """The target under a sampling that says much: several pieces a row."""
+    return replace(target, sampling=Sampling(temperature=1.3))
+
+
+def heard(model, drafter=None, **options):
+    """(speech, pieces by row, [row, steps of the row settled when the piece came])."""
+    pieces, moments, settled = [[] for _ in TEXTS], [], [0] * len(TEXTS)
+
+    def on_sound(row, piece):
+        pieces[row].append(piece)
+        moments.append(row)
+
+    def on_step(step):
+        for row, values in enumerate(step.settled.values):
+            settled[row] += len(values)
+
+    out = synthesize(model, TEXTS, drafter, seed=SEEDS, on_sound=on_sound, on_step=on_step, **options)
+    return out, pieces, moments
+
+
+@pytest.mark.parametrize("name", [None, "speaker", "tree"])
+def test_the_pieces_of_a_row_are_its_sound(long, drafters, name):
+    drafter, options = drafters[name] if name else (None, {})
+    out, pieces, moments = heard(long, drafter, **options)
+    assert all(torch.equal(torch.cat(mine), wave) for mine, wave in zip(pieces, out.waveforms, strict=True) if mine)
+    assert max(map(len, pieces)) >= 2
+    assert moments != sorted(moments)  # rows take turns: nobody waits for a whole row
+    for row, mine in enumerate(pieces):
+        assert isnan(out.first_sound[row]) == (not mine)
+        assert isnan(out.worst_gap[row]) == (len(mine) < 2)
+        assert not mine or 0 < out.first_sound[row] <= out.seconds
+        assert len(mine) < 2 or 0 < out.worst_gap[row] <= out.seconds - out.first_sound[row]
+    assert out.real_time_factor == pytest.approx(out.seconds / (sum(map(len, out.waveforms)) / 8000))
+
+
+def test_a_row_that_has_ended_is_heard_at_once(long):
+    """Its last piece does not wait for the others."""
+    ended, last, round_now = {}, {}, [0]
+
+    def on_step(step):
+        for row, done in enumerate(step.settled.ended):
+            if done:
+                ended.setdefault(row, round_now[0])
+        round_now[0] += 1
+
+    synthesize(long, TEXTS, seed=SEEDS, on_sound=lambda row, piece: last.__setitem__(row, round_now[0]), on_step=on_step)
+    assert last
+    assert all(ended[row] == moment for row, moment in last.items())
+    assert len(set(ended.values())) > 2
+
+
+@pytest.mark.parametrize("name", [None, "speaker", "tree"])
+def test_a_stream_gives_the_same_pieces(long, drafters, name):
+    drafter, options = drafters[name] if name else (None, {})
+    whole = synthesize(long, TEXTS[:1], seed=SEEDS[0], voice="theo", temperature=1.2)
+    coming = stream(long, TEXTS[0], drafter, seed=SEEDS[0], voice="theo", temperature=1.2, **options)
+    first = next(coming)
+    assert torch.equal(coming.speech.waveforms[0], first)
+    assert torch.equal(torch.cat([first, *coming]), whole.waveforms[0])
+    assert same(coming.speech, whole)
+    assert next(coming, None) is None
+    assert not first.requires_grad
+
+
+def test_a_stream_may_be_left(long):
+    coming = stream(long, "one two three", seed=3)
+    next(coming)
+    del coming
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_leaked_guesses_are_heard(long, drafters, monkeypatch):
+    """A stream that is given what was drafted, and not what was settled, fails the laws above."""
+    settle = Limits.settle
+
+    def remember(self, draft, scored, verdict):
+        verdict, found = settle(self, draft, scored, verdict)
+        self.drafted = [
+            [int(value) for value, parent in zip(nodes, parents, strict=True) if parent != -2][1:]
+            for nodes, parents in zip(draft.nodes.tolist(), draft.parents.tolist(), strict=True)
+        ]
+        return verdict, found
+
+    class Leaky(generation._Sounds):
+        def push(self, found):
+            rows = [drafted if values else [] for drafted, values in zip(LIMITS[-1].drafted, found.values, strict=True)]
+            return super().push(replace(found, values=rows))
+
+    LIMITS = []
+    init = Limits.__init__
+    monkeypatch.setattr(Limits, "__init__", lambda self, *args, **named: (init(self, *args, **named), LIMITS.append(self))[0])
+    monkeypatch.setattr(Limits, "settle", remember)
+    drafter, options = drafters["speaker"]
+    plain = synthesize(long, TEXTS, seed=SEEDS)
+    assert same(synthesize(long, TEXTS, drafter, seed=SEEDS, **options), plain)
+    monkeypatch.setattr(generation, "_Sounds", Leaky)
+    leaked = synthesize(long, TEXTS, drafter, seed=SEEDS, **options)
+    assert torch.equal(leaked.tokens, plain.tokens)
+    assert not same(leaked, plain)
+
+
+# --- limits -------------------------------------------------------------------------------------------------------------
+
+
+def test_max_seconds_cuts_and_changes_nothing_before(long):
+    whole = synthesize(long, TEXTS[:4], seed=SEEDS[:4])
+    cut = synthesize(long, TEXTS[:4], seed=SEEDS[:4], max_seconds=0.1)
+    assert cut.lengths.tolist() == [min(10, length) for length in whole.lengths.tolist()]
+    for row, length in enumerate(cut.lengths.tolist()):
+        assert cut.tokens[row, :length].tolist() == whole.tokens[row, :length].tolist()
+    assert all(len(wave) <= 800 for wave in cut.waveforms)
+
+
+def test_nothing_said_is_no_sound(target):
+    """A row that ends at once."""
+    mute = replace(target, extra=(_OnlyTheEnd(),))
+    out = synthesize(mute, ["one", "two"])
+    assert out.lengths.tolist() == [1, 1]
+    assert [len(wave) for wave in out.waveforms] == [0, 0]
+    assert all(map(isnan, [*out.first_sound, *out.worst_gap]))
+    assert list(stream(mute, "one")) == []
+
+
+class _OnlyTheEnd:
+    def __call__(self, scores, history):
+        found = torch.full_like(scores, float("-inf"))
+        found[..., 1] = 0
+        return found
+
+
+def test_one_code_is_a_sound(target):
+    out = synthesize(target, ["one"], max_seconds=1 / target.pace, seed=5)
+    assert len(out.waveforms[0]) in (0, 80)
+
+
+REFUSED = {
+    "no texts": (([],), {}, "no texts"),
+    "one text alone": (("one",), {}, "give a list"),
+    "an empty text": ((["one", " "],), {}, "is empty"),
+    "letters it lacks": ((["one 2"],), {}, "'2', which the tokenizer lacks"),
+    "other letters": ((["naïve"],), {}, "'ï'"),
+    "a long text": ((["one " * 9],), {}, "takes 24; cut it"),
+    "an unknown voice": ((["one"],), {"voice": "bob"}, "unknown voice 'bob'; valid: george"),
+    "too many voices": ((["one"],), {"voice": ["theo", "theo"]}, "2 voices for 1 texts"),
+    "no time": ((["one"],), {"max_seconds": 0}, "max_seconds is 0"),
+    "too much time": ((["one"],), {"max_seconds": 60}, "has room for 0.96"),
+    "an unknown rule": ((["one"],), {"accept": "maybe"}, "'maybe'"),
+    "an unknown drafter": ((["one"],), {"drafter": "oracle"}, "'oracle'"),
+    "a negative temperature": ((["one"],), {"temperature": -1.0}, "temperature is -1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_request_is_told_in_one_line(target, name):
+    args, options, words = REFUSED[name]
+    with pytest.raises(ValueError, match=words) as told:
+        synthesize(target, *args, **options)
+    assert "\n" not in str(told.value)
+    if args[0] and not isinstance(args[0], str) and len(args[0]) == 1 and "voices" not in name:
+        with pytest.raises(ValueError, match=words):  # before the first piece is asked for
+            stream(target, args[0][0], **options)
+
+
+def test_saving(target, plain, tmp_path):
+    assert plain.save(tmp_path / "a.wav") == [tmp_path / f"a-{row}.wav" for row in range(8)]
+    one = synthesize(target, ["one"])
+    assert one.save(tmp_path / "b.flac") == [tmp_path / "b.flac"]
+    with pytest.raises(ValueError, match=r"ends in \.mp3"):
+        one.save(tmp_path / "b.mp3")
