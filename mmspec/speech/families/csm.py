@@ -4,7 +4,7 @@ What is applied where, as in the class's own generation: a call's temperature, t
 the depth decoder's own generation config to the codes behind it (greedy unless that says do_sample). `depth` replaces the latter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,9 @@ from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
 from mmspec.core.limits import Ending
 from mmspec.core.processors import History, Pipeline, pipeline
-from mmspec.speech.families.mimi_sound import MimiStream
-from mmspec.speech.family import Sampling
+from mmspec.speech.family import Sampling, SoundStream
 from mmspec.speech.frames import FrameModel, FramePrompt, frame_history
+from mmspec.speech.hf_codec import HFCodec
 
 Tokenize = Callable[[Sequence[str], Sequence[str | None]], Mapping[str, Tensor]]
 """(texts, voices) -> input_ids [B, P] and their attention_mask: `codec_lm.Letters`, say."""
@@ -47,10 +47,10 @@ class CsmModel(FrameModel):
 
     def __init__(self, model: Any, letters: Tokenize | None = None, *, writer: Writer = one_by_one, depth: Pipeline | None = None):
         refuse_unsupported(model.backbone_model)
-        config, codec = model.config, model.codec_model.config
+        config, self.codec = model.config, HFCodec(model.codec_model)
         self.model, self.letters, self.writer = model, letters, writer
         self.books, self.size, self.layers = config.num_codebooks, config.vocab_size, config.num_hidden_layers
-        self.rate, self.pace = codec.sampling_rate, codec.frame_rate
+        self.rate, self.pace = self.codec.rate, self.codec.pace
         self.voices = tuple(getattr(letters, "voices", ()))
         self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
         self.sampling = Sampling(**sampling_of(model.generation_config))
@@ -60,8 +60,8 @@ class CsmModel(FrameModel):
 
     def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> FramePrompt:
         """Prompts from texts, or from what the processor returned for one prompt each. ValueError for one it cannot take."""
-        if isinstance(texts, Mapping):
-            raise ValueError("texts is one mapping of inputs: give a list of them, one a prompt")
+        if isinstance(texts, (str, Mapping)) or not texts:
+            raise ValueError("texts must be a list of texts, or of inputs for one prompt each: give at least one")
         return self._prompt(tuple(self._inputs(text, voice) for text, voice in zip(texts, voices, strict=True)))
 
     def _inputs(self, text: str | Inputs, voice: str | None) -> Inputs:
@@ -132,8 +132,8 @@ class CsmModel(FrameModel):
 
     # --- sound --------------------------------------------------------------------------------------------------------
 
-    def stream(self) -> "CsmStream":
-        return CsmStream(self.model)
+    def stream(self) -> "Frames":
+        return Frames(self.codec.stream(), self.model.config.codebook_eos_token_id)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class CsmDepth:
 
     def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
         hidden, first = self._parts(hidden)
-        out = self.model.depth_decoder(_placed(codes[:, :-1]), backbone_last_hidden_state=hidden, use_cache=False)
+        out = self.model.depth_decoder(_placed(codes[:, :-1]), backbone_last_hidden_state=hidden, use_cache=True)  # fails without, M = 1
         return torch.cat([first[:, None], self._scores(out.logits)], 1)
 
     def written(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
@@ -182,15 +182,17 @@ def _placed(codes: Tensor) -> Tensor:
     return F.pad(codes, (1, 0))
 
 
-class CsmStream(MimiStream):
-    """Frames up to the one that ends the row."""
+class Frames:
+    """The sound of frames up to the one that ends the row."""
 
-    def __init__(self, model: Any):
-        super().__init__(model.codec_model)
-        self.end = model.config.codebook_eos_token_id
+    def __init__(self, sound: SoundStream, end: int):
+        self.sound, self.end = sound, end
 
-    def push(self, steps: list[list[int]]):
-        return super().push([step for step in steps if any(code != self.end for code in step[:-1])])
+    def push(self, steps: list[list[int]]) -> Iterator[Tensor]:
+        return self.sound.push([step for step in steps if any(code != self.end for code in step[:-1])])
+
+    def close(self) -> Iterator[Tensor]:
+        return self.sound.close()
 
 
 def sampling_of(config: Any) -> dict[str, Any]:
