@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
 from rich.progress import track
 
 import mmspec
@@ -40,7 +41,7 @@ def contenders(mini: Mini) -> dict[str, dict[str, Any]]:
     """Arguments of `synthesize` by row."""
     model, heads, tree = mini.drafters["model"], mini.drafters["vadusa"], Template.read(FOLDER / "tree.json")
     target = mini.target
-    sounds = Groups.nearest(target.codec.centres, 8).placed(target.ids, target.model.config.vocab_size)
+    sounds = Groups.nearest(target.codec.centres, 8).placed(torch.arange(*target.places[0]), target.model.config.vocab_size)
     chain, wide = {"drafter": model, "draft_length": 5}, {"drafter": heads, "tree": tree, "draft_length": tree.depth}
     return {
         "plain": {},

@@ -323,7 +323,7 @@ class Tolerance:
             passes |= equals_parent(draft, scored.p.sample(again[..., turn]))
         parents = draft.parents[:, draft.roots :].clamp_min(0)
         chance = scored.p.at(parents).prob(draft.guesses)
-        cost[:, draft.roots :] = (1 - (1 - chance) ** self.tau - chance).clamp(min=0) * draft.valid[:, draft.roots :]
+        cost[:, draft.roots :] = ((1 - chance) - (1 - chance) ** self.tau).clamp(min=0) * draft.valid[:, draft.roots :]
         passes, cost = _gate(self, draft, passes, exact, cost)
         verdict = deepest(draft, passes, first)
         judged = _kept(verdict).gather(1, parents)  # guesses whose parent was kept
