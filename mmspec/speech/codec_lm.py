@@ -42,7 +42,7 @@ class Letters:
             raise ValueError(f"texts is the one text {texts!r}: give a list of texts, one an utterance")
         if not texts:
             raise ValueError("no texts: give at least one")
-        chosen = one_voice_each(voices, texts, self.voices)
+        chosen = one_voice_each(voices, texts, self.voices)  # pyright: ignore[reportArgumentType]
         told = [voice or next(iter(self.voices), None) for voice in chosen]
         prompts = [self.template.format(text=self._checked(text), voice=voice) for text, voice in zip(texts, told, strict=True)]
         found = self._padded(prompts)

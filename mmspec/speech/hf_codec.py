@@ -241,9 +241,9 @@ class WholeStream:
 
 
 class PartsStream:
-    """Sound block by block. What is run, and on what, depends on the codes alone."""
+    """Sound block by block; `codec` says the `block`, and codes as a tensor. What is run, and on what, depends on the codes alone."""
 
-    def __init__(self, codec: HFCodec, parts: Parts):
+    def __init__(self, codec: Any, parts: Parts):
         self.codec, self.parts = codec, parts
         self.steps: list[Any] = []
         self.blocks = self.entered = self.left = 0  # blocks run, latents made, samples given out
@@ -303,7 +303,7 @@ class WindowCodec:
     def stream(self) -> SoundStream:
         if self.behind is None:
             return WholeStream(lambda steps: self.decode(torch.tensor(steps)).flatten().float().cpu())
-        return PartsStream(self, self._parts(self.behind))  # type: ignore[arg-type]
+        return PartsStream(self, self._parts(self.behind))
 
     def tensor(self, steps: Sequence[Any]) -> Tensor:
         codes = torch.as_tensor(steps)

@@ -1,5 +1,6 @@
 """Small random codecs of every class, their weights spread so that every code sounds different."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ SIZE = 64
 """Codes of a book."""
 
 
-def spread(model: Any) -> Any:
+def spread(make: Callable[[], Any]) -> Any:
     torch.manual_seed(0)
+    model = make()
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
@@ -18,19 +20,21 @@ def spread(model: Any) -> Any:
 
 def dac(**changes: Any) -> Any:
     sizes = {"encoder_hidden_size": 4, "decoder_hidden_size": 32, "n_codebooks": 3, "codebook_dim": 4}
-    return spread(hf.DacModel(hf.DacConfig(**{"downsampling_ratios": [2, 4, 4, 4], "codebook_size": SIZE} | sizes | changes)))
+    return spread(lambda: hf.DacModel(hf.DacConfig(**{"downsampling_ratios": [2, 4, 4, 4], "codebook_size": SIZE} | sizes | changes)))
 
 
 def encodec(**changes: Any) -> Any:
     sizes = {"num_filters": 4, "hidden_size": 16, "upsampling_ratios": [4, 4, 2], "codebook_dim": 16, "sampling_rate": 8000}
-    return spread(hf.EncodecModel(hf.EncodecConfig(**{"codebook_size": SIZE, "target_bandwidths": [6.0]} | sizes | changes)))
+    return spread(lambda: hf.EncodecModel(hf.EncodecConfig(**{"codebook_size": SIZE, "target_bandwidths": [6.0]} | sizes | changes)))
 
 
 def mimi(**changes: Any) -> Any:
     attention = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8}
     convolutions = {"num_filters": 4, "upsampling_ratios": [4, 4, 2], "upsample_groups": 16, "sampling_rate": 8000, "frame_rate": 125}
     books = {"codebook_size": SIZE, "codebook_dim": 8, "num_quantizers": 4, "vector_quantization_hidden_dimension": 8}
-    return spread(hf.MimiModel(hf.MimiConfig(hidden_size=16, intermediate_size=32, **attention, **convolutions, **books, **changes)))
+    return spread(
+        lambda: hf.MimiModel(hf.MimiConfig(hidden_size=16, intermediate_size=32, **attention, **convolutions, **books, **changes))
+    )
 
 
 def xcodec2(**changes: Any) -> Any:
@@ -47,7 +51,7 @@ def xcodec2(**changes: Any) -> Any:
         **attention,
         **changes,
     )
-    return spread(hf.Xcodec2Model(config))
+    return spread(lambda: hf.Xcodec2Model(config))
 
 
 BOOKS = {"dac": (dac, 3), "encodec": (encodec, 3), "mimi": (mimi, 4), "xcodec2": (xcodec2, 1)}

@@ -15,7 +15,7 @@ from mmspec.speech import synthesize
 from mmspec.speech.codec_lm import CodecLM
 from mmspec.speech.family import Sampling
 from mmspec.speech.hf_codec import HFCodec, WindowCodec
-from tests.speech.small_codecs import SIZE, dac, spread, xcodec2
+from tests.speech.small_codecs import SIZE, dac, xcodec2
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
 WORDS = ["<pad>", "<end>", "<go>", "<unk>", "<ann>", "<bob>", *LETTERS]
@@ -251,7 +251,7 @@ def test_bad_requests_are_told_in_one_line(ask, said):
 def test_a_model_too_small_for_its_tokens_is_refused():
     small = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1))
     with pytest.raises(ValueError, match="need ids up to 96, but the model has 50 values"):
-        llasa(model=spread(small))
+        llasa(model=small.eval())
 
 
 def test_a_tokenizer_without_padding_serves_ragged_texts():

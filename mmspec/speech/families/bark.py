@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.random import fork_rng
 from transformers.models.bark.generation_configuration_bark import (
     BarkCoarseGenerationConfig,
     BarkFineGenerationConfig,
@@ -213,7 +215,7 @@ class Bark(SpeechModel):
         if not whole:
             return torch.zeros(0)
         device = self.model.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed % 2**63)
             fine = self.model.fine_acoustics.generate(
                 torch.tensor([list(coarse[:whole])], device=device),
@@ -264,7 +266,7 @@ class Bark(SpeechModel):
             if on_sound is not None and len(waves[-1]):
                 on_sound(row, waves[-1])
         lengths = torch.tensor([len(ids) for ids in coarse])
-        tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in coarse], batch_first=True)
+        tokens = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in coarse], batch_first=True)
         nan = [float("nan")] * len(coarse)
         return Speech(waves, self.rate, tokens, lengths, wanted.stats, first, nan, perf_counter() - clock)
 

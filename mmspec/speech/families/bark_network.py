@@ -25,7 +25,10 @@ class BarkPrompt:
 
 @dataclass(frozen=True)
 class BarkFamily:
-    """`BarkSemanticModel` and `BarkCoarseModel`. Prompt positions that are sums of two embeddings have ids of their own, from `size` on."""
+    """`BarkSemanticModel` and `BarkCoarseModel`, whose prompts are `BarkPrompt`s.
+
+    Prompt positions that are sums of two embeddings have ids of their own, from `size` on.
+    """
 
     layers: int
     size: int
@@ -35,13 +38,13 @@ class BarkFamily:
         refuse_unsupported(model)
         return BarkFamily(model.config.num_layers, model.config.input_vocab_size)
 
-    def prompt(self, model: Any, inputs: BarkPrompt) -> tuple[Tensor, Tensor]:
+    def prompt(self, model: Any, inputs: Any) -> tuple[Tensor, Tensor]:
         if inputs.beside is None:
             return inputs.ids, inputs.mask
         length = inputs.ids.shape[1]
         return (self.size + torch.arange(length - 1, -1, -1, device=inputs.ids.device)).expand(len(inputs.ids), -1), inputs.mask
 
-    def begin(self, model: Any, inputs: BarkPrompt, capacity: int) -> tuple[SlotCache, Tensor | None]:
+    def begin(self, model: Any, inputs: Any, capacity: int) -> tuple[SlotCache, Tensor | None]:
         cache, embed = SlotCache(self.layers, capacity), model.input_embeds_layer
         if inputs.beside is None:
             return cache, None
