@@ -50,7 +50,7 @@ class Heard:
 class DelayModel(SpeechModel):
     """An encoder of texts and a decoder of K books, of which book k lags `delays[k]` steps. Also the engine's family for it.
 
-    A step's value is the frame of ids the decoder settles at once, forced ones included. A drafter reads the same texts with its own encoder.
+    A step's value is the frame of ids the decoder settles at once, forced ones included. A drafter reads the texts with its own encoder.
     """
 
     delays: tuple[int, ...]

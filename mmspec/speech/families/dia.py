@@ -40,7 +40,7 @@ class DiaGuided(Guided):
 class Dia(DelayModel):
     """A `DiaForConditionalGeneration` and its codec, a `DacModel`; a `DiaTokenizer` for prompts that are texts.
 
-    `rows` never sound their prompt: voices given as sound are not supported.
+    A prompt is text only: voices to be cloned, given as sound, are not supported.
     """
 
     def __init__(self, model: Any, codec: Any, tokenizer: Any = None):
