@@ -15,7 +15,7 @@ from mmspec.speech.codec import PatchCodec, PatchCodecConfig
 from mmspec.speech.codec_lm import CodecLM, Letters
 from mmspec.speech.family import Sampling
 
-CODES, LONGEST, POSITIONS = 16, 24, 120
+CODES, LONGEST, POSITIONS = 16, 24, 216
 
 
 def codec() -> PatchCodec:

@@ -233,7 +233,7 @@ REFUSED = {
     "an unknown voice": ((["one"],), {"voice": "bob"}, "unknown voice 'bob'; valid: george"),
     "too many voices": ((["one"],), {"voice": ["theo", "theo"]}, "2 voices for 1 texts"),
     "no time": ((["one"],), {"max_seconds": 0}, "max_seconds is 0"),
-    "too much time": ((["one"],), {"max_seconds": 60}, "has room for 0.96"),
+    "too much time": ((["one"],), {"max_seconds": 60}, "has room for 1.92"),
     "an unknown rule": ((["one"],), {"accept": "maybe"}, "'maybe'"),
     "an unknown drafter": ((["one"],), {"drafter": "oracle"}, "'oracle'"),
     "a negative temperature": ((["one"],), {"temperature": -1.0}, "temperature is -1"),
