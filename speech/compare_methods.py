@@ -1,7 +1,7 @@
 """Every way to speed mini speech up beside plain decoding: what a call brings, what a second of sound costs, and whether it is understood.
 
     python speech/compare_methods.py                       # 1,000 spoken numbers a row
-    python speech/compare_methods.py --utterances 200 --only plain model vadusa-tree
+    python speech/compare_methods.py --utterances 200 --only model "heads, tree"
 
 Counts are exact and the same on every machine. Ratios are seconds against plain decoding, utterance by utterance at batch 1, contenders
 taking turns in one process, medians with quartiles; real-time factor and first sound are from there, too. Numbers of 1 to 4 digits are
@@ -16,46 +16,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
 from rich.progress import track
 
 import mmspec
 from mmspec.bench.provenance import provenance
 from mmspec.bench.run import Spread
-from mmspec.core.groups import Groups
-from mmspec.core.lossy import Tolerance
-from mmspec.core.membership import Membership
-from mmspec.core.pcg import PCG
-from mmspec.core.ssd import SSD
-from mmspec.drafters.trees import Template
+from mmspec.bench.speech_ways import FOLDER, unchecked, ways
 from mmspec.jobs.files import write_json
-from mmspec.minis import HOME, Mini, spoken
+from mmspec.minis import Mini, spoken
 from mmspec.minis.utterances import load_recogniser
 from mmspec.speech import Speech, synthesize
 from mmspec.speech.recogniser import word_errors
-
-FOLDER = HOME / "speech"
-
-
-def contenders(mini: Mini) -> dict[str, dict[str, Any]]:
-    """Arguments of `synthesize` by row."""
-    model, heads, tree = mini.drafters["model"], mini.drafters["vadusa"], Template.read(FOLDER / "tree.json")
-    target = mini.target
-    sounds = Groups.nearest(target.codec.centres, 8).placed(torch.arange(*target.places[0]), target.model.config.vocab_size)
-    chain, wide = {"drafter": model, "draft_length": 5}, {"drafter": heads, "tree": tree, "draft_length": tree.depth}
-    return {
-        "plain": {},
-        "suffix": {"drafter": "suffix", "draft_length": 4},
-        "model": chain,
-        "model, token": {**chain, "accept": "token"},
-        "model, block": {**chain, "accept": "block"},
-        "vadusa-chain": {"drafter": heads, "draft_length": 4},
-        "vadusa-tree": wide,
-        **{f"vadusa-tree, tau {tau}": {**wide, "accept": Tolerance(tau)} for tau in (1, 2, 3, 5)},
-        "model, pcg": {**chain, "accept": PCG(sounds)},
-        "model, ssd 0.2": {**chain, "accept": SSD(0.2)},
-        "model, top-20": {**chain, "accept": Membership(20, guard=(target.end,))},
-    }
 
 
 def numbers(count: int, seed: int = 1) -> list[tuple[str, str]]:
@@ -125,7 +96,9 @@ def main() -> None:
     if args.smoke:
         args.utterances, args.timed, args.only, args.max_seconds = 4, 2, ["model"], 0.5
     mini, asked = mmspec.load("speech"), numbers(args.utterances)
-    rows = {name: options for name, options in contenders(mini).items() if args.only is None or name in ("plain", *args.only)}
+    rows = {name: options for name, options in ways(mini).items() if args.only is None or name in ("plain", *args.only)}
+    if args.only is None or "heads, unchecked" in args.only:
+        rows["heads, unchecked"] = unchecked(mini)
     times = timed(mini, rows, asked, args)
     table = [judged(mini, name, options, asked, args) | times[name] for name, options in rows.items()]
     for row in table:

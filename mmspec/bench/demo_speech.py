@@ -10,9 +10,8 @@ from torch import Tensor
 
 from mmspec.bench.demo import Request, Section
 from mmspec.bench.demo_speech_page import section_html
+from mmspec.bench.speech_ways import ways
 from mmspec.core.accept import TOKEN_EXACT
-from mmspec.core.lossy import Tolerance
-from mmspec.drafters.trees import Template
 from mmspec.minis import HOME, Mini, load
 from mmspec.speech import synthesize
 from mmspec.text.pairs import device_of
@@ -22,7 +21,8 @@ WAYS = {
     "model": "a smaller model drafts a chain",
     "heads": "heads on the target draft a chain",
     "heads, tree": "the heads draft a planned tree",
-    "tolerance 3": "the same tree, a guess may be among 3 draws",
+    "heads, tree, tau 3": "the same tree, a guess may be among 3 draws",
+    "model, pcg by codec": "the chain, judged by groups that sound alike",
 }
 _BUDGET = 20.0  # seconds after which no further text is begun
 
@@ -58,25 +58,12 @@ def work(request: Request) -> int:
     return len(WAYS) * _examples(request) + 1
 
 
-def options(mini: Mini) -> dict[str, dict[str, Any]]:
-    """Arguments of `synthesize` by way."""
-    heads, tree = mini.drafters["vadusa"], Template.read(HOME / "speech" / "tree.json")
-    wide = {"drafter": heads, "tree": tree, "draft_length": tree.depth}
-    return {
-        "plain": {},
-        "model": {"drafter": mini.drafters["model"], "draft_length": 5},
-        "heads": {"drafter": heads, "draft_length": 4},
-        "heads, tree": wide,
-        "tolerance 3": {**wide, "accept": Tolerance(3)},
-    }
-
-
 def section(request: Request) -> Section:
     """Say every text by every way, taking turns, and compare with plain decoding."""
     mini = load("speech")
     mini.target.model.to(device_of(request.device))
     texts = list(zip(mini.examples["texts"], mini.examples["voice"], strict=True))[: _examples(request)]
-    found, given = Found(mini, texts, {way: [] for way in WAYS}), options(mini)
+    found, given = Found(mini, texts, {way: [] for way in WAYS}), ways(mini)
     _once(mini, given["model"], texts[0], request.seed)  # the first run pays for allocations
     request.done()
     start = perf_counter()

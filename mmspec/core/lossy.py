@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import LOSSY, chain, deepest, emitted, over_judged, parents_law, ratio, with_meters
+from mmspec.core.accept import LOSSY, TOKEN_EXACT, chain, deepest, emitted, over_judged, parents_law, ratio, with_meters
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.paths import equals_parent
@@ -306,12 +306,16 @@ class Tolerance:
 
     tau: int = 3
     budget: float | None = None
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, True
+    coupled, uses_q, trees, tight = False, False, True, True
 
     def __post_init__(self):
         if self.tau < 1:
             raise ValueError(f"tau is {self.tau}: the number of draws must be at least 1 (1 is exact)")
         check_budget(self.budget)
+
+    @property
+    def exactness(self) -> str:
+        return TOKEN_EXACT if self.tau == 1 else LOSSY
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         position = draft.position()

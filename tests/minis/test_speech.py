@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.groups import Groups
+from mmspec.bench.speech_ways import in_codec_space
 from mmspec.core.lossy import Tolerance
 from mmspec.core.pcg import PCG
 from mmspec.core.ras import repetition_aware
@@ -99,9 +99,8 @@ def test_vadusas_tolerance_trades_drift_for_codes_a_call(mini, tree):
 
 def test_groups_of_the_codec_accept_more_than_tokens(mini):
     target = mini.target
-    groups = Groups.nearest(target.codec.centres, 8).placed(torch.arange(*target.places[0]), target.model.config.vocab_size)
     rate = {}
-    for rule in ("token", PCG(groups)):
+    for rule in ("token", PCG(in_codec_space(mini))):
         stats = synthesize(target, TEXTS, mini.drafters["model"], rule, 5, voice=VOICES, draft_length=4).stats
         rate[stats.exactness] = stats.accepted / stats.judged
     assert rate["group-exact"] > rate["law-exact"]

@@ -1,0 +1,61 @@
+"""The ways of saying things with mini speech that tables and the demo set side by side: arguments of `synthesize` by name."""
+
+from typing import Any
+
+import torch
+
+from mmspec.core.groups import Groups
+from mmspec.core.lossy import Tolerance
+from mmspec.core.membership import Membership
+from mmspec.core.pcg import PCG
+from mmspec.core.ssd import SSD
+from mmspec.core.unchecked import Unchecked
+from mmspec.drafters.bigrams import Bigrams
+from mmspec.drafters.trees import Template
+from mmspec.drafters.viterbi import grouped
+from mmspec.minis import HOME, Mini, spoken
+from mmspec.speech import synthesize
+
+FOLDER = HOME / "speech"
+
+
+def ways(mini: Mini) -> dict[str, dict[str, Any]]:
+    """Plain decoding, exact ways and lossy ones. All lengths are fixed: nothing depends on the clock."""
+    model, heads, tree = mini.drafters["model"], mini.drafters["vadusa"], Template.read(FOLDER / "tree.json")
+    chain, wide = {"drafter": model, "draft_length": 5}, {"drafter": heads, "tree": tree, "draft_length": tree.depth}
+    alike = {"codec": in_codec_space(mini), "embeddings": by_embedding(mini)}
+    return {
+        "plain": {},
+        "suffix": {"drafter": "suffix", "draft_length": 4},
+        "model": chain,
+        "model, token": {**chain, "accept": "token"},
+        "model, block": {**chain, "accept": "block"},
+        "heads": {"drafter": heads, "draft_length": 4},
+        "heads, tree": wide,
+        **{f"heads, tree, tau {tau}": {**wide, "accept": Tolerance(tau)} for tau in (1, 2, 3, 5)},
+        **{f"model, pcg by {space}": {**chain, "accept": PCG(groups)} for space, groups in alike.items()},
+        "model, ssd 0.2": {**chain, "accept": SSD(0.2)},
+        "model, in top 20": {**chain, "accept": Membership(20, guard=(mini.target.end,))},
+    }
+
+
+def in_codec_space(mini: Mini, count: int = 8) -> Groups:
+    """Every code with the `count` nearest to it: what their patches of sound look like."""
+    groups = Groups.nearest(mini.target.codec.centres, count)
+    return groups.placed(torch.arange(*mini.target.places[0]), mini.target.model.config.vocab_size)
+
+
+def by_embedding(mini: Mini, theta: float = 0.3) -> Groups:
+    """The published groups: codes whose embeddings in the target have a cosine of `theta` or more. Other ids stand alone."""
+    rows, (first, stop) = mini.target.model.get_input_embeddings().weight.detach(), mini.target.places[0]
+    return Groups.by_cosine(rows[first:stop], theta).placed(torch.arange(first, stop), len(rows))
+
+
+def unchecked(mini: Mini, utterances: int = 128) -> dict[str, Any]:
+    """Three blind heads settled beside each code of the target's own, their path repaired by what follows what in sound it said itself."""
+    texts, voices = zip(*spoken.requests(utterances, 3), strict=True)
+    said = synthesize(mini.target, texts, voice=voices, seed=20_000)
+    lines = [line[:size] for line, size in zip(said.tokens, said.lengths.tolist(), strict=True)]
+    first, stop = mini.target.places[0]
+    bigrams = Bigrams.count(lines, stop - first, first)
+    return {"drafter": grouped(mini.drafters["vadusa"], bigrams, draw=True), "draft_length": 3, "accept": Unchecked()}
