@@ -13,7 +13,7 @@ from mmspec.core.accept import Token
 from mmspec.core.depth import Jacobi
 from mmspec.core.hf import HFTarget
 from mmspec.core.per_code import PerCode
-from mmspec.core.processors import Pipeline, TopK, pipeline
+from mmspec.core.processors import MinP, Pipeline, TopK, pipeline
 from mmspec.core.records import Draft
 from mmspec.speech import synthesize
 from mmspec.speech.families import speech_model
@@ -126,7 +126,7 @@ def test_sound_in_the_prompt_is_heard(net, target):
 
 
 def test_itself_as_drafter_is_always_right(target, drafters):
-    for sampling in ({"temperature": 0.0}, {"temperature": 0.9}):
+    for sampling in ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 0.9, "accept": Token()}):
         said = say(target, prompts(2), drafters["itself"], steps=16, **sampling)
         assert said.stats.tokens_per_call == 4
         assert said.stats.rejected == 0
@@ -333,9 +333,9 @@ def test_the_depth_books_are_drawn_as_the_class_draws_them(net):
     cold = CsmModel(net)
     hot = copy.deepcopy(net)
     hot.depth_decoder.generation_config.update(do_sample=True, temperature=0.7, top_k=5)
-    hot.generation_config.update(do_sample=True, temperature=0.8)
+    hot.generation_config.update(do_sample=True, temperature=0.8, min_p=0.1)
     assert CsmModel(hot).depth.laws == pipeline(temperature=0.7, top_k=5)
-    assert CsmModel(hot).sampling == Sampling(temperature=0.8, top_k=50)
+    assert CsmModel(hot).sampling == Sampling(temperature=0.8, top_k=50, last=(MinP(0.1),))
     said = rows(say(cold, prompts(1), temperature=1.5))[0]
     inputs = prompts(1)[0]["input_ids"]
     for step, frame in enumerate(said):

@@ -18,7 +18,7 @@ from mmspec.core.depth import Choose, DepthFrame, Writer, one_by_one
 from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
 from mmspec.core.limits import Ending
-from mmspec.core.processors import History, Pipeline, pipeline
+from mmspec.core.processors import History, MinP, Pipeline, pipeline
 from mmspec.speech.family import Sampling, SoundStream
 from mmspec.speech.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.hf_codec import HFCodec
@@ -53,7 +53,9 @@ class CsmModel(FrameModel):
         self.rate, self.pace = self.codec.rate, self.codec.pace
         self.voices = tuple(getattr(letters, "voices", ()))
         self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
-        self.sampling = Sampling(**sampling_of(model.generation_config))
+        drawn = sampling_of(model.generation_config)
+        least = drawn.pop("min_p", None)
+        self.sampling = Sampling(**drawn, last=(MinP(least),) if least else ())
         self.depth = CsmDepth(model, depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
 
     # --- prompts ------------------------------------------------------------------------------------------------------
@@ -200,7 +202,12 @@ def sampling_of(config: Any) -> dict[str, Any]:
     if not config.do_sample:
         return {"temperature": 0.0}
     heat, most = config.temperature, config.top_k  # None: `generate`'s own
-    return {"temperature": 1.0 if heat is None else heat, "top_k": 50 if most is None else most, "top_p": config.top_p}
+    return {
+        "temperature": 1.0 if heat is None else heat,
+        "top_k": 50 if most is None else most,
+        "top_p": config.top_p,
+        "min_p": config.min_p,
+    }
 
 
 def depth_processors(config: Any) -> Pipeline:
@@ -211,4 +218,4 @@ def depth_processors(config: Any) -> Pipeline:
         )
     if not config.do_sample:
         return pipeline(temperature=0.0)
-    return pipeline(**sampling_of(config), min_p=config.min_p)
+    return pipeline(**sampling_of(config))
