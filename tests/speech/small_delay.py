@@ -69,7 +69,7 @@ def dia_network(layers: int = 2, hidden: int = 32, seed: int = 0, delays: tuple[
 def dia(mute: bool = False, **changes: Any) -> Dia:
     network = dia_network(**changes)
     codec = Mute() if mute else dac(len(network.config.delay_pattern), network.config.decoder_config.eos_token_id)
-    return Dia(network, codec, hf.DiaTokenizer())
+    return Dia(network, hf.DiaTokenizer(), codec)
 
 
 def dia_inputs(texts: list[str], delays: tuple[int, ...], start: int, pad: int) -> dict[str, Tensor]:

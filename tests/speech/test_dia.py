@@ -1,9 +1,11 @@
 """Dia: frames behind a delay, guided and ended as the class has it, whatever drafts."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers as hf
 
 from mmspec.core.accept import Token
 from mmspec.core.delay import EndsInFirst, NotYet
@@ -16,9 +18,10 @@ from mmspec.drafters.shapes import Chain, drawn
 from mmspec.speech import stream
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.delay import Texts
+from mmspec.speech.families.dia import Dia
 from mmspec.speech.family import Sampling
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.speech.small_delay import STEPS, TEXTS, dia, dia_own, first_frames, laws_along, say, target_of
+from tests.speech.small_delay import STEPS, TEXTS, dac, dia, dia_own, first_frames, laws_along, say, target_of
 
 WAYS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 20}, "filtered": {"guidance": 3.0, "top_k": 5}}
 EIGHT = [*TEXTS, "[S1] one", "[S2] eight nine", "[S1] oh", "[S2] two two", "[S1] zero"]
@@ -235,7 +238,7 @@ def test_a_draft_without_guidance_costs_guesses_but_no_frames():
 
 def test_prompts_may_be_ids():
     ids = [target().letters([text], [None]) for text in TEXTS]
-    silent = type(target())(target().model, target().codec)
+    silent = Dia(target().model, codec=target().codec)
     assert say(silent, ids, temperature=0).tokens.tolist() == say(target(), TEXTS, temperature=0).tokens.tolist()
     with pytest.raises(ValueError, match="needs a tokenizer"):
         say(silent, TEXTS)
@@ -269,4 +272,9 @@ def test_a_drafter_of_another_codec_is_refused():
 
 
 def test_the_class_is_known():
-    assert speech_model(target().model, target().codec).delays == (0, 2, 3)
+    """Its processor brings what it needs beside it."""
+    parts = SimpleNamespace(tokenizer=hf.DiaTokenizer(), audio_tokenizer=dac(3, 16))
+    made = say(speech_model(target().model, parts), TEXTS, temperature=0)
+    is_the_classes(made, expected("plain", 3))
+    with pytest.raises(ValueError, match="Dia has no codec of its own"):
+        speech_model(target().model)

@@ -1,6 +1,7 @@
 """MusicGen: frames behind a delay, guided, as long as they are asked to be, whatever drafts."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ import torch
 from mmspec.core.accept import Token
 from mmspec.core.delay import NoMore, NotYet, undelayed
 from mmspec.core.per_code import PerCode
-from mmspec.speech import stream
+from mmspec.minis.letters import letter_tokenizer
+from mmspec.speech import stream, synthesize
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.musicgen import Musicgen
 from mmspec.speech.family import Sampling
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.speech.small_delay import STEPS, first_frames, laws_along, music_prompts, musicgen, musicgen_network, musicgen_own, say
+from tests.speech.small_models import speaker
 
 SCALES = [None, 3.0]
 
@@ -204,6 +207,23 @@ def test_bad_requests_are_told_in_one_line(prompts, options, message):
     with pytest.raises(ValueError, match=message) as told:
         say(target(), prompts, **options)
     assert "\n" not in str(told.value)
+
+
+def test_texts_are_read_by_the_models_own_tokenizer():
+    parts = SimpleNamespace(tokenizer=letter_tokenizer())
+    model = Musicgen(target().model, parts)
+    ids = [parts.tokenizer([text], return_tensors="pt") for text in ("three", "five seven")]
+    made, wanted = (say(model, prompts, temperature=0, guidance=3.0) for prompts in (["three", "five seven"], ids))
+    assert made.tokens.tolist() == wanted.tokens.tolist()
+    with pytest.raises(ValueError, match="is empty"):
+        say(model, ["three", ""])
+
+
+def test_guidance_is_refused_where_it_cannot_be_had():
+    with pytest.raises(ValueError, match="reads one row's states"):
+        say(target(), music_prompts(1), SimpleNamespace(guide=None), guidance=3.0)
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no unconditional prompts"):
+        synthesize(speaker(), ["three"], guidance=3.0)
 
 
 def test_two_channels_are_refused_and_the_class_is_known():

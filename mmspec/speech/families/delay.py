@@ -47,6 +47,11 @@ class Heard:
     mask: Tensor  # [R, 1, 1, P] as its attention takes it
 
 
+def letters_of(processor: Any, longest: int | None = None) -> Letters | None:
+    """Texts as ids by a processor's tokenizer, or a tokenizer; None without either."""
+    return None if processor is None else Letters(getattr(processor, "tokenizer", processor), longest=longest)
+
+
 class DelayModel(SpeechModel):
     """An encoder of texts and a decoder of K books, of which book k lags `delays[k]` steps. Also the engine's family for it.
 

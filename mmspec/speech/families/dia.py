@@ -17,9 +17,8 @@ from mmspec.core.guidance import Guided
 from mmspec.core.layout import Layout
 from mmspec.core.limits import Ending
 from mmspec.core.processors import Processor, ban
-from mmspec.speech.codec_lm import Letters
 from mmspec.speech.families.csm import sampling_of
-from mmspec.speech.families.delay import DelayModel, Heard, Texts
+from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
 from mmspec.speech.family import Sampling
 
 
@@ -30,7 +29,7 @@ class DiaGuided(Guided):
     top_k: int | None = None
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
-        mixed = cond + (cond - uncond) * self.scale
+        mixed = cond + (cond - uncond) * torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device)
         if not self.top_k:
             return mixed
         best = mixed.topk(min(self.top_k, mixed.shape[-1]), -1).indices
@@ -38,19 +37,23 @@ class DiaGuided(Guided):
 
 
 class Dia(DelayModel):
-    """A `DiaForConditionalGeneration` and its codec, a `DacModel`; a `DiaTokenizer` for prompts that are texts.
+    """A `DiaForConditionalGeneration` and its `DiaProcessor`, which brings the tokenizer and the codec.
 
-    A prompt is text only: voices to be cloned, given as sound, are not supported.
+    In its place a tokenizer, or nothing where prompts are ids, beside a `codec`: a `DacModel`, or anything with `stream`, `rate` and
+    `pace`. A prompt is text only: voices to be cloned, given as sound, are not supported.
     """
 
-    def __init__(self, model: Any, codec: Any, tokenizer: Any = None):
+    def __init__(self, model: Any, processor: Any = None, codec: Any = None):
+        codec = getattr(processor, "audio_tokenizer", None) if codec is None else codec
+        if codec is None:
+            raise ValueError("Dia has no codec of its own: give its DiaProcessor, or codec=DacModel.from_pretrained(...)")
         self.model, config = model, model.config
         refuse_unsupported(self.decoder)
         decoder = config.decoder_config
         self.delays, self.codes, self.size = tuple(config.delay_pattern), decoder.eos_token_id, decoder.vocab_size
         self.start, self.end, self.pad = decoder.bos_token_id, decoder.eos_token_id, decoder.pad_token_id
         self.layers, self.longest, self.lead = decoder.num_hidden_layers, decoder.max_position_embeddings - 1, max(self.delays) + 1
-        self.letters = None if tokenizer is None else Letters(tokenizer, longest=config.encoder_config.max_position_embeddings)
+        self.letters = letters_of(processor, config.encoder_config.max_position_embeddings)
         self.sampling = Sampling(**sampling_of(model.generation_config), guidance=model.generation_config.guidance_scale)
         self._sounding(codec)
 

@@ -12,16 +12,18 @@ from mmspec.core.delay import NoMore, NotYet
 from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
 from mmspec.core.processors import Processor
-from mmspec.speech.codec_lm import Letters
 from mmspec.speech.families.csm import sampling_of
-from mmspec.speech.families.delay import DelayModel, Heard, Texts
+from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
 from mmspec.speech.family import Sampling
 
 
 class Musicgen(DelayModel):
-    """A `MusicgenForConditionalGeneration` of one channel; its tokenizer for prompts that are texts. `codec` takes the place of its own."""
+    """A `MusicgenForConditionalGeneration` of one channel; its processor or tokenizer for prompts that are texts.
 
-    def __init__(self, model: Any, tokenizer: Any = None, codec: Any = None):
+    `codec`, anything with `stream`, `rate` and `pace`, takes the place of its own.
+    """
+
+    def __init__(self, model: Any, processor: Any = None, codec: Any = None):
         self.model, config, generation = model, model.config.decoder, model.generation_config
         if config.audio_channels != 1:
             raise ValueError(f"this MusicGen writes {config.audio_channels} channels: only models of one channel are supported")
@@ -30,7 +32,7 @@ class Musicgen(DelayModel):
         self.start = next(token for token in given if token is not None)
         self.delays, self.codes = tuple(range(config.num_codebooks)), config.vocab_size
         self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, config.num_codebooks - 1
-        self.letters = None if tokenizer is None else Letters(tokenizer)
+        self.letters = letters_of(processor)
         self.sampling = Sampling(**sampling_of(generation), guidance=generation.guidance_scale)
         self._sounding(model.audio_encoder if codec is None else codec)
 
