@@ -51,13 +51,16 @@ def load_checkpoint(
 
 def _layout(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is `given`, or stands in the folder. ValueError names what is missing or unknown."""
-    if given is None:
-        place = Path(name) / "speech.json"
-        if not place.is_file():
-            raise ValueError(f"it is a language model, and nothing says which ids are codes: give a layout, or write one to {place}")
-        given = json.loads(place.read_text(encoding="utf-8"))
-    missing, unknown = [key for key in NEEDED if key not in given], [key for key in given if key not in LAYOUT]
+    layout: dict[str, Any] = _written(name) if given is None else dict(given)
+    missing, unknown = [key for key in NEEDED if key not in layout], [key for key in layout if key not in LAYOUT]
     if missing or unknown:
         wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which is unknown"
         raise ValueError(f"the layout {wrong}; valid: {', '.join(LAYOUT)}")
-    return dict(given)
+    return layout
+
+
+def _written(name: str) -> dict[str, Any]:
+    place = Path(name) / "speech.json"
+    if not place.is_file():
+        raise ValueError(f"it is a language model, and nothing says which ids are codes: give a layout, or write one to {place}")
+    return json.loads(place.read_text(encoding="utf-8"))
