@@ -17,6 +17,7 @@ from mmspec.bench.report import table, tally
 
 _HEAD = ("way", "exactness", "codes a call", "drift", "real-time factor", "first sound, ms", "&times; plain", "same as plain")
 _POINTS, _HOP, _STRIP = 256, 80, 10
+_SHADES = (74, 144, 217), (250, 200, 90)
 
 
 def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
@@ -83,7 +84,7 @@ def _spectrogram(run: Any) -> str:
     picture = (255 * colormaps["magma"](level)[..., :3]).astype(np.uint8)
     shades = np.repeat([turn % 2 for turn in range(len(run.settled))], run.settled)
     place = np.arange(picture.shape[1]) * max(1, len(shades)) // picture.shape[1]
-    strip = np.where(shades[place][None, :, None] == 0, np.uint8([74, 144, 217]), np.uint8([250, 200, 90]))
+    strip = np.where(shades[place][None, :, None] == 0, np.array(_SHADES[0], np.uint8), np.array(_SHADES[1], np.uint8))
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate([picture, np.repeat(strip, _STRIP, 0)])).save(buffer, format="PNG")
     return base64.b64encode(buffer.getvalue()).decode()

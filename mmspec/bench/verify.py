@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.peers import run_transformers
-from mmspec.core.accept import LAW_EXACT, LOSSY, TOKEN_EXACT
+from mmspec.core.accept import GROUP_EXACT, LAW_EXACT, LOSSY, TOKEN_EXACT
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.laws import Categorical
@@ -51,7 +51,7 @@ class Plan:
 
 def work(pair: Pair, plan: Plan) -> int:
     """Steps of the progress bar."""
-    return 3 + len(plan.seeds) + (pair.exactness in (LAW_EXACT, LOSSY))
+    return 3 + len(plan.seeds) + (pair.exactness in (LAW_EXACT, GROUP_EXACT, LOSSY))
 
 
 def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
@@ -65,7 +65,7 @@ def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
     for seed in (None, plan.seeds[0]):
         findings.append(_batch(pair, plan, seed))
         plan.done()
-    if pair.exactness in (LAW_EXACT, LOSSY):
+    if pair.exactness in (LAW_EXACT, GROUP_EXACT, LOSSY):
         findings.append(_rule(pair, plan))
         plan.done()
     return findings, stats
@@ -168,7 +168,7 @@ def _rule(pair: Pair, plan: Plan, rows: int = 64) -> Finding:
     """A law-exact rule's own tokens, held to the target's law; a lossy rule cannot pass and is told by its drift."""
     run = pair.config.run
     name = f"{pair.config.accept.kind}: draws from the target's law"
-    if pair.exactness == LOSSY:
+    if pair.exactness in (GROUP_EXACT, LOSSY):
         stats = Stats()
         for prompt in plan.prompts:
             pair.generate(pair.inputs([prompt]), on_step=stats.add)

@@ -182,13 +182,13 @@ class HFSession:
     def laws(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Any:
         """The laws of `logits` [B, M, V] after the draft's columns from `first` on, which `layout` places."""
         self.ids[self._rows, layout.slots] = layout.ids
-        own = isinstance(self.target.family, OwnLaws)
-        if self.target.processors.idle and not own:
+        family = self.target.family
+        if self.target.processors.idle and not isinstance(family, OwnLaws):
             return Categorical(logits)
         visible = layout.visible[:, first - draft.size :]
         history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
-        if own:
-            return self.target.family.law(logits, history, self.target.processors)
+        if isinstance(family, OwnLaws):
+            return family.law(logits, history, self.target.processors)
         return Categorical(self.target.processors(logits, history))
 
     @property

@@ -50,6 +50,8 @@ class PatchCodecConfig:
 class PatchCodec(nn.Module):
     """Codes [T] of a wave [T * samples] and back. Its decoder is trained by `speech/train_codec.py`."""
 
+    centres: Tensor  # [codes, bands * stack]
+
     def __init__(self, config: PatchCodecConfig):
         super().__init__()
         self.config = config
@@ -118,9 +120,9 @@ class PatchStream:
         self.codec, self.codes, self.done = codec, [], 0
         self.phases = PhaseFinder(hop=config.hop, window=config.window, points=config.window)
 
-    def push(self, codes: list[int]) -> Iterator[Tensor]:
-        """The blocks that `codes` complete, [samples] each."""
-        self.codes += codes
+    def push(self, steps: list[int]) -> Iterator[Tensor]:
+        """The blocks that the codes `steps` complete, [samples] each."""
+        self.codes += steps
         while len(self.codes) >= self.done + self.config.block + self.config.look_ahead:
             yield self._block(self.config.block, self.config.overlap)
 

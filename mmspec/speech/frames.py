@@ -64,7 +64,7 @@ class FrameModel(SpeechModel):
 
     @property
     def family(self) -> Family:
-        return self
+        return self  # pyright: ignore[reportReturnType]  # prompts are FramePrompts
 
     def prompt(self, model: Any, inputs: FramePrompt) -> tuple[Tensor, Tensor]:
         """Ids [R, P, K] of the prompt's positions, counted from its end, and the mask."""

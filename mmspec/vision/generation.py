@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.core.accept import LOSSY, Accept
+from mmspec.core.accept import GROUP_EXACT, LOSSY, Accept
 from mmspec.core.climb import LADDER, Climb, in_flight
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Generation
@@ -162,7 +162,7 @@ def _guidance(scale: float | Sequence[float] | None) -> float | tuple[float, ...
 
 def _budgeted(rule: Accept, budget: float | None) -> Accept:
     """`rule` with a drift budget. Exact rules spend nothing, so any budget is kept."""
-    if budget is None or rule.exactness != LOSSY:
+    if budget is None or rule.exactness not in (GROUP_EXACT, LOSSY):
         return rule
     inner = getattr(getattr(rule, "siblings", None), "rule", None)
     if inner is not None:  # a relaxed rule at work in a tree
