@@ -20,9 +20,9 @@ WAYS = {
     "plain": "one code a forward",
     "model": "a smaller model drafts a chain",
     "heads": "heads on the target draft a chain",
-    "heads, tree": "the heads draft a planned tree",
-    "heads, tree, tau 3": "the same tree, a guess may be among 3 draws",
-    "model, pcg by codec": "the chain, judged by groups that sound alike",
+    "tree": "the heads draft a planned tree",
+    "tree tau 3": "the same tree, a guess may be among 3 draws",
+    "pcg codec": "the chain, judged by groups that sound alike",
 }
 _BUDGET = 20.0  # seconds after which no further text is begun
 

@@ -30,7 +30,7 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
         players = "".join(_player(row, run, target.rate) for row, run in runs)
         cells.append(f'<h3>{escape(text)} <span class="note">({escape(voice)})</span></h3><div class="sounds">{players}</div>')
     return f"""<h2>Speech</h2>
-<style>.sounds {{ display:grid; grid-template-columns:repeat(auto-fill,minmax(190px,1fr)); gap:.8rem }}
+<style>.sounds {{ display:grid; grid-template-columns:repeat(auto-fill,minmax(150px,1fr)); gap:.8rem }}
 .sounds figure {{ margin:0; background:var(--card); border:1px solid var(--line); border-radius:12px; padding:.6rem }}
 .sounds img {{ width:100%; height:110px; border-radius:6px; display:block }} .sounds audio {{ width:100%; height:34px; margin-top:.4rem }}
 .sounds figcaption {{ font-size:.82rem; color:var(--soft) }} .sounds b {{ color:var(--ink) }}</style>

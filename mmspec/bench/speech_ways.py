@@ -20,7 +20,10 @@ FOLDER = HOME / "speech"
 
 
 def ways(mini: Mini) -> dict[str, dict[str, Any]]:
-    """Plain decoding, exact ways and lossy ones. All lengths are fixed: nothing depends on the clock."""
+    """Plain decoding, exact ways and lossy ones. All lengths are fixed: nothing depends on the clock.
+
+    The rules without a drafter in their names judge the small model's chain; `tree` is the heads' planned tree.
+    """
     model, heads, tree = mini.drafters["model"], mini.drafters["vadusa"], Template.read(FOLDER / "tree.json")
     chain, wide = {"drafter": model, "draft_length": 5}, {"drafter": heads, "tree": tree, "draft_length": tree.depth}
     alike = {"codec": in_codec_space(mini), "embeddings": by_embedding(mini)}
@@ -28,14 +31,14 @@ def ways(mini: Mini) -> dict[str, dict[str, Any]]:
         "plain": {},
         "suffix": {"drafter": "suffix", "draft_length": 4},
         "model": chain,
-        "model, token": {**chain, "accept": "token"},
-        "model, block": {**chain, "accept": "block"},
+        "model token": {**chain, "accept": "token"},
+        "model block": {**chain, "accept": "block"},
         "heads": {"drafter": heads, "draft_length": 4},
-        "heads, tree": wide,
-        **{f"heads, tree, tau {tau}": {**wide, "accept": Tolerance(tau)} for tau in (1, 2, 3, 5)},
-        **{f"model, pcg by {space}": {**chain, "accept": PCG(groups)} for space, groups in alike.items()},
-        "model, ssd 0.2": {**chain, "accept": SSD(0.2)},
-        "model, in top 20": {**chain, "accept": Membership(20, guard=(mini.target.end,))},
+        "tree": wide,
+        **{f"tree tau {tau}": {**wide, "accept": Tolerance(tau)} for tau in (1, 2, 3, 5)},
+        **{f"pcg {space}": {**chain, "accept": PCG(groups)} for space, groups in alike.items()},
+        "ssd 0.2": {**chain, "accept": SSD(0.2)},
+        "top 20": {**chain, "accept": Membership(20, guard=(mini.target.end,))},
     }
 
 

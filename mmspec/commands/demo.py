@@ -55,7 +55,6 @@ _COLUMNS = {
     "per call": ("tokens_per_call", ".2f"),
     "kept": ("acceptance", ".0%"),
     "tok/s": ("tokens_per_second", ".0f"),
-    "rtf": ("real_time_factor", ".2f"),
     "x plain": ("times_plain", ".2f"),
     "x generate": ("times_generate", ".2f"),
     "exactness": ("exactness", ""),
