@@ -1,6 +1,5 @@
 """Sound files as speech recognisers take them."""
 
-from pathlib import Path
 from typing import Any
 
 from mmspec.text.pairs import Pair
@@ -8,24 +7,15 @@ from mmspec.text.pairs import Pair
 
 def hear(pair: Pair, path: str) -> dict[str, Any]:
     """The features of a sound file: mono, at the recogniser's rate. ValueError when it cannot be read, or is longer than one window."""
-    import soundfile
-    import torch
-    from torchaudio.functional import resample
-
     from mmspec.core.families import HEARING
+    from mmspec.speech.sound import read
 
     if pair.target.config.model_type in HEARING:
         raise ValueError(f"{pair.name} hears within a prompt: call mmspec.text.generate with what its processor returned for both")
     if not pair.hears:
         raise ValueError(f"{pair.name} reads text, not sound: leave --audio out and give a prompt")
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"audio file {path} does not exist: give a WAV, FLAC, OGG or MP3 file")
-    try:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise ValueError(f"audio file {path} cannot be read ({error.error_string}): give a WAV, FLAC, OGG or MP3 file") from None
     extractor = pair.processor.feature_extractor
-    wave = resample(torch.from_numpy(samples).mean(1), rate, extractor.sampling_rate)
+    wave = read(path, extractor.sampling_rate)
     most = getattr(extractor, "n_samples", None)
     if len(wave) == 0:
         raise ValueError(f"audio file {path} is empty: give one with sound in it")

@@ -56,15 +56,17 @@ def minis() -> list[dict[str, Any]]:
 
 def _size(model: Any) -> str:
     """Its parameters; "counts" for what has none."""
+    from mmspec.speech.family import SpeechModel
     from mmspec.vision import ImageModel
 
-    model = model.model if isinstance(model, ImageModel) else model
+    model = model.model if isinstance(model, (ImageModel, SpeechModel)) else model
     return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M" if hasattr(model, "parameters") else "counts"
 
 
 def families() -> list[dict[str, str]]:
-    """What `mmspec.text` and `mmspec.vision` can drive."""
+    """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
     from mmspec.core.families import _BY_MODEL_TYPE, HEARING
+    from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
 
     decoders = "decoder-only models with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
@@ -74,6 +76,7 @@ def families() -> list[dict[str, str]]:
         {"kind": "encoder-decoder", "models": kinds},
         {"kind": "speech language models", "models": ", ".join(HEARING)},
         {"kind": "pictures", "models": ", ".join(ADAPTERS)},
+        {"kind": "speech", "models": f"{', '.join(SPEAKING)}, and causal models that write a codec's codes"},
         {"kind": "recommendations", "models": "causal and T5 models that write items as the paths of a catalogue"},
     ]
 

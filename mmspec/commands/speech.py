@@ -154,12 +154,12 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
     names = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
     options = {name: given[name] for name in names}
     loaded.model.encode(asked, voices)  # a text that cannot be said is told before any is
+    for sink in sinks if given["stream"] else ():
+        common.note(f"growing in {escape(sink.name)}")
     with common.progress("utterance" if len(asked) == 1 else "utterances", len(asked)) as done:
         for first in range(0, len(asked), BATCH):
             part = slice(first, first + BATCH)
             growing = [GrowingWav(sink, own) for sink in sinks[part]] if given["stream"] else []
-            for wav in growing:
-                common.note(f"growing in {escape(wav.file.name)}")
             out = synthesize(
                 loaded.model,
                 asked[part],

@@ -60,7 +60,7 @@ def make_job(asked: Asked, speaker: Speaker | None = None) -> Job:
         )
     model, told = identity(work)
     return Job(
-        source=source,
+        source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
         sink=NumberedFiles(f".{asked.form}", "sounds"),  # pyright: ignore[reportArgumentType] - its extension is the class's
         work=work,
         check=work.check,
