@@ -1,5 +1,6 @@
-"""Speakers by name: the shipped mini, or a folder of one's own training. `trust_remote_code` stays off."""
+"""Speakers by name: the shipped mini, a folder of one's own training, a speech model of transformers. `trust_remote_code` stays off."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,8 @@ def load_speaker(name: str = "mini", drafter: str | None = None, dtype: str = "f
     """The speaker called `name`.
 
     Args:
-        name: "mini" or "speech", or a folder that `speech/train_target.py` wrote.
+        name: "mini" or "speech", a folder that `speech/train_target.py` wrote, a folder or hub name of a speech model of transformers
+            (`checkpoints.load_checkpoint` says which).
         drafter: "model" or another name that the mini or the folder brings, a name of `mmspec.config.DRAFTERS`, the folder of a trained
             drafter or of a small model over the same ids, "none". By default "model" where there is one, else none.
         dtype: float32, bfloat16, float16 or auto (float32); sound is always made in float32.
@@ -60,13 +62,12 @@ def _parts(name: str) -> dict[str, Any]:
         mini = mmspec.load("speech")
         return {"target": mini.target, "drafters": mini.drafters, "examples": mini.examples}
     home = Path(name).expanduser()
-    if not home.exists():
-        raise FileNotFoundError(f"model path {name} does not exist: give mini, or a folder that speech/train_target.py wrote")
+    if not home.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
+        raise FileNotFoundError(f"model path {name} does not exist: give mini, a folder with config.json and weights, or a hub name")
     if not ((home / "target").is_dir() and (home / "codec").is_dir()):
-        raise ValueError(
-            f"model {name} holds no target/ and codec/: give mini or a folder that speech/train_target.py wrote; "
-            "other models speak through mmspec.speech.synthesize"
-        )
+        from mmspec.speech.checkpoints import load_checkpoint
+
+        return {"target": load_checkpoint(str(home) if home.exists() else name), "drafters": {}, "examples": {}}
     from mmspec.minis.utterances import load_utterances
 
     try:

@@ -179,7 +179,7 @@ def test_a_mistake_is_told_in_one_line(speech, mistake):
 def test_models_that_are_not_there(speech, tmp_path_factory, monkeypatch):
     refused(speech("one", model="./nowhere"), "./nowhere does not exist")
     bare = tmp_path_factory.mktemp("bare")
-    refused(speech("one", model=bare), "holds no target/ and codec/")
+    refused(speech("one", model=bare), "cannot be loaded", "Unrecognized model")
     (bare / "target").mkdir()
     (bare / "codec").mkdir()
     refused(speech("one", model=bare), str(bare))
