@@ -112,3 +112,16 @@ def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], know
             valid = f"valid: {', '.join(known)}" if known else "this model takes none, leave voice out"
             raise ValueError(f"unknown voice {one!r}; {valid}")
     return voices
+
+
+def sampling_of(config: Any) -> dict[str, Any]:
+    """What transformers' `generate` samples with under `config`: temperature 0 where it does not sample."""
+    if not config.do_sample:
+        return {"temperature": 0.0}
+    heat, most = config.temperature, config.top_k  # None: `generate`'s own
+    return {
+        "temperature": 1.0 if heat is None else heat,
+        "top_k": 50 if most is None else most,
+        "top_p": config.top_p,
+        "min_p": config.min_p,
+    }

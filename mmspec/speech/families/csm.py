@@ -19,7 +19,7 @@ from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
 from mmspec.core.limits import Ending
 from mmspec.core.processors import History, MinP, Pipeline, pipeline
-from mmspec.speech.family import Sampling, SoundStream
+from mmspec.speech.family import Sampling, SoundStream, sampling_of
 from mmspec.speech.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.hf_codec import HFCodec
 
@@ -195,19 +195,6 @@ class Frames:
 
     def close(self) -> Iterator[Tensor]:
         return self.sound.close()
-
-
-def sampling_of(config: Any) -> dict[str, Any]:
-    """What transformers' `generate` samples with under `config`: temperature 0 where it does not sample."""
-    if not config.do_sample:
-        return {"temperature": 0.0}
-    heat, most = config.temperature, config.top_k  # None: `generate`'s own
-    return {
-        "temperature": 1.0 if heat is None else heat,
-        "top_k": 50 if most is None else most,
-        "top_p": config.top_p,
-        "min_p": config.min_p,
-    }
 
 
 def depth_processors(config: Any) -> Pipeline:

@@ -17,9 +17,8 @@ from mmspec.core.guidance import Guided
 from mmspec.core.layout import Layout
 from mmspec.core.limits import Ending
 from mmspec.core.processors import Processor, ban
-from mmspec.speech.families.csm import sampling_of
 from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
-from mmspec.speech.family import Sampling
+from mmspec.speech.family import Sampling, sampling_of
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from mmspec.core.delay import NoMore, NotYet
 from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
 from mmspec.core.processors import Processor
-from mmspec.speech.families.csm import sampling_of
 from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
-from mmspec.speech.family import Sampling
+from mmspec.speech.family import Sampling, sampling_of
 
 
 class Musicgen(DelayModel):
