@@ -39,7 +39,7 @@ def load_checkpoint(
             reader = (hf.AutoTokenizer if kind == "BarkModel" else hf.AutoProcessor).from_pretrained(name, trust_remote_code=False)
             return speech_model(model, reader)
         found = _layout(name, layout)
-        model = hf.AutoModelForCausalLM.from_pretrained(name, **options).to(device).eval()
+        model = hf.AutoModelForCausalLM.from_pretrained(name, **options).to(device).eval()  # pyright: ignore[reportArgumentType]
         tokenizer = hf.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         place = Path(name) / found.pop("codec")
         codec = hf.AutoModel.from_pretrained(place if place.exists() else str(place.relative_to(name)), trust_remote_code=False)
