@@ -1,8 +1,13 @@
 """Models every part of the suite may use: tiny, random, sharp enough that greedy decoding has no ties."""
 
+import os
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # workers side by side: threads of their own would wait for one another
 
 
 def llama(layers: int, seed: int) -> LlamaForCausalLM:
