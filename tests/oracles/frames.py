@@ -125,7 +125,7 @@ class FrameTarget:
         inner, frontier = TableTarget(self.frames.table).begin(prompt)
         return FrameSession(self, inner), replace(frontier, nodes=self.frames.frame(frontier.nodes))
 
-    def law(self, codes: Tensor) -> Frame | DepthFrame:
+    def law(self, codes: Tensor) -> Any:
         """The law of the frame after histories `codes` [...]."""
         if self.frames.hangs:
             return DepthFrame(codes[..., None], self.depth, self.writer)
