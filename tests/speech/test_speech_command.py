@@ -12,8 +12,8 @@ import soundfile
 import torch
 
 import mmspec
-from mmspec.cli import app
 from mmspec.speech.loading import load_speaker
+from tests.commands import refused, runner
 from tests.speech import small_models
 
 ROOT = Path(__file__).parents[2]
@@ -31,27 +31,8 @@ def model(home):
 
 @pytest.fixture
 def speech(capsys, tmp_path, home):
-    """Run the command into a file of its own: (exit code, stdout, stderr, path)."""
-
-    def run(*args: object, model=home, out="out.wav") -> tuple:
-        capsys.readouterr()
-        path = tmp_path / out
-        with pytest.raises(SystemExit) as stopped:
-            app([str(arg) for arg in ("speech", *args, "--model", model, "--out", path, "--device", "cpu")])
-        return (stopped.value.code, *capsys.readouterr(), path)
-
-    return run
-
-
-def refused(result: tuple, *words: str) -> None:
-    """Exit 2, nothing on stdout, one line on stderr with all of `words`, no file nor part of one."""
-    code, out, err, path = result
-    assert (code, out) == (2, "")
-    assert err.startswith("mmspec: ")
-    assert len(err.splitlines()) == 1
-    for word in words:
-        assert word in err
-    assert not list(path.parent.glob("*out*")) if path.parent.is_dir() else True
+    """The command into a file of its own: (exit code, stdout, stderr, path)."""
+    return runner(capsys, tmp_path, "speech", home, "out.wav")
 
 
 def sound(path: Path) -> torch.Tensor:

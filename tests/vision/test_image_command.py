@@ -14,6 +14,7 @@ from mmspec.vision.generation import default_method
 from mmspec.vision.loading import MINI_GUIDANCE, load_image_model
 from mmspec.vision.methods import METHODS
 from mmspec.vision.sheets import RAMP, heat, sheet
+from tests.commands import refused, runner
 from tests.vision import small_minis, small_models
 
 
@@ -29,27 +30,8 @@ def captions(tmp_path_factory):
 
 @pytest.fixture
 def image(capsys, tmp_path, folder):
-    """Run the command into a file of its own: (exit code, stdout, stderr, path)."""
-
-    def run(*args: object, model=folder, out="out.png") -> tuple:
-        capsys.readouterr()
-        path = tmp_path / out
-        with pytest.raises(SystemExit) as stopped:
-            app([str(arg) for arg in ("image", *args, "--model", model, "--out", path, "--device", "cpu")])
-        return (stopped.value.code, *capsys.readouterr(), path)
-
-    return run
-
-
-def refused(result: tuple, *words: str) -> None:
-    """Exit 2, nothing on stdout, one line on stderr with all of `words`, no file nor part of one."""
-    code, out, err, path = result
-    assert (code, out) == (2, "")
-    assert err.startswith("mmspec: ")
-    assert len(err.splitlines()) == 1
-    for word in words:
-        assert word in err
-    assert not list(path.parent.iterdir()) if path.parent.is_dir() else True
+    """The command into a file of its own: (exit code, stdout, stderr, path)."""
+    return runner(capsys, tmp_path, "image", folder, "out.png")
 
 
 def test_the_picture_is_that_of_the_public_call(image, folder):

@@ -1,0 +1,36 @@
+"""Commands run in this process, and what a refusal must look like."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmspec.cli import app
+
+Result = tuple[int, str, str, Path]
+"""Exit code, stdout, stderr, and the file that was to be written."""
+
+
+def runner(capsys: Any, tmp_path: Path, command: str, own: Any, name: str) -> Callable[..., Result]:
+    """Runs `command` with the model `own` into a file of its own, `name` unless told otherwise."""
+
+    def run(*args: object, model: Any = own, out: str = name) -> Result:
+        capsys.readouterr()
+        path = tmp_path / out
+        with pytest.raises(SystemExit) as stopped:
+            app([str(arg) for arg in (command, *args, "--model", model, "--out", path, "--device", "cpu")])
+        return (stopped.value.code, *capsys.readouterr(), path)
+
+    return run
+
+
+def refused(result: Result, *words: str) -> None:
+    """Exit 2, nothing on stdout, one line on stderr with all of `words`, no file nor part of one."""
+    code, out, err, path = result
+    assert (code, out) == (2, "")
+    assert err.startswith("mmspec: ")
+    assert len(err.splitlines()) == 1
+    for word in words:
+        assert word in err
+    assert not list(path.parent.iterdir()) if path.parent.is_dir() else True
