@@ -214,6 +214,14 @@ def load(config: Config) -> Any:
         return load_pair(config)
 
 
+def some_output(report: Any, records: str, place: str) -> None:
+    """ValueError, with the first reason, for a job all of whose `records` were rejected; a reject's `place` is its row or line."""
+    if not report.outputs:
+        with (report.out / "rejects.jsonl").open(encoding="utf-8") as file:
+            first = json.loads(next(file))
+        raise ValueError(f"all {report.records} {records} were rejected, such as {place} {first[place]}: {first['reason']}")
+
+
 def emit(data: Any) -> None:
     """The command's one JSON object on stdout."""
     json.dump(data, sys.stdout)

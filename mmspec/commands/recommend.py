@@ -102,10 +102,7 @@ def _job(given: dict[str, Any]) -> None:
     report = run(partial(make_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return
-    if not report.outputs:
-        with (report.out / "rejects.jsonl").open(encoding="utf-8") as file:
-            first = json.loads(next(file))
-        raise ValueError(f"all {report.records} users were rejected, such as row {first['row']}: {first['reason']}")
+    common.some_output(report, "users", "row")
     options = json.loads((report.out / "manifest.json").read_text(encoding="utf-8"))["options"]
     found = {key: getattr(report, key) for key in ("records", "outputs", "rejects", "shards", "resumed", "seconds", "rate", "measures")}
     if given["as_json"]:

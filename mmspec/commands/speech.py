@@ -245,10 +245,7 @@ def _job(given: dict[str, Any]) -> None:
     report = run(partial(make_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return
-    if not report.outputs:
-        with (report.out / "rejects.jsonl").open(encoding="utf-8") as file:
-            first = json.loads(next(file))
-        raise ValueError(f"all {report.records} texts were rejected, such as line {first['line']}: {first['reason']}")
+    common.some_output(report, "texts", "line")
     counted = report.measures
     factor, calls = counted["work"] / max(1e-9, counted["sound"]), counted["tokens"] / max(1, counted["row_calls"])
     if given["as_json"]:
