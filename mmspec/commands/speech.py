@@ -1,6 +1,5 @@
 """`mmspec speech`: say a text, or several, into sound files; or every line of a file, as a job."""
 
-import json
 import os
 import sys
 from contextlib import ExitStack
