@@ -1,7 +1,6 @@
 """Models every part of the suite may use: tiny, random, sharp enough that greedy decoding has no ties."""
 
 import os
-import re
 
 import pytest
 import torch
@@ -9,11 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # workers side by side: threads of their own would wait for one another
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """A function's address in a test's name would differ from worker to worker, and they must agree on what there is to run."""
-    item._nodeid = re.sub(r" at 0x[0-9a-f]+", "", item.nodeid)
 
 
 def llama(layers: int, seed: int) -> LlamaForCausalLM:

@@ -22,6 +22,7 @@ from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, drawn, sampled, top
 from mmspec.drafters.trees import StaticTree, Template
+from tests.names import named
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.stream import END, World, encode, engine_law, log, run, softmax, tables, target
 
@@ -278,7 +279,7 @@ def test_a_drafter_with_a_law_of_its_own_changes_speed_only():
 
 
 @pytest.mark.parametrize(
-    ("rule", "shape"), [(Token(), Chain(sampled)), (Coupled(), Chain(drawn)), (Coupled(), WIDE), (Block(), Chain(sampled))], ids=str
+    ("rule", "shape"), [(Token(), Chain(sampled)), (Coupled(), Chain(drawn)), (Coupled(), WIDE), (Block(), Chain(sampled))], ids=named
 )
 def test_a_target_that_drafts_for_itself_is_always_right(rule, shape):
     """Equality cannot see a drafter whose history lacks what it has drafted; this can."""

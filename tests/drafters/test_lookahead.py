@@ -13,6 +13,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import best, drawn
 from mmspec.text import generate
 from tests.drafters.runs import fives, greedy, markov, prompt_of, random_prompt, run
+from tests.names import named
 from tests.oracles.tables import Table, TableTarget, exact_error, run_loop
 
 SMALL = Lookahead(ngram=3, window=2, guesses=2, pool=4)
@@ -144,12 +145,12 @@ def wrong(plan: Lookahead, tamper=lambda session: None) -> int:
 PLANS = [Lookahead(3, 2, 2), Lookahead(4, 3, 1), Lookahead(2, 3, 1)]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", PLANS, ids=named)
 def test_n_grams_end_in_what_the_target_says(plan):
     assert wrong(plan) == 0
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", PLANS, ids=named)
 def test_laws_read_one_column_off_show(plan):
     def slip(session):
         law, ran, start = session.said
@@ -186,7 +187,7 @@ def test_columns_that_did_not_fit_stay():
 # --- the law ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", [Lookahead(2, 2, 1), Lookahead(3, 1, 1), Lookahead(3, 2, 2)], ids=str)
+@pytest.mark.parametrize("plan", [Lookahead(2, 2, 1), Lookahead(3, 1, 1), Lookahead(3, 2, 2)], ids=named)
 @pytest.mark.parametrize("rule", [Match(), Walk(TopK())], ids=["match", "topk"])
 def test_whole_runs_have_the_targets_law(rule, plan):
     target = TableTarget(Table.random(2, 9, seed=5))

@@ -19,6 +19,7 @@ from mmspec.drafters.planners import expected_length, sequoia, sparse_tree
 from mmspec.drafters.shapes import Chain, Comb, sampled, top, without_replacement
 from mmspec.drafters.trees import StaticTree, Template
 from tests.drafters.worlds import play, ranked, rates_without_replacement, world
+from tests.names import named
 
 FLAT, PEAKED = [0.25] * 4, [0.85, 0.08, 0.04, 0.02]
 VARIED = [[0.7, 0.15, 0.1], [0.5, 0.3, 0.05], [0.9, 0.02, 0.01], [0.4, 0.35, 0.2]]
@@ -201,7 +202,7 @@ def test_short_runs_calibrate_as_long_ones_do(ends):
         assert level == pytest.approx(PEAKED[: len(level)], abs=0.03)
 
 
-@pytest.mark.parametrize("shape", [Comb(3, top), Chain(sampled), StaticTree(Template(((0,), (1,), (0, 0), (0, 0, 0))))], ids=repr)
+@pytest.mark.parametrize("shape", [Comb(3, top), Chain(sampled), StaticTree(Template(((0,), (1,), (0, 0), (0, 0, 0))))], ids=named)
 def test_calibration_serves_any_shape(shape):
     stats, calibration = play(*world(P, Q), shape, Coupled(), rows=32, most=40, length=3)
     assert sum(map(sum, calibration.hits)) == stats.accepted

@@ -13,6 +13,7 @@ from mmspec.drafters import shapes
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees import StaticTree, Template
 from mmspec.options import control_of, drafter_of, rule_of, shape_of
+from tests.names import named
 
 FORM = Template(((0,), (1,), (0, 0), (1, 0), (0, 0, 0)))
 
@@ -25,7 +26,7 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
-@pytest.mark.parametrize("tree", ["comb", "expand", "opt", "dynamic", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)], ids=str)
+@pytest.mark.parametrize("tree", ["comb", "expand", "opt", "dynamic", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)], ids=named)
 def test_every_spelling_gives_the_tokens_of_plain_decoding(big, tree, heat, written):
     ids = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
