@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmspec.minis.weights import read_bytes, save_bytes
+from mmspec.compact import read_bytes, save_bytes
 
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "speech", "recsys")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from mmspec.compact import read_bytes, save_bytes
 from mmspec.speech.sound import PhaseFinder, logs, mel_spectrogram
 
 
@@ -97,18 +97,17 @@ class PatchCodec(nn.Module):
         return PatchStream(self)
 
     def save(self, folder: Path) -> None:
-        """Weights in half precision and the sizes, each under a temporary name first."""
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.half().contiguous() for name, tensor in self.state_dict().items() if not name.startswith("mel.")}
-        save_file(weights, folder / ".codec.tmp")
-        os.replace(folder / ".codec.tmp", folder / "codec.safetensors")
+        """Weights, matrices as bytes, and the sizes, each under a temporary name first."""
+        save_bytes(
+            {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("mel.")}, folder / "codec.safetensors"
+        )
         (folder / ".codec.tmp").write_text(json.dumps(asdict(self.config), indent=1) + "\n", encoding="utf-8")
         os.replace(folder / ".codec.tmp", folder / "codec.json")
 
     @staticmethod
     def load(folder: Path) -> "PatchCodec":
         codec = PatchCodec(PatchCodecConfig(**json.loads((folder / "codec.json").read_text(encoding="utf-8"))))
-        codec.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "codec.safetensors").items()}, strict=False)
+        codec.load_state_dict(read_bytes(folder / "codec.safetensors"), strict=False)
         return codec.eval()
 
 

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torchaudio.functional import edit_distance
 
+from mmspec.compact import read_bytes, save_bytes
 from mmspec.speech.sound import logs, mel_spectrogram
 
 
@@ -65,15 +65,9 @@ class Recogniser(nn.Module):
         return " ".join(self.config.words[index] for index in best if index < len(self.config.words))
 
     def save(self, folder: Path) -> None:
-        """Weights in half precision and the words, each under a temporary name first."""
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {
-            name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
-            for name, tensor in self.state_dict().items()
-            if not name.startswith("mel.")
-        }
-        save_file(weights, folder / ".recogniser.tmp")
-        os.replace(folder / ".recogniser.tmp", folder / "recogniser.safetensors")
+        """Weights, matrices as bytes, and the words, each under a temporary name first."""
+        weights = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("mel.")}
+        save_bytes(weights, folder / "recogniser.safetensors")
         (folder / ".recogniser.tmp").write_text(json.dumps(asdict(self.config), indent=1) + "\n", encoding="utf-8")
         os.replace(folder / ".recogniser.tmp", folder / "recogniser.json")
 
@@ -81,7 +75,7 @@ class Recogniser(nn.Module):
     def load(folder: Path) -> "Recogniser":
         found = json.loads((folder / "recogniser.json").read_text(encoding="utf-8"))
         model = Recogniser(RecogniserConfig(**{**found, "words": tuple(found["words"])}))
-        model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "recogniser.safetensors").items()}, strict=False)
+        model.load_state_dict(read_bytes(folder / "recogniser.safetensors"), strict=False)
         return model.eval()
 
 

@@ -4,8 +4,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mmspec.compact import read_bytes, save_bytes
 from mmspec.minis import llama, save_llama
-from mmspec.minis.weights import read_bytes, save_bytes
 
 
 def test_a_matrix_is_off_by_half_a_step_of_its_row_at_most(tmp_path):

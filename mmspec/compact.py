@@ -1,4 +1,4 @@
-"""Weights as minis keep them: matrices as bytes with a scale a row, everything else in half precision; half the size of half precision."""
+"""Weights kept compactly, as minis have them: matrices as bytes with a scale a row, everything else in half precision."""
 
 import os
 from collections.abc import Mapping
