@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from PIL import Image
 from torch import Tensor
 
-from mmspec.bench.report import table, tally
+from mmspec.bench.report import kept, table, way
 
 _HEAD = ("way", "exactness", "codes a call", "drift", "real-time factor", "first sound, ms", "&times; plain", "same as plain")
 _POINTS, _HOP, _STRIP = 256, 80, 10
@@ -43,19 +43,14 @@ summed over an utterance's codes. Under each spectrogram: where one forward ende
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    same = row["same_sounds"]
-    kept = "" if same is None else f"{same['same']} of {same['of']}"
-    if same is not None and row["exactness"] == "token-exact":
-        kept = tally(**same)
     return [
-        f"{escape(row['way'])}<small>{escape(row['what'])}</small>",
-        f'<span style="white-space:nowrap">{escape(row["exactness"])}</span>',
+        *way(row),
         f"{row['tokens_per_call']:.2f}",
         "" if row["drift"] is None else f"{row['drift']:.2f}",
         f"{row['real_time_factor']:.2f}",
         f"{1000 * row['first_sound']:.0f}",
         f"{row['times_plain']:.2f}",
-        kept,
+        kept(row["same_sounds"], row["exactness"]),
     ]
 
 

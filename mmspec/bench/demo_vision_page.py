@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmspec.bench.report import table, tally
+from mmspec.bench.report import kept, table, way
 from mmspec.vision.sheets import RAMP, heat, to_bytes
 
 _HEAD = ("method", "exactness", "forwards", "codes a forward", "drift", "seconds", "&times; plain", "same as plain")
@@ -36,19 +36,14 @@ the same law. Drift is what a lossy method spent of total variation, summed over
 
 
 def _row(row: dict[str, Any]) -> list[str]:
-    same = row["same_pictures"]
-    kept = "" if same is None else f"{same['same']} of {same['of']}"
-    if same is not None and row["exactness"] == "token-exact":
-        kept = tally(**same)
     return [
-        f"{escape(row['way'])}<small>{escape(row['what'])}</small>",
-        f'<span style="white-space:nowrap">{escape(row["exactness"])}</span>',
+        *way(row),
         f"{row['forwards']:.1f}",
         f"{row['tokens_per_call']:.2f}",
         "" if row["drift"] is None else f"{row['drift']:.2f}",
         f"{row['seconds']:.2f}",
         f"{row['times_plain']:.2f}",
-        kept,
+        kept(row["same_pictures"], row["exactness"]),
     ]
 
 

@@ -107,3 +107,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], groups: str = "", 
 def tally(same: int, of: int) -> str:
     """How many of how many, in the colour of kept or broken promises."""
     return f'<span class="badge {"yes" if same == of else "no"}">{same} of {of}</span>'
+
+
+def way(row: dict[str, Any]) -> tuple[str, str]:
+    """The first cells of a way's row: its name over what it does, and its exactness."""
+    name = f"{escape(row['way'])}<small>{escape(row['what'])}</small>"
+    return name, f'<span style="white-space:nowrap">{escape(row["exactness"])}</span>'
+
+
+def kept(same: dict[str, int] | None, exactness: str) -> str:
+    """How many outputs are plain decoding's: in colour where the way promises them all."""
+    if same is None:
+        return ""
+    return tally(**same) if exactness == "token-exact" else f"{same['same']} of {same['of']}"

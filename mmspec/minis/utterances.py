@@ -1,6 +1,5 @@
 """Mini speech from its folder: the codec language model that speaks, what drafts for it, and the recogniser that scores it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +55,3 @@ def load_utterances(folder: Path) -> dict[str, Any]:
 
 def load_recogniser(folder: Path) -> Recogniser:
     return Recogniser.load(folder / "recogniser")
-
-
-def load_tree(folder: Path) -> list[list[int]]:
-    """The paths of the tree planned for the heads, as `tree=` takes them from a template."""
-    return json.loads((folder / "tree.json").read_text(encoding="utf-8"))
