@@ -7,10 +7,10 @@ from mmspec.text.pairs import Pair
 
 def hear(pair: Pair, path: str) -> dict[str, Any]:
     """The features of a sound file: mono, at the recogniser's rate. ValueError when it cannot be read, or is longer than one window."""
-    from mmspec.core.families import HEARING
+    from mmspec.core.families import HEARS
     from mmspec.speech.sound import read
 
-    if pair.target.config.model_type in HEARING:
+    if pair.target.config.model_type in HEARS:
         raise ValueError(f"{pair.name} hears within a prompt: call mmspec.text.generate with what its processor returned for both")
     if not pair.hears:
         raise ValueError(f"{pair.name} reads text, not sound: leave --audio out and give a prompt")

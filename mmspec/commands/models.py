@@ -65,7 +65,7 @@ def _size(model: Any) -> str:
 
 def families() -> list[dict[str, str]]:
     """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
-    from mmspec.core.families import _BY_MODEL_TYPE, HEARING
+    from mmspec.core.families import _BY_MODEL_TYPE, HEARS
     from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
 
@@ -74,7 +74,7 @@ def families() -> list[dict[str, str]]:
     return [
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},
-        {"kind": "speech language models", "models": ", ".join(HEARING)},
+        {"kind": "speech language models", "models": ", ".join(HEARS)},
         {"kind": "pictures", "models": ", ".join(ADAPTERS)},
         {"kind": "speech", "models": f"{', '.join(SPEAKING)}, and causal models that write a codec's codes"},
         {"kind": "recommendations", "models": "causal and T5 models that write items as the paths of a catalogue"},

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 Store = tuple[Tensor, Tensor]
 """One layer's keys and values, each [B, slots, heads, width]."""
@@ -83,12 +83,21 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """A transformers cache of `SlotLayer`s for `layers` attention layers and `capacity` slots a row, the scratch slot included."""
+    """A transformers cache of `SlotLayer`s for `layers` attention layers and `capacity` slots a row, the scratch slot included.
 
-    def __init__(self, layers: int, capacity: int):
+    Layers `crossing` attend to something that is not the row's own past: they keep what their first forward gives them.
+    """
+
+    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = ()):
         self.cursor = Cursor(capacity, capacity)
-        self.slot_layers = [SlotLayer(self.cursor) for _ in range(layers)]
-        super().__init__(layers=list(self.slot_layers))
+        every = [DynamicLayer() if index in crossing else SlotLayer(self.cursor) for index in range(layers)]
+        self.slot_layers = [layer for layer in every if isinstance(layer, SlotLayer)]
+        super().__init__(layers=every)
+
+    @property
+    def crossed(self) -> bool:
+        """Whether the crossing layers, if there are any, have been given what they attend to."""
+        return any(layer.is_initialized for layer in self.layers if not isinstance(layer, SlotLayer))
 
     @property
     def capacity(self) -> int:

@@ -3,10 +3,11 @@
 from inspect import signature
 from typing import Any
 
-from mmspec.core.audio_llm import AudioLLM
 from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
 from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import Family
+from mmspec.core.mllama import Mllama
+from mmspec.core.multimodal import HEARING, SIGHT, Multimodal
 
 _BY_MODEL_TYPE = {
     "t5": T5,
@@ -15,7 +16,13 @@ _BY_MODEL_TYPE = {
     "mbart": Bart,
     "whisper": EncoderDecoder,
 }
-HEARING = ("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral")
+_SENSING = {
+    **dict.fromkeys(("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral"), HEARING),
+    **dict.fromkeys(("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "paligemma", "smolvlm"), SIGHT),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), SIGHT),
+}
+HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
+SEES = (*(kind for kind, sense in _SENSING.items() if sense is SIGHT), "mllama")
 _SENSES = {"input_features", "input_values", "pixel_values", "pixel_values_videos"}  # what `forward` takes besides text
 _FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
@@ -34,8 +41,10 @@ def family_of(model: Any) -> Family:
         return _BY_MODEL_TYPE[config.model_type].of(model)
     if config.model_type == "whisper":
         return DecoderAlone.of(model)
-    if config.model_type in HEARING:
-        return AudioLLM.of(model)
+    if config.model_type in _SENSING:
+        return Multimodal.of(model, _SENSING[config.model_type])
+    if config.model_type == "mllama":
+        return Mllama.of(model)
     _refuse_other_senses(model)
     return DecoderOnly.of(model)
 
@@ -49,7 +58,7 @@ def _refuse_other_senses(model: Any) -> None:
             "use plain transformers generation for this model"
         )
     if _SENSES & signature(model.forward).parameters.keys():
-        raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(HEARING)}")
+        raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(HEARS + SEES)}")
 
 
 def positions_of(model: Any) -> int | None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from mmspec.core.audio_llm import AudioLLM
 from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
+from mmspec.core.mllama import Mllama
+from mmspec.core.multimodal import Multimodal
 
 View = Callable[[Any, Any], Any]
 """(the target's prompt, the target's session) -> the drafter's prompt."""
@@ -40,29 +41,30 @@ def opening_alone(prompt: Any, session: Any) -> Any:
     return {"input_ids": opening["decoder_input_ids"], "attention_mask": opening["decoder_attention_mask"]}
 
 
-def shared_ears(prompt: Any, session: Any) -> Any:
-    """The target's prompt as the target has heard it."""
-    return {**prompt, "heard": session.state}
+def shared_senses(prompt: Any, session: Any) -> Any:
+    """The target's prompt as the target has seen or heard it."""
+    return {**prompt, "merged": session.state}
 
 
 def text_alone(prompt: Any, session: Any) -> Any:
-    """For a drafter that only reads text: the prompt without the placeholders that stand for sound.
+    """For a drafter that only reads text: the prompt without the placeholders that stand for pictures or sound.
 
     Its last position stays, whatever it is: a session begins behind it.
     """
     ids, mask = session.target.family.prompt(session.target.model, prompt)
     last = torch.arange(ids.shape[1], device=ids.device).where(mask, -1).amax(1, keepdim=True)
-    read = (ids != session.target.family.placeholder) | (torch.arange(ids.shape[1], device=ids.device) == last)
+    unread = torch.isin(ids, torch.tensor(session.target.family.placeholders, device=ids.device))
+    read = ~unread | (torch.arange(ids.shape[1], device=ids.device) == last)
     return {"input_ids": ids, "attention_mask": mask & read}
 
 
 def view_of(target: HFTarget, drafter: Any) -> View:
     """What `drafter`, a transformers model, reads of the requests of `target`. ValueError where it cannot read them."""
     ours, theirs = target.family, family_of(drafter)
-    if isinstance(ours, AudioLLM):
+    if isinstance(ours, (Multimodal, Mllama)):
         if drafter is target.model:
-            return shared_ears
-        return same_prompt if isinstance(theirs, AudioLLM) else text_alone
+            return shared_senses
+        return same_prompt if isinstance(theirs, type(ours)) else text_alone
     if not isinstance(ours, EncoderDecoder):
         return same_prompt
     if isinstance(theirs, DecoderAlone):

@@ -221,7 +221,7 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
     """A transformers model in eval mode, and its tokenizer or processor, by local path or hub name."""
     import transformers as hf
 
-    from mmspec.core.families import HEARING
+    from mmspec.core.families import HEARS
 
     weights = _dtype(dtype) or "auto"
     path = Path(name).expanduser()
@@ -231,7 +231,7 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
     try:
         config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
         hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
-        writes = config.is_encoder_decoder or config.model_type in HEARING  # transformers lists speech language models with these
+        writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else hf.AutoModelForCausalLM
         model = kind.from_pretrained(where, dtype=weights, trust_remote_code=False).to(device).eval()
     except (OSError, ValueError, KeyError) as error:

@@ -15,18 +15,18 @@ import mmspec
 from mmspec.commands.hearing import hear
 from mmspec.config import Config
 from mmspec.core.accept import Greedy, Token
-from mmspec.core.audio_llm import AudioLLM
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
+from mmspec.core.multimodal import HEARING, Multimodal
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline
 from mmspec.drafters.early_exit import EarlyExit
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best
-from mmspec.drafters.views import own_encoder, same_prompt, shared_ears, shared_encoder, text_alone, view_of
+from mmspec.drafters.views import own_encoder, same_prompt, shared_senses, shared_encoder, text_alone, view_of
 from mmspec.text.pairs import Pair, load_model
 from mmspec.text.processors import constraints
 from tests.families import AUDIO, FAMILIES, LLAMA, SOUND, VOCAB, Case, build, inputs_for
@@ -276,7 +276,7 @@ def test_the_scoring_step_traces_whole(name):
     torch._dynamo.reset()
     laws = Pipeline(constraints(model.generation_config, 0, 12, [AUDIO]))
     own = HFTarget(model, family_of(model), laws)
-    drafter, limits = ModelDrafter(own, Chain(best), shared_ears), Limits(3, 12)
+    drafter, limits = ModelDrafter(own, Chain(best), shared_senses), Limits(3, 12)
     torch._dynamo.utils.counters.clear()
     target = own.capture(100, backend="eager", mode=None)
     list(decode(target, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 3), control=Fixed(3)))
@@ -295,14 +295,14 @@ def test_a_deaf_drafter_is_caught_by_what_it_gets_accepted(name):
     def raw(prompt, session):  # placeholders go in as words: nothing fails, and nothing is heard
         embeds = model.get_input_embeddings()(prompt["input_ids"])
         order = torch.argsort(1 - prompt["attention_mask"], dim=1, stable=True)
-        return {**prompt, "heard": replace(session.state, embeds=embeds.gather(1, order[..., None].expand_as(embeds)))}
+        return {**prompt, "merged": replace(session.state, embeds=embeds.gather(1, order[..., None].expand_as(embeds)))}
 
     found = {}
-    for view in (shared_ears, same_prompt, text_alone, raw):
+    for view in (shared_senses, same_prompt, text_alone, raw):
         out = mmspec.text.generate(model, inputs, drafter=ModelDrafter(own, Chain(best), view), draft_length=4, max_new_tokens=20)
         assert torch.equal(out.sequences, plain.sequences)
         found[view.__name__] = out.stats.tokens_per_call
-    assert found["shared_ears"] == found["same_prompt"] == 5.0
+    assert found["shared_senses"] == found["same_prompt"] == 5.0
     assert max(found["text_alone"], found["raw"]) < 4
 
 
@@ -357,7 +357,7 @@ def test_sound_that_does_not_fit_its_prompt_is_refused_in_one_line(name):
     cases = {
         "no input_features": {k: v for k, v in inputs.items() if k != "input_features"},
         "no placeholder": inputs | {"input_ids": words},
-        "does not fit the prompt": inputs | {"input_ids": short},
+        "do not fit together": inputs | {"input_ids": short},
     }
     if SOUND[name][1] is not None:
         cases[f"no {SOUND[name][1]}"] = {k: v for k, v in inputs.items() if k != SOUND[name][1]}
@@ -373,7 +373,7 @@ def test_a_placeholder_for_a_whole_clip_asks_to_be_repeated():
     given = inputs | {"input_ids": torch.tensor([[5, AUDIO, 6, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     with pytest.raises(ValueError, match="repeat the placeholder"):
         mmspec.text.generate(model, given, max_new_tokens=4)
-    assert isinstance(family_of(model), AudioLLM)
+    assert isinstance(family_of(model), Multimodal) and family_of(model).sense is HEARING
 
 
 def test_checkpoints_load_as_what_they_are(tmp_path):

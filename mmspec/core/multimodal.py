@@ -1,0 +1,272 @@
+"""Language models that see or hear: decoder-only models whose prompts hold pictures or sound where placeholders stand.
+
+Pictures and sound are encoded once a request, by the model's own forward, which is stopped at the door of its language model. What
+stands there is the prompt as the decoder reads it: embeddings, and where the family has them positions along several axes (M-RoPE),
+blocks that see each other in both directions, and features for inner layers (DeepStack). From then on positions within the prompt
+are fed from it and all others by their ids; nothing of a request stays on the model.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.cache import SlotCache
+from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
+from mmspec.core.layout import Layout
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Sense:
+    """What a model takes besides text, under the names its processor uses."""
+
+    noun: str
+    features: str
+    needs: tuple[str, ...]  # what must come along wherever a model's forward takes it: without it most run on, and are wrong
+
+
+SIGHT = Sense("pictures", "pixel_values", ("mm_token_type_ids", "token_type_ids"))
+HEARING = Sense("sound", "input_features", ("feature_attention_mask", "input_features_mask"))
+_PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
+_BRACKETS = ("vision_start_token_id", "vision_end_token_id", "boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A prompt whose pictures and sound have been looked at and listened to, packed to the left."""
+
+    embeds: Tensor  # [B, P, D] what the decoder reads
+    lengths: Tensor  # [B]
+    axes: Tensor | None = None  # [A, B, P] positions along each axis, where there are several
+    sees: Mapping[str, Tensor] | None = None  # [B, P, P] by kind of attention: who sees whom, where that is not plainly causal
+    deep: Tensor | None = None  # [L, B, P, D] what is added behind each of the first L layers
+
+    def over(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """`embeds` [B, M, D] of the ids at `positions` [B, M], the prompt's own in place of those within it."""
+        return torch.where(self._within(positions)[..., None], _rows(self.embeds, self._place(positions)), embeds)
+
+    def along(self, positions: Tensor) -> Tensor:
+        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt all axes go on from its greatest position."""
+        if self.axes is None:
+            return positions
+        real = torch.arange(self.axes.shape[-1], device=positions.device) < self.lengths[:, None]
+        delta = torch.where(real, self.axes, -1).amax((0, 2)) + 1 - self.lengths
+        inside = self.axes.gather(2, self._place(positions).expand(len(self.axes), -1, -1))
+        return torch.where(self._within(positions), inside, positions + delta[:, None])
+
+    def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
+        """`visible` [B, M, S] with the prompt's columns seeing what they see in attention of this `kind`."""
+        if self.sees is None:
+            return visible
+        rows = _rows(self.sees[kind], self._place(layout.positions))
+        rows = nn.functional.pad(rows, (0, visible.shape[-1] - rows.shape[-1])) if rows.shape[-1] < visible.shape[-1] else rows
+        real = self._within(layout.positions) & (layout.slots == layout.positions)  # PAD columns stand in the scratch slot
+        return torch.where(real[..., None], rows[..., : visible.shape[-1]], visible)
+
+    def deepened(self, positions: Tensor) -> dict[str, Any]:
+        """What Qwen3-VL's decoder takes for its inner layers, for columns at `positions` [B, M]; none where there is nothing."""
+        if self.deep is None:
+            return {}
+        within = self._within(positions)
+        added = self.deep.gather(2, self._place(positions)[None, ..., None].expand(len(self.deep), -1, -1, self.deep.shape[-1]))
+        return {"visual_pos_masks": within, "deepstack_visual_embeds": [layer[within] for layer in added]}
+
+    def without(self, kept: Tensor) -> "Merged":
+        """Only the positions `kept` [B, P] bool, packed anew. Positions close up, as a drafter of pruned pictures numbers them."""
+        order, lengths = torch.argsort((~kept).long(), dim=1, stable=True), kept.sum(1)
+        sees = self.sees and {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in self.sees.items()}
+        deep = None if self.deep is None else self.deep.gather(2, order[None, ..., None].expand_as(self.deep))
+        return replace(self, embeds=_rows(self.embeds, order), lengths=lengths, axes=_repacked(self.axes, order), sees=sees, deep=deep)
+
+    def _within(self, positions: Tensor) -> Tensor:
+        return positions < self.lengths[:, None]
+
+    def _place(self, positions: Tensor) -> Tensor:
+        return positions.clamp(max=self.embeds.shape[1] - 1)
+
+
+def _rows(values: Tensor, order: Tensor) -> Tensor:
+    """`values` [B, P, ...] at `order` [B, M]."""
+    return values[torch.arange(len(values), device=values.device)[:, None], order]
+
+
+def _repacked(axes: Tensor | None, order: Tensor) -> Tensor | None:
+    return None if axes is None else axes.gather(2, order.expand(len(axes), -1, -1))
+
+
+def placeholders_of(model: Any) -> tuple[int, ...]:
+    """The ids that stand for pictures or sound in prompts."""
+    return _ids(model.config, _PLACEHOLDERS)
+
+
+def unsaid_of(model: Any) -> tuple[int, ...]:
+    """Placeholders and the ids that enclose them, as far as the model's head has them."""
+    size = model.config.get_text_config(decoder=True).vocab_size
+    return tuple(i for i in _ids(model.config, _PLACEHOLDERS + _BRACKETS) if i < size)
+
+
+def _ids(config: Any, names: Sequence[str]) -> tuple[int, ...]:
+    found = [getattr(config, name, None) for name in names]
+    return tuple(dict.fromkeys(i for i in found if isinstance(i, int)))
+
+
+@dataclass(frozen=True)
+class Multimodal(DecoderOnly):
+    """A language model that sees or hears. `placeholders` are the ids that stand for what it senses, `first` its first position."""
+
+    sense: Sense = SIGHT
+    placeholders: tuple[int, ...] = ()
+    unsaid: tuple[int, ...] = ()
+    """Ids that are read and never written: a written placeholder would call for a picture or sound that is not there."""
+    first: int = 0
+    trims: bool = False  # it can leave logits out
+
+    @classmethod
+    def of(cls, model: Any, sense: Sense = SIGHT) -> "Multimodal":
+        base, marks = DecoderOnly.of(model), placeholders_of(model)
+        first = 1 if model.config.model_type == "paligemma" else 0
+        trims = "logits_to_keep" in signature(model.forward).parameters
+        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), first, trims)
+
+    @torch.no_grad()
+    def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
+        """A cache and the prompt as the decoder reads it: `inputs["merged"]`, where somebody has looked before, else by looking."""
+        return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        ids = layout.ids.clamp(max=model.get_input_embeddings().num_embeddings - 1)  # some placeholders lie beyond the table
+        with _through_the_door(model, state.deepened(layout.positions)):
+            out = model(
+                inputs_embeds=state.over(model.get_input_embeddings()(ids), layout.positions),
+                attention_mask=self._masks_of(model, layout, state),
+                position_ids=state.along(layout.positions) + self.first,
+                past_key_values=cache,
+                use_cache=True,
+                output_hidden_states=bool(states),
+                **({"logits_to_keep": keep} if self.trims else {}),
+            )
+        return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
+
+    def _masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
+        if state.sees is None:
+            return self._masks(model, layout)
+        near = layout.visible
+        if self.window is not None:
+            near = near & (layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window)
+        masks = {k: attention_mask(state.visible(k, layout, v), model) for k, v in zip(_KINDS, (layout.visible, near), strict=True)}
+        return masks if self.mixed else masks[_KINDS[self.window is not None]]
+
+    # --- before the door ----------------------------------------------------------------------------------------------
+
+    def _merge(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
+        ids, mask = text_prompt(inputs)
+        marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
+        self._check(model, inputs, bool(marked.any()))
+        known = signature(model.forward).parameters
+        with _left_as_found(model):
+            given = at_the_door(model, {key: value for key, value in inputs.items() if key in known}, self.sense.noun)
+        embeds = given["inputs_embeds"]
+        if embeds.shape[1] != ids.shape[1]:
+            raise ValueError(
+                f"the prompt has {ids.shape[1]} tokens, but {embeds.shape[1]} with its {self.sense.noun}: repeat the placeholder "
+                f"{self.placeholders[0]} for every position they take, as the model's processor does"
+            )
+        order = torch.argsort((~mask).long(), dim=1, stable=True)  # packed as a session packs ids
+        places, deep = given.get("position_ids"), given.get("deepstack_visual_embeds")
+        return Merged(
+            _rows(embeds, order),
+            mask.sum(1),
+            _repacked(places[-3:], order) if places is not None and places.dim() == 3 else None,
+            self._sees(given.get("attention_mask"), order) if marked.any() else None,
+            None if deep is None else _packed_features(deep, given["visual_pos_masks"], embeds, order),
+        )
+
+    def _sees(self, masks: Any, order: Tensor) -> dict[str, Tensor] | None:
+        """Who sees whom by kind of attention, from the masks at the door; None where they are causal."""
+        if masks is None or (isinstance(masks, Tensor) and masks.dim() == 2):
+            return None
+        masks = masks if isinstance(masks, Mapping) else dict.fromkeys(_KINDS, masks)
+        found = {kind: m for kind, m in masks.items() if m is not None}
+        if not found:
+            return None
+        found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in found.items()}
+        packed = {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()}
+        return {kind: packed.get(kind, next(iter(packed.values()))) for kind in _KINDS}
+
+    def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
+        name, known, sense = type(model).__name__, signature(model.forward).parameters, self.sense
+        if marked != (sense.features in inputs):
+            why = f"placeholders for {sense.noun} but no {sense.features}" if marked else f"{sense.features} but no placeholder for them"
+            raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
+        for need in sense.needs:
+            if marked and need in known and need not in inputs:
+                raise ValueError(f"inputs has {sense.features} but no {need}: pass what {name}'s processor returned")
+
+
+def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, order: Tensor) -> Tensor:
+    """Features [L, B, P, D] from those of the positions `where` [B, P] alone, zeros elsewhere."""
+    spread = embeds.new_zeros(len(deep), *embeds.shape)
+    for layer, features in zip(spread, deep, strict=True):
+        layer[where] = features.to(layer.dtype)
+    return torch.stack([_rows(layer, order) for layer in spread])
+
+
+class _Door(Exception):
+    """Raised in front of the language model, so that it does not run; `given` is what it was handed."""
+
+    def __init__(self, given: dict[str, Any]):
+        super().__init__()
+        self.given = given
+
+
+def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, Any]:
+    """What `model` hands its language model. ValueError where pictures or sound and prompt do not fit together."""
+
+    def door(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        raise _Door(kwargs)
+
+    handle = model.get_decoder().register_forward_pre_hook(door, with_kwargs=True)
+    try:
+        model(**inputs, use_cache=False)
+    except _Door as found:
+        return found.given
+    except (ValueError, RuntimeError, IndexError, TypeError, StopIteration) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"prompt and {noun} do not fit together ({why}): pass what the processor returned") from None
+    finally:
+        handle.remove()
+    raise AssertionError(f"{type(model).__name__} ran without its language model")
+
+
+@contextmanager
+def _left_as_found(model: Any) -> Iterator[None]:
+    """Families with several axes note their offset on the module: it is a request's, and is put back."""
+    base = getattr(model, "model", None)
+    before = getattr(base, "rope_deltas", None)
+    try:
+        yield
+    finally:
+        if hasattr(base, "rope_deltas"):
+            base.rope_deltas = before  # type: ignore[union-attr]
+
+
+def _through_the_door(model: Any, more: Mapping[str, Any]) -> Any:
+    """During a forward inside, the language model is handed `more` besides."""
+    return _handing(model, more) if more else nullcontext()
+
+
+@contextmanager
+def _handing(model: Any, more: Mapping[str, Any]) -> Iterator[None]:
+    handle = model.get_decoder().register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | more), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
