@@ -5,7 +5,9 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.compact import read_bytes, save_bytes
+from mmspec.core.packing import packed, unpacked
 from mmspec.minis import llama, save_llama
+from mmspec.minis.card import as_stored
 
 
 def test_a_matrix_is_off_by_half_a_step_of_its_row_at_most(tmp_path):
@@ -33,6 +35,26 @@ def test_files_in_half_precision_are_read_too(tmp_path):
     matrix = torch.randn(4, 5)
     save_file({"matrix": matrix.half()}, tmp_path / "half")
     assert torch.equal(read_bytes(tmp_path / "half")["matrix"], matrix.half().float())
+
+
+def test_only_bytes_have_scales():
+    """A tensor called `.scale` beside one that is no matrix of bytes is a tensor; whole numbers and flags are not rounded."""
+    stored = {"w": torch.ones(2, 3), "w.scale": torch.full((2,), 5.0), "ids": torch.tensor([[2**40 + 1, 3]]), "flag": torch.tensor([True])}
+    back = unpacked(stored)
+    assert back.keys() == stored.keys()
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
+    whole = unpacked(packed({"ids": stored["ids"], "flag": stored["flag"]}))
+    assert torch.equal(whole["ids"], stored["ids"])
+    assert torch.equal(whole["flag"], stored["flag"])
+
+
+def test_what_is_measured_is_what_is_read_back(tmp_path):
+    torch.manual_seed(3)
+    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    model = as_stored(LlamaForCausalLM(config).eval())
+    save_llama(model, tmp_path / "m")
+    again = llama(tmp_path / "m").state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_llama_comes_back_with_its_embeddings_tied(tmp_path):

@@ -19,7 +19,7 @@ import torch
 from accelerate import PartialState
 
 from mmspec.config import Config, TargetSection
-from mmspec.drafters.checkpoint import save_drafter
+from mmspec.drafters.checkpoint import load_drafter, save_drafter
 from mmspec.drafters.nets import NETS, new_net
 from mmspec.jobs.files import read_prompts
 from mmspec.minis.card import drafter_card
@@ -86,6 +86,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--checkpoint-every", type=int, default=100)
     parser.add_argument("--precision", default="bf16", help="no, bf16 or fp16")
     parser.add_argument("--half", action="store_true", help="write the weights in half precision")
+    parser.add_argument("--bytes", action="store_true", help="write matrices as bytes with a scale a row, as the shipped drafters are")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--smoke", action="store_true", help="a few windows, two steps")
     args = parser.parse_args()
@@ -117,8 +118,10 @@ def main() -> None:
     path = args.work / f"{args.kind}.pt"
     fit(lesson, lambda m, turn: m(data.draw(turn, args.rows, held, device)), fitting, path, title=args.kind, validate=validate)
     if here.is_main_process:
-        levels, out = lesson.acceptance(data.window(range(held), device)), args.out or args.work / args.kind
-        save_drafter(lesson.net, out, torch.float16 if args.half else None)
+        out = args.out or args.work / args.kind
+        save_drafter(lesson.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
+        lesson.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
+        levels = lesson.acceptance(data.window(range(held), device))
         (out / "card.md").write_text(drafter_card(args, aim, sum(p.numel() for p in net.parameters()), held, levels), encoding="utf-8")
 
 

@@ -2,9 +2,9 @@
 
     python text/train_mini.py --work build/mini-text --out mmspec/minis/text      (48 minutes on two shared CPU cores)
 
-Data (MMSPEC_DATA, default ../shared/data): English stories (African Storybook, CC BY), plays (tinyshakespeare, public domain),
-worded sums (GSM8K train split, MIT). Stages resume where they were stopped: delete the work folder to start again.
-The drafter learns the target's own law on the corpus and on text the target wrote itself.
+Data (MMSPEC_DATA, default ../shared/data): stories (African Storybook, CC BY), plays (tinyshakespeare, public domain), worded sums
+(GSM8K train split, MIT). Stages resume: delete the work folder to start again. The drafter learns the target's own law on the corpus
+and on text the target wrote itself. The card's figures are of the weights as they are stored.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import mmspec
-from mmspec.minis.card import text_card, write_text_mini
+from mmspec.minis.card import as_stored, text_card, write_text_mini
 from mmspec.minis.corpus import documents, openings
 from mmspec.train import Fit, fit
 
@@ -60,7 +60,7 @@ def crops(stream: torch.Tensor, rows: int, step: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(model, stream: torch.Tensor) -> float:
+def loss_on(model, stream: torch.Tensor) -> float:
     windows = stream[: len(stream) // WINDOW * WINDOW].view(-1, WINDOW)[:120]
     return sum(model(rows, labels=rows).loss.item() * len(rows) for rows in windows.split(20)) / len(windows)
 
@@ -114,7 +114,7 @@ def main() -> None:
     train, held = [t for i, t in enumerate(texts) if i % 20], texts[::20]
     tokenizer = make_tokenizer(train)
     random.Random(0).shuffle(train)
-    stream, held_stream = (torch.tensor([i for t in kind for i in tokenizer(t)["input_ids"]]) for kind in (train, held))
+    stream, unseen = (torch.tensor([i for t in kind for i in tokenizer(t)["input_ids"]]) for kind in (train, held))
 
     def next_token(model, step):
         windows = crops(stream, 16, step)
@@ -133,7 +133,7 @@ def main() -> None:
 
     plan = Fit(steps=args.drafter_steps, lr=4e-3, warmup=100, mixed_precision=args.precision)
     fit(drafter, distil, plan, args.work / "drafter.pt", title="drafter")
-    facts = {f"held-out loss, {n} (nats a token)": held_out_loss(m, held_stream) for n, m in (("target", target), ("drafter", drafter))}
+    facts = {f"held-out loss, {n} (nats a token)": loss_on(as_stored(m), unseen) for n, m in (("target", target), ("drafter", drafter))}
     prompts = openings(held)
     inputs = {key: value for key, value in tokenizer(prompts, return_tensors="pt", padding=True).items() if key != "token_type_ids"}
     target.generation_config.eos_token_id = 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mmspec.core.packing import packed, unpacked
 from mmspec.drafters.nets import net_class
 from mmspec.drafters.published import Hints, Reading, layout_of, read_published
 from mmspec.drafters.weights import fill, read_config, read_names, read_weights, write_folder
@@ -14,11 +15,16 @@ KEY = "mmspec_drafter"
 
 
 def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Write `net` to `folder`, which appears whole or stays as it was; `dtype` is that of the weights on disk.
+    """Write `net` to `folder`, which appears whole or stays as it was.
 
-    ValueError where `folder` holds something else than a drafter.
+    `dtype` is that of the weights on disk, their own by default; torch.int8 stores matrices as bytes with a scale a row, as the shipped
+    minis do. ValueError where `folder` holds something else than a drafter.
     """
-    weights = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor for name, tensor in net.state_dict().items()}
+    weights = net.state_dict()
+    if dtype == torch.int8:
+        weights = packed(weights)
+    elif dtype is not None:
+        weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     write_folder(Path(folder), {KEY: net.kind, **net.config}, weights, is_drafter)
 
 
@@ -43,7 +49,7 @@ def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] 
     config = read_config(folder)
     if KEY in config:
         kind = config.pop(KEY)
-        net, reading = _made(kind, config, folder), Reading(kind, config, read_weights(folder))
+        net, reading = _made(kind, config, folder), Reading(kind, config, unpacked(read_weights(folder)))
     else:
         reading = read_published(config, read_weights(folder), hints, folder)
         net = _made(reading.kind, reading.options, folder)

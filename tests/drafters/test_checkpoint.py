@@ -74,6 +74,34 @@ def test_half_precision_on_disk(tmp_path):
     assert load_drafter(tmp_path / "drafter").fc.weight.dtype == torch.float32
 
 
+def test_bytes_on_disk(tmp_path, saved):
+    """Every matrix within half a step of its row; whole numbers and flags as they were; written again, the same bytes."""
+    net, folder = saved
+    save_drafter(net, tmp_path / "small", torch.int8)
+    found = load_drafter(tmp_path / "small")
+    for name, tensor in net.state_dict().items():
+        back = found.state_dict()[name]
+        assert back.dtype == tensor.dtype
+        if tensor.dim() < 2:
+            assert torch.equal(back, tensor.half().float() if tensor.is_floating_point() else tensor)
+        else:
+            assert ((back - tensor).abs().amax(1) <= tensor.abs().amax(1) / 254 + 1e-7).all()
+    big, small = (path / "model.safetensors" for path in (folder, tmp_path / "small"))
+    assert small.stat().st_size < 0.4 * big.stat().st_size
+    save_drafter(found, tmp_path / "again", torch.int8)
+    assert same(load_drafter(tmp_path / "again"), state(found))
+
+
+def test_bytes_without_their_scale_are_refused(tmp_path):
+    save_drafter(lively(MAKE["medusa"]()), tmp_path / "drafter", torch.int8)
+    path = tmp_path / "drafter" / "model.safetensors"
+    stored = load_file(path)
+    scale = next(name for name in stored if name.endswith(".scale"))
+    save_file({name: tensor for name, tensor in stored.items() if name != scale}, path)
+    with pytest.raises(ValueError, match=rf"tensor {scale.removesuffix('.scale')} is torch.int8 .* but torch.float32 .* is needed"):
+        load_drafter(tmp_path / "drafter")
+
+
 def test_a_loaded_drafter_is_a_drafter_of_generate(big, tmp_path):
     save_drafter(lively(MAKE["eagle3"]()), tmp_path / "drafter")
     inputs = random_prompt(5, 3)

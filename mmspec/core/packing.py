@@ -1,0 +1,36 @@
+"""Weights as bytes: a matrix keeps a byte a number and one scale a row, everything else is in half precision."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_SCALE = ".scale"
+
+
+def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` as they are stored: matrices [O, ...] as int8 with a float32 `.scale` [O]. Whole numbers and flags stay what they are."""
+    kept: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            kept[name] = tensor
+        elif tensor.dim() < 2:
+            kept[name] = tensor.detach().half()
+        else:
+            rows = tensor.detach().float().flatten(1)
+            scale = (rows.abs().amax(1) / 127).clamp_min(1e-7)
+            kept[name] = (rows / scale[:, None]).round().to(torch.int8).view(tensor.shape)
+            kept[name + _SCALE] = scale
+    return kept
+
+
+def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `packed` stored, its matrices in float32 again; tensors that were stored in another way are what they were."""
+    scaled = {name for name, tensor in stored.items() if tensor.dtype == torch.int8 and name + _SCALE in stored}
+    scales = {name + _SCALE for name in scaled}
+    kept = {name: tensor for name, tensor in stored.items() if name not in scales}
+    return {name: _rows(tensor, stored[name + _SCALE]) if name in scaled else tensor for name, tensor in kept.items()}
+
+
+def _rows(tensor: Tensor, scale: Tensor) -> Tensor:
+    return tensor.float() * scale.view(-1, *[1] * (tensor.dim() - 1))
