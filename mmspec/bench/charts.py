@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-COLOURS = 6  # --c0 .. --c5 of the page's style
+COLOURS = 8  # --c0 .. --c7 of the page's style
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 460, 250, 44, 12, 40
 
 

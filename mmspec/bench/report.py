@@ -9,10 +9,10 @@ from mmspec.bench.provenance import machine
 _STYLE = """
 :root { color-scheme: light dark; --bg:#f7f8fa; --card:#fff; --ink:#1c2430; --soft:#5b6675; --line:#dfe4ea; --good:#0f7b54;
  --bad:#b3261e; --goodbg:#dff3ea; --badbg:#fbe2e0; --hit:#cfeadf; --hit2:#b9e0d0; --own:#fde7c4; --own2:#f9d9a4; --ring:#2b6cb0;
- --c0:#2b6cb0; --c1:#d97706; --c2:#0f8f68; --c3:#b0418c; --c4:#6b5bd2; --c5:#8a94a3 }
+ --c0:#2b6cb0; --c1:#d97706; --c2:#0f8f68; --c3:#b0418c; --c4:#6b5bd2; --c5:#b8860b; --c6:#2a9d9d; --c7:#8a94a3 }
 @media (prefers-color-scheme: dark) { :root { --bg:#12161c; --card:#1a2029; --ink:#e6eaf0; --soft:#9aa6b5; --line:#2c3541;
  --good:#5fd3a5; --bad:#ff8f86; --goodbg:#123528; --badbg:#46201d; --hit:#17463a; --hit2:#1f5a4a; --own:#553c12; --own2:#6a4c18;
- --ring:#7ab3f0; --c0:#63a4e8; --c1:#f0a03c; --c2:#43c795; --c3:#e07fc0; --c4:#a79af5; --c5:#8a94a3 } }
+ --ring:#7ab3f0; --c0:#63a4e8; --c1:#f0a03c; --c2:#43c795; --c3:#e07fc0; --c4:#a79af5; --c5:#d9b84a; --c6:#5fd0d0; --c7:#8a94a3 } }
 * { box-sizing:border-box }
 body { margin:0; background:var(--bg); color:var(--ink); font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif }
 main { max-width:1080px; margin:0 auto; padding:2.2rem 1.2rem 3rem }

@@ -3,7 +3,7 @@
 import random
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mmspec.core.records import Settled
 
@@ -15,6 +15,16 @@ class ControlSession(Protocol):
 
     def observe(self, length: int, settled: Settled, seconds: float) -> None:
         """What a round of `length` guesses brought and cost."""
+        ...
+
+
+@runtime_checkable
+class Charged(Protocol):
+    """A control session that wants to know what a drafter costs before it has brought anything."""
+
+    def charge(self, seconds: float) -> None:
+        """The drafter made its first guesses: it took `seconds` to get there, its encoding and its prompt. `observe` follows, for the
+        round they were made in, whose seconds hold these."""
         ...
 
 

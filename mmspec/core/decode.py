@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmspec.core.control import Control
+from mmspec.core.control import Charged, Control
 from mmspec.core.judge import Judge
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
@@ -82,6 +82,15 @@ class Ends(Protocol):
         ...
 
 
+@runtime_checkable
+class Later(Protocol):
+    """A drafter that can wait until it is wanted: a generation that starts without guesses does not pay for its prompt."""
+
+    def later(self, prompt: Any, session: TargetSession) -> DraftSession:
+        """As `begin`, but nothing is read or encoded before the first guess is asked for."""
+        ...
+
+
 def decode(target: Target, drafter: Drafter, accept: Judge, prompt: Any, *, limits: Ends, noise: Noise, control: Control) -> Iterator[Step]:
     """Yield one `Step` a round until no row has room left.
 
@@ -90,13 +99,16 @@ def decode(target: Target, drafter: Drafter, accept: Judge, prompt: Any, *, limi
     clock = _Clock()
     noise = replace(noise, coupled=accept.coupled)
     session, frontier = target.begin(prompt)
-    guesser = drafter.begin(prompt, session)
+    clock.lap("encode")
     controller = control.begin()
-    clock.lap("prefill")
+    length = controller.length()
+    wanted = length > 0 or not isinstance(drafter, Later)
+    guesser = drafter.begin(prompt, session) if wanted else drafter.later(prompt, session)
+    clock.lap("draft")
     while limits.open:
-        length = controller.length()
         draft = guesser.propose(frontier, limits.room(length), noise)
         clock.lap("draft")
+        begun = clock.guesses(draft.size > draft.roots)
         scored = session.score(draft)
         clock.lap("score")
         verdict, settled = limits.settle(draft, scored, accept(draft, scored, noise))
@@ -108,8 +120,12 @@ def decode(target: Target, drafter: Drafter, accept: Judge, prompt: Any, *, limi
         frontier = verdict.frontier
         clock.lap("draft")
         seconds = clock.round()
+        if begun and isinstance(controller, Charged):
+            controller.charge(seconds["draft_prefill"])
         controller.observe(length, settled, seconds["total"])
         yield Step(draft, verdict, settled, seconds)
+        if limits.open:
+            length = controller.length()
 
 
 def _check_health(limits: Ends, settled: Settled) -> None:
@@ -123,18 +139,22 @@ def _check_health(limits: Ends, settled: Settled) -> None:
 
 
 class _Clock:
-    """Seconds by phase. The first round's scoring is the prefill. On a GPU, work is booked where the host waits for it."""
+    """Seconds by phase, as `core.stats.PHASES` tells them apart. On a GPU, work is booked where the host waits for it."""
 
     def __init__(self):
         self.start = self.last = perf_counter()
         self.spent: dict[str, float] = {}
-        self.first = True
+        self.firsts = {"score": "prefill", "draft": "draft_prefill"}
 
     def lap(self, phase: str) -> None:
         now = perf_counter()
-        phase = "prefill" if self.first and phase == "score" else phase
+        phase = self.firsts.get(phase, phase)
         self.spent[phase] = self.spent.get(phase, 0.0) + now - self.last
         self.last = now
+
+    def guesses(self, made: bool) -> bool:
+        """Are these the drafter's first guesses? What it does from here on is no longer its prefill."""
+        return made and self.firsts.pop("draft", None) is not None
 
     def round(self) -> dict[str, float]:
         """The phases of the round that ends now."""
@@ -142,7 +162,8 @@ class _Clock:
         total = now - self.start
         spent = self.spent | {"other": max(0.0, total - sum(self.spent.values())), "total": total}
         self.start = self.last = now
-        self.spent, self.first = {}, False
+        self.spent = {}
+        self.firsts.pop("score", None)
         return spent
 
 

@@ -4,7 +4,13 @@ from dataclasses import asdict, dataclass, field
 
 from mmspec.core.records import Step
 
-PHASES = ("prefill", "draft", "score", "accept", "commit", "other", "total")
+PHASES = ("encode", "prefill", "draft_prefill", "draft", "score", "accept", "commit", "other", "total")
+"""Where a generation's seconds go; the others add up to "total".
+
+encode: opening the request, which runs the target's encoders (vision and audio towers, an encoder-decoder's encoder).
+prefill: the first scoring, which runs the prompt and the first draft in one forward. draft_prefill: all that the drafter does up to and
+including its first guesses, so its own encoding and its prompt; from then on that is draft.
+"""
 
 
 @dataclass

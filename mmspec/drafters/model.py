@@ -1,6 +1,8 @@
 """Two-model speculation (Leviathan et al. 2023; Chen et al. 2023): any target is a drafter, of any shape."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +24,17 @@ class ModelDrafter:
     view: View = same_prompt
 
     def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        if getattr(self.view, "late", False):
+            return self.later(prompt, session)
+        return ModelSession(self._opened(prompt, session), self.shape)
+
+    def later(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        after = session if getattr(self.view, "late", False) else None
+        return ModelSession(partial(self._opened, prompt, session), self.shape, after)
+
+    def _opened(self, prompt: Any, session: TargetSession) -> TargetSession:
         own, _ = self.target.begin(self.view(prompt, session))
-        return ModelSession(watching(own, getattr(self.shape, "reads", ())), self.shape)
+        return watching(own, getattr(self.shape, "reads", ()))
 
 
 def watching(session: Any, states: tuple[int, ...]) -> Any:
@@ -43,16 +54,24 @@ class ModelSession:
     waits and is fed as an extra root next time; rows that have nothing waiting hold PAD there, so shapes stay fixed.
     """
 
-    def __init__(self, session: TargetSession, shape: Shape | None = None):
-        self.session, self.shape = session, shape  # no shape: `_grow` is a subclass's own
+    def __init__(self, session: TargetSession | Callable[[], TargetSession], shape: Shape | None = None, after: Any = None):
+        self._session, self.shape = session, shape  # no shape: `_grow` is a subclass's own
+        self.after = after  # the target's session, where a session is not to be opened before that has run the prompt
         self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
         self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
         self.origin: Tensor | None = None  # [B, G] own column of each proposed guess
         self.lag = 0
 
+    @property
+    def session(self) -> Any:
+        """The drafter's own session; one that was left for later is opened when it is first wanted."""
+        if callable(self._session):
+            self._session = self._session()
+        return self._session
+
     def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
         self._forget()
-        if room.length == 0:
+        if room.length == 0 or (self.after is not None and self.after.context is not None):
             return frontier
         own = self._rooted(frontier)
         grown, self.origin = self._grow(frontier, own, room, noise)
@@ -71,6 +90,10 @@ class ModelSession:
         roots = torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1)
         column = torch.where(kept >= 0, self.origin.gather(1, (kept - 1).clamp_min(0)), -1)
         ran = column < self.session.scored
+        if hasattr(self.session, "learn"):  # a session whose laws depend on how they have done
+            own = torch.cat([torch.full_like(verdict.keep[:, :1], self.lag), column], 1)
+            real = (verdict.keep >= 0) & (own < self.session.scored)
+            self.session.learn(scored.p.at(verdict.keep.clamp_min(0)), own, real)
         unrun = (kept >= 0) & ~ran
         rows = torch.arange(len(kept), device=kept.device)[:, None]
         value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
@@ -83,7 +106,7 @@ class ModelSession:
 
     def _forget(self) -> None:
         """Give up the draft under way, if there is one, but for the values that waited: those are settled, and have now been run."""
-        if self.session.scored == 0 or self.fed is None:
+        if self.fed is None or self.session.scored == 0:
             return
         columns = torch.arange(self.fed.shape[1], device=self.fed.device)
         self.session.commit(torch.where(self.fed, columns, -1), len(columns))
