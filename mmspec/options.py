@@ -15,16 +15,20 @@ from mmspec.core.decode import Drafter
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
+from mmspec.core.mllama import Mllama
+from mmspec.core.multimodal import Multimodal
 from mmspec.core.processors import Pipeline, Processor, Suppress, SuppressAt, Temperature, pipeline
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
 from mmspec.drafters import shapes
+from mmspec.drafters.ensemble import Ensemble, Views
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.sight import Pooled, Pruned, looking
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
-from mmspec.drafters.views import view_of
+from mmspec.drafters.views import View, can_see, seeing, text_alone, view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 
 _READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
@@ -58,8 +62,10 @@ def laws_for(
     return pipeline(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, first=first)
 
 
-def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
-    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them."""
+def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: Any = None) -> Drafter:
+    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them, on its `view` of the prompt."""
+    if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
+        raise ValueError(f"view says what a transformers model reads that drafts, but drafter is {_named(drafter)}: leave view out")
     if drafter is None:
         return NoDraft()
     if isinstance(drafter, str):
@@ -68,7 +74,53 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Draf
         return GuidedDrafter(drafter, shape_of(tree, rule))
     if hasattr(drafter, "begin"):
         return drafter
-    return ModelDrafter(_as_target(drafter, target), shape_of(tree, rule), view_of(target, drafter))
+    seen = view_for(view, target, drafter)
+    return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
+
+
+def _named(drafter: Any) -> str:
+    return repr(drafter) if drafter is None or isinstance(drafter, str) else type(drafter).__name__
+
+
+def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
+    """The view `view` stands for: None chooses one; a name, a View, or several of them, which make an ensemble.
+
+    ValueError for a name that is unknown or needs more, for a target whose prompts hold words only, and for eyes a drafter has not.
+    """
+    if view is None:
+        return view_of(target, drafter)
+    if not isinstance(target.family, (Multimodal, Mllama)):
+        raise ValueError(f"view says how pictures are read, but prompts of {type(target.model).__name__} hold none: leave view out")
+    if isinstance(view, Views):
+        return replace(view, views=tuple(view_for(one, target, drafter) for one in view.views))
+    if isinstance(view, (list, tuple)):
+        return view_for(Views(tuple(view)) if len(view) != 1 else view[0], target, drafter)
+    if view == "drop":
+        return text_alone
+    if view in ("own", "pooled", "pruned") or isinstance(view, (Pooled, Pruned)):
+        return _looked(view, target, drafter)
+    if callable(view):
+        return view
+    if view in ("newline", "caption"):
+        raise ValueError(f"view {view!r} needs the target's tokenizer: pass mmspec.text.view({view!r}, processor)")
+    raise ValueError(f"unknown view {view!r}; valid: 'drop', 'own', 'pooled', 'pruned', what mmspec.text.view makes, or several of these")
+
+
+def _looked(view: Any, target: HFTarget, drafter: Any) -> View:
+    """A view for a drafter with eyes."""
+    name, own = view if isinstance(view, str) else type(view).__name__.lower(), seeing(target, drafter)
+    if not can_see(target, drafter):
+        raise ValueError(
+            f"view {name!r} needs a drafter that reads what the target's processor returns, and {type(drafter).__name__} does not: "
+            "choose 'drop', or what mmspec.text.view makes of 'newline' or 'caption'"
+        )
+    if name == "own":
+        return own
+    if isinstance(target.family, Mllama):
+        raise ValueError(f"view {name!r} needs pictures that stand within the prompt, and Mllama's do not: choose 'own' or 'drop'")
+    if name == "pooled":
+        return Pooled() if isinstance(view, str) else view
+    return Pruned(base=own) if isinstance(view, str) else replace(view, base=own)
 
 
 def stopping(drafter: Drafter, stop_below: float | None) -> Drafter:
@@ -80,18 +132,23 @@ def stopping(drafter: Drafter, stop_below: float | None) -> Drafter:
     return replace(drafter, shape=replace(drafter.shape, stop=Confidence(stop_below)))
 
 
-def _as_target(model: Any, target: HFTarget) -> HFTarget | Translated:
+def mixed(own: HFTarget, view: View) -> HFTarget | Ensemble:
+    """A drafter's target, in rows for each of its views where there are several."""
+    return Ensemble(own, view.weights) if isinstance(view, Views) else own
+
+
+def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | Ensemble | Translated:
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
-    own = replace(target, model=model, family=family_of(model), limit=None)
+    own = replace(target, model=model, family=looking(family_of(model)), limit=None)
     if mine == theirs:
-        return own
+        return mixed(own, view)
     if abs(mine - theirs) > _PADDING * max(mine, theirs):
         raise ValueError(
             f"mismatched vocabularies: the target has {mine} tokens, the drafter {theirs}; choose a drafter with the same tokenizer, "
             "or pass mmspec.text.aligned_drafter(model, tokenizer, drafter_model, drafter_tokenizer)"
         )
-    return Translated(replace(own, processors=_untruncated(own.processors)), Overlap.of_sizes(mine, theirs))
+    return Translated(mixed(replace(own, processors=_untruncated(own.processors)), view), Overlap.of_sizes(mine, theirs))
 
 
 def _untruncated(laws: Pipeline) -> Pipeline:

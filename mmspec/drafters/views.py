@@ -1,7 +1,8 @@
 """What a drafter reads of a request: the target's prompt, without what it cannot read, and with what the target has encoded already.
 
-A view is called with the target's prompt and its session, once a request, and gives the drafter's prompt. `distil-whisper` (Gandhi et al.
-2023) is the case that shares an encoder: its assistant is a shallow decoder over the target's own, frozen encoder.
+A view is called with the target's prompt and its session, once a request, and gives the drafter's prompt. This file chooses one where
+none is asked for; `text_views`, `sight` and `ensemble` hold those of prompts with pictures. `distil-whisper` (Gandhi et al. 2023) is
+the case that shares an encoder: its assistant is a shallow decoder over the target's own, frozen encoder.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import Multimodal
+from mmspec.drafters.text_views import Drop
 
 View = Callable[[Any, Any], Any]
-"""(the target's prompt, the target's session) -> the drafter's prompt."""
+"""(the target's prompt, the target's session) -> the drafter's prompt. One with a true attribute `late` needs the target to have run it."""
 _ENCODER_SIZES = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model")
 
 
@@ -47,24 +49,15 @@ def shared_senses(prompt: Any, session: Any) -> Any:
 
 
 def text_alone(prompt: Any, session: Any) -> Any:
-    """For a drafter that only reads text: the prompt without the placeholders that stand for pictures or sound.
-
-    Its last position stays, whatever it is: a session begins behind it.
-    """
-    ids, mask = session.target.family.prompt(session.target.model, prompt)
-    last = torch.arange(ids.shape[1], device=ids.device).where(mask, -1).amax(1, keepdim=True)
-    unread = torch.isin(ids, torch.tensor(session.target.family.placeholders, device=ids.device))
-    read = ~unread | (torch.arange(ids.shape[1], device=ids.device) == last)
-    return {"input_ids": ids, "attention_mask": mask & read}
+    """For a drafter that only reads text: the prompt without what stands for pictures or sound, and without what encloses it."""
+    return Drop()(prompt, session)
 
 
 def view_of(target: HFTarget, drafter: Any) -> View:
     """What `drafter`, a transformers model, reads of the requests of `target`. ValueError where it cannot read them."""
     ours, theirs = target.family, family_of(drafter)
     if isinstance(ours, (Multimodal, Mllama)):
-        if drafter is target.model:
-            return shared_senses
-        return same_prompt if isinstance(theirs, type(ours)) else text_alone
+        return seeing(target, drafter) if _same_eyes(target, drafter) else text_alone
     if not isinstance(ours, EncoderDecoder):
         return same_prompt
     if isinstance(theirs, DecoderAlone):
@@ -73,6 +66,23 @@ def view_of(target: HFTarget, drafter: Any) -> View:
     if isinstance(theirs, EncoderDecoder):
         return shared_encoder if _same_encoder(target.model, drafter) else own_encoder
     return opening_alone if ours.source == "input_features" else same_prompt
+
+
+def seeing(target: HFTarget, drafter: Any) -> View:
+    """Own pixels: all that the target reads. Where the drafter's model is the target's, what that has seen already."""
+    return shared_senses if drafter is target.model else same_prompt
+
+
+def can_see(target: HFTarget, drafter: Any) -> bool:
+    """Whether a drafter has the senses that prompts of `target` call for."""
+    ours, theirs = target.family, family_of(drafter)
+    return type(ours) is type(theirs) and getattr(ours, "sense", None) == getattr(theirs, "sense", None)
+
+
+def _same_eyes(target: HFTarget, drafter: Any) -> bool:
+    """Whether what the target's processor returns is, as far as configs tell, what the drafter's own would."""
+    ours, theirs = target.model.config, drafter.config
+    return can_see(target, drafter) and ours.model_type == theirs.model_type
 
 
 def _opening(prompt: Any, session: Any) -> dict[str, Any]:

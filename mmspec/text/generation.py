@@ -17,8 +17,9 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors import Processor
 from mmspec.core.records import Step
 from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.sight import looking
 from mmspec.drafters.vocabulary import Overlap, Translated
-from mmspec.options import Tree, control_of, drafter_of, laws_for, rule_of, shape_of, stopping
+from mmspec.options import Tree, control_of, drafter_of, laws_for, mixed, rule_of, shape_of, stopping, view_for
 from mmspec.text.processors import constraints, end_ids
 
 
@@ -38,6 +39,7 @@ def generate(
     tree: Tree = None,
     streamer: Any = None,
     *,
+    view: Any = None,
     stop_below: float | None = None,
     processors: Sequence[Processor] = (),
     stops: Sequence[Stop] = (),
@@ -64,6 +66,9 @@ def generate(
             (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth); or a shape object. When sampling, the siblings of combs and
             static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
         streamer: a transformers streamer; batch 1 only.
+        view: what a drafter that is a model reads of a prompt with pictures. None chooses: own pixels for a model of the target's kind,
+            the words alone otherwise. "drop", "own", "pooled" or "pruned"; what `mmspec.text.view` makes; or several of these, an
+            ensemble that drafts in one batched forward with weights learned on the way (`mmspec.text.ensemble` gives others).
         stop_below: a chain of a model's guesses ends where its best probability falls below this.
         processors, stops: extra law processors and host-side stops; `on_step` sees every round.
         capture: fix all shapes and compile the scoring step (CUDA graphs on a GPU); pays where many tokens share one shape.
@@ -94,7 +99,7 @@ def generate(
         (*constraints(model.generation_config, ids.shape[1], max_new_tokens, getattr(family, "unsaid", ())), *processors),
     )
     target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
-    guesser = stopping(drafter_of(drafter, target, rule, tree), stop_below)
+    guesser = stopping(drafter_of(drafter, target, rule, tree, view), stop_below)
     target = target.capture(max_new_tokens + 64) if capture else target
     control = control_of(draft_length, guesser)
     limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
@@ -114,16 +119,32 @@ def generate(
 
 
 def aligned_drafter(
-    model: Any, tokenizer: Any, drafter: Any, drafter_tokenizer: Any, temperature: float = 0.0, accept: str | Accept = "exact"
+    model: Any,
+    tokenizer: Any,
+    drafter: Any,
+    drafter_tokenizer: Any,
+    temperature: float = 0.0,
+    accept: str | Accept = "exact",
+    view: Any = None,
 ) -> ModelDrafter:
     """A drafter whose tokenizer differs from the target's: guesses come from the tokens both have, losslessly.
 
-    `temperature` and `accept` are those of the request it will serve. ValueError when fewer than half of the tokens are shared.
+    Processors may stand for their tokenizers. `temperature` and `accept` are those of the request it will serve, `view` is what
+    `generate` takes. ValueError when fewer than half of the tokens are shared.
     """
     rule = rule_of(accept, temperature)
     laws = laws_for(rule, temperature, None, None, None, ())
-    overlap = Overlap.of_tokenizers(tokenizer, drafter_tokenizer, model.config.get_text_config(decoder=True).vocab_size)
-    return ModelDrafter(Translated(HFTarget(drafter, family_of(drafter), laws), overlap), shape_of(None, rule))
+    ours, theirs = family_of(model), family_of(drafter)
+    sizes = [m.config.get_text_config(decoder=True).vocab_size for m in (model, drafter)]
+    overlap = Overlap.of_tokenizers(
+        *(getattr(given, "tokenizer", given) for given in (tokenizer, drafter_tokenizer)),
+        sizes[0],
+        own=sizes[1],
+        unsaid=getattr(ours, "unsaid", ()),
+        also=tuple(zip(*(getattr(family, "placeholders", ()) for family in (ours, theirs)), strict=False)),
+    )
+    seen = view_for(view, HFTarget(model, ours), drafter)
+    return ModelDrafter(Translated(mixed(HFTarget(drafter, looking(theirs), laws), seen), overlap), shape_of(None, rule), seen)
 
 
 def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, max_new_tokens: int) -> None:

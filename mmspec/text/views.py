@@ -1,0 +1,88 @@
+"""`mmspec.text.view`: what a drafter reads of prompts with pictures, by name."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mmspec.drafters.ensemble import Views
+from mmspec.drafters.mixing import Weights, weights_of
+from mmspec.drafters.sight import Pooled, Pruned
+from mmspec.drafters.text_views import Caption, Drop, Newline
+from mmspec.drafters.views import View
+
+NAMES = ("drop", "newline", "caption", "own", "pooled", "pruned")
+_MARKS = ("image", "img", "vision", "video", "audio", "boi", "eoi")  # in the names a processor gives its special tokens
+
+
+def view(
+    name: str,
+    processor: Any = None,
+    *,
+    captions: Iterable[str] | None = None,
+    captioner: Callable[[Any], Sequence[str]] | None = None,
+    prefix: str = "image: ",
+    newline: int | None = None,
+    size: int = 2,
+    keep: float = 0.5,
+    top: float = 1.0,
+) -> View | str:
+    """What a drafter reads of prompts with pictures, for `generate(..., view=...)`.
+
+    Args:
+        name: "drop" (the words alone), "newline" (one newline for every picture), "caption" (a caption for every picture), "own"
+            (own pixels), "pooled" (patches averaged `size` by `size`), "pruned" (the share `keep` of picture positions to which the
+            target's text attends most; the share `top` of those by attention, the rest evenly).
+        processor: the target's processor or tokenizer: "newline" and "caption" need it; "drop" learns from it what else encloses
+            pictures (row and column marks, say).
+        captions: one for every picture, in the order of the batch; or captioner: called with the request's inputs, returns as many.
+        prefix: what a caption is introduced by.
+        newline: the newline's id, for tokenizers that have none of their own.
+
+    Raises:
+        ValueError: for an unknown name, or where something a view needs is missing.
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown view {name!r}; valid: {', '.join(NAMES)}")
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if tokenizer is None and (name == "caption" or (name == "newline" and newline is None)):
+        raise ValueError(f"view {name!r} needs the target's processor or tokenizer: view({name!r}, processor)")
+    marks = brackets(processor) if tokenizer is not None else ()
+    if name == "drop":
+        return Drop(marks)
+    if name == "newline":
+        return Newline(_newline(tokenizer) if newline is None else newline, marks)
+    if name == "caption":
+        given = None if captions is None else tuple(captions)
+        return Caption(lambda caption: encoded(tokenizer, prefix + caption), given, captioner, marks)
+    return {"own": "own", "pooled": Pooled(size), "pruned": Pruned(keep, top)}[name]
+
+
+def ensemble(*parts: View | str, weights: str | Sequence[float] | Weights = "adaptive") -> Views:
+    """Several views of each request in one batched forward, for `generate(..., view=...)`.
+
+    `weights`: "adaptive" (TABED), "uniform" (IbED), "inverse-kl", "confidence", one number for every view, or an object of
+    `mmspec.drafters.mixing`.
+    """
+    return Views(parts, weights_of(weights))  # type: ignore[arg-type]
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    """Ids of `text`, without what a tokenizer puts before a text."""
+    ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return ids[1:] if ids and ids[0] == tokenizer.bos_token_id else ids
+
+
+def brackets(processor: Any) -> tuple[int, ...]:
+    """The ids of the special tokens a processor puts around and between pictures, as far as it names them."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    known = tokenizer.get_vocab()
+    found = {**vars(tokenizer), **vars(processor)}
+    named = (str(token) for name, token in found.items() if name.endswith("_token") and any(mark in name for mark in _MARKS))
+    tiles = (token for token in tokenizer.get_added_vocab() if token.startswith("<row_") or token == "<global-img>")
+    return tuple(sorted({known[token] for token in (*named, *tiles) if token in known}))
+
+
+def _newline(tokenizer: Any) -> int:
+    ids = encoded(tokenizer, "\n")
+    if not ids or ids[-1] == tokenizer.unk_token_id:
+        raise ValueError("the tokenizer has no newline: give the id that stands for a picture, view('newline', newline=ID)")
+    return ids[-1]
