@@ -2,7 +2,7 @@
 
 A picture is one run of placeholders. The ids that enclose it (`<|vision_start|>` and its kin) go with it: a model of the same
 tokenizer knows them as words, but has never learned what they mean without a picture. The last position of a row always stays,
-whatever it is, because a session begins behind it.
+because a session begins behind it: where it is a picture's, it reads as the word before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,11 @@ class Drop:
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Tensor]:
         ids, mask = session.target.family.prompt(session.target.model, prompt)
-        last = torch.arange(ids.shape[1], device=ids.device).where(mask, -1).amax(1, keepdim=True)
         unread = torch.isin(ids, torch.tensor((*marks_of(session), *self.brackets), device=ids.device))
-        read = ~unread | (torch.arange(ids.shape[1], device=ids.device) == last)
-        return {"input_ids": ids, "attention_mask": mask & read}
+        place = torch.arange(ids.shape[1], device=ids.device)
+        last, word = (place.where(real, -1).amax(1, keepdim=True) for real in (mask, mask & ~unread))
+        before = torch.where(word >= 0, ids.gather(1, word.clamp_min(0)), 0)
+        return {"input_ids": torch.where(unread, before, ids), "attention_mask": mask & (~unread | (place == last))}
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,10 @@ def _row(row: Ids, words: dict[int, Ids], brackets: set[int]) -> Ids:
     told: Ids = []
     for position, value in enumerate(row):
         told += words.get(position, [])
-        if value not in brackets or position == len(row) - 1:
+        if value not in brackets:
             told.append(value)
+        elif position == len(row) - 1:
+            told.append(told[-1] if told else 0)
     return told
 
 
