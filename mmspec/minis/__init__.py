@@ -7,7 +7,7 @@ from typing import Any
 from mmspec.compact import read_bytes, save_bytes
 
 HOME = Path(__file__).parent
-NAMES = ("text", "vision", "vision-fashion", "speech", "recsys")
+NAMES = ("text", "vision", "vision-fashion", "speech", "vlm", "recsys")
 """vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card."""
 
 
@@ -38,6 +38,8 @@ def load(name: str) -> Mini:
         return load_recsys(HOME / "recsys")
     if name == "speech":
         return load_speech(HOME / "speech")
+    if name == "vlm":
+        return load_vlm(HOME / "vlm")
     return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
 
 
@@ -72,6 +74,13 @@ def load_speech(folder: Path) -> Mini:
     from mmspec.minis.utterances import load_utterances
 
     return Mini(**load_utterances(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
+
+
+def load_vlm(folder: Path) -> Mini:
+    """The mini that sees in `folder`. FileNotFoundError when it is not there."""
+    from mmspec.minis.sights import load_sights
+
+    return Mini(**load_sights(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_recsys(folder: Path) -> Mini:

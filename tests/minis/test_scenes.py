@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmspec.minis import scenes
+from mmspec.minis import scenes, sights
 
 SCENES = list(scenes.scenes(3, 200))
 FOUND = re.compile(r"in the (\w+ \w+) there is a (\w+) (\w+), and its colour is (\w+)\.")
@@ -143,3 +143,24 @@ def test_function_words_are_the_same_whatever_is_shown_and_the_others_tell_it_al
 def test_which_picture_is_no_place_in_one():
     found = words("in the top left of the left picture")
     assert scenes.kinds(found) == ["function", "function", "place", "place", "function", "function", "function", "function"]
+
+
+def reds(turns, order):
+    """The share of red among the colours of each batch of captions that `order` makes of a pool."""
+    found = []
+    for turn in turns:
+        pool = sorted(sights.asked(turn, 128, "describe"), key=lambda each: order(each.question.answer))
+        batch = pool[: len(pool) // 4]
+        colours = [thing.colour for each in batch for scene in each.pictures for thing in scene.things]
+        found.append(colours.count("red") / len(colours))
+    return found
+
+
+def test_a_batch_of_like_lengths_is_of_all_colours():
+    """Ordered by letters, a batch is red and blue or yellow and orange: what is then learned of colours is the last batch's."""
+    by_words, by_letters = (sum(reds(range(12), order)) / 12 for order in (lambda text: len(text.split()), len))
+    assert abs(by_words - 1 / 6) < 0.04
+    assert by_letters > 1 / 6 + 0.06
+    steps = [sights.batch(turn, 32) for turn in range(0, 96, 8)]
+    colours = [thing.colour for batch in steps for each in batch for scene in each.pictures for thing in scene.things]
+    assert all(abs(colours.count(colour) / len(colours) - 1 / 6) < 0.04 for colour in scenes.COLOURS)
