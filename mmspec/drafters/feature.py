@@ -1,12 +1,11 @@
 """Feature drafters: one decoder layer that reads the target's hidden states and continues them (EAGLE, Li et al. 2024 and 2025).
 
 Every column of the drafter pairs a value with the state before it: the target's where the value is settled, the drafter's own where
-it is a guess. Columns of guesses are forgotten after each round, so what is kept was made from the target's states only.
+it is a guess.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.hf import HFSession, HFTarget, OwnValues
-from mmspec.core.layout import Layout
-from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.drafters.guided import Fresh, check_width, llama_sizes, pick, prompt_pairs, words_of
-
-_RESERVE = 192
+from mmspec.core.hf import HFSession
+from mmspec.drafters.feature_guide import FeatureGuide
+from mmspec.drafters.guided import llama_sizes
+from mmspec.drafters.reading import Columns
 
 
 class FeatureNet(nn.Module, ABC):
@@ -51,10 +47,24 @@ class FeatureNet(nn.Module, ABC):
         """Options for a target of transformers' `config`: one layer of its sizes."""
         return {"sizes": llama_sizes(config)}
 
+    def reading(self, columns: Columns) -> Columns:
+        """What this drafter takes in of a prompt: by default all of it, pictures as the target's decoder reads them."""
+        return columns
+
     @abstractmethod
     def take(self, features: Tensor) -> Tensor:
         """The target's states [B, M, F] as this drafter continues them, [B, M, H]."""
         ...
+
+    def check_sight(self, session: HFSession) -> None:
+        """ValueError where the session's target sees in a way this drafter cannot read."""
+
+    def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
+        """The state [B, M, H] as it goes in at `level`: the target's at 0, the drafter's own after so many guesses from then on.
+
+        `beside` is what `reading` put beside the columns, [B, M, H] or [B, 1, H].
+        """
+        return state
 
     @abstractmethod
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
@@ -235,87 +245,3 @@ class Eagle3(FeatureNet):
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
         return self.lm_head(state if self.norm_output else self.norm(state))
-
-
-@dataclass
-class Feed:
-    """What `Fed` hands a net beside the ids: the states that go in, and all that came out for the draft under way."""
-
-    going_in: Tensor | None = None  # [B, M, H] for the columns of the coming forward
-    come_out: Tensor | None = None  # [B, N, H]
-
-
-@dataclass(frozen=True)
-class Fed:
-    """The family of feature nets: it lets a session run one as it runs any model, slots, masks, positions and processors included."""
-
-    embed: Any
-    head: Any
-    size: int
-
-    def forward(
-        self, model: FeatureNet, layout: Layout, cache: SlotCache, state: Feed, keep: int, states: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        value = (self.embed if model.embed_tokens is None else model.embed_tokens)(layout.ids)
-        visible = layout.visible
-        if model.window is not None:
-            visible = visible & (layout.positions[:, :, None] - layout.slot_positions[:, None, :] < model.window)
-        out = model(state.going_in, value, layout.positions, visible[:, None], cache)
-        fresh = out[:, -keep:]
-        state.come_out = fresh if state.come_out is None else torch.cat([state.come_out, fresh], 1)
-        return model.logits(fresh, self.head, self.size), None
-
-
-class FeatureGuide:
-    """A feature net at work in one generation: its own session, and the settled values it has not run yet."""
-
-    most = None
-
-    def __init__(self, net: FeatureNet, session: HFSession):
-        model = session.target.model
-        check_width(net.kind, net.width, model)
-        session.watch(net.reads)
-        embed, head, size = words_of(session)
-        self.net, self.feed = net, Feed()
-        self.blind = isinstance(session.target.family, OwnValues)  # its prompts are no values: the states behind them must do
-        self.target = HFTarget(net, Fed(embed, head, size), session.target.processors)  # type: ignore[arg-type]
-        self.session: HFSession | None = None
-        self.fresh: Fresh | None = None
-        self.prompt: Tensor | None = None  # [B, P, F] hidden states of the prompt, until they are run
-
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        if self.session is None:
-            values, lengths, self.prompt = prompt_pairs(draft, scored)
-            if self.blind:
-                values, lengths, self.prompt = values[:, :0], torch.zeros_like(lengths), self.prompt[:, :0]
-            cache = SlotCache(1, -(-(values.shape[1] + _RESERVE) // 64) * 64)
-            self.session = HFSession(self.target, cache, self.feed, values, lengths)
-        self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
-
-    def root(self, frontier: Draft) -> Draft | None:
-        if self.session is None or self.fresh is None:
-            return None
-        self.fresh = self.fresh.packed()
-        return self.fresh.rooted(frontier)
-
-    @torch.no_grad()
-    def score(self, draft: Draft) -> Scored:
-        assert self.session is not None
-        assert self.fresh is not None
-        first = self.session.scored
-        if first:
-            assert self.feed.come_out is not None
-            self.feed.going_in = pick(self.feed.come_out, draft.parents[:, first:])
-        else:
-            features = self.fresh.features if self.prompt is None else torch.cat([self.prompt, self.fresh.features], 1)
-            self.feed.going_in, self.prompt = self.net.take(features), None
-        scored = self.session.score(draft)
-        assert self.feed.come_out is not None
-        return Scored(scored.p, self.feed.come_out[:, first:])
-
-    def close(self) -> None:
-        assert self.session is not None
-        assert self.fresh is not None
-        columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)
-        self.session.commit(torch.where(self.fresh.real, columns, -1), len(columns))
-        self.fresh, self.feed.come_out = None, None

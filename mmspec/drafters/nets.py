@@ -10,14 +10,20 @@ from mmspec.drafters.ctc import CTC
 from mmspec.drafters.feature import Eagle1, Eagle3
 from mmspec.drafters.glide import Glide
 from mmspec.drafters.heads import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.hivis import HiViS
 from mmspec.drafters.mask_tokens import MaskTokens
 from mmspec.drafters.mtp import ChainedMTP
 from mmspec.drafters.mtp_parallel import ParallelMTP
 from mmspec.drafters.recurrent_head import RecurrentHead
+from mmspec.drafters.vispec import ViSpec
 
 NETS: dict[str, type[nn.Module]] = {
     net.kind: net
-    for net in (Medusa, Latent, Hydra, Recurrent, Amphista, Eagle1, Eagle3, Adapter, ChainedMTP, ParallelMTP, Glide, CTC, MaskTokens)
+    for net in (
+        *(Medusa, Latent, Hydra, Recurrent, Amphista, CTC),
+        *(Eagle1, Eagle3, HiViS, ViSpec),
+        *(Adapter, ChainedMTP, ParallelMTP, Glide, MaskTokens),
+    )
 }
 BEAM_NETS: dict[str, type[nn.Module]] = {RecurrentHead.kind: RecurrentHead}
 """Those that draft item paths for a beam search, and no text."""

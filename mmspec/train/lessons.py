@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from mmspec.drafters.feature import FeatureNet
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads import Heads
+from mmspec.drafters.reading import Columns, Sight
 from mmspec.train.losses import Loss, mixture
 
 
@@ -27,6 +28,25 @@ class Window:
     features: Tensor  # [B, W, F] the hidden states the net reads, side by side
     last: Tensor  # [B, W, H] the last hidden state, which the head reads
     own: Tensor  # [B, W] bool: did the target write this value? Only its own text is a lesson
+    embeds: Tensor | None = None  # [B, W, H] what the target's decoder read at pictures; None: it saw none
+    pictures: Tensor | None = None  # [B, W] which picture of its row a position is of, from 1 on; 0 where there is text
+
+    def widened(self, size: int) -> "Window":
+        """The windows with zeros behind, `size` values long: nothing there is a lesson."""
+
+        def wide(x: Tensor) -> Tensor:
+            return nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, size - x.shape[1]))
+
+        embeds, pictures = (None if x is None else wide(x) for x in (self.embeds, self.pictures))
+        return Window(wide(self.ids), wide(self.features), wide(self.last), wide(self.own), embeds, pictures)
+
+    def columns(self, embed: Any) -> Columns:
+        """Everything but the last value as a prompt's columns: value t + 1 beside the state at t."""
+        sight = None
+        if self.pictures is not None and self.embeds is not None:
+            sight = Sight(torch.where((self.pictures > 0)[..., None], self.embeds, embed(self.ids)), self.pictures)
+        lengths = self.ids.new_full((len(self.ids),), self.ids.shape[1] - 1)
+        return Columns.of(self.ids[:, 1:], lengths, self.features[:, :-1], sight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +83,22 @@ def _(net: Heads, window: Window, embed: Any, head: Any, depth: int) -> Iterator
 def _(net: FeatureNet, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
     """Column t holds value t + 1 and a state at t: the target's at level 1, the net's own of the level before from then on.
 
+    Where a window holds pictures, the net's `reading` says which columns there are. Places without one get logits of zero.
     A column of level j sees the level-1 columns up to t - j + 1 and one column of each level between, as on a chain of j guesses
     (EAGLE-3's training-time test; HASS's context alignment).
     """
-    own = getattr(net, "embed_tokens", None)
-    value = (embed if own is None else own)(window.ids[:, 1:])
-    size, device = value.shape[1], value.device
-    positions = torch.arange(size, device=device).expand(len(value), -1)
-    t = torch.arange(size, device=device)
-    state, cache = net.take(window.features[:, :-1]), DynamicCache()
+    columns, places = net.reading(window.columns(embed)), window.ids.shape[1] - 1
+    t = torch.arange(columns.values.shape[1], device=window.ids.device)
+    slots = t.expand(len(columns.values), -1)
+    value = columns.over((embed if net.embed_tokens is None else net.embed_tokens)(columns.values), slots)
+    positions, beside = columns.along(slots), None if columns.beside is None else columns.beside[:, :-1]
+    state, cache = net.take(columns.features), DynamicCache()
     for level in range(1, depth + 1):
         blocks = [t <= t[:, None] - (level - 1)] + [t == t[:, None] - (level - earlier) for earlier in range(2, level + 1)]
         mask = torch.cat(blocks, 1)
         mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
-        state = net(state, value, positions, mask[None, None], cache)
-        yield Level(net.own_logits(state, head), 1, level - 1, state)
+        state = net(net.enter(state, level - 1, beside), value, positions, mask[None, None], cache)
+        yield Level(columns.spread(net.own_logits(state, head), places), 1, level - 1, columns.spread(state, places))
         state = torch.cat([state[:, :1], state[:, :-1]], 1)
 
 

@@ -3,8 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,40 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from mmspec.core.families import family_of
+from mmspec.core.hf import HFTarget
 from mmspec.core.stack import numbered, stack, tapped
+from mmspec.drafters.reading import sight_of
 from mmspec.train.lessons import Window
 
 _IN_MEMORY = 4 << 30  # bytes; larger recordings are memory-mapped
+Ask = Callable[[int, int], Mapping[str, Any]]
+"""(first, end) -> what the processor returned for requests first to end - 1: prompts padded on either side, pictures with them."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording: ids, whether the target wrote them, and hidden states in half precision."""
+    """A recording: ids, whether the target wrote them, hidden states in half precision, and the pictures among them if there are any."""
 
     ids: Any  # [N, W] int32
     own: Any  # [N, W] bool
     hidden: Any  # [N, W, F + H] the states asked for, then the last
     width: int  # F
+    embeds: Any = None  # [N, W, H] as `Window` has them
+    pictures: Any = None  # [N, W] int16
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def window(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Window:
         """Windows `rows`, in float32 on `device`."""
-        hidden = torch.from_numpy(np.asarray(self.hidden[rows], dtype=np.float32)).to(device)
-        ids, own = (torch.from_numpy(np.asarray(x[rows])).to(device) for x in (self.ids, self.own))
-        return Window(ids.long(), hidden[..., : self.width], hidden[..., self.width :], own)
+
+        def of(kept: Any, dtype: Any) -> Tensor:
+            return torch.from_numpy(np.asarray(kept[rows], dtype=dtype)).to(device)
+
+        hidden = of(self.hidden, np.float32)
+        parts = of(self.ids, np.int64), hidden[..., : self.width], hidden[..., self.width :], of(self.own, np.bool_)
+        return Window(*parts) if self.pictures is None else Window(*parts, of(self.embeds, np.float32), of(self.pictures, np.int64))
 
     def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu") -> Window:
         """`rows` windows from number `first` on, a function of `turn` alone so that a resumed run sees the same ones."""
@@ -52,26 +63,87 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
     """
     layers = len(stack(target))
     wanted = [*numbered(states, layers), layers]
+
+    def windows(first: int, end: int) -> Window:
+        batch = ids[first:end].to(target.device)
+        with tapped(target, wanted) as found:
+            target(batch, logits_to_keep=1)
+        features = torch.cat([found[state] for state in wanted[:-1]], -1) if states else found[layers][..., :0]
+        return Window(batch, features, found[layers], own[first:end])
+
+    return _recorded(folder, wanted, len(ids), rows, windows)
+
+
+def record_answers(
+    target: Any, ask: Ask, answers: Tensor, lengths: Tensor, states: Sequence[int], folder: Path, opening: int, rows: int = 16
+) -> Recorded:
+    """The same over requests with pictures or sound and what `target` answered, `answers` [N, L] of `lengths` [N].
+
+    Windows have room for prompts of `opening` positions, pictures included; ValueError for a longer one.
+    """
+    wanted = [*numbered(states, len(stack(target))), len(stack(target))]
+    width = opening + answers.shape[1]
+
+    def windows(first: int, end: int) -> Window:
+        found = answered(target, ask(first, end), answers[first:end], lengths[first:end], states)
+        longest = found.ids.shape[1] - answers.shape[1]
+        if longest > opening:
+            raise ValueError(f"a prompt has {longest} positions, but windows have room for {opening}: raise opening")
+        return found.widened(width)
+
+    return _recorded(folder, wanted, len(answers), rows, windows)
+
+
+@torch.no_grad()
+def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> Window:
+    """Windows of prompts and the `answers` [B, L] of `lengths` [B] behind them, packed to the left, run just as in a generation."""
+    session, frontier = HFTarget(target, family_of(target)).begin({key: value.to(target.device) for key, value in inputs.items()})
+    session.watch([*states, -1])
+    draft = frontier.extend_chain(answers.to(target.device), lengths.to(target.device))
+    scored = session.score(draft)
+    assert scored.context is not None
+    assert scored.hidden is not None
+    before = scored.context.lengths[:, None]  # the last value of a prompt is the first node
+    prompt, place = scored.context.ids.shape[1], torch.arange(scored.context.ids.shape[1] + draft.size, device=before.device)
+    real = place <= before + lengths.to(before.device)[:, None]
+    source = torch.where(place < before, place, place + prompt - before).clamp(max=len(place) - 1)
+    ids = torch.cat([scored.context.ids, draft.nodes], 1).gather(1, source).masked_fill(~real, 0)
+    hidden = torch.cat([scored.context.hidden, scored.hidden], 1)
+    hidden = hidden.gather(1, source[..., None].expand(-1, -1, hidden.shape[-1])) * real[..., None]
+    wide = hidden.shape[-1] // (len(states) + 1) * len(states)
+    sight = sight_of(session, ids[:, : prompt + 1], before[:, 0] + 1)
+    size = target.config.get_text_config(decoder=True).vocab_size  # placeholders may lie beyond the vocabulary
+    found = Window(ids.clamp(max=size - 1), hidden[..., :wide], hidden[..., wide:], real & (place > before))
+    return found if sight is None else replace(found, embeds=sight.embeds, pictures=sight.pictures).widened(len(place))
+
+
+def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: Callable[[int, int], Window]) -> Recorded:
+    """The recording in `folder`, made of `windows` where it is not there yet."""
     if not folder.exists():
         temporary = folder.with_name(folder.name + ".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        np.save(temporary / "ids.npy", ids.to(torch.int32).numpy())
-        np.save(temporary / "own.npy", own.numpy())
-        hidden: Any = None
-        for first in track(range(0, len(ids), rows), "record"):
-            batch = ids[first : first + rows].to(target.device)
-            with tapped(target, wanted) as found:
-                target(batch, logits_to_keep=1)
-            out = torch.cat([found[state] for state in wanted], -1).to(torch.float16).cpu().numpy()
-            if hidden is None:
-                shape = (len(ids), *out.shape[1:])
-                hidden = np.lib.format.open_memmap(temporary / "hidden.npy", mode="w+", dtype=np.float16, shape=shape)
-            hidden[first : first + rows] = out
-        hidden.flush()
+        kept: dict[str, Any] = {}
+        for first in track(range(0, count, rows), "record"):
+            for name, part in _parts(windows(first, min(first + rows, count))):
+                if name not in kept:
+                    shape, path = (count, *part.shape[1:]), temporary / f"{name}.npy"
+                    kept[name] = np.lib.format.open_memmap(path, mode="w+", dtype=part.dtype, shape=shape)
+                kept[name][first : first + len(part)] = part
+        for file in kept.values():
+            file.flush()
         (temporary / "states.json").write_text(json.dumps(wanted), encoding="utf-8")
         os.replace(temporary, folder)
     return read(folder, wanted)
+
+
+def _parts(window: Window) -> Iterator[tuple[str, np.ndarray]]:
+    yield "ids", window.ids.to(torch.int32).cpu().numpy()
+    yield "own", window.own.cpu().numpy()
+    yield "hidden", torch.cat([window.features, window.last], -1).to(torch.float16).cpu().numpy()
+    if window.pictures is not None and window.embeds is not None:
+        yield "embeds", window.embeds.to(torch.float16).cpu().numpy()
+        yield "pictures", window.pictures.to(torch.int16).cpu().numpy()
 
 
 def read(folder: Path, wanted: Sequence[int]) -> Recorded:
@@ -79,6 +151,10 @@ def read(folder: Path, wanted: Sequence[int]) -> Recorded:
     found = json.loads((folder / "states.json").read_text(encoding="utf-8"))
     if list(found) != list(wanted):
         raise ValueError(f"{folder} holds hidden states {found}, but {list(wanted)} are needed: delete it or choose another folder")
-    mode = "r" if (folder / "hidden.npy").stat().st_size > _IN_MEMORY else None
-    ids, own, hidden = (np.load(folder / f"{name}.npy", mmap_mode=mode) for name in ("ids", "own", "hidden"))
-    return Recorded(ids, own, hidden, hidden.shape[-1] // len(found) * (len(found) - 1))
+
+    def kept(name: str) -> Any:
+        path = folder / f"{name}.npy"
+        return np.load(path, mmap_mode="r" if path.stat().st_size > _IN_MEMORY else None) if path.exists() else None
+
+    hidden = kept("hidden")
+    return Recorded(kept("ids"), kept("own"), hidden, hidden.shape[-1] // len(found) * (len(found) - 1), kept("embeds"), kept("pictures"))

@@ -50,7 +50,7 @@ def export_speculators(
     Raises:
         ValueError: for nets the format has no place for, in one line.
     """
-    if not isinstance(net, (Eagle1, Eagle3)):
+    if type(net) not in (Eagle1, Eagle3):  # what is derived from them reads more than the format says
         raise ValueError(f"the speculators format has no {getattr(net, 'kind', type(net).__name__)} drafters: export eagle3 or eagle1")
     if tokens < 1:
         raise ValueError(f"tokens is {tokens}: a round drafts at least 1")
