@@ -1,19 +1,18 @@
 """The model families mmspec drives, as small random models, and the table in docs/families.md that is made from them.
 
-python tests/families.py > docs/families.md
+python -m tests.families > docs/families.md
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers as hf
 
-VOCAB = 60
-SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
-IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LLAMA = {**SMALL, **IDS, "intermediate_size": 64, "num_key_value_heads": 2}
+from tests.seeing import HYBRID, SIGHTS, seen
+from tests.sizes import GEMMA_LAYERS, IDS, LLAMA, SMALL, VOCAB, Case, build
+
+__all__ = ["AUDIO", "FAMILIES", "FRAME_BOUND", "LLAMA", "REFUSED", "SOUND", "VOCAB", "Case", "build", "inputs_for", "table"]
+
 SEQ2SEQ = {
     "vocab_size": VOCAB,
     "d_model": 32,
@@ -25,14 +24,6 @@ SEQ2SEQ = {
     "decoder_ffn_dim": 64,
     **IDS,
 }
-GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
-
-
-@dataclass(frozen=True)
-class Case:
-    make: Callable[[], Any]
-    kind: str
-    note: str = ""
 
 
 def t5() -> Any:
@@ -127,6 +118,7 @@ FAMILIES = {
     "Audio Flamingo 3": Case(audio_flamingo3, "decoder, audio in", "clips of several lengths, encoded once"),
     "GLM-ASR": Case(glm_asr, "decoder, audio in", "clips of several lengths, encoded once"),
     "Qwen3-ASR": Case(qwen3_asr, "decoder, audio in", "clips of several lengths, encoded once"),
+    **{name: sight.case for name, sight in SIGHTS.items()},
 }
 
 MAMBA2 = {
@@ -155,6 +147,7 @@ QWEN3_NEXT = {
 REFUSED = {
     "Mamba-2": Case(lambda: hf.Mamba2ForCausalLM(hf.Mamba2Config(**MAMBA2)), "recurrent"),
     "Qwen3-Next": Case(lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**QWEN3_NEXT)), "hybrid"),
+    **HYBRID,
 }
 
 KYUTAI = {**LLAMA, "ffn_dim": 64, "head_dim": 8, "codebook_vocab_size": 20, "num_codebooks": 2, "audio_bos_token_id": 19}
@@ -167,16 +160,6 @@ FRAME_BOUND = {
 }
 
 
-def build(case: Case, seed: int = 0) -> Any:
-    """The model in eval mode, its weights spread so that greedy decoding does not sit in a loop."""
-    torch.manual_seed(seed)
-    model = case.make().eval()
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.15)
-    model.generation_config.max_length = None
-    return model
-
-
 def inputs_for(name: str, rows: int, pad: str = "left", seed: int = 1) -> dict[str, torch.Tensor]:
     """One prompt, or ragged ones padded on the given side."""
     torch.manual_seed(seed)
@@ -184,6 +167,8 @@ def inputs_for(name: str, rows: int, pad: str = "left", seed: int = 1) -> dict[s
         return {"input_features": 3 * torch.randn(rows, 16, 1) + torch.randn(rows, 16, 100)}  # what is heard differs from row to row
     if name in SOUND:
         return heard(name, rows)
+    if name in SIGHTS:
+        return seen(name, (1, 2, 1) if rows == 3 else (2,) * rows, pad, seed)
     ids, mask = torch.randint(3, VOCAB, (rows, 12)), torch.ones(rows, 12, dtype=torch.long)
     for row, missing in enumerate((5, 0, 2)[:rows] if rows > 1 else ()):
         columns = slice(0, missing) if pad == "left" else slice(12 - missing, 12)
@@ -220,7 +205,7 @@ def table() -> str:
     lines = [
         "# Model families",
         "",
-        "Made by `python tests/families.py` from the cases in `tests/text/test_families.py`: every supported family gives the tokens of",
+        "Made by `python -m tests.families` from the cases in `tests/text/test_families.py`: every supported family gives the tokens of",
         "`generate(do_sample=False)` in fp32, alone and in a ragged batch of three, as a chain and as a tree, from a small random model.",
         "",
         "| family | kind | what its test covers besides |",

@@ -4,10 +4,10 @@ from inspect import signature
 from typing import Any
 
 from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
-from mmspec.core.family import DecoderOnly
+from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
 from mmspec.core.mllama import Mllama
-from mmspec.core.multimodal import HEARING, SIGHT, Multimodal
+from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
 
 _BY_MODEL_TYPE = {
     "t5": T5,
@@ -18,11 +18,12 @@ _BY_MODEL_TYPE = {
 }
 _SENSING = {
     **dict.fromkeys(("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral"), HEARING),
-    **dict.fromkeys(("gemma3", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "paligemma", "smolvlm"), SIGHT),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), SIGHT),
+    **dict.fromkeys(("aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "paligemma"), SIGHT),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava"), SIGHT),
+    **dict.fromkeys(("llava_next", "llava_onevision", "mistral3"), TILED_SIGHT),
 }
 HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
-SEES = (*(kind for kind, sense in _SENSING.items() if sense is SIGHT), "mllama")
+SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")
 _SENSES = {"input_features", "input_values", "pixel_values", "pixel_values_videos"}  # what `forward` takes besides text
 _FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
@@ -51,6 +52,7 @@ def family_of(model: Any) -> Family:
 
 def _refuse_other_senses(model: Any) -> None:
     """ValueError for models that read more than text and are not listed above: as plain decoders they would run blind."""
+    refuse_unsupported(model)  # no family could drive these
     name = type(model).__name__
     if model.config.model_type in _FRAME_BOUND:
         raise ValueError(

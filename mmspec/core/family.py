@@ -16,10 +16,15 @@ _ATTENTION = ("full_attention", "sliding_attention")
 def attention_mask(visible: Tensor, model: Any) -> Tensor:
     """`visible` [B, M, S] as the 4-D mask the model's attention takes: bool for sdpa, additive for eager."""
     visible = visible[:, None]
-    if model.config._attn_implementation == "sdpa":
+    if _attention(model) == "sdpa":
         return visible
     dtype = model.dtype
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def _attention(model: Any) -> str:
+    """The decoder's own: a model that sees or hears may run its towers otherwise."""
+    return getattr(model.config, "text_config", model.config)._attn_implementation
 
 
 def side_by_side(found: Sequence[Tensor] | None, states: Sequence[int]) -> Tensor | None:
@@ -36,10 +41,8 @@ def refuse_unsupported(model: Any) -> None:
         raise ValueError(
             f"{name} has {why}, which cannot be rolled back after a rejected draft: use plain transformers generation for this model"
         )
-    if model.config._attn_implementation not in ("sdpa", "eager"):
-        raise ValueError(
-            f"{name} runs {model.config._attn_implementation} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'"
-        )
+    if _attention(model) not in ("sdpa", "eager"):
+        raise ValueError(f"{name} runs {_attention(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'")
 
 
 def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

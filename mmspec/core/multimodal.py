@@ -7,7 +7,7 @@ are fed from it and all others by their ids; nothing of a request stays on the m
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -31,10 +31,14 @@ class Sense:
     needs: tuple[str, ...]  # what must come along wherever a model's forward takes it: without it most run on, and are wrong
 
 
-SIGHT = Sense("pictures", "pixel_values", ("mm_token_type_ids", "token_type_ids"))
+SIGHT = Sense("pictures", "pixel_values", ("image_grid_thw", "mm_token_type_ids", "token_type_ids"))
+TILED_SIGHT = replace(SIGHT, needs=(*SIGHT.needs, "image_sizes"))
 HEARING = Sense("sound", "input_features", ("feature_attention_mask", "input_features_mask"))
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
-_BRACKETS = ("vision_start_token_id", "vision_end_token_id", "boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id")
+_BRACKETS = (
+    *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
+    *(f"{mark}_token_{kind}" for mark in ("boi", "eoi") for kind in ("index", "id")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Merged:
 
     def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
         """`visible` [B, M, S] with the prompt's columns seeing what they see in attention of this `kind`."""
-        if self.sees is None:
+        if self.sees is None or kind not in self.sees:
             return visible
         rows = _rows(self.sees[kind], self._place(layout.positions))
         rows = nn.functional.pad(rows, (0, visible.shape[-1] - rows.shape[-1])) if rows.shape[-1] < visible.shape[-1] else rows
@@ -71,7 +75,7 @@ class Merged:
 
     def deepened(self, positions: Tensor) -> dict[str, Any]:
         """What Qwen3-VL's decoder takes for its inner layers, for columns at `positions` [B, M]; none where there is nothing."""
-        if self.deep is None:
+        if self.deep is None or positions.shape[1] < self.embeds.shape[1]:  # the prompt runs in one forward: this is a later one
             return {}
         within = self._within(positions)
         added = self.deep.gather(2, self._place(positions)[None, ..., None].expand(len(self.deep), -1, -1, self.deep.shape[-1]))
@@ -126,13 +130,13 @@ class Multimodal(DecoderOnly):
     """Ids that are read and never written: a written placeholder would call for a picture or sound that is not there."""
     first: int = 0
     trims: bool = False  # it can leave logits out
+    rebuilds: bool = False  # it makes masks of its own out of the one it is given: those by kind of layer are handed in behind it
 
     @classmethod
     def of(cls, model: Any, sense: Sense = SIGHT) -> "Multimodal":
         base, marks = DecoderOnly.of(model), placeholders_of(model)
-        first = 1 if model.config.model_type == "paligemma" else 0
-        trims = "logits_to_keep" in signature(model.forward).parameters
-        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), first, trims)
+        trims, pali = "logits_to_keep" in signature(model.forward).parameters, model.config.model_type == "paligemma"
+        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), trims, pali and base.mixed)
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
@@ -143,10 +147,13 @@ class Multimodal(DecoderOnly):
         self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         ids = layout.ids.clamp(max=model.get_input_embeddings().num_embeddings - 1)  # some placeholders lie beyond the table
-        with _through_the_door(model, state.deepened(layout.positions)):
+        masks, more = self._masks_of(model, layout, state), state.deepened(layout.positions)
+        if self.rebuilds:
+            more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
+        with _handing(model, more):
             out = model(
                 inputs_embeds=state.over(model.get_input_embeddings()(ids), layout.positions),
-                attention_mask=self._masks_of(model, layout, state),
+                attention_mask=masks,
                 position_ids=state.along(layout.positions) + self.first,
                 past_key_values=cache,
                 use_cache=True,
@@ -185,7 +192,7 @@ class Multimodal(DecoderOnly):
             _rows(embeds, order),
             mask.sum(1),
             _repacked(places[-3:], order) if places is not None and places.dim() == 3 else None,
-            self._sees(given.get("attention_mask"), order) if marked.any() else None,
+            self._sees(given.get("attention_mask"), order),
             None if deep is None else _packed_features(deep, given["visual_pos_masks"], embeds, order),
         )
 
@@ -194,12 +201,8 @@ class Multimodal(DecoderOnly):
         if masks is None or (isinstance(masks, Tensor) and masks.dim() == 2):
             return None
         masks = masks if isinstance(masks, Mapping) else dict.fromkeys(_KINDS, masks)
-        found = {kind: m for kind, m in masks.items() if m is not None}
-        if not found:
-            return None
-        found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in found.items()}
-        packed = {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()}
-        return {kind: packed.get(kind, next(iter(packed.values()))) for kind in _KINDS}
+        found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in masks.items() if m is not None}
+        return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
 
     def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
         name, known, sense = type(model).__name__, signature(model.forward).parameters, self.sense
@@ -238,6 +241,8 @@ def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, A
         model(**inputs, use_cache=False)
     except _Door as found:
         return found.given
+    except torch.OutOfMemoryError:
+        raise
     except (ValueError, RuntimeError, IndexError, TypeError, StopIteration) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"prompt and {noun} do not fit together ({why}): pass what the processor returned") from None
@@ -258,13 +263,12 @@ def _left_as_found(model: Any) -> Iterator[None]:
             base.rope_deltas = before  # type: ignore[union-attr]
 
 
-def _through_the_door(model: Any, more: Mapping[str, Any]) -> Any:
-    """During a forward inside, the language model is handed `more` besides."""
-    return _handing(model, more) if more else nullcontext()
-
-
 @contextmanager
 def _handing(model: Any, more: Mapping[str, Any]) -> Iterator[None]:
+    """During a forward inside, the language model is handed `more` besides."""
+    if not more:
+        yield
+        return
     handle = model.get_decoder().register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | more), with_kwargs=True)
     try:
         yield

@@ -1,7 +1,6 @@
 """Speech recognisers: assistants of every kind draft losslessly, sound is encoded once, and none of them is deaf."""
 
 import copy
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -9,12 +8,11 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from torch import nn
 
 import mmspec
 from mmspec.commands.hearing import hear
 from mmspec.config import Config
-from mmspec.core.accept import Greedy, Token
+from mmspec.core.accept import Greedy
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.families import family_of
@@ -26,50 +24,13 @@ from mmspec.core.processors import Pipeline
 from mmspec.drafters.early_exit import EarlyExit
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best
-from mmspec.drafters.views import own_encoder, same_prompt, shared_senses, shared_encoder, text_alone, view_of
+from mmspec.drafters.views import own_encoder, same_prompt, shared_encoder, shared_senses, text_alone, view_of
 from mmspec.text.pairs import Pair, load_model
 from mmspec.text.processors import constraints
-from tests.families import AUDIO, FAMILIES, LLAMA, SOUND, VOCAB, Case, build, inputs_for
+from tests.companions import Seen, counted, llama, perturbed
+from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for
 
 TOKENS = 20
-
-
-def perturbed(model, by: float = 0.05):
-    torch.manual_seed(5)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * by)
-    return model
-
-
-def llama(**sizes):
-    return build(Case(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA | {"num_hidden_layers": 1} | sizes)), ""), seed=3)
-
-
-@contextmanager
-def counted(*modules: nn.Module):
-    """How often each of `modules` runs inside."""
-    runs = [0] * len(modules)
-
-    def counter(index):
-        def count(*_):
-            runs[index] += 1
-
-        return count
-
-    handles = [module.register_forward_hook(counter(index)) for index, module in enumerate(modules)]
-    yield runs
-    for handle in handles:
-        handle.remove()
-
-
-class Seen(Token):
-    """The token rule, keeping what it judged."""
-
-    rounds: list = []
-
-    def __call__(self, draft, scored, noise):
-        self.rounds.append((draft, scored.p))
-        return super().__call__(draft, scored, noise)
 
 
 # --- Whisper and its assistants ---------------------------------------------------------------------------------------
@@ -373,7 +334,8 @@ def test_a_placeholder_for_a_whole_clip_asks_to_be_repeated():
     given = inputs | {"input_ids": torch.tensor([[5, AUDIO, 6, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     with pytest.raises(ValueError, match="repeat the placeholder"):
         mmspec.text.generate(model, given, max_new_tokens=4)
-    assert isinstance(family_of(model), Multimodal) and family_of(model).sense is HEARING
+    assert isinstance(family_of(model), Multimodal)
+    assert family_of(model).sense is HEARING
 
 
 def test_checkpoints_load_as_what_they_are(tmp_path):
