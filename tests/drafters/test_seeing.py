@@ -19,7 +19,8 @@ from mmspec.drafters.reading import Columns, Sight, numbered_pictures
 from mmspec.drafters.vispec import Adaptor, ViSpec
 from mmspec.train.lessons import unroll
 from mmspec.train.record import answered
-from tests.families import LLAMA, VOCAB, Case, build
+from tests.seeing import SIGHTS, seen
+from tests.sizes import LLAMA, VOCAB, Case, build
 
 IMAGE, TAKES = VOCAB - 1, 4
 SIZES = {name: LLAMA[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")}
@@ -367,3 +368,29 @@ def test_use_unlike_training_is_caught(target, nets, name, bug, monkeypatch):
     else:
         monkeypatch.setattr(FeatureGuide, "level", property(lambda self: 0, lambda self, value: None), raising=False)
     assert gap_to_training(target, nets[name]) > 1e-2
+
+
+# --- every family -----------------------------------------------------------------------------------------------------
+
+SOME = ("LLaVA", "LLaVA-OneVision", "Qwen2.5-VL", "Qwen3-VL", "Idefics3", "InternVL", "Gemma-3 VLM", "PaliGemma", "Mllama")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_every_family_is_read_and_says_what_it_says_anyway(name, monkeypatch):
+    """Ragged prompts of one, two and one pictures: each row's are found, and nothing the target says changes."""
+    model, inputs, found = build(SIGHTS[name].case), seen(name), []
+    right = feature_guide.sight_of
+    monkeypatch.setattr(feature_guide, "sight_of", lambda *a: found.append(right(*a)) or found[-1])
+    more = {"max_new_tokens": 8, "draft_length": 3}
+    plain = mmspec.text.generate(model, inputs, **more).sequences.tolist()
+    for kind in ("eagle1", "eagle3", "hivis", "vispec"):
+        torch.manual_seed(2)
+        net = lively(new_net(kind, model))
+        if (kind, name) == ("vispec", "Mllama"):
+            with pytest.raises(ValueError, match=r"a vispec drafter reads pictures that stand in the prompt, but Mllama.*: use eagle1"):
+                mmspec.text.generate(model, inputs, net, **more)
+            continue
+        out = mmspec.text.generate(model, inputs, net, tree=(2, 1, 1), **more)
+        assert out.sequences.tolist() == plain
+        assert out.stats.drafted > 0
+    assert all(sight is None if name == "Mllama" else sight.pictures.amax(1).tolist() == [1, 2, 1] for sight in found)
