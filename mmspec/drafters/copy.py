@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.host import Guesses, HostSession, chain
+from mmspec.drafters.host import Guesses, HostSession, chain, unread_by
 
 _LONGEST = 16  # tokens compared to tell places apart
 _NEAREST = 64  # places compared on either side of the expected one
@@ -27,7 +27,7 @@ class Copy:
     source: Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
-        return HostSession(prompt, lambda row, text: CopyRow(self._source(row, text)))
+        return HostSession(prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session))
 
     def _source(self, row: int, text: list[int]) -> list[int]:
         if self.source is None:

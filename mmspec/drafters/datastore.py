@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.host import Guesses, HostSession
+from mmspec.drafters.host import Guesses, HostSession, unread_by
 
 Counts = dict[tuple[int, ...], float]
 """A trie as its paths, each with how often it occurs: a path's beginnings are there too, and occur at least as often."""
@@ -115,7 +115,7 @@ class Retrieval:
             raise ValueError(f"shortest is {self.shortest} and longest {self.longest}: give 1 <= shortest <= longest <= {_SORTED}")
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
-        return HostSession(prompt, lambda row, text: RetrievalRow(self, text), lambda length: self.nodes, self.nodes)
+        return HostSession(prompt, lambda row, text: RetrievalRow(self, text), lambda length: self.nodes, self.nodes, unread_by(session))
 
 
 class RetrievalRow:

@@ -43,13 +43,18 @@ def as_many(length: int) -> int:
 class HostSession:
     """One generation's rows. `open_row(row, text)` makes each from its prompt; a round of `length` guesses has `columns(length)` columns.
 
-    `width` bounds the siblings any row may guess; 1 says that every row guesses a chain.
+    `width` bounds the siblings any row may guess; 1 says that every row guesses a chain. The ids in `unread` are left out of the text.
     """
 
     def __init__(
-        self, prompt: Any, open_row: Callable[[int, list[int]], Row], columns: Callable[[int], int] = as_many, width: int = 1
+        self,
+        prompt: Any,
+        open_row: Callable[[int, list[int]], Row],
+        columns: Callable[[int], int] = as_many,
+        width: int = 1,
+        unread: Sequence[int] = (),
     ) -> None:
-        self.texts, self.open_row, self.columns, self.width = read_prompt(prompt), open_row, columns, width
+        self.texts, self.open_row, self.columns, self.width = read_prompt(prompt, unread), open_row, columns, width
         self.rows: list[Row] = []
         self.ended: list[bool] = []
 
@@ -85,16 +90,24 @@ class HostSession:
         self.ended = [False] * rows
 
 
-def read_prompt(prompt: Any) -> list[list[int]] | None:
-    """Every row's ids without padding, an encoder's source first, then what the decoder was given; None where the prompt has no ids."""
-    texts = None
+def unread_by(session: Any) -> tuple[int, ...]:
+    """The ids that stand for pictures or sound in the prompts of `session`, or enclose them: no text, and never said."""
+    family = getattr(getattr(session, "target", None), "family", None)
+    return (*getattr(family, "placeholders", ()), *getattr(family, "unsaid", ()))
+
+
+def read_prompt(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
+    """Every row's ids without padding and those `unread`, an encoder's source first, then what the decoder was given; None where the
+    prompt has no ids."""
+    texts, unread = None, frozenset(unread)
     for name, mask_name in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         ids = prompt.get(name) if isinstance(prompt, Mapping) else None
         if ids is None:
             continue
         mask = prompt.get(mask_name)
         real = torch.ones_like(ids) if mask is None else mask
-        rows = [[i for i, is_real in zip(*line, strict=True) if is_real] for line in zip(ids.tolist(), real.tolist(), strict=True)]
+        lines = zip(ids.tolist(), real.tolist(), strict=True)
+        rows = [[i for i, is_real in zip(*line, strict=True) if is_real and i not in unread] for line in lines]
         texts = rows if texts is None else [source + begun for source, begun in zip(texts, rows, strict=True)]
     return texts
 

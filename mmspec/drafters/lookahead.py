@@ -17,7 +17,7 @@ from mmspec.core.decode import TargetSession
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Room, Scored, Settled, Verdict
-from mmspec.drafters.host import read_prompt
+from mmspec.drafters.host import read_prompt, unread_by
 from mmspec.drafters.shapes import Draw, best
 
 _NONE = -1  # stands in the pool where there is no value
@@ -56,7 +56,7 @@ class Lookahead:
         return self.window + self.ngram - 2
 
     def begin(self, prompt: Any, session: TargetSession) -> "LookaheadSession":
-        return LookaheadSession(self, read_prompt(prompt))
+        return LookaheadSession(self, read_prompt(prompt, unread_by(session)))
 
 
 @lru_cache(maxsize=64)
@@ -128,7 +128,7 @@ class LookaheadSession:
                 "give the drafter the target's own prompt"
             )
         # values from all over the prompt: n-grams are found from any beginning, and different ones find more
-        spread = [[text[place * len(text) // size] for place in range(size)] for text in self.texts]
+        spread = [[(text or [0])[place * len(text) // size] for place in range(size)] for text in self.texts]
         self.window = torch.tensor(spread, device=device).view(-1, rows, plan.window)
         self.pool = torch.tensor([self._seeds(text) for text in self.texts], device=device)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.host import Guesses, HostSession, chain
+from mmspec.drafters.host import Guesses, HostSession, chain, unread_by
 
 _END = -1  # stands between references; no token has this id
 
@@ -36,7 +36,7 @@ class Lookup:
         return index
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
-        return HostSession(prompt, lambda row, text: LookupRow(self, text))
+        return HostSession(prompt, lambda row, text: LookupRow(self, text), unread=unread_by(session))
 
 
 class Index:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.host import Guesses, HostSession
+from mmspec.drafters.host import Guesses, HostSession, unread_by
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,9 @@ class NGram:
         return np.empty((0, 0), np.int64) if self.table is None else self.table.cpu().numpy()
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
-        return HostSession(prompt, lambda row, text: NGramRow(self, text), lambda length: self.drafts * length, self.drafts)
+        return HostSession(
+            prompt, lambda row, text: NGramRow(self, text), lambda length: self.drafts * length, self.drafts, unread_by(session)
+        )
 
 
 class NGramRow:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mmspec.core.decode import TargetSession
 from mmspec.drafters.datastore import Counts, count, ravel
-from mmspec.drafters.host import Guesses, HostSession
+from mmspec.drafters.host import Guesses, HostSession, unread_by
 
 Key = str | int
 """A group's name: whatever the caller says, such as a genre or the number of a cluster of users."""
@@ -166,7 +166,7 @@ class PoolDrafter:
             raise ValueError(f"own is {self.own}: what an occurrence in the row's own text counts is 0 or more")
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
-        host = HostSession(prompt, self._open, lambda length: self.nodes, self.nodes)
+        host = HostSession(prompt, self._open, lambda length: self.nodes, self.nodes, unread_by(session))
         if isinstance(self.keys, tuple) and host.texts is not None and len(host.texts) != len(self.keys):
             raise ValueError(f"{len(self.keys)} keys for {len(host.texts)} rows: give one key per row, or one for all")
         return host

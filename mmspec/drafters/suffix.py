@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.host import Guesses, HostSession, chain
+from mmspec.drafters.host import Guesses, HostSession, chain, unread_by
 
 _REACH = 64  # contexts counted per token: bounds the work on long runs of one token, where every shorter run is a context
 
@@ -44,7 +44,7 @@ class Suffix:
         return automaton
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
-        return HostSession(prompt, lambda row, text: SuffixRow(self, text))
+        return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session))
 
 
 class Automaton:
