@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, check, demo, image, models, recommend, speech, text
+from mmspec.commands import bench, caption, check, demo, image, models, recommend, speech, text
 from mmspec.commands.common import Commands
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=text.EXAMPLES)(text.text)
 app.command(epilog=image.EXAMPLES)(image.image)
 app.command(epilog=speech.EXAMPLES)(speech.speech)
+app.command(epilog=caption.EXAMPLES)(caption.caption)
 app.command(epilog=recommend.EXAMPLES)(recommend.recommend)
 app.command(epilog=bench.EXAMPLES)(bench.bench)
 app.command(epilog=check.EXAMPLES)(check.check)

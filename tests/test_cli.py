@@ -14,7 +14,7 @@ from mmspec.drafters.pools import Pools
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "text", "image", "speech", "recommend", "check", "bench", "models")
+COMMANDS = ("demo", "text", "image", "speech", "caption", "recommend", "check", "bench", "models")
 
 
 @pytest.fixture(scope="module")

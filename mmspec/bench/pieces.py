@@ -30,7 +30,9 @@ class Pieces:
         new = self.decode(self.ids[self.before :])
         if new.endswith("\ufffd") and not last:
             return ""
-        self.before, self.shown = self.shown, len(self.ids)
+        if len(new) > len(old):  # ids that say nothing are no context for what follows
+            self.before = self.shown
+        self.shown = len(self.ids)
         return new[len(old) :]
 
 

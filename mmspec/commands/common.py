@@ -5,9 +5,10 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from typer.core import TyperGroup
 
 from mmspec.config import Config, DrafterSection, TargetSection, load_config
+from mmspec.jobs import Stopped
 from mmspec.jobs.files import read_prompts
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
@@ -112,7 +114,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
         return 1, "stopped"
     if isinstance(error, OSError) and error.errno in _FULL:
         return 1, "the disk is full: nothing was written, and what was there is as it was; free some space and run this again"
-    if isinstance(error, FloatingPointError | ImportError):
+    if isinstance(error, FloatingPointError | ImportError | Stopped):
         return 1, str(error)
     if isinstance(error, _BAD_INPUT):
         return 2, str(error)
@@ -129,7 +131,7 @@ def settings(given: dict[str, Any]) -> Config:
     if given.get("drafter") is not None:
         drafter = _named(given["drafter"], drafter)
     elif path is None:
-        drafter = replace(drafter, kind="model" if config.target.path == "mini" else "lookup")
+        drafter = replace(drafter, kind="model" if config.target.path in ("mini", "vlm") else "lookup")
     if given.get("draft_length") is not None:
         drafter = replace(drafter, length=length_of(given["draft_length"]))
     if given.get("tree") is not None:
@@ -207,11 +209,16 @@ def begin(verbose: bool) -> None:
 
 
 def load(config: Config) -> Any:
-    """The pair that `config` names; a spinner on a terminal says what is being waited for."""
+    """The pair that `config` names."""
     from mmspec.text.pairs import load_pair
 
+    return waiting(config, partial(load_pair, config))
+
+
+def waiting(config: Config, loading: Callable[[], Any]) -> Any:
+    """What `loading` gives; a spinner on a terminal says what is being waited for."""
     with Console(stderr=True).status(f"loading {config.target.path}"):
-        return load_pair(config)
+        return loading()
 
 
 def some_output(report: Any, records: str, place: str) -> None:

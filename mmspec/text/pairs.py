@@ -4,15 +4,20 @@
 """
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mmspec.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
 from mmspec.devices import device_of
-from mmspec.minis import shipped_drafters
+from mmspec.minis import HOME, shipped_drafters
+from mmspec.text.sight import Seen, look
 
+MINIS = {"mini": "text", "vlm": "vlm"}
+"""Names of the shipped pairs on the command line, and in `mmspec.load`."""
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+_BESIDES = 0.02  # models that see have tokens for pictures that their drafters lack
 _TRAINED = ("stop_below", "states", "layer_ids")
 
 
@@ -22,15 +27,16 @@ class Pair:
 
     name: str
     target: Any
-    processor: Any  # a tokenizer, or a speech recogniser's processor
+    processor: Any  # a tokenizer, or the processor of a model that sees or hears
     drafter: Any
     drafter_name: str
     accept: Any
     config: Config
     model: Any = None  # the drafter's transformers model, where it is one
     own_tokenizer: Any = None  # the drafter's tokenizer, where it differs from the target's
-    examples: tuple[str, ...] = ()
+    examples: tuple[str | Seen, ...] = ()
     chat: bool = False  # wrap prompts in the target's chat template
+    view: Any = None  # what the drafter reads of prompts with pictures
 
     @property
     def tokenizer(self) -> Any:
@@ -42,17 +48,35 @@ class Pair:
         return self.target.main_input_name == "input_features"
 
     @property
+    def sees(self) -> bool:
+        """Whether the target reads pictures between words."""
+        from mmspec.core.families import SEES
+
+        return self.target.config.model_type in SEES
+
+    @property
     def exactness(self) -> str:
         from mmspec.options import rule_of
 
         return rule_of(self.accept, self.config.run.temperature).exactness
 
-    def inputs(self, prompts: list[str]) -> dict[str, Any]:
-        """The prompts [B, P] as the target takes them."""
+    def inputs(self, prompts: Sequence[str | Seen]) -> dict[str, Any]:
+        """The prompts [B, P] as the target takes them: all with pictures, or none."""
         if self.hears:
             raise ValueError(f"{self.name} reads sound, not text: run it with mmspec text --audio FILE")
+        seen = [each for each in prompts if isinstance(each, Seen)]
+        if seen:
+            return self._look(seen)
         found = self.tokenizer([self.wrapped(p) for p in prompts], return_tensors="pt", padding=True, add_special_tokens=not self.chat)
         return {key: found[key].to(self.target.device) for key in ("input_ids", "attention_mask")}
+
+    def _look(self, requests: Sequence[Seen]) -> dict[str, Any]:
+        if not self.sees:
+            from mmspec.core.families import SEES
+
+            raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
+        found, target = look(self.processor, requests, self.name, self.chat), self.target
+        return {key: value.to(target.device, target.dtype if value.is_floating_point() else None) for key, value in found.items()}
 
     def wrapped(self, prompt: str) -> str:
         """The prompt as the target reads it."""
@@ -87,6 +111,8 @@ class Pair:
             "repetition_penalty": run.repetition_penalty,
             "seed": run.seed,
         }
+        if self.view is not None and "drafter" not in changes:
+            settings["view"] = self.view
         return text.generate(self.target, inputs, **(settings | changes))
 
 
@@ -95,12 +121,17 @@ def load_pair(config: Config) -> Pair:
     device = device_of(config.target.device)
     accept = rule(config)
     name, examples, mini = config.target.path, (), None
-    if name == "mini":
+    if name in MINIS:
         import mmspec
 
-        mini = mmspec.load("text")
+        mini = mmspec.load(MINIS[name])
         target, processor = mini.target.to(device, _dtype(config.target.dtype)), mini.processor
-        examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
+        if name == "vlm":
+            from mmspec.minis.sights import examples_of
+
+            examples = tuple(Seen(asked, tuple(pictures)) for pictures, asked in examples_of(HOME / "vlm"))
+        else:
+            examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
     else:
         target, processor = load_model(name, config.target.dtype, device)
     pair = Pair(name, target, processor, None, config.drafter.kind, accept, config, examples=examples)
@@ -116,18 +147,11 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
         return pair
     if section.kind == "trained":
         return replace(pair, drafter=_trained(section, pair.target), drafter_name=section.path)
-    if section.kind in shipped_drafters():
-        return replace(pair, drafter=_shipped(section, pair, mini))
+    if section.kind in _owned() and section.path is None:
+        return _own(section, pair, mini)
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section))
-    for key in section.options:
-        if key != "stop_below":
-            raise ValueError(f"unknown key {key!r} for drafter 'model'; valid: stop_below")
-    if section.path is None:
-        if mini is None:
-            raise ValueError(f"drafter 'model' is the mini's own: for {pair.name} give a drafter's path, or one of {', '.join(DRAFTERS)}")
-        model = mini.drafters["model"].to(device, pair.target.dtype)
-        return replace(pair, drafter=model, model=model)
+    _check_options(section)
     model, processor = load_model(section.path, pair.config.target.dtype, device)
     pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
     return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
@@ -135,17 +159,31 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
 
 def shaped(kind: str) -> bool:
     """Whether drafters of this kind grow trees and know how sure they are."""
-    return kind in ("model", "trained", *SELF_DRAFTING, *shipped_drafters())
+    return kind in ("trained", *SELF_DRAFTING, *_owned())
 
 
-def _shipped(section: DrafterSection, pair: Pair, mini: Any) -> Any:
-    """One of the mini's trained drafters, by name."""
+def _owned() -> tuple[str, ...]:
+    """Names of the minis' own drafters. "model" is a mini's drafter model: of mini vlm, the one that sees."""
+    return ("model", "vlm", "text", *dict.fromkeys(shipped_drafters("text") + shipped_drafters("vlm")))
+
+
+def _own(section: DrafterSection, pair: Pair, mini: Any) -> Pair:
+    """`pair` with one of the mini's own drafters, by name."""
     if mini is None:
-        raise ValueError(f"drafter {section.kind!r} is the mini's own: for {pair.name} give a trained drafter's folder")
+        other = f"a drafter's path, or one of {', '.join(DRAFTERS)}" if section.kind == "model" else "a trained drafter's folder"
+        raise ValueError(f"drafter {section.kind!r} is the mini's own: for {pair.name} give {other}")
+    _check_options(section)
+    found = {"model": mini.drafters.get("vlm"), **mini.drafters}.get(section.kind)
+    if found is None:
+        raise ValueError(f"mini {MINIS[pair.name]} has no drafter {section.kind!r}; it has: {', '.join(mini.drafters)}")
+    found = found.to(pair.target.device, pair.target.dtype)
+    return replace(pair, drafter=found, model=found if hasattr(found, "generate") else None)
+
+
+def _check_options(section: DrafterSection) -> None:
     for key in section.options:
         if key != "stop_below":
             raise ValueError(f"unknown key {key!r} for drafter {section.kind!r}; valid: stop_below")
-    return mini.drafters[section.kind].to(pair.target.device, pair.target.dtype)
 
 
 def _trained(section: DrafterSection, target: Any) -> Any:
@@ -187,7 +225,9 @@ def _datastore(path: str | None) -> Any:
 
 
 def _same(tokenizer: Any, processor: Any) -> bool:
-    return tokenizer.get_vocab() == getattr(processor, "tokenizer", processor).get_vocab()
+    """Whether two vocabularies number the same tokens alike, but for a few that one of them has besides."""
+    few, many = sorted((each.get_vocab() for each in (tokenizer, getattr(processor, "tokenizer", processor))), key=len)
+    return len(many) - len(few) <= _BESIDES * len(many) and few.items() <= many.items()
 
 
 def _aligned(pair: Pair, tokenizer: Any) -> Pair:
@@ -221,7 +261,7 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
     """A transformers model in eval mode, and its tokenizer or processor, by local path or hub name."""
     import transformers as hf
 
-    from mmspec.core.families import HEARS
+    from mmspec.core.families import HEARS, SEES
 
     weights = _dtype(dtype) or "auto"
     path = Path(name).expanduser()
@@ -232,19 +272,33 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
         config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
         hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
         writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
-        kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else hf.AutoModelForCausalLM
+        sees = config.model_type in SEES
+        if not sees:
+            _refuse_other_sight(config.model_type)
+        reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
+        kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
         model = kind.from_pretrained(where, dtype=weights, trust_remote_code=False).to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model {name} cannot be loaded: {_first_line(error)}") from None
-    return model, _processor(where, hears, "right" if config.is_encoder_decoder else "left")
+    return model, _processor(where, hears or sees, "right" if config.is_encoder_decoder else "left")
 
 
-def _processor(where: str, hears: bool, side: str) -> Any:
+def _refuse_other_sight(model_type: str) -> None:
+    """ValueError for models that read pictures and are not among those that run."""
+    from transformers.models.auto import modeling_auto as known
+
+    from mmspec.core.families import SEES
+
+    if model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ValueError(f"models of type {model_type!r} read pictures in a way that is not supported; supported: {', '.join(SEES)}")
+
+
+def _processor(where: str, senses: bool, side: str) -> Any:
     """A checkpoint's tokenizer or processor, ready for batches."""
     import transformers as hf
 
     try:
-        processor = (hf.AutoProcessor if hears else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
+        processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ValueError(f"the tokenizer of {where} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -266,7 +320,7 @@ def _first_line(error: Exception) -> str:
 
 def named_drafter(name: str) -> tuple[str, str | None]:
     """(kind, path) that a drafter on the command line means: a kind, the folder of a trained one, or the path or hub name of a model."""
-    if name in ("none", "model", *DRAFTERS, *shipped_drafters()) or ":" in name:
+    if name in ("none", *DRAFTERS, *_owned()) or ":" in name:
         return name, None
     if name.endswith(".npy"):
         return "datastore", name
@@ -278,6 +332,6 @@ def named_drafter(name: str) -> tuple[str, str | None]:
         return ("trained" if is_drafter(name) else "model"), name
     if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
         return "model", name
-    known = ", ".join(kind for kind in (*DRAFTERS, *shipped_drafters()) if kind != "none")
+    known = ", ".join(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")
     files = "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz)"
-    raise ValueError(f"unknown drafter {name!r}; valid: none, model, {known}, {files}")
+    raise ValueError(f"unknown drafter {name!r}; valid: none, {known}, {files}")

@@ -25,6 +25,14 @@ def test_pieces_join_to_the_text(text):
         assert found + pieces.rest() == text
 
 
+def test_ids_that_say_nothing_cost_no_space():
+    def decode(ids):
+        return " ".join("word" for value in ids if value)
+
+    pieces = Pieces(decode)
+    assert "".join(map(pieces.push, ([1], [0], [], [0, 0], [1], [1]))) == "word word word"
+
+
 def test_an_unfinished_character_is_told_at_the_end():
     tokenizer = mmspec.load("text").processor
     ids = tokenizer("\U0001f600", add_special_tokens=False)["input_ids"][:-1]

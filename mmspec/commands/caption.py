@@ -1,0 +1,200 @@
+"""`mmspec caption`: say what a picture shows, or answer a question about one or several; or about every picture of a folder, as a job."""
+
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from mmspec.commands import common
+from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
+from mmspec.config import Config
+
+EXAMPLES = """Examples:
+
+\b
+  mmspec caption picture.png
+  mmspec caption picture.png "how many red circles?"
+  mmspec caption left.png right.png "describe both pictures." --view own+newline
+  mmspec caption picture.png --view caption --caption "two red circles" --compare
+  mmspec caption photos/ "what do you see?" --out answers.jsonl --batch-size 16
+  mmspec caption one.png two.png --out answers.jsonl
+  mmspec caption cat.jpg "What is this?" --model Qwen/Qwen2.5-VL-7B-Instruct --drafter Qwen/Qwen2.5-VL-3B-Instruct --dtype bfloat16
+  mmspec caption cat.jpg "<image>caption en" --no-chat --model google/paligemma-3b-mix-224
+"""
+_INPUTS = (
+    "Pictures, and then what to ask about them ('describe the picture.' by default). Several are asked about together; with --out each "
+)
+_INPUTS += "by itself, as is every picture of a folder, or every line of a JSON lines file (file or files, and prompt)."
+_MODEL = "Target that sees: the shipped mini (default), a folder or a hub name."
+_VIEW = (
+    "What a drafter's model reads of pictures: drop, newline, caption, own, pooled or pruned; several joined by +. By default own pixels, "
+)
+_VIEW += "where it has eyes like the target's."
+_CAPTION = "What the caption view reads in place of pictures; once, or once a picture."
+_CHAT = "Put the prompt in the model's chat template; by default where it has one."
+_PROMPT = "What to ask, where it is not the last argument; <image> marks where pictures stand, in front by default."
+_OUT = "A batch: answers.jsonl (its job in answers.job, so that the same command goes on where it stopped), or a folder for a job's shards."
+_ENGINE = "local (default; also under torchrun) or ray."
+
+
+def caption(
+    inputs: Annotated[list[str] | None, typer.Argument(help=_INPUTS, metavar="PICTURE... [PROMPT]")] = None,
+    model: Annotated[str | None, option(WHAT, _MODEL, metavar="PATH")] = None,
+    device: common.DEVICE = None,
+    dtype: common.DTYPE = None,
+    config: common.CONFIG = None,
+    changes: common.SET = None,
+    drafter: common.DRAFTER = None,
+    view: Annotated[str | None, option(HOW, _VIEW, metavar="NAME")] = None,
+    captions: Annotated[list[str] | None, option(HOW, _CAPTION, "--caption", metavar="TEXT")] = None,
+    accept: common.ACCEPT_RULE = None,
+    draft_length: common.LENGTH = None,
+    tree: common.TREE = None,
+    temperature: common.TEMPERATURE = None,
+    top_k: common.TOP_K = None,
+    top_p: common.TOP_P = None,
+    repetition_penalty: common.PENALTY = None,
+    seed: common.SEED = None,
+    max_new_tokens: common.MAX_NEW = None,
+    prompt: Annotated[str | None, option(FILES, _PROMPT, metavar="TEXT")] = None,
+    chat: Annotated[bool | None, option(FILES, _CHAT, "--chat/--no-chat")] = None,
+    out: Annotated[str | None, option(FILES, _OUT, "--out", "--output", metavar="PATH")] = None,
+    engine: Annotated[str, option("Bulk", _ENGINE, metavar="NAME")] = "local",
+    batch_size: Annotated[int, option("Bulk", "Pictures of a batch looked at together; 8 by default.", metavar="N")] = 8,
+    shard_size: Annotated[int, option("Bulk", "Pictures a shard; what a kill may lose; 64 by default.", metavar="N")] = 64,
+    compare: Annotated[bool, option(SHOW, "Decode without a drafter too, and tell both.", "--compare")] = False,
+    show_rounds: Annotated[bool, option(SHOW, "Underline accepted guesses as they settle.", "--show-rounds")] = False,
+    as_json: common.JSON = False,
+    verbose: common.VERBOSE = False,
+) -> None:
+    """Describe pictures or answer questions about them: the tokens of plain decoding, in fewer calls of the target."""
+    given = dict(locals())
+    common.begin(verbose)
+    from mmspec.text.pictures import split_arguments
+
+    files, last = split_arguments(inputs or [])
+    if not files:
+        raise ValueError('no picture: give one (mmspec caption picture.png "what do you see?"), or a folder with --out answers.jsonl')
+    if prompt is not None and last is not None:
+        raise ValueError(f"--prompt and {last!r} were both given: give one prompt; pictures end in .png, .jpg, ...")
+    asked = prompt if prompt is not None else last
+    if asked is not None and not asked.strip():
+        raise ValueError("the prompt is empty: ask something, or leave it out to have the picture described")
+    settings = common.settings(given)
+    if settings.target.path == "mini":
+        settings = replace(settings, target=replace(settings.target, path="vlm"))
+    if out is not None:
+        _many(settings, given, files, asked)
+    else:
+        _one(settings, given, files, asked)
+
+
+# --- one request ----------------------------------------------------------------------------------------------------------
+
+
+def _one(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
+    """One prompt about all of the pictures, answered as it settles."""
+    from mmspec.commands.stream import Flow, summary
+    from mmspec.text.captioning import load_seeing
+    from mmspec.text.pictures import marked, read_picture
+    from mmspec.text.sight import DESCRIBE, MARK, Seen
+
+    for name in files:
+        if Path(name).is_dir() or Path(name).suffix == ".jsonl":
+            raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")
+    pictures = tuple(read_picture(name) for name in files)
+    marked(asked or "", len(files), MARK)  # before a model is loaded
+    captions = tuple(given["captions"] or ())
+    pair = common.waiting(config, partial(load_seeing, config, given["chat"], given["view"], captions))
+    request = Seen(asked or DESCRIBE, pictures)
+    inputs = pair.inputs([request])
+    plain = _plainly(pair, inputs) if given["compare"] else None
+    with nullcontext() if given["as_json"] else Flow(pair.decode, given["show_rounds"]) as flow:
+        if flow is None:
+            with common.progress("caption", config.run.max_new_tokens) as done:
+                found = pair.generate(inputs, on_step=lambda step: done(len(step.settled.values[0])))
+        else:
+            found = pair.generate(inputs, on_step=flow)
+    if given["as_json"]:
+        common.emit(_told(given, pair, files, request.prompt, found, plain))
+    elif plain is None:
+        common.note(summary(found.stats))
+    else:
+        _beside(pair, found, plain)
+
+
+def _plainly(pair: Any, inputs: dict[str, Any]) -> Any:
+    """Without a drafter; both ways have run once before, so that neither pays for first allocations."""
+    plain: dict[str, Any] = {"drafter": None, "tree": None}
+    for changes in (plain, {}):
+        pair.generate(inputs, **changes, max_new_tokens=2)
+    return pair.generate(inputs, **plain)
+
+
+def _told(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
+    ids = _ids(found)
+    about = {"model": pair.name, "drafter": pair.drafter_name, "view": given["view"], "settings": asdict(pair.config)}
+    told = {"pictures": files, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
+    if plain is not None:
+        told["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
+    return told
+
+
+def _ids(found: Any) -> list[int]:
+    return found.sequences[0, : found.lengths[0]].tolist()
+
+
+def _beside(pair: Any, found: Any, plain: Any) -> None:
+    """Plain and drafted, line by line."""
+    table = Table("way", "tokens", "calls", "tokens per call", "seconds", "exactness")
+    for name, stats in (("plain", plain.stats), (Path(pair.drafter_name).name, found.stats)):
+        figures = [f"{stats.tokens_per_call:.2f}", f"{stats.seconds['total']:.3f}", stats.exactness]
+        table.add_row(name, str(stats.tokens), str(stats.row_calls), *figures)
+    show = common.console(False)
+    show.print(table)
+    same = _ids(plain) == _ids(found)
+    times = plain.stats.seconds["total"] / max(found.stats.seconds["total"], 1e-9)
+    show.print(f"{'the same tokens' if same else 'other tokens: ' + escape(pair.decode(_ids(plain)))}; {times:.2f} x plain", soft_wrap=True)
+
+
+# --- a batch --------------------------------------------------------------------------------------------------------------
+
+
+def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
+    """Every picture by itself, as a job."""
+    for name, value in (("--show-rounds", given["show_rounds"]), ("--compare", given["compare"])):
+        if value:
+            raise ValueError(f"--out and {name} were both given: give one of them")
+    if given["engine"] not in ("local", "ray"):
+        raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
+    from mmspec.jobs import run
+    from mmspec.text.captioning import Asked, job_folder, make_job, one_file
+    from mmspec.text.sight import DESCRIBE
+
+    asking = Asked(
+        config,
+        tuple(files),
+        job_folder(given["out"]),
+        asked or DESCRIBE,
+        given["chat"],
+        given["view"],
+        tuple(given["captions"] or ()),
+        given["batch_size"],
+        given["shard_size"],
+    )
+    report = run(partial(make_job, asking), engine=given["engine"])
+    if report is None:  # another process of a launch tells
+        return
+    common.some_output(report, "pictures", "line" if files[0].endswith(".jsonl") else "picture")
+    one_file(report, given["out"])
+    calls = report.measures["tokens"] / max(1, report.measures["row_calls"])
+    if given["as_json"]:
+        found = {key: getattr(report, key) for key in ("records", "outputs", "rejects", "shards", "resumed", "seconds", "rate", "measures")}
+        common.emit({**found, "out": given["out"], "tokens_per_call": calls})
+    else:
+        common.console(False).print(escape(f"{report}; {calls:.2f} tokens per call: {given['out']}"), soft_wrap=True)
