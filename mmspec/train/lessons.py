@@ -40,6 +40,12 @@ class Window:
         embeds, pictures = (None if x is None else wide(x) for x in (self.embeds, self.pictures))
         return Window(wide(self.ids), wide(self.features), wide(self.last), wide(self.own), embeds, pictures)
 
+    def trimmed(self, behind: int = 8) -> "Window":
+        """The windows without what no row needs: `behind` values stay behind the last lesson of all. Looks at the device once."""
+        size = min(self.ids.shape[1], int(self.own.any(0).nonzero().max()) + 1 + behind)
+        parts = (self.ids, self.features, self.last, self.own, self.embeds, self.pictures)
+        return Window(*(part if part is None else part[:, :size] for part in parts))  # type: ignore[arg-type]
+
     def columns(self, embed: Any) -> Columns:
         """Everything but the last value as a prompt's columns: value t + 1 beside the state at t."""
         sight = None

@@ -90,3 +90,14 @@ def test_training_raises_acceptance_in_training_and_in_use(target, written, tmp_
         used.append(mmspec.text.generate(target, ALL, net.eval(), max_new_tokens=12, draft_length=3).stats.accepted)
     assert all(now[0] > then[0] for now, then in zip(lesson.acceptance(everything), before, strict=True))
     assert used[1] > 1.5 * used[0]
+
+
+@pytest.mark.parametrize("kind", ["hivis", "vispec", "eagle1"])
+def test_windows_are_trimmed_to_what_their_lessons_need(target, written, tmp_path, kind):  # noqa: F811
+    torch.manual_seed(0)
+    net = new_net(kind, target)
+    data = record_answers(target, ask, written[0], written[1] - 5, net.reads, tmp_path / "states", 20, rows=8)
+    lesson, window = Lesson(net, target, Aim(depth=3, states=1.0)), data.window([0, 1, 3])
+    trimmed = window.trimmed()
+    assert trimmed.ids.shape[1] < window.ids.shape[1] == 32
+    assert torch.allclose(lesson(trimmed), lesson(window), rtol=1e-5)
