@@ -125,6 +125,22 @@ def seen(name: str, pictures: Sequence[int] = (1, 2, 1), side: str = "left", see
     return found
 
 
+def filmed(name: str, seed: int = 1) -> dict[str, Tensor]:
+    """Prompts with a video of two frames each between words, and a picture behind the first one's."""
+    torch.manual_seed(seed)
+    if name == "LLaVA-OneVision":
+        takes, looks = [3, 3], {"pixel_values_videos": torch.randn(2, 2, 3, 8, 8)}
+        image, more = 14, {"pixel_values": torch.randn(1, 3, 3, 8, 8), "image_sizes": torch.tensor([[8, 16]])}
+    else:
+        takes, looks = gridded(48, "video_grid_thw", "pixel_values_videos", 2)((1, 1))
+        (image,), more = gridded(48)((1,))
+    rows = [torch.cat([words(2 + row), torch.full((n,), CLIP), words(3)]) for row, n in enumerate(takes)]
+    rows[0] = torch.cat([rows[0], torch.full((image,), PLACE), words(2)])
+    longest = max(map(len, rows))
+    ids = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), **looks, **more, **SIGHTS[name].types(ids)}
+
+
 def words(count: int) -> Tensor:
     return torch.randint(3, WORDS, (count,))
 

@@ -24,16 +24,20 @@ _KINDS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class Sense:
-    """What a model takes besides text, under the names its processor uses."""
+    """What a model takes besides text, under the names its processor uses.
+
+    `brings` names the features, each with what must come along wherever a model's forward takes it: without, most run on, and are wrong.
+    """
 
     noun: str
-    features: str
-    needs: tuple[str, ...]  # what must come along wherever a model's forward takes it: without it most run on, and are wrong
+    brings: Mapping[str, tuple[str, ...]]
 
 
-SIGHT = Sense("pictures", "pixel_values", ("image_grid_thw", "mm_token_type_ids", "token_type_ids"))
-TILED_SIGHT = replace(SIGHT, needs=(*SIGHT.needs, "image_sizes"))
-HEARING = Sense("sound", "input_features", ("feature_attention_mask", "input_features_mask"))
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+_VIDEOS = {"pixel_values_videos": ("video_grid_thw", *_TYPES)}
+SIGHT = Sense("pictures", {"pixel_values": ("image_grid_thw", *_TYPES), **_VIDEOS})
+TILED_SIGHT = Sense("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
+HEARING = Sense("sound", {"input_features": ("feature_attention_mask", "input_features_mask")})
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
     *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
@@ -205,13 +209,16 @@ class Multimodal(DecoderOnly):
         return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
 
     def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
-        name, known, sense = type(model).__name__, signature(model.forward).parameters, self.sense
-        if marked != (sense.features in inputs):
-            why = f"placeholders for {sense.noun} but no {sense.features}" if marked else f"{sense.features} but no placeholder for them"
+        name, known, noun = type(model).__name__, signature(model.forward).parameters, self.sense.noun
+        brought = [feature for feature in self.sense.brings if feature in inputs]
+        if marked != bool(brought):
+            features = " or ".join(brought or [feature for feature in self.sense.brings if feature in known])
+            why = f"placeholders for {noun} but no {features}" if marked else f"{features} but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
-        for need in sense.needs:
-            if marked and need in known and need not in inputs:
-                raise ValueError(f"inputs has {sense.features} but no {need}: pass what {name}'s processor returned")
+        for feature in brought:
+            for need in self.sense.brings[feature]:
+                if need in known and need not in inputs:
+                    raise ValueError(f"inputs has {feature} but no {need}: pass what {name}'s processor returned")
 
 
 def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, order: Tensor) -> Tensor:

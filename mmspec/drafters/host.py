@@ -99,7 +99,7 @@ def unread_by(session: Any) -> tuple[int, ...]:
 def read_prompt(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
     """Every row's ids without padding and those `unread`, an encoder's source first, then what the decoder was given; None where the
     prompt has no ids."""
-    texts, unread = None, frozenset(unread)
+    texts, left_out = None, frozenset(unread)
     for name, mask_name in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         ids = prompt.get(name) if isinstance(prompt, Mapping) else None
         if ids is None:
@@ -107,7 +107,7 @@ def read_prompt(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | No
         mask = prompt.get(mask_name)
         real = torch.ones_like(ids) if mask is None else mask
         lines = zip(ids.tolist(), real.tolist(), strict=True)
-        rows = [[i for i, is_real in zip(*line, strict=True) if is_real and i not in unread] for line in lines]
+        rows = [[i for i, is_real in zip(*line, strict=True) if is_real and i not in left_out] for line in lines]
         texts = rows if texts is None else [source + begun for source, begun in zip(texts, rows, strict=True)]
     return texts
 

@@ -17,7 +17,7 @@ from mmspec.core.families import SEES, family_of
 from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.mllama import Looked
-from mmspec.core.multimodal import Merged
+from mmspec.core.multimodal import Merged, placeholders_of, unsaid_of
 from mmspec.core.noise import Noise
 from mmspec.core.processors import pipeline
 from mmspec.core.records import PAD, Draft
@@ -27,7 +27,7 @@ from mmspec.drafters.shapes import Chain, best, drawn
 from mmspec.drafters.views import same_prompt, shared_senses
 from mmspec.text.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
-from tests.seeing import END, PLACE, SIGHTS, START, seen
+from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
 from tests.sizes import VOCAB, build
 
 TOKENS = 16
@@ -54,7 +54,7 @@ def tower(name, model):
 
 
 def laws(model, new=TOKENS, **settings):
-    return pipeline(**settings, first=constraints(model.generation_config, 0, new, family_of(model).unsaid))
+    return pipeline(**settings, first=constraints(model.generation_config, 0, new, unsaid_of(model)))
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def run(model, inputs, **options):
 
 
 def greedy(model, inputs):
-    new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(family_of(model).unsaid))
+    new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model)))
     return new[:, inputs["input_ids"].shape[1] :]
 
 
@@ -86,6 +86,19 @@ def test_rows_with_and_without_pictures_give_the_tokens_of_generate(name):
         expected = greedy(model, inputs)
         for options in several:
             assert torch.equal(run(model, inputs, **options).sequences, expected), f"{pictures}, {options}"
+
+
+@pytest.mark.parametrize("name", ["LLaVA-OneVision", "Qwen2-VL", "Qwen2.5-VL"])
+def test_videos_are_pictures_too(name):
+    model, inputs = model_of(name), filmed(name)
+    expected = greedy(model, inputs)
+    for drafter in (model, llama(), another(name)):
+        assert torch.equal(run(model, inputs, drafter=drafter).sequences, expected)
+    with pytest.raises(ValueError, match="no pixel_values or pixel_values_videos"):
+        run(model, {key: value for key, value in inputs.items() if not key.startswith("pixel_values")})
+    if "video_grid_thw" in inputs:
+        with pytest.raises(ValueError, match="pixel_values_videos but no video_grid_thw"):
+            run(model, {key: value for key, value in inputs.items() if key != "video_grid_thw"})
 
 
 @pytest.mark.parametrize("name", DEEP)
@@ -333,7 +346,7 @@ def test_a_drafter_of_another_picture_gets_less_accepted(name):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_placeholders_and_brackets_are_never_written(name, sampled):
     model, inputs = build(SIGHTS[name].case), seen(name)
-    unsaid = list(family_of(model).unsaid)
+    unsaid = list(unsaid_of(model))
     assert set(unsaid) >= ({PLACE, START, END} if name != "LLaVA" else {PLACE})
     model.get_output_embeddings().weight.data[unsaid] *= 8  # now they would be, often
     said = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS)[:, inputs["input_ids"].shape[1] :]
@@ -352,7 +365,7 @@ def test_placeholders_and_brackets_are_never_written(name, sampled):
 @pytest.mark.parametrize("drafter", ["lookup", "suffix", "lookahead", "jacobi", "ngram"])
 def test_drafters_that_read_ids_guess_no_placeholder(name, drafter):
     model, inputs = model_of(name), seen(name)
-    unsaid, guessed = torch.tensor([*family_of(model).unsaid, *family_of(model).placeholders]), []
+    unsaid, guessed = torch.tensor([*unsaid_of(model), *placeholders_of(model)]), []
     settings = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}
     plain = run(model, inputs, **settings)
     out = run(
