@@ -10,6 +10,7 @@ from typing import Any
 
 from mmspec.config import ACCEPT, DRAFTERS, build
 from mmspec.core.accept import Accept, Coupled, Greedy
+from mmspec.core.break_even import BreakEven
 from mmspec.core.control import Control, Fixed, Thompson, Throughput
 from mmspec.core.decode import Drafter
 from mmspec.core.families import family_of
@@ -217,5 +218,5 @@ def control_of(draft_length: int | str | Control, drafter: Drafter) -> Control:
         raise ValueError(f"draft_length is {draft_length!r}: give a number of guesses, 'auto', 'thompson' or a Control object")
     depth = getattr(getattr(drafter, "shape", None), "depth", None)
     if depth is not None:
-        return Throughput(lengths=tuple(range(depth + 1)), first=depth)
-    return Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8)
+        return BreakEven(Throughput(lengths=tuple(range(depth + 1)), first=depth))
+    return BreakEven(Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8))

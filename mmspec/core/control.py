@@ -82,7 +82,7 @@ class ThroughputSession:
         self.zeros = 0
 
     def length(self) -> int:
-        opening = (self.plan.first, self.plan.first, 0, 0, self.plan.first, max(1, self.plan.first // 2))
+        opening = (self.plan.first, 0, self.plan.first)
         if self.rounds < len(opening):
             self.current = opening[self.rounds]
         elif self.current == 0 and self.zeros >= self.idle:

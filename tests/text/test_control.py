@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmspec.config import Config, DrafterSection, RunSection
+from mmspec.core.break_even import BreakEven
 from mmspec.core.control import Fixed, Thompson, Throughput
 from mmspec.drafters.lookup import Lookup
 from mmspec.drafters.model import ModelDrafter
@@ -21,7 +22,7 @@ def test_every_name_of_a_draft_length():
     assert control_of("thompson", model) == Thompson()
     assert control_of(own, model) is own
     assert control_of(3, model) == Fixed(3)
-    assert control_of("auto", model) == Throughput()
+    assert control_of("auto", model) == BreakEven(Throughput())
     assert control_of("thompson", NoDraft()) == Fixed(0)
     for wrong in ("fast", True, None, 1.5):
         with pytest.raises(ValueError, match="give a number of guesses, 'auto', 'thompson' or a Control object"):
