@@ -24,7 +24,10 @@ _SENSING = {
 }
 HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
 SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")
-_SENSES = {"input_features", "input_values", "pixel_values", "pixel_values_videos"}  # what `forward` takes besides text
+_SENSES = {  # what `forward` takes besides text
+    *("input_features", "input_values", "audio_input_features"),
+    *("pixel_values", "pixel_values_videos", "image_pixel_values", "flattened_patches"),
+}
 _FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
 

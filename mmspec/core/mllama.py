@@ -72,7 +72,8 @@ class Mllama(DecoderOnly):
 
     def _look(self, model: Any, inputs: Mapping[str, Any]) -> Looked:
         ids, mask = text_prompt(inputs)
-        marked = bool((torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).any())
+        marks = (torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).sum(1)
+        marked = bool(marks.any())
         name = type(model).__name__
         if marked != ("pixel_values" in inputs):
             why = "placeholders for pictures but no pixel_values" if marked else "pixel_values but no placeholder for them"
@@ -82,6 +83,7 @@ class Mllama(DecoderOnly):
         for need in _NEEDS:
             if need not in inputs:
                 raise ValueError(f"inputs has pixel_values but no {need}: pass what {name}'s processor returned")
+        _check_counts(marks, inputs["aspect_ratio_ids"])
         given = at_the_door(
             model, {key: value for key, value in inputs.items() if key in (*_NEEDS, "input_ids", "pixel_values")}, "pictures"
         )
@@ -93,3 +95,14 @@ class Mllama(DecoderOnly):
             )
         packed = crossing[torch.arange(len(ids), device=ids.device)[:, None], order]
         return Looked(given["cross_attention_states"], packed, mask.sum(1))
+
+
+def _check_counts(marks: Tensor, ratios: Tensor) -> None:
+    """Every row has as many placeholders `marks` [B] as pictures, which are those with an aspect ratio [B, pictures]."""
+    pictures = (ratios > 0).sum(1)
+    for row, (marked, seen) in enumerate(zip(marks.tolist(), pictures.tolist(), strict=True)):
+        if marked != seen:
+            raise ValueError(
+                f"prompt and pictures do not fit together (row {row} has {marked} placeholders for {seen} pictures): "
+                "pass what the processor returned"
+            )

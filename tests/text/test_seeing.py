@@ -481,15 +481,21 @@ def test_pictures_that_do_not_fit_their_prompt_are_refused_in_one_line(name):
         "no placeholder": inputs | {"input_ids": words},
         **{f"no {need}": {k: v for k, v in inputs.items() if k != need} for need in sight.needs},
     }
+    cases["do not fit together"] = inputs | {"input_ids": fewer}
     if name == "Mllama":
         cases["expected"] = inputs | {"cross_attention_mask": inputs["cross_attention_mask"][:, 1:]}
-    else:
-        cases["do not fit together"] = inputs | {"input_ids": fewer}
     for match, given in cases.items():
         with pytest.raises(ValueError, match=match) as caught:
             run(model, given)
         assert "\n" not in str(caught.value)
     assert torch.equal(run(model, inputs).sequences, greedy(model, inputs))  # a refusal leaves nothing behind
+
+
+def test_a_placeholder_for_a_whole_picture_is_refused_in_one_line():
+    inputs = seen("LLaVA", (1,)) | {"input_ids": torch.tensor([[5, PLACE, 6, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    with pytest.raises(ValueError, match=r"prompt and pictures do not fit together \(.*tokens: 1,") as caught:
+        run(model_of("LLaVA"), inputs)
+    assert "\n" not in str(caught.value)
 
 
 def test_models_that_see_and_are_not_known_are_refused_in_one_line():
