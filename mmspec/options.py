@@ -29,7 +29,7 @@ from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.sight import Pooled, Pruned, looking
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees import StaticTree, Template
-from mmspec.drafters.views import View, can_see, seeing, text_alone, view_of
+from mmspec.drafters.views import View, can_see, same_prompt, seeing, text_alone, view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 
 _READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
@@ -98,7 +98,7 @@ def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
         return view_for(Views(tuple(view)) if len(view) != 1 else view[0], target, drafter)
     if view == "drop":
         return text_alone
-    if view in ("own", "pooled", "pruned") or isinstance(view, (Pooled, Pruned)):
+    if view in ("own", "pooled", "pruned", same_prompt) or isinstance(view, (Pooled, Pruned)):
         return _looked(view, target, drafter)
     if callable(view):
         return view
@@ -109,7 +109,8 @@ def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
 
 def _looked(view: Any, target: HFTarget, drafter: Any) -> View:
     """A view for a drafter with eyes."""
-    name, own = view if isinstance(view, str) else type(view).__name__.lower(), seeing(target, drafter)
+    name = view if isinstance(view, str) else "own" if view is same_prompt else type(view).__name__.lower()
+    own = seeing(target, drafter)
     if not can_see(target, drafter):
         raise ValueError(
             f"view {name!r} needs a drafter that reads what the target's processor returns, and {type(drafter).__name__} does not: "

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.laws import Categorical
 from mmspec.core.layout import Layout
@@ -61,7 +60,7 @@ class Ensemble:
         cache = max(caches, key=lambda cache: cache.capacity)
         longest = max(context.shape[1] for context in contexts)
         context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
-        state = stacked(states, self.target.family)
+        state = stacked(states, getattr(self.target.family, "window", None))
         return EnsembleSession(self.target, cache, state, context, torch.cat(lengths), len(prompt), self.weights), frontier
 
 
@@ -114,14 +113,14 @@ class EnsembleSession(HFSession):
 # --- what the views' prompts are made of, stacked ---------------------------------------------------------------------
 
 
-def stacked(states: Sequence[Any], family: DecoderOnly) -> Any:
-    """What each view's prompt came to, as one batch. ValueError for families whose pictures stand beside the prompt."""
+def stacked(states: Sequence[Any], window: int | None = None) -> Any:
+    """What each view's prompt came to, as one batch; `window` is the family's. ValueError for pictures that stand beside the prompt."""
     if all(state is None for state in states):
         return None
     if not all(isinstance(state, Merged) for state in states):
         raise ValueError("several views at once need a drafter whose pictures stand within its prompt (Mllama's do not): give one view")
     size = max(state.embeds.shape[1] for state in states)
-    whole = [_completed(_padded(state, size), states, family) for state in states]
+    whole = [_completed(_padded(state, size), states, window) for state in states]
     names = [f.name for f in fields(Merged)]
     made: dict[str, Any] = {name: _joined(name, [getattr(state, name) for state in whole]) for name in names}
     return Merged(**made)
@@ -132,7 +131,7 @@ def _joined(name: str, parts: Sequence[Any]) -> Any:
         return None
     if isinstance(parts[0], Mapping):
         return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
-    return torch.cat(parts, 1 if name in ("axes", "deep") else 0)
+    return torch.cat(list(parts), 1 if name in ("axes", "deep") else 0)
 
 
 def _padded(state: Merged, size: int) -> Merged:
@@ -151,13 +150,13 @@ def _padded(state: Merged, size: int) -> Merged:
     )
 
 
-def _completed(state: Merged, others: Sequence[Merged], family: DecoderOnly) -> Merged:
+def _completed(state: Merged, others: Sequence[Merged], window: int | None) -> Merged:
     """`state` with everything that any of the others has, as it is where there is nothing special: a plain prompt's."""
     axes, deep = (next((getattr(o, name) for o in others if getattr(o, name) is not None), None) for name in ("axes", "deep"))
     rows, size = state.embeds.shape[:2]
     place = torch.arange(size, device=state.embeds.device)
     before = place <= place[:, None]
-    near = before if family.window is None else before & (place[:, None] - place < family.window)
+    near = before if window is None else before & (place[:, None] - place < window)
     kinds = dict.fromkeys(kind for other in others for kind in other.sees or ())
     plain = {kind: (near if "sliding" in kind else before).expand(rows, -1, -1) for kind in kinds}
     return replace(

@@ -71,11 +71,11 @@ class Caption:
 def retold(prompt: Any, session: Any, tell: Callable[[int], Sequence[Ids]], brackets: Sequence[int] = ()) -> dict[str, Tensor]:
     """The prompt as words: the i-th picture of the batch reads `tell(pictures)[i]`. Padded on the left."""
     ids, mask = session.target.family.prompt(session.target.model, prompt)
-    marks, brackets = set(session.target.family.placeholders), {*marks_of(session), *brackets}
+    marks, around = set(session.target.family.placeholders), {*marks_of(session), *brackets}
     rows = [row[own].tolist() for row, own in zip(ids, mask, strict=True)]
     found = [runs(row, marks, _fixed(session.target.model)) for row in rows]
     words = iter(tell(sum(map(len, found))))
-    told = [_row(row, {start: next(words) for start in starts}, brackets) for row, starts in zip(rows, found, strict=True)]
+    told = [_row(row, {start: next(words) for start in starts}, around) for row, starts in zip(rows, found, strict=True)]
     longest = max(map(len, told))
     padded = [[0] * (longest - len(row)) + row for row in told]
     real = [[False] * (longest - len(row)) + [True] * len(row) for row in told]

@@ -137,7 +137,8 @@ def aligned_drafter(
     ours, theirs = family_of(model), family_of(drafter)
     sizes = [m.config.get_text_config(decoder=True).vocab_size for m in (model, drafter)]
     overlap = Overlap.of_tokenizers(
-        *(getattr(given, "tokenizer", given) for given in (tokenizer, drafter_tokenizer)),
+        getattr(tokenizer, "tokenizer", tokenizer),
+        getattr(drafter_tokenizer, "tokenizer", drafter_tokenizer),
         sizes[0],
         own=sizes[1],
         unsaid=getattr(ours, "unsaid", ()),

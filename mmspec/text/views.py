@@ -7,7 +7,7 @@ from mmspec.drafters.ensemble import Views
 from mmspec.drafters.mixing import Weights, weights_of
 from mmspec.drafters.sight import Pooled, Pruned
 from mmspec.drafters.text_views import Caption, Drop, Newline
-from mmspec.drafters.views import View
+from mmspec.drafters.views import View, same_prompt
 
 NAMES = ("drop", "newline", "caption", "own", "pooled", "pruned")
 _MARKS = ("image", "img", "vision", "video", "audio", "boi", "eoi")  # in the names a processor gives its special tokens
@@ -24,7 +24,7 @@ def view(
     size: int = 2,
     keep: float = 0.5,
     top: float = 1.0,
-) -> View | str:
+) -> View:
     """What a drafter reads of prompts with pictures, for `generate(..., view=...)`.
 
     Args:
@@ -53,7 +53,9 @@ def view(
     if name == "caption":
         given = None if captions is None else tuple(captions)
         return Caption(lambda caption: encoded(tokenizer, prefix + caption), given, captioner, marks)
-    return {"own": "own", "pooled": Pooled(size), "pruned": Pruned(keep, top)}[name]
+    if name == "own":
+        return same_prompt
+    return Pooled(size) if name == "pooled" else Pruned(keep, top)
 
 
 def ensemble(*parts: View | str, weights: str | Sequence[float] | Weights = "adaptive") -> Views:

@@ -13,12 +13,13 @@ from mmspec.core.hf import HFTarget
 from mmspec.core.records import Draft
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import Looking, Pooled, Pruned, chosen, importance, looking
-from mmspec.drafters.text_views import Drop, Newline, runs
+from mmspec.drafters.text_views import Drop, Newline, marks_of, runs
 from mmspec.drafters.views import same_prompt, shared_senses, text_alone
 from mmspec.options import view_for
 from mmspec.text import aligned_drafter, view
 from tests.drafters.looking import IMAGE, LINE, TAKES, asked, counted, llava, patches_of, perturbed, session_of, tokenizer, told, words_only
 from tests.families import FAMILIES, VOCAB, build, inputs_for
+from tests.seeing import END, PLACE, SIGHTS, START, seen
 
 NEW = 16
 FIXED = {"max_new_tokens": NEW, "draft_length": 4}
@@ -97,7 +98,7 @@ def test_views_made_with_a_tokenizer():
     assert view("newline", processor).brackets == (7, 8)
     assert view("drop", processor) == Drop((7, 8))
     assert view("newline", newline=3) == Newline(3)
-    assert view("own") == "own"
+    assert view("own") is same_prompt
     assert (view("pooled", size=4), view("pruned", keep=0.1, top=0.5)) == (Pooled(4), Pruned(0.1, 0.5))
 
 
@@ -267,12 +268,33 @@ def test_a_wrong_picture_costs_those_who_look_and_nobody_else(target, name):
         assert found["right"] > found["wrong"] + 0.1, found
 
 
+@pytest.mark.parametrize("name", ["LLaVA-NeXT", "Qwen2.5-VL", "Gemma-3 VLM", "PaliGemma", "Idefics3", "InternVL", "Mllama"])
+def test_views_of_every_kind_of_prompt(name):
+    model, inputs = build(SIGHTS[name].case), seen(name)
+    model.generation_config.eos_token_id = None
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=10).sequences
+    drafter = perturbed(model)
+    pooled = ("PaliGemma", "InternVL")
+    for each in ("drop", Newline(5), "own", *(() if name == "Mllama" else ("pruned",)), *(("pooled",) if name in pooled else ())):
+        out = mmspec.text.generate(model, inputs, drafter=drafter, view=each, draft_length=4, max_new_tokens=10)
+        assert torch.equal(out.sequences, expected), each
+    for dropped, marks in ((text_alone, marks_of(session_of(model, inputs))), (Drop((START, END)), (PLACE, START, END))):
+        assert not set(marks) & {i for row in told(dropped(inputs, session_of(model, inputs))) for i in row}
+    if name not in pooled:
+        with pytest.raises(ValueError, match=r"packs its pictures otherwise|Mllama's do not") as caught:
+            mmspec.text.generate(model, inputs, drafter=drafter, view="pooled", draft_length=4, max_new_tokens=10)
+        assert "\n" not in str(caught.value)
+    if name != "Mllama":  # everything kept is everything seen, one round late
+        out = mmspec.text.generate(model, inputs, drafter=copy.deepcopy(model), view=Pruned(1.0), draft_length=4, max_new_tokens=11)
+        assert out.stats.tokens_per_call == 11 / 3
+
+
 def test_without_a_view_one_is_chosen(target, small):
     mine = HFTarget(target, family_of(target))
     assert view_for(None, mine, target) is shared_senses
     assert view_for(None, mine, small) is same_prompt
     assert view_for(None, mine, words_only(target)) is text_alone
-    assert view_for("own", mine, target) is shared_senses
+    assert view_for("own", mine, target) is view_for(view("own"), mine, target) is shared_senses
     assert view_for("pruned", mine, target) == Pruned(base=shared_senses)
     assert isinstance(looking(family_of(small)), Looking)
 
