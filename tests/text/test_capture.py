@@ -11,6 +11,7 @@ import mmspec
 from mmspec.core.accept import Coupled, Greedy
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
+from mmspec.core.families import family_of
 from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
@@ -19,6 +20,7 @@ from mmspec.core.processors import pipeline
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, drawn, top
 from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.views import view_of
 from tests.families import FAMILIES, build, inputs_for
 
 SYNCS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim"}
@@ -64,13 +66,16 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize("kind", DRAFTS)
-def test_rounds_keep_shapes_addresses_and_sync_once(kind, monkeypatch):
+SEERS = [("tree", "Qwen3-VL"), ("chain", "Gemma-3 VLM"), ("tree", "PaliGemma 2"), ("chain", "Mllama")]
+
+
+@pytest.mark.parametrize(("kind", "name"), [*((kind, "Llama") for kind in DRAFTS), *SEERS])
+def test_rounds_keep_shapes_addresses_and_sync_once(kind, name, monkeypatch):
     shape, rule = DRAFTS[kind]
-    model, inputs = build(FAMILIES["Llama"]), inputs_for("Llama", 3)
+    model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
     laws = pipeline(temperature=0.8, top_k=20) if rule.coupled else pipeline()
-    target = HFTarget(model, DecoderOnly.of(model), laws, reserve=100, static=True)
-    drafter, noise = ModelDrafter(target, shape), Noise.from_seed(0, 3)
+    target = HFTarget(model, family_of(model), laws, reserve=100, static=True)
+    drafter, noise = ModelDrafter(target, shape, view_of(target, model)), Noise.from_seed(0, 3)
     steps = decode(target, drafter, rule, inputs, limits=Limits(3, 60), noise=noise, control=Fixed(3))
     sessions = []
     begin = HFTarget.begin
