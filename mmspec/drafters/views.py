@@ -53,11 +53,14 @@ def text_alone(prompt: Any, session: Any) -> Any:
     return Drop()(prompt, session)
 
 
-def view_of(target: HFTarget, drafter: Any) -> View:
-    """What `drafter`, a transformers model, reads of the requests of `target`. ValueError where it cannot read them."""
+def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
+    """What `drafter`, a transformers model, reads of the requests of `target`. ValueError where it cannot read them.
+
+    With `translated` its prompts come in its own ids, placeholders too.
+    """
     ours, theirs = target.family, family_of(drafter)
     if isinstance(ours, (Multimodal, Mllama)):
-        return seeing(target, drafter) if _same_eyes(target, drafter) else text_alone
+        return seeing(target, drafter) if _same_eyes(target, drafter, translated) else text_alone
     if not isinstance(ours, EncoderDecoder):
         return same_prompt
     if isinstance(theirs, DecoderAlone):
@@ -79,10 +82,11 @@ def can_see(target: HFTarget, drafter: Any) -> bool:
     return type(ours) is type(theirs) and getattr(ours, "sense", None) == getattr(theirs, "sense", None)
 
 
-def _same_eyes(target: HFTarget, drafter: Any) -> bool:
+def _same_eyes(target: HFTarget, drafter: Any, translated: bool) -> bool:
     """Whether what the target's processor returns is, as far as configs tell, what the drafter's own would."""
     ours, theirs = target.model.config, drafter.config
-    return can_see(target, drafter) and ours.model_type == theirs.model_type
+    marks = (family.placeholders for family in (target.family, family_of(drafter)) if hasattr(family, "placeholders"))
+    return can_see(target, drafter) and ours.model_type == theirs.model_type and (translated or len(set(marks)) == 1)
 
 
 def _opening(prompt: Any, session: Any) -> dict[str, Any]:

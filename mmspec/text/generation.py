@@ -18,6 +18,7 @@ from mmspec.core.processors import Processor
 from mmspec.core.records import Step
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import looking
+from mmspec.drafters.views import view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 from mmspec.options import Tree, control_of, drafter_of, laws_for, mixed, rule_of, shape_of, stopping, view_for
 from mmspec.text.processors import constraints, end_ids
@@ -144,7 +145,8 @@ def aligned_drafter(
         unsaid=getattr(ours, "unsaid", ()),
         also=tuple(zip(*(getattr(family, "placeholders", ()) for family in (ours, theirs)), strict=False)),
     )
-    seen = view_for(view, HFTarget(model, ours), drafter)
+    target = HFTarget(model, ours)
+    seen = view_of(target, drafter, translated=True) if view is None else view_for(view, target, drafter)
     return ModelDrafter(Translated(mixed(HFTarget(drafter, looking(theirs), laws), seen), overlap), shape_of(None, rule), seen)
 
 

@@ -381,8 +381,22 @@ def test_a_drafter_of_another_numbering_is_aligned_by_spelling(target, plain):
     same = mmspec.text.generate(target, asked(), drafter=words_only(target, by=0), **FIXED)
     other = mmspec.text.generate(target, asked(), drafter=aligned_drafter(target, ours, words, theirs), **FIXED)
     assert same.stats.tokens_per_call == other.stats.tokens_per_call
+    blind = mmspec.text.generate(target, asked(), drafter=moved, **FIXED)  # another placeholder: it would see none
+    assert torch.equal(blind.sequences, plain)
     unaligned = mmspec.text.generate(target, asked(), drafter=words, **FIXED)  # one size, and another meaning: sizes cannot tell
     assert unaligned.stats.tokens_per_call < other.stats.tokens_per_call
+
+
+def test_tables_padded_to_other_sizes_are_one_vocabulary(target, plain):
+    for size in (VOCAB + 2, VOCAB + 3):
+        padded = llava(vocab_size=size)
+        kept = {name: weight.clone() for name, weight in target.state_dict().items()}
+        for name, weight in padded.state_dict().items():
+            weight[: len(kept[name])] = kept[name]
+        for each, least in ((None, 4), (("own", "pooled", "drop"), 3), ("pruned", 1.2)):
+            out = mmspec.text.generate(target, asked(), drafter=padded, view=each, **FIXED)
+            assert torch.equal(out.sequences, plain)
+            assert out.stats.tokens_per_call >= least
 
 
 def test_placeholders_beyond_either_table_are_translated_and_never_guessed(target):
