@@ -85,8 +85,8 @@ def can_see(target: HFTarget, drafter: Any) -> bool:
 def _same_eyes(target: HFTarget, drafter: Any, translated: bool) -> bool:
     """Whether what the target's processor returns is, as far as configs tell, what the drafter's own would."""
     ours, theirs = target.model.config, drafter.config
-    marks = (family.placeholders for family in (target.family, family_of(drafter)) if hasattr(family, "placeholders"))
-    return can_see(target, drafter) and ours.model_type == theirs.model_type and (translated or len(set(marks)) == 1)
+    marks = {getattr(family, "placeholders", None) for family in (target.family, family_of(drafter))}
+    return can_see(target, drafter) and ours.model_type == theirs.model_type and (translated or len(marks) == 1)
 
 
 def _opening(prompt: Any, session: Any) -> dict[str, Any]:
