@@ -169,11 +169,13 @@ class Multimodal(DecoderOnly):
     def _masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
         if state.sees is None:
             return self._masks(model, layout)
-        near = layout.visible
+        seen = {"full_attention": layout.visible, "sliding_attention": layout.visible}
         if self.window is not None:
-            near = near & (layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window)
-        masks = {k: attention_mask(state.visible(k, layout, v), model) for k, v in zip(_KINDS, (layout.visible, near), strict=True)}
-        return masks if self.mixed else masks[_KINDS[self.window is not None]]
+            near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
+            seen["sliding_attention"] = layout.visible & near
+        kinds = _KINDS if self.mixed else (_KINDS[self.window is not None],)
+        masks = {kind: attention_mask(state.visible(kind, layout, seen[kind]), model) for kind in kinds}
+        return masks if self.mixed else masks[kinds[0]]
 
     # --- before the door ----------------------------------------------------------------------------------------------
 
