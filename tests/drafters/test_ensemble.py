@@ -306,6 +306,50 @@ def test_the_other_weights():
             make()
 
 
+class Noting(Static):
+    """All views alike, and what they would have learned from."""
+
+    def __init__(self):
+        object.__setattr__(self, "weights", None)
+        object.__setattr__(self, "learned", [])
+
+    def begin(self, rows, views, device):
+        weighing = super().begin(rows, views, device)
+        weighing.learns = True
+        weighing.learn = lambda *what: self.learned.append(what)
+        return weighing
+
+
+class Judged(Token):
+    rounds: list = []
+
+    def __call__(self, draft, scored, noise):
+        self.rounds.append((draft, scored.p))
+        return super().__call__(draft, scored, noise)
+
+
+def test_views_learn_from_what_was_judged_and_up_to_the_first_rejected(target, small):
+    noting, steps = Noting(), []
+    Judged.rounds.clear()
+    drafter = ModelDrafter(Ensemble(target_of(small), noting), Chain(sampled), Views((same_prompt, text_alone), noting))
+    options = {"accept": Judged(), "temperature": 1.0, "seed": 5, "draft_length": 4, "max_new_tokens": 24}
+    mmspec.text.generate(target, asked(), drafter=drafter, on_step=steps.append, **options)
+    rounds = [(*judged, step.verdict) for judged, step in zip(Judged.rounds, steps, strict=True) if judged[0].size > 1]
+    assert len(rounds) == len(noting.learned) > 5
+    lengths = set()
+    for (draft, laws, verdict), (p, said, real) in zip(rounds, noting.learned, strict=True):
+        mixed = said.mean(0)
+        mixed[..., IMAGE] = 0
+        for row, keep in enumerate(verdict.keep.tolist()):
+            kept = [column for column in keep if 0 <= column < draft.size - 1]  # a drafter never runs its last guess
+            assert real[row].tolist() == [0 <= column < draft.size - 1 for column in keep]
+            lengths.add(len(kept))
+            for k, column in enumerate(kept):
+                assert torch.equal(p[row, k], laws.probs()[row, column])
+                assert torch.allclose(mixed[row, k] / mixed[row, k].sum(), draft.q.probs()[row, column], atol=1e-6)
+    assert len(lengths) > 2
+
+
 # --- laws ---------------------------------------------------------------------------------------------------------------
 
 
