@@ -1,14 +1,14 @@
 """Why a drafter is or is not accepted: by kind of token, with the wrong picture, with the target as its own drafter, and in seconds.
 
-Plain decoding's output is the same whatever a drafter sees, so equality of outputs says nothing of its eyes: acceptance does.
-Rounds are counted as `Stats` counts them: a row's call is its share of one target forward.
+`diagnose` says it all of a drafter that is a transformers model. Plain decoding's output is the same whatever a drafter sees, so equality
+of outputs says nothing of its eyes: acceptance does. Rounds are counted as `Stats` counts them: a row's call is its share of one forward.
 """
 
-import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from math import ceil, comb, log
+from dataclasses import asdict, dataclass, replace
+from math import ceil, comb
 from statistics import median
 from typing import Any
 
@@ -19,145 +19,15 @@ from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.multimodal import Merged
 from mmspec.core.records import Step
+from mmspec.core.stats import Stats
 from mmspec.drafters.ensemble import Views
-from mmspec.drafters.views import View, text_alone
+from mmspec.drafters.views import View
 from mmspec.options import view_for
 from mmspec.text.generation import generate
+from mmspec.text.kinds import Kinds, Rounds, kinds_of_gain, kinds_of_words, picture_gain
 
-OTHER = "other"
 _WORDS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "cross_attention_mask"}  # of a row's words, not pictures
 _TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "audio_tower")
-
-
-# --- what became of every guess ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One guess that was looked at: it stood for output position `position` of its row, `depth` guesses behind the frontier."""
-
-    row: int
-    position: int
-    depth: int
-    accepted: bool
-
-
-class Rounds:
-    """An `on_step`: every judged guess of a generation, and by row how many calls it took part in and how much it has said."""
-
-    def __init__(self):
-        self.judged: list[Judged] = []
-        self.calls: list[int] = []
-        self.said: list[int] = []
-        self.steps: list[tuple[bool, float]] = []  # was there a guess, and the round's seconds; not of rounds that ran prompts
-        self.starts: float = 0.0  # seconds of encoders, prompt and the drafter's own start
-
-    def __call__(self, step: Step) -> None:
-        settled, rows = step.settled, len(step.settled.values)
-        self.calls, self.said = self.calls or [0] * rows, self.said or [0] * rows
-        for row, values in enumerate(settled.values):
-            if not values and not settled.drafted[row]:
-                continue
-            accepted = settled.accepted[row]
-            for depth in range(min(accepted + 1, step.draft.height, settled.drafted[row], len(values))):
-                self.judged.append(Judged(row, self.said[row] + depth, depth, depth < accepted))
-            self.calls[row] += 1
-            self.said[row] += len(values)
-        if {"prefill", "draft_prefill"} & step.seconds.keys():
-            self.starts += sum(step.seconds.get(phase, 0.0) for phase in ("encode", "prefill", "draft_prefill"))
-        else:
-            self.steps.append((step.draft.size > step.draft.roots, step.seconds["total"]))
-
-
-@dataclass
-class Kinds:
-    """Guesses judged and accepted, by kind of the token that the target settled where they stood, and by depth."""
-
-    drafted: dict[str, list[int]] = field(default_factory=dict)  # [d]: guesses at depth d + 1
-    accepted: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, judged: Sequence[Judged], kinds: Sequence[Sequence[str]]) -> None:
-        """Count guesses of one generation; `kinds` are its rows' kinds, position by position."""
-        for guess in judged:
-            kind = kinds[guess.row][guess.position]
-            for counts, by in ((self.drafted, 1), (self.accepted, int(guess.accepted))):
-                line = counts.setdefault(kind, [])
-                line.extend([0] * (guess.depth + 1 - len(line)))
-                line[guess.depth] += by
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """By kind: judged and accepted guesses and their ratio, in all and by depth. Ready for JSON."""
-        found = {}
-        for kind, tried in sorted(self.drafted.items(), key=lambda each: -sum(each[1])):
-            hit = self.accepted[kind]
-            depths = {"drafted_by_position": tried, "accepted_by_position": hit}
-            found[kind] = {"drafted": sum(tried), "accepted": sum(hit), "acceptance": sum(hit) / sum(tried), **depths}
-        return found
-
-    def table(self) -> str:
-        """The same as Markdown."""
-        lines = ["| kind | judged | accepted | share | by position |", "|---|---|---|---|---|"]
-        for kind, row in self.to_dict().items():
-            pairs = zip(row["accepted_by_position"], row["drafted_by_position"], strict=True)
-            shares = " ".join(f"{hit / tried:.0%}" if tried else "-" for hit, tried in pairs)
-            lines.append(f"| {kind} | {row['drafted']} | {row['accepted']} | {row['acceptance']:.0%} | {shares} |")
-        return "\n".join(lines)
-
-
-# --- kinds of tokens --------------------------------------------------------------------------------------------------
-
-
-def kinds_of_tokens(rows: Sequence[Sequence[int]], kind: Callable[[int], str]) -> list[list[str]]:
-    """Kinds of outputs, token by token."""
-    return [[kind(token) for token in row] for row in rows]
-
-
-def kinds_of_words(
-    rows: Sequence[Sequence[int]], tokenizer: Any, kinds: Mapping[str, str] | Callable[[list[str]], Sequence[str]]
-) -> list[list[str]]:
-    """Kinds of outputs by the words that tokens are part of: a word list (word -> kind), or a function from an output's words to theirs.
-
-    Words are compared in lower case. A token of no word, or of one that is not listed, is of kind "other".
-    """
-    return [_kinds_of_words(list(row), tokenizer, kinds) for row in rows]
-
-
-def _kinds_of_words(row: list[int], tokenizer: Any, kinds: Any) -> list[str]:
-    ends = [len(tokenizer.decode(row[: place + 1], skip_special_tokens=True)) for place in range(len(row))]
-    words = list(re.finditer(r"\w+", tokenizer.decode(row, skip_special_tokens=True)))
-    names = [word.group().lower() for word in words]
-    named = [kinds.get(name, OTHER) for name in names] if isinstance(kinds, Mapping) else list(kinds(names))
-    found = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        part = [kind for word, kind in zip(words, named, strict=True) if word.start() < end and start < word.end()]
-        found.append(part[-1] if part else OTHER)
-    return found
-
-
-@torch.no_grad()
-def picture_gain(model: Any, inputs: Mapping[str, Tensor], rows: Sequence[Sequence[int]], without: View = text_alone) -> list[list[float]]:
-    """By how many nats the picture raises the target's log-probability of every token of outputs `rows`.
-
-    log p(token | picture, what was said before) - log p(token | the same `without` the picture), at temperature 1: what a token owes to
-    the picture, whatever its word. `without` is the view that takes pictures away: the words alone, or `swapped(same_prompt)`.
-    """
-    target = HFTarget(model, family_of(model))
-    session, frontier = target.begin(inputs)
-    blind, bare = target.begin(without(inputs, session))
-    lengths = torch.tensor([len(row) for row in rows], device=frontier.nodes.device)
-    padded = [torch.tensor(list(row), dtype=torch.long, device=lengths.device) for row in rows]
-    values = torch.nn.utils.rnn.pad_sequence(padded, batch_first=True)
-    gains = torch.zeros(values.shape, device=lengths.device)
-    for sign, one, root in ((1, session, frontier), (-1, blind, bare)):
-        scored = one.score(root.extend_chain(values, lengths))
-        steps = torch.arange(values.shape[1], device=lengths.device).expand(len(values), -1)
-        gains += sign * scored.p.at(steps).log_prob(values).float()
-    return [line[: len(row)] for line, row in zip(gains.tolist(), rows, strict=True)]
-
-
-def kinds_of_gain(gains: Sequence[Sequence[float]], least: float = log(2)) -> list[list[str]]:
-    """ "seen" where the picture raised a token's log-probability by `least` nats or more (by default: doubled its chance), else "told"."""
-    return [["seen" if gain >= least else "told" for gain in row] for row in gains]
 
 
 # --- the wrong picture ------------------------------------------------------------------------------------------------
@@ -222,7 +92,7 @@ class WrongPicture:
     more: int = 0  # requests that took more calls with the wrong picture
     fewer: int = 0
     same: int = 0
-    changed: int = 0  # requests in which any guess fared otherwise
+    changed: int = 0  # requests for which anything else was guessed
     tokens: int = 0
     calls: int = 0
     wrong_calls: int = 0
@@ -237,7 +107,7 @@ class WrongPicture:
         return sum(comb(pairs, k) for k in range(self.more, pairs + 1)) / 2**pairs
 
     def verdict(self, level: float = 0.05) -> str:
-        """ "sees"; "blind" where not a single guess fared otherwise; "unclear" between the two: ask with more requests."""
+        """Does it see? "sees"; "blind" where not a single guess is another; "unclear" between the two: ask with more requests."""
         return "blind" if self.changed == 0 else "sees" if self.p_value <= level else "unclear"
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,17 +123,38 @@ def wrong_picture(
     ValueError for drafters that are no transformers models, and for rows whose pictures cannot change places.
     """
     own = view_for(view, HFTarget(model, family_of(model)), drafter)
-    runs, outs = (Rounds(), Rounds()), []
-    for rounds, read in zip(runs, (own, swapped(own)), strict=True):
-        outs.append(generate(model, inputs, drafter, draft_length=draft_length, view=read, on_step=rounds, **options))
+    runs, guesses, outs = (Rounds(), Rounds()), (_Guesses(), _Guesses()), []
+    for rounds, guessed, read in zip(runs, guesses, (own, swapped(own)), strict=True):
+        note = _both(rounds, guessed)
+        outs.append(generate(model, inputs, drafter, draft_length=draft_length, view=read, on_step=note, **options))
     if not torch.equal(outs[0].sequences, outs[1].sequences):
         raise ValueError("the outputs differ, so calls cannot be compared: accept with 'exact' or 'coupled', and calculate in float32")
     right, wrong = runs
     pairs = list(zip(right.calls, wrong.calls, strict=True))
-    fared = [[[g for g in run.judged if g.row == row] for run in runs] for row in range(len(pairs))]
     more, fewer = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
-    changed = sum(a != b for a, b in fared)
+    changed = sum(guesses[0].rows[row] != guesses[1].rows[row] for row in range(len(pairs)))
     return WrongPicture(more, fewer, len(pairs) - more - fewer, changed, sum(right.said), sum(right.calls), sum(wrong.calls))
+
+
+class _Guesses:
+    """An `on_step`: what was guessed for each row, round by round. It waits for the device once more."""
+
+    def __init__(self):
+        self.rows: dict[int, list[Any]] = defaultdict(list)
+
+    def __call__(self, step: Step) -> None:
+        guessed = torch.where(step.draft.valid, step.draft.nodes, -1)[:, step.draft.roots :].tolist()
+        for row, drafted in enumerate(step.settled.drafted):
+            if drafted:
+                self.rows[row].append(guessed[row])
+
+
+def _both(*notes: Callable[[Step], None]) -> Callable[[Step], None]:
+    def note(step: Step) -> None:
+        for each in notes:
+            each(step)
+
+    return note
 
 
 def own_drafter(model: Any, inputs: Mapping[str, Tensor], draft_length: int = 5, **options: Any) -> dict[str, Any]:
@@ -311,3 +202,32 @@ def counted(model: Any) -> Iterator[dict[str, int]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def diagnose(
+    model: Any, batches: Sequence[Mapping[str, Tensor]], drafter: Any, tokenizer: Any, words: Any, view: Any = None, **options: Any
+) -> tuple[dict[str, Any], Kinds, Kinds]:
+    """Everything about `drafter`, a transformers model with a `view`, over `batches` of requests that are alike: ready for JSON.
+
+    `words` are kinds as `kinds_of_words` takes them; `options`, a fixed draft_length among them, go to `generate`. The kinds of
+    words, and of what was seen and what was not, also come as they are, for their tables.
+    """
+    stats, words_found, sight, wrong = Stats(), Kinds(), Kinds(), WrongPicture()
+    plain: list[tuple[bool, float]] = []
+    drafted: list[tuple[bool, float]] = []
+    runs = {"decoder": 0, "tower": 0}
+    for inputs in batches:
+        base, rounds = Rounds(), Rounds()
+        generate(model, inputs, on_step=base, **{**options, "draft_length": 0})
+        with counted(drafter) as found:
+            out = generate(model, inputs, drafter, view=view, on_step=_both(stats.add, rounds), **options)
+        rows = [ids[:size].tolist() for ids, size in zip(out.sequences, out.lengths, strict=True)]
+        words_found.add(rounds.judged, kinds_of_words(rows, tokenizer, words))
+        sight.add(rounds.judged, kinds_of_gain(picture_gain(model, inputs, rows)))
+        wrong += wrong_picture(model, inputs, drafter, view=view, **options)
+        plain, drafted = [*plain, *base.steps], [*drafted, *rounds.steps]
+        runs, stats.exactness = {name: runs[name] + found[name] for name in runs}, out.stats.exactness
+    calls = {"drafter_calls": runs["decoder"], "drafter_tower_runs": runs["tower"]}
+    kinds = {"by_word": words_found.to_dict(), "by_sight": sight.to_dict(), "wrong_picture": wrong.to_dict()}
+    paying = break_even(plain, drafted, stats.seconds["draft_prefill"] / len(batches), stats.tokens_per_call)
+    return {**stats.to_dict(), **calls, **kinds, "break_even": paying}, words_found, sight

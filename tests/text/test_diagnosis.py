@@ -14,22 +14,8 @@ from mmspec.core.records import Draft, Settled, Step, Verdict
 from mmspec.drafters.ensemble import Views
 from mmspec.drafters.views import same_prompt, shared_senses, text_alone
 from mmspec.text import generate
-from mmspec.text.diagnosis import (
-    Judged,
-    Kinds,
-    Rounds,
-    Swapped,
-    WrongPicture,
-    break_even,
-    counted,
-    kinds_of_gain,
-    kinds_of_tokens,
-    kinds_of_words,
-    own_drafter,
-    picture_gain,
-    swapped,
-    wrong_picture,
-)
+from mmspec.text.diagnosis import Swapped, WrongPicture, break_even, counted, diagnose, own_drafter, swapped, wrong_picture
+from mmspec.text.kinds import Judged, Kinds, Rounds, kinds_of_gain, kinds_of_tokens, kinds_of_words, picture_gain
 from tests.drafters.runs import random_prompt
 from tests.families import build
 from tests.seeing import SIGHTS, seen
@@ -78,7 +64,7 @@ def test_every_judged_guess_is_counted_once():
     second = [*(Judged(0, 3 + d, d, True) for d in range(4)), Judged(1, 1, 0, True)]
     assert rounds.judged == first + second
     assert (rounds.calls, rounds.said) == ([3, 2], [9, 3])
-    assert (rounds.starts, rounds.steps) == (7.0, [(True, 1.0), (False, 1.0)])
+    assert rounds.steps == [(True, 1.0), (False, 1.0)]
 
 
 def test_guesses_belong_to_the_token_that_was_settled():
@@ -237,6 +223,26 @@ def test_break_even_by_hand():
     assert break_even(plain, drafted, start=10.0, tau=4.0) == {"needed": 3.0, "pays": True, "earned_after": 20.0}
     assert break_even(plain, drafted, start=10.0, tau=2.0) == {"needed": 3.0, "pays": False, "earned_after": None}
     assert break_even([], drafted, 1.0, 2.0)["needed"] is None
+
+
+def test_a_diagnosis_is_ready_for_json(world):
+    _, model, inputs = world
+    small, kinds = copy.deepcopy(model), {str(token): "low" if token < 30 else "high" for token in range(60)}
+    found, words, sight = diagnose(model, [inputs, inputs], small, Numbers(), kinds, draft_length=3, max_new_tokens=NEW)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["tokens"], found["target_calls"], found["tokens_per_call"], found["exactness"]) == (8 * NEW, 8, 4, "token-exact")
+    assert found["drafter_tower_runs"] == 2
+    assert found["break_even"]["needed"] > 0
+    assert sum(each["drafted"] for each in found["by_word"].values()) == found["judged"] == sum(sum(d) for d in sight.drafted.values())
+    assert set(words.drafted) <= {"low", "high"}
+    assert found["wrong_picture"]["changed"] == 8
+
+
+class Numbers:
+    """A tokenizer whose words are ids."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return " ".join(map(str, ids))
 
 
 def test_forwards_are_counted_and_nothing_stays():
