@@ -26,8 +26,9 @@ TEMPLATE = (
     "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
 )
 """As a chat: pictures, a line break, the question, a line break."""
-FORMS = ("describe", "describe", "describe", "questions", "describe", "questions", "describe", "pairs")
+FORMS = ("describe", "questions", "describe", "questions", "describe", "questions", "questions", "pairs")
 """Batches of examples take these turns: a batch of one form pads little."""
+_OFTEN = {"count": 3, "presence": 3}  # what has to be looked for all over a picture is learned last
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def asked(seed: int, count: int, form: str) -> list[Asked]:
         else:
             scene = scenes.scene(pick)
             first, *others = scenes.questions(scene, pick)
-            found.append(Asked((scene,), first if form == "describe" else pick.choice(others)))
+            other = pick.choices(others, [_OFTEN.get(each.kind, 1) for each in others])[0]
+            found.append(Asked((scene,), first if form == "describe" else other))
     return found
 
 

@@ -104,8 +104,9 @@ class _Session(NamedTuple):
 class Course:
     """What `target` said to batches of prompts, as lessons of a drafter; the last batch is left out.
 
-    A drafter that `sees` reads the pictures three times in four. Otherwise it reads one of the `words` in turn, views of the prompts as
-    text: all of them work afterwards. `hard` lessons are the answers alone, others the target's laws on them.
+    A drafter that `sees` reads the pictures three times in four, or always where there are no `words`. Otherwise it reads one of the
+    `words` in turn, views of the prompts as text: all of them work afterwards. `hard` lessons are the answers alone, others the
+    target's laws on them.
     """
 
     target: Any
@@ -122,7 +123,7 @@ class Course:
         batch = step % (len(self.said) - 1)
         inputs, said = self.read(batch), self.said[batch]
         seen = whole = answered(inputs, said, self.pad)
-        if not self.sees or step % 4 == 3:
+        if not self.sees or (self.words and step % 4 == 3):
             view = self.words[(step // 4 if self.sees else step) % len(self.words)]
             seen = answered(view(inputs, _Session(_Target(self.target, family_of(self.target)))), said, self.pad)
         q = laws(drafter, seen)

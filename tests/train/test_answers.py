@@ -113,6 +113,11 @@ def test_lessons_read_what_they_should(target, reader, processor, said):
     for step in range(8):
         sighted.loss(Looked(), step)
     assert [pixels for pixels, *_ in seen] == [True, True, True, False] * 2
+    seen.clear()
+    sighted.words = ()
+    for step in range(4):
+        sighted.loss(Looked(), step)
+    assert all(pixels for pixels, *_ in seen)  # a projector that learns alone gets nothing from text
 
 
 def test_the_target_learns_nothing_from_itself_and_hard_lessons_are_its_answers(target, processor, said):
