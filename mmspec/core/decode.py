@@ -102,8 +102,10 @@ def decode(target: Target, drafter: Drafter, accept: Judge, prompt: Any, *, limi
     clock.lap("encode")
     controller = control.begin()
     length = controller.length()
-    wanted = length > 0 or not isinstance(drafter, Later)
-    guesser = drafter.begin(prompt, session) if wanted else drafter.later(prompt, session)
+    if length == 0 and isinstance(drafter, Later):
+        guesser = drafter.later(prompt, session)
+    else:
+        guesser = drafter.begin(prompt, session)
     clock.lap("draft")
     while limits.open:
         draft = guesser.propose(frontier, limits.room(length), noise)
