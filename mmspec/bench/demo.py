@@ -12,6 +12,7 @@ from mmspec.text.pairs import device_of
 SECTIONS = {
     "text": "mmspec.bench.demo_text",
     "vision": "mmspec.bench.demo_vision",
+    "vlm": "mmspec.bench.demo_vlm",
     "speech": "mmspec.bench.demo_speech",
     "recsys": "mmspec.bench.demo_recsys",
 }

@@ -14,7 +14,7 @@ _GROUPS = (
     '<tr><th></th><th class="group" colspan="4">counts: the same on every machine</th>'
     '<th class="group" colspan="3">seconds: this machine</th><th></th></tr>'
 )
-_KEY = (
+KEY = (
     '<p class="legend"><span><i style="background:var(--hit)"></i>accepted guess</span>'
     '<span><i style="background:var(--own)"></i>the target\'s own token</span>'
     "<span>shades alternate by round; point at one to see it</span></p>"
@@ -24,7 +24,7 @@ _KEY = (
 def section_html(found: Any, rows: Sequence[dict[str, Any]], ways: Sequence[Any], pair: Any) -> str:
     """`found`: the runs by way; `rows`: the table's figures."""
     drafting = [way for way in ways if way.drafter is not None]
-    accepted = {way.name: _by_position(found.totals[way.name]) for way in drafting}
+    accepted = {way.name: by_position(found.totals[way.name]) for way in drafting}
     times = {way.name: found.totals[way.name].seconds for way in ways if found.runs[way.name][0].stats is not None}
     phases = tuple(phase for phase in PHASES if phase != "total")
     size, small = (f"{model.num_parameters() / 1e6:.1f} M" for model in (pair.target, pair.model))
@@ -40,10 +40,10 @@ transformers' generate, sampling with plain sampling by the same seed.</p>
 <p class="note">Share of guesses accepted, among rounds that got that far; point at a dot for the counts.</p></div>
 <div class="panel"><h3>Where the time goes</h3>{split(times, phases)}
 <p class="note">Seconds over all prompts, mmspec's own clock.</p></div></div>
-<h2>What was written</h2>{_KEY}{examples}"""
+<h2>What was written</h2>{KEY}{examples}"""
 
 
-def _by_position(stats: Stats) -> list[tuple[int, int]]:
+def by_position(stats: Stats) -> list[tuple[int, int]]:
     """(accepted, judged) for the first, second, ... guess of a round."""
     passed = [sum(stats.histogram[depth + 1 :]) for depth in range(len(stats.reached))]
     return [(hit, tried) for hit, tried in zip(passed, stats.reached, strict=True) if tried]
@@ -72,7 +72,7 @@ def _example(number: int, prompt: str, found: Any, ways: Sequence[Any]) -> str:
         mark = f"e{number}w{index}"
         checked = " checked" if index == 0 else ""
         tabs.append(f'<input type="radio" name="e{number}" id="{mark}"{checked}><label for="{mark}">{escape(way.name)}</label>')
-        panes.append(f'<div class="pane">{_pane(way, run, base)}</div>')
+        panes.append(f'<div class="pane">{pane(way, run, base)}</div>')
     first = prompt.strip().splitlines()[0]
     title = escape(first if len(first) <= 90 else first[:87] + "...")
     return (
@@ -81,7 +81,7 @@ def _example(number: int, prompt: str, found: Any, ways: Sequence[Any]) -> str:
     )
 
 
-def _pane(way: Any, run: Any, base: Any) -> str:
+def pane(way: Any, run: Any, base: Any) -> str:
     stats = run.stats
     figures = f"{stats.tokens} tokens in {stats.row_calls} calls: {stats.tokens_per_call:.2f} per call"
     return (

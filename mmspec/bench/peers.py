@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.families import family_of
 from mmspec.text.pairs import Pair
 from mmspec.text.processors import end_ids
 
@@ -98,7 +99,9 @@ def run_transformers(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict
 def sampling(pair: Pair) -> dict[str, Any]:
     """This pair's settings as `generate` takes them; the checkpoint's own sampling settings are set aside, as mmspec does."""
     run = pair.config.run
-    common = {"max_new_tokens": run.max_new_tokens, "num_beams": 1, "repetition_penalty": run.repetition_penalty or 1.0}
+    common: dict[str, Any] = {"max_new_tokens": run.max_new_tokens, "num_beams": 1, "repetition_penalty": run.repetition_penalty or 1.0}
+    if pair.sees:  # what calls for a picture that is not there, `generate` would write, and then fail over
+        common["suppress_tokens"] = [*(pair.target.generation_config.suppress_tokens or ()), *getattr(family_of(pair.target), "unsaid", ())]
     if run.temperature == 0:
         return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
     return common | {"do_sample": True, "temperature": run.temperature, "top_k": run.top_k or 0, "top_p": run.top_p or 1.0}

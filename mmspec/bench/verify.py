@@ -43,7 +43,7 @@ class Finding:
 class Plan:
     """What is checked: prompts, seeds of sampled checks, and the margin of near ties (None: by dtype)."""
 
-    prompts: Sequence[str]
+    prompts: Sequence[Any]  # texts, or `mmspec.text.sight.Seen`: texts about pictures
     seeds: Sequence[int] = (0, 1, 2)
     margin: float | None = None
     done: Callable[..., Any] = lambda *args: None
@@ -136,7 +136,7 @@ def _gap(scores: Tensor, ids: list[int], other: list[int], place: int) -> float:
     return (scores[place, ids[place]] - scores[place, other[place]]).abs().item()
 
 
-def _scores(pair: Pair, prompt: str, ids: list[int], seed: int | None) -> Tensor:
+def _scores(pair: Pair, prompt: Any, ids: list[int], seed: int | None) -> Tensor:
     """What the token at each place of `ids` is the argmax of, [T, V]: logits, or with a seed the law's scores and their noise."""
     scores = _teach(pair, prompt, [ids]).scores
     if seed is not None:
@@ -150,10 +150,11 @@ def _first(ids: list[int], other: list[int]) -> int:
 
 
 @torch.no_grad()
-def _teach(pair: Pair, prompt: str, rows: list[list[int]]) -> Categorical:
+def _teach(pair: Pair, prompt: Any, rows: list[list[int]]) -> Categorical:
     """The target's laws [B, T] for `rows` of T tokens behind one prompt: no drafting, no acceptance, one forward."""
     run, model, inputs = pair.config.run, pair.target, pair.inputs([prompt] * len(rows))
-    first = constraints(model.generation_config, inputs["input_ids"].shape[1], run.max_new_tokens)
+    unsaid = getattr(family_of(model), "unsaid", ())
+    first = constraints(model.generation_config, inputs["input_ids"].shape[1], run.max_new_tokens, unsaid)
     laws = laws_for(rule_of(pair.accept, run.temperature), run.temperature, run.top_k, run.top_p, run.repetition_penalty, first)
     session, frontier = HFTarget(model, family_of(model), laws, limit=positions_of(model)).begin(inputs)
     nodes = torch.tensor(rows, device=model.device)[:, :-1]

@@ -31,10 +31,6 @@ _INPUTS = (
 )
 _INPUTS += "by itself, as is every picture of a folder, or every line of a JSON lines file (file or files, and prompt)."
 _MODEL = "Target that sees: the shipped mini (default), a folder or a hub name."
-_VIEW = (
-    "What a drafter's model reads of pictures: drop, newline, caption, own, pooled or pruned; several joined by +. By default own pixels, "
-)
-_VIEW += "where it has eyes like the target's."
 _CAPTION = "What the caption view reads in place of pictures; once, or once a picture."
 _CHAT = "Put the prompt in the model's chat template; by default where it has one."
 _PROMPT = "What to ask, where it is not the last argument; <image> marks where pictures stand, in front by default."
@@ -50,7 +46,7 @@ def caption(
     config: common.CONFIG = None,
     changes: common.SET = None,
     drafter: common.DRAFTER = None,
-    view: Annotated[str | None, option(HOW, _VIEW, metavar="NAME")] = None,
+    view: common.VIEW = None,
     captions: Annotated[list[str] | None, option(HOW, _CAPTION, "--caption", metavar="TEXT")] = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,

@@ -1,6 +1,7 @@
 """`mmspec check`: the losslessness self-test for any target, drafter and rule."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +18,8 @@ EXAMPLES = """Examples:
   mmspec check --accept block --temperature 0.8
   mmspec check --tree 4,2,1 --prompts prompts.txt
   mmspec check --model ./big --drafter ./small --dtype bfloat16 --margin 0.5
+  mmspec check --model vlm --drafter text --view newline
+  mmspec check --model ./sees --drafter ./small --picture cat.jpg --prompts questions.txt
 """
 _NEW, _PROMPTS = 48, 4
 
@@ -28,6 +31,7 @@ def check(
     config: common.CONFIG = None,
     changes: common.SET = None,
     drafter: common.DRAFTER = None,
+    view: common.VIEW = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
@@ -37,6 +41,9 @@ def check(
     seed: common.SEED = None,
     max_new_tokens: Annotated[
         int | None, common.option(common.DRAWING, "The most tokens a prompt may get; 48 by default.", metavar="N")
+    ] = None,
+    pictures: Annotated[
+        list[str] | None, common.option(common.FILES, "Ask about this picture; may be repeated.", "--picture", metavar="FILE")
     ] = None,
     prompts: common.PROMPTS = None,
     limit: Annotated[int | None, common.option(common.FILES, "Use the first N prompts; 4 by default.", metavar="N")] = None,
@@ -64,7 +71,12 @@ def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     from mmspec.bench.provenance import provenance
     from mmspec.bench.verify import Plan, verify, work
 
-    pair = common.load(config)
+    if given["view"] is not None or given["pictures"] or config.target.path == "vlm":
+        from mmspec.text.captioning import load_seeing
+
+        pair = common.waiting(config, partial(load_seeing, config, None, given["view"]))
+    else:
+        pair = common.load(config)
     seed = config.run.seed
     plan = Plan(common.prompts_for(pair, given), (seed, seed + 100, seed + 200), given["margin"])
     with common.progress("check", work(pair, plan)) as done:

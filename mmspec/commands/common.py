@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -57,6 +57,15 @@ TREE = Annotated[
 TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) takes the likeliest token.", metavar="T")]
 TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K likeliest tokens only.", metavar="K")]
 TOP_P = Annotated[float | None, option(DRAWING, "Draw from the likeliest tokens that hold mass P.", metavar="P")]
+VIEW = Annotated[
+    str | None,
+    option(
+        HOW,
+        "What a drafter's model reads of pictures: drop, newline, caption, own, pooled or pruned; several joined by +. "
+        "By default own pixels where it has eyes like the target's, else drop.",
+        metavar="NAME",
+    ),
+]
 PENALTY = Annotated[float | None, option(DRAWING, "Above 1 makes repeats less likely.", metavar="X")]
 SEED = Annotated[int | None, option(DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")]
 MAX_NEW = Annotated[int | None, option(DRAWING, "The most tokens a prompt may get; 128 by default.", metavar="N")]
@@ -179,17 +188,31 @@ def with_defaults(given: dict[str, Any], **values: Any) -> dict[str, Any]:
     return given
 
 
-def prompts_for(pair: Any, given: dict[str, Any]) -> list[str]:
-    """The first `--limit` prompts of `--prompts`, or of the mini's examples."""
+def prompts_for(pair: Any, given: dict[str, Any]) -> list[Any]:
+    """The first `--limit` prompts of `--prompts`, or of the mini's examples; about the pictures of `--picture`, where there are any."""
     if given["limit"] is not None and given["limit"] < 1:
         raise ValueError(f"--limit is {given['limit']}: use at least 1 prompt")
-    if given["prompts"] is not None:
-        found = [record["prompt"] for record in read_prompts(given["prompts"])]
+    if given["prompts"] is not None or given.get("pictures"):
+        found = _asked(pair, given["prompts"], given.get("pictures") or ())
     elif pair.examples:
         found = list(pair.examples)
     else:
         raise ValueError(f"no prompts: {pair.name} brings no examples, so give --prompts FILE")
     return found[: given["limit"]]
+
+
+def _asked(pair: Any, prompts: str | None, pictures: Sequence[str]) -> list[Any]:
+    """The prompts of a file; with pictures each is about all of them, and without a file they are to be described."""
+    from mmspec.text.pictures import read_picture
+    from mmspec.text.sight import DESCRIBE, Seen
+
+    texts = [DESCRIBE] if prompts is None else [record["prompt"] for record in read_prompts(prompts)]
+    if not pictures:
+        return texts
+    if not pair.sees:
+        raise ValueError(f"{pair.name} reads no pictures: leave --picture out, or give a model that sees")
+    seen = tuple(read_picture(each) for each in pictures)
+    return [Seen(text, seen) for text in texts]
 
 
 def begin(verbose: bool) -> None:

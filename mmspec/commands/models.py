@@ -19,9 +19,10 @@ _MINI_FACTS = 3  # lines of a card that are shown
 
 
 def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
-    """List minis, model families, drafters, accept rules, the methods of pictures and the modes of recommendations."""
+    """List minis, model families, drafters, views, accept rules, the methods of pictures and the modes of recommendations."""
     common.begin(verbose)
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
+    found["views"] = views()
     found["picture_methods"] = picture_methods()
     found["recommendation_modes"] = recommendation_modes()
     found["recommendation_drafters"] = recommendation_drafters()
@@ -65,7 +66,7 @@ def _size(model: Any) -> str:
 
 def families() -> list[dict[str, str]]:
     """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
-    from mmspec.core.families import _BY_MODEL_TYPE, HEARS
+    from mmspec.core.families import _BY_MODEL_TYPE, HEARS, SEES
     from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
 
@@ -74,6 +75,7 @@ def families() -> list[dict[str, str]]:
     return [
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},
+        {"kind": "models that see", "models": ", ".join(SEES)},
         {"kind": "speech language models", "models": ", ".join(HEARS)},
         {"kind": "pictures", "models": ", ".join(ADAPTERS)},
         {"kind": "speech", "models": f"{', '.join(SPEAKING)}, and causal models that write a codec's codes"},
@@ -90,6 +92,12 @@ def drafters() -> list[dict[str, str]]:
         rows.append({"name": name, "idea": _first_line(where)})
     for name in shipped_drafters():
         rows.append({"name": name, "idea": f"the mini's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
+    rows += [
+        {"name": "text", "idea": "mini vlm's own: a small language model"},
+        {"name": "vlm", "idea": "mini vlm's own: a small model that sees"},
+    ]
+    for name in sorted(set(shipped_drafters("vlm")) - set(shipped_drafters())):
+        rows.append({"name": name, "idea": f"mini vlm's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
     rows.append({"name": "FOLDER", "idea": "a trained drafter, this project's or a published one"})
     rows.append({"name": "FILE.npy", "idea": _first_line("mmspec.drafters.datastore:Datastore")})
     return [*rows, {"name": "FILE.npz", "idea": _first_line("mmspec.drafters.pools:Pools")}]
@@ -99,6 +107,21 @@ def _first_line(where: str) -> str:
     """The first line of the module that holds a class: it names the idea and its source."""
     module = import_module(where.partition(":")[0])
     return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def views() -> list[dict[str, str]]:
+    """The names `--view` takes: what a drafter's model reads of prompts with pictures."""
+    from mmspec.text.views import NAMES
+
+    ideas = {
+        "drop": "the words alone",
+        "newline": "a newline for every picture",
+        "caption": "a caption (--caption) for every picture",
+        "own": "the pixels, by its own eyes",
+        "pooled": "the pixels, patches averaged two by two",
+        "pruned": "the pixels, without the half of their positions that the target attends to least",
+    }
+    return [*({"name": name, "reads": ideas[name]} for name in NAMES), {"name": "own+newline", "reads": "several in one forward, mixed"}]
 
 
 def accept_rules() -> list[dict[str, str]]:

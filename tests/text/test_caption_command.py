@@ -384,6 +384,65 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(batch, pictures, monkeypatc
     assert ("3 of them from before" in out) == ("shutil" in where)
 
 
+# --- the other commands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(capsys, home, pictures):
+    """`mmspec check` of the target about a picture: (exit code, stdout, stderr)."""
+
+    def run(*args, model="seer"):
+        from mmspec.cli import app
+
+        capsys.readouterr()
+        given = ("check", *args, "--model", home / model, "--picture", pictures[0], "--max-new-tokens", 6, "--device", "cpu", "--json")
+        with pytest.raises(SystemExit) as stopped:
+            app([str(arg) for arg in given])
+        return (stopped.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("rule", [(), ("--accept", "block", "--temperature", 1, "--draft-length", 2)])
+def test_check_holds_pictures_to_plain_decoding(check, home, rule):
+    code, out, _ = check("--drafter", home / "reader", "--view", "newline", *rule)
+    found = json.loads(out)
+    assert (code, found["passed"]) == (0, True)
+    assert len(found["findings"]) == 6 + bool(rule)
+    assert found["stats"]["drafted"] > 0
+
+
+def test_check_fails_where_the_target_says_otherwise(check, monkeypatch):
+    from mmspec.bench import verify
+
+    plain = verify.run_transformers
+
+    def other(*args):
+        out = plain(*args)
+        out.tokens[0][0] += 1
+        return out
+
+    monkeypatch.setattr(verify, "run_transformers", other)
+    code, out, _ = check()
+    assert code == 1
+    assert not json.loads(out)["findings"][0]["passed"]
+
+
+def test_check_of_a_model_that_reads_no_pictures(check):
+    code, out, err = check(model="reader")
+    assert (code, out) == (2, "")
+    assert "reads no pictures" in err
+
+
+def test_models_lists_who_sees_and_what_drafters_read():
+    from mmspec.commands.models import drafters, families, views
+    from mmspec.core.families import SEES
+
+    assert {"kind": "models that see", "models": ", ".join(SEES)} in families()
+    assert {"drop", "newline", "caption", "own", "pooled", "pruned"} < {row["name"] for row in views()}
+    assert {"text", "vlm"} < {row["name"] for row in drafters()}
+
+
 def test_stdout_holds_one_json_object_and_nothing_else(home, pictures):
     command = [sys.executable, "-m", "mmspec.cli", "caption", pictures[0], "--model", home / "seer", "--max-new-tokens", "4", "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=240, check=True)

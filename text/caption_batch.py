@@ -1,0 +1,106 @@
+"""Ask about every picture of a folder, or every line of a file, in shards: a killed run is started again and goes on where it was.
+
+    python text/caption_batch.py photos --prompt "what do you see?" --out answers.jsonl --batch-size 16
+    python text/caption_batch.py asked.jsonl --out answers --model ./big --drafter ./small --view own+newline --device cuda --dtype bfloat16
+    accelerate launch text/caption_batch.py photos --out answers --model ./big --drafter ./small
+    python text/caption_batch.py photos --out answers --model ./big --drafter ./small --engine ray
+
+Input: a folder of pictures, or JSON lines with "file" (or "files", asked about together) and, if wished, "prompt"; other keys are kept.
+Output: "index", "file", "prompt", "answer" and "tokens" (ids), a line a picture: one file where --out ends in .jsonl (its job lies beside
+it), else a folder of out/part-00000.jsonl and so on. Pictures that cannot be read go to rejects.jsonl of the job. Record i draws with
+seed + i, so the output does not depend on shards, batches or processes. docs/jobs.md tells what may change when a job goes on.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
+from mmspec.jobs import Report, Stopped, run
+from mmspec.text.captioning import Asked, job_folder, make_job, one_file
+from mmspec.text.pairs import named_drafter
+from mmspec.text.sight import DESCRIBE
+
+
+def asked_for(args: argparse.Namespace) -> Asked:
+    kind, path = named_drafter(args.drafter or ("model" if args.model == "mini" else "lookup"))
+    length = int(args.draft_length) if args.draft_length.isdigit() else args.draft_length
+    config = Config(
+        target=TargetSection(path="vlm" if args.model == "mini" else args.model, dtype=args.dtype, device=args.device),
+        drafter=DrafterSection(kind=kind, path=path, length=length),
+        accept=AcceptSection(kind=args.accept),
+        run=RunSection(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed),
+    )
+    captions = tuple(args.caption or ())
+    told = {"prompt": args.prompt, "view": args.view, "captions": captions, "batch_size": args.batch_size, "shard_size": args.shard_size}
+    return Asked(config, (str(args.pictures),), job_folder(args.out), **told)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pictures", type=Path, nargs="?", help="a folder of pictures, or JSON lines with a file each")
+    parser.add_argument("--out", type=Path, help="answers.jsonl, or a folder; that of the same job, to go on with it")
+    parser.add_argument("--prompt", default=DESCRIBE, help="what is asked where a line does not say")
+    parser.add_argument("--model", default="mini", help="the shipped mini, a folder or a hub name")
+    parser.add_argument("--drafter", help="a name that `mmspec models` lists, or a path; the mini's own, or lookup, by default")
+    parser.add_argument("--view", help="what the drafter reads: drop, newline, caption, own, pooled, pruned, or several joined by +")
+    parser.add_argument("--caption", action="append", help="what the caption view reads in place of a picture")
+    parser.add_argument("--accept", default="exact")
+    parser.add_argument("--draft-length", default="auto")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--shard-size", type=int, default=64, help="pictures a file of results; what a killed run may lose")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engine", default="local", help="local (one process, or those of a launch) or ray (a cluster)")
+    parser.add_argument("--smoke", action="store_true", help="two drawn pictures and a broken one, a tiny model, a few tokens")
+    args = parser.parse_args()
+    try:
+        if args.smoke:
+            report = smoke(args)
+        elif args.pictures is None or args.out is None:
+            parser.error("give a folder of pictures and --out answers.jsonl, or --smoke")
+        else:
+            report = ask(args)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    except Stopped as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    if report is not None:
+        counted = report.measures
+        rate, share = report.outputs / max(report.seconds, 1e-9), counted["tokens"] / max(1, counted["row_calls"])
+        print(f"{report}; {rate:.2f} answers a second, {share:.2f} tokens per call")
+
+
+def ask(args: argparse.Namespace) -> Report | None:
+    report = run(partial(make_job, asked_for(args)), args.engine)
+    if report is not None:
+        one_file(report, args.out)
+    return report
+
+
+def smoke(args: argparse.Namespace) -> Report | None:
+    """Draws, answers with an untrained model, and looks at what came out."""
+    from mmspec.minis import scenes, sights
+
+    with TemporaryDirectory() as folder:
+        args.pictures, args.out, args.model = Path(folder, "in"), Path(folder, "out.jsonl"), f"{folder}/model"
+        args.drafter, args.max_new_tokens, args.batch_size, args.shard_size = "lookup", 6, 2, 2
+        args.pictures.mkdir()
+        for number, scene in enumerate(scenes.scenes(0, 2)):
+            scenes.draw(scene).save(args.pictures / f"{number}.png")
+        (args.pictures / "2.png").write_bytes(b"broken")
+        processor = sights.new_processor()
+        processor.save_pretrained(args.model)
+        sights.new_llava(processor, width=32, layers=1, heads=1, feed=32, sight=16).save_pretrained(args.model)
+        report = ask(args)
+        assert report
+        assert (report.outputs, report.rejects, len(args.out.read_text().splitlines())) == (2, 1, 2)
+        return report
+
+
+if __name__ == "__main__":
+    main()
