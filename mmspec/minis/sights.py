@@ -216,8 +216,8 @@ def llava(folder: Path, tower: Any = None) -> Any:
         model.model.vision_tower = tower
         kept = {**{f"{TOWER}{name}": tensor for name, tensor in tower.state_dict().items()}, **kept}
     model.load_state_dict(kept)
-    model.generation_config.eos_token_id = model.config.text_config.eos_token_id
-    model.generation_config.pad_token_id = model.config.text_config.pad_token_id
+    words: Any = model.config.text_config
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = words.eos_token_id, words.pad_token_id
     return model.eval()
 
 
@@ -235,7 +235,8 @@ def load_sights(folder: Path) -> dict[str, Any]:
 
     if not (folder / "target" / "model.safetensors").exists():
         raise FileNotFoundError(f"mini vlm is not in {folder}: make it with python text/train_vlm.py --out {folder}")
-    target, processor, drafters = llava(folder / "target"), LlavaProcessor.from_pretrained(folder), {}
+    target, drafters = llava(folder / "target"), {}
+    processor: Any = LlavaProcessor.from_pretrained(folder)
     if (folder / "drafter-text").is_dir():
         drafters["text"] = llama(folder / "drafter-text")
     if (folder / "drafter-vlm").is_dir():
