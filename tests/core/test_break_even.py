@@ -235,7 +235,6 @@ def test_a_drafter_behind_a_shut_gate_never_reads(big, small):
     finally:
         handle.remove()
     assert not calls
-    assert out.stats.seconds["draft_prefill"] < out.stats.seconds["prefill"]
     assert out.sequences.tolist() == greedy(big, inputs, 12)
 
 
