@@ -65,7 +65,8 @@ def sampled(rule) -> float:
     drafter = llama(vocab_size=SIZE)
     settings = {"temperature": HEAT, "max_new_tokens": 3, "draft_length": 2, "seed": 11}
     out = mmspec.text.generate(model(), rows, drafter=drafter, accept=rule, **settings)
-    assert 1.2 < out.stats.tokens_per_call < 2.9  # both acceptances and rejections are common
+    assert out.stats.accepted > ROWS / 4
+    assert out.stats.rejected > ROWS / 100  # both are common
     return chi_square(out.sequences[:, 0] * SIZE + out.sequences[:, 1], exact())
 
 
