@@ -1,16 +1,18 @@
-"""Train a drafter for a vision-language model on the model's own answers: one that reads text only, or a small one that sees.
+"""Train a drafter for a vision-language model on its own answers: one that reads text, a small one that sees, or a net on its states.
 
     python text/train_vlm_drafter.py --kind text                                      # for mini vlm, on scenes drawn as it goes
     python text/train_vlm_drafter.py --kind vlm --text build/vlm-drafters/text        # its own projector, the target's frozen tower
+    python text/train_vlm_drafter.py --kind vispec --options '{"queries": 5}'         # or hivis, eagle1, eagle3: docs/drafters.md
     python text/train_vlm_drafter.py --kind text --model ./big --pictures photos --prompts questions.txt
     accelerate launch text/train_vlm_drafter.py ...                                   # several GPUs, unchanged
 
-The target answers every prompt first, greedily and sampled in turn; the drafter learns its laws on those answers (--hard: the answers
-alone). text: a small language model that sees a newline where a picture was, and now and then nothing at all. vlm: a small language
-model behind the target's vision tower; its projector learns alone first. Stages resume where they stopped: delete --work to start again.
+The target answers every prompt first, greedily and sampled in turn; the drafter learns its laws on those answers. text: a small language
+model that sees a newline where a picture was, and now and then nothing at all. vlm: one behind the target's vision tower; its projector
+learns alone first. Stages resume where they stopped: delete --work to start again.
 """
 
 import argparse
+import json
 import random
 from dataclasses import replace
 from functools import partial
@@ -18,36 +20,44 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from PIL import Image
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import mmspec
+from mmspec.config import Config, TargetSection
+from mmspec.drafters.checkpoint import save_drafter
+from mmspec.drafters.nets import new_net
 from mmspec.jobs.files import read_prompts
 from mmspec.minis import llama, save_llama, scenes, sights
 from mmspec.text.own_text import Writing, write_own_answers
+from mmspec.text.pairs import load_pair
+from mmspec.text.pictures import pictures_in, read_picture
+from mmspec.text.sight import Seen
 from mmspec.train import Fit, fit
 from mmspec.train.answers import Course, with_eyes_of
+from mmspec.train.lessons import Aim, Lesson
+from mmspec.train.record import record_answers
 
 SEEN = 2 * 10**9  # the scenes' first seed: neither trained on by the target nor held out from it
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+NETS = ("eagle1", "eagle3", "hivis", "vispec")  # those that read the target's states
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", default="text", choices=["text", "vlm"])
+    parser.add_argument("--kind", default="text", choices=["text", "vlm", *NETS])
     parser.add_argument("--model", default="mini", help="mini, or a vision-language model's folder or name")
     parser.add_argument("--pictures", type=Path, help="a folder, for models other than the mini")
     parser.add_argument("--prompts", type=Path, help="asked of every picture: one a line, or JSON lines")
     parser.add_argument("--text", type=Path, help="a trained text drafter to begin from")
     parser.add_argument("--work", type=Path, default=Path("build/vlm-drafters"), help="answers, shared by all kinds, and checkpoints")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=96, help="in heads of 32")
+    parser.add_argument("--options", type=json.loads, default={}, help="of a net's class, as JSON")
+    parser.add_argument("--opening", type=int, default=64, help="nets: most positions of a prompt, pictures included")
+    parser.add_argument("--size", type=int, nargs=2, default=[2, 96], help="text: layers, and a width in heads of 32")
     parser.add_argument("--chunks", type=int, default=65, help="batches of prompts to answer; the last is held out")
     parser.add_argument("--rows", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new", type=int, default=sights.LONGEST, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, batch by batch")
-    parser.add_argument("--hard", action="store_true", help="learn the answers alone, not the target's laws on them")
+    parser.add_argument("--hard", action="store_true", help="text, vlm: learn the answers alone, not the target's laws on them")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--projector-steps", type=int, default=200, help="vlm: of the projector alone, before the others")
     parser.add_argument("--lr", type=float, default=3e-3)
@@ -55,58 +65,38 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a tiny model, five steps")
     args = parser.parse_args()
     if args.smoke:
-        args.chunks, args.rows, args.new, args.steps, args.projector_steps, args.width = 3, 2, 6, 5, 5, 32
+        args.chunks, args.rows, args.new, args.steps, args.projector_steps, args.size = 3, 2, 6, 5, 5, [1, 32]
     if args.model != "mini" and not (args.pictures and args.prompts):
         parser.error("--model needs --pictures FOLDER and --prompts FILE: only the mini has scenes of its own")
     return args
 
 
-def loaded(args: argparse.Namespace):
-    """The target, frozen, and its processor."""
-    if args.model != "mini":
-        target, processor = AutoModelForImageTextToText.from_pretrained(args.model), AutoProcessor.from_pretrained(args.model)
-        processor.tokenizer.padding_side = "left"
-    else:
-        mini = mmspec.load("vlm")
-        target, processor = mini.target, mini.processor
-    return target.eval().requires_grad_(False).to(PartialState().device), processor
-
-
-def requests(args: argparse.Namespace, processor) -> list[tuple[list, list[str]]]:
-    """Batches of pictures (paths, or scenes to draw) and prompts."""
+def requests(args: argparse.Namespace) -> list[tuple[tuple, str]]:
+    """Pictures (paths, or scenes to draw) and what is asked about them."""
     if args.model == "mini":
         batches = [sights.batch(SEEN + turn, args.rows)[: args.rows] for turn in range(args.chunks)]
-        return [([scene for each in batch for scene in each.pictures], [each.prompt for each in batch]) for batch in batches]
-    paths = sorted(path for path in args.pictures.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not paths:
-        raise SystemExit(f"no pictures in {args.pictures}: put files ending in {', '.join(SUFFIXES)} there")
-    asked = [(path, record["prompt"]) for record in read_prompts(args.prompts) for path in paths]
+        return [(each.pictures, each.question.text) for batch in batches for each in batch]
+    names = pictures_in(args.pictures)
+    asked = [((args.pictures / name,), record["prompt"]) for record in read_prompts(args.prompts) for name in names]
     random.Random(0).shuffle(asked)
-    chosen = [asked[i % len(asked)] for i in range(args.chunks * args.rows)]
-    content = [[{"type": "image"}, {"type": "text", "text": text}] for _, text in chosen]
-    said = [processor.apply_chat_template([{"role": "user", "content": c}], add_generation_prompt=True, tokenize=False) for c in content]
-    cuts = [slice(at, at + args.rows) for at in range(0, len(chosen), args.rows)]
-    return [([path for path, _ in chosen[cut]], said[cut]) for cut in cuts]
+    return [asked[i % len(asked)] for i in range(args.chunks * args.rows)]
 
 
-def read(processor, pictures: list, prompts: list[str]):
-    shown = [Image.open(each).convert("RGB") if isinstance(each, Path) else scenes.draw(each) for each in pictures]
-    return processor(images=shown, text=prompts, padding=True, return_tensors="pt").to(PartialState().device)
+def shown(picture):
+    return read_picture(picture) if isinstance(picture, Path) else scenes.draw(picture)
 
 
-def answered(args: argparse.Namespace, target, processor, asked: list) -> list[list[torch.Tensor]]:
-    """What the target says to every batch; each is written once."""
-    plan = Writing(temperatures=args.temperature, new=args.new, chunk=args.rows)
-    ids, sizes = write_own_answers(target, lambda at, _: read(processor, *asked[at // args.rows]), len(asked) * args.rows, plan, args.work)
-    said = [row[:size] for row, size in zip(ids, sizes.tolist(), strict=True)]
-    return [said[at : at + args.rows] for at in range(0, len(said), args.rows)]
+def read(pair, asked: list[tuple[tuple, str]], first: int, end: int) -> dict:
+    """What the processor makes of requests `first` to `end` - 1."""
+    return pair.inputs([Seen(text, tuple(shown(each) for each in pictures)) for pictures, text in asked[first:end]])
 
 
 def untrained(args: argparse.Namespace, target, processor):
     if args.text:
         reader = llama(args.text) if args.model == "mini" else AutoModelForCausalLM.from_pretrained(args.text)
     else:
-        options = sights.llama_options(processor.tokenizer, args.width, args.layers, args.width // 32, args.width * 8 // 3)
+        layers, width = args.size
+        options = sights.llama_options(processor.tokenizer, width, layers, width // 32, width * 8 // 3)
         size = target.config.get_text_config(decoder=True).vocab_size
         reader = LlamaForCausalLM(LlamaConfig(**options | {"vocab_size": size, "max_position_embeddings": 4096}))
     return (with_eyes_of(target, reader) if args.kind == "vlm" else reader).to(target.device)
@@ -116,33 +106,44 @@ def main() -> None:
     args, here = parsed(), PartialState()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    target, processor = loaded(args)
-    asked = requests(args, processor)
+    asked, mini, out = requests(args), args.model == "mini", args.out or args.work / args.kind
+    pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device))))
+    target, processor = pair.target.requires_grad_(False), pair.processor
+    ask, last = partial(read, replace(pair, chat=True), asked), len(asked) - args.rows
+    writing = Writing(temperatures=args.temperature, opening=args.opening, new=args.new, chunk=args.rows)
     with here.main_process_first():
-        said = answered(args, target, processor, asked)
-    drafter = untrained(args, target, processor)
-    words = [mmspec.text.view(name, processor) for name in ("newline", "newline", "newline", "drop")]
-    course = Course(target, processor.tokenizer.pad_token_id or 0, words, lambda batch: read(processor, *asked[batch]), said)
-    course.sees, course.hard, held = args.kind == "vlm", args.hard, read(processor, *asked[-1])
+        ids, sizes = write_own_answers(target, ask, len(asked), writing, args.work)
+    drafter = new_net(args.kind, target, args.options).to(target.device) if args.kind in NETS else untrained(args, target, processor)
 
     def validate(module: torch.nn.Module, step: int) -> None:
-        stats = mmspec.text.generate(target, held, module, max_new_tokens=args.new, draft_length=5).stats
+        stats = mmspec.text.generate(target, ask(last, len(asked)), drafter, max_new_tokens=args.new, draft_length=5).stats
         print(f"step {step}: {stats.tokens_per_call:.2f} tokens per call at 5 guesses, greedily, on held-out prompts", flush=True)
 
-    def train(steps: int, name: str, course: Course) -> None:
+    def train(steps: int, name: str, module: torch.nn.Module, loss) -> None:
         plan = Fit(steps=steps, lr=args.lr, checkpoint_every=250, mixed_precision=args.precision)
-        fit(drafter, course.loss, plan, args.work / f"{name}.pt", title=name, validate=validate)
+        fit(module, loss, plan, args.work / f"{name}.pt", title=name, validate=validate)
 
+    if args.kind in NETS:
+        states = args.work / f"states-{'-'.join(map(str, drafter.reads))}"
+        with here.main_process_first():
+            data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows)
+        lesson = Lesson(drafter, target, Aim(depth=5, states=1.0))
+        train(args.steps, args.kind, lesson, lambda m, turn: m(data.draw(turn, args.rows, device=target.device).trimmed()))
+        return save_drafter(drafter, out, torch.int8 if mini else None) if here.is_main_process else None
+    words = [mmspec.text.view(name, processor) for name in ("newline", "newline", "newline", "drop")]
+    said = [[ids[i, : sizes[i]] for i in range(at, at + args.rows)] for at in range(0, len(ids), args.rows)]
+    course = Course(target, processor.tokenizer.pad_token_id or 0, words, lambda turn: ask(turn * args.rows, (turn + 1) * args.rows), said)
+    course.sees, course.hard = args.kind == "vlm", args.hard
     if args.kind == "vlm":
         learning = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         drafter.requires_grad_(False).model.multi_modal_projector.requires_grad_(True)
-        train(args.projector_steps, "projector", replace(course, words=()))  # text would teach it nothing
+        train(args.projector_steps, "projector", drafter, replace(course, words=()).loss)  # text would teach it nothing
         for parameter in learning:
             parameter.requires_grad_(True)
-    train(args.steps, args.kind, course)
+    train(args.steps, args.kind, drafter, course.loss)
     if here.is_main_process:
         compact = {"text": save_llama, "vlm": partial(sights.save_llava, without_tower=True)}[args.kind]
-        (compact if args.model == "mini" else type(drafter).save_pretrained)(drafter, args.out or args.work / args.kind)
+        (compact if mini else type(drafter).save_pretrained)(drafter, out)
 
 
 if __name__ == "__main__":
