@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ from mmspec.bench.pieces import Rounds
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
 from mmspec.minis import HOME, Mini, load
+from mmspec.minis.scenes import kinds
 from mmspec.text import ensemble, view
 from mmspec.text.pairs import Pair, load_pair
 from mmspec.text.sight import Seen
@@ -136,7 +138,9 @@ def section(request: Request) -> Section:
     pair = replace(pair, chat=True)
     for drafter in mini.drafters.values():
         drafter.to(pair.target.device)
-    examples: list[Any] = list(pair.examples)[: _examples(request)]
+    half = (len(pair.examples) + 1) // 2  # descriptions come first: they and questions take turns
+    mixed = [each for both in zip_longest(pair.examples[:half], pair.examples[half:]) for each in both if each is not None]
+    examples: list[Any] = mixed[: _examples(request)]
     found = Found(pair, examples, ways(mini))
     found.runs, found.totals = {way.name: [] for way in found.ways}, {way.name: Stats() for way in found.ways}
     brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
@@ -155,7 +159,8 @@ def section(request: Request) -> Section:
     _compare(found)
     rows = [_row(way, found) for way in found.ways]
     flags = [run.same for way in found.ways if way.peer is None for run in found.runs[way.name] if run.same is not None]
-    return Section("Questions about pictures", _figures(rows), rows, section_html(found, rows), sum(flags), len(flags))
+    words = {way.name: by_kind(found.runs[way.name]) for way in found.ways if way.shown or way.options is _looking_wrong}
+    return Section("Questions about pictures", _figures(rows), rows, section_html(found, rows, words), sum(flags), len(flags))
 
 
 def _examples(request: Request) -> int:
@@ -215,6 +220,18 @@ def _row(way: Way, found: Found) -> dict[str, Any]:
 def _ratio(runs: list[Run], base: list[Run]) -> float:
     """The median over examples of how many times faster."""
     return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))
+
+
+def by_kind(runs: list[Run]) -> dict[str, tuple[int, int]]:
+    """(accepted, judged) guesses, by what the target's word takes from the picture; "function" takes nothing."""
+    found: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        settled = [(each, turn, piece.strip()) for each in run.rounds for turn, piece in enumerate(each.pieces)]
+        for kind, (each, turn, word) in zip(kinds([word for *_, word in settled]), settled, strict=True):
+            hits, of = found.get(kind, (0, 0))
+            if word and turn < each.drafted:  # behind the last guess the target speaks for itself
+                found[kind] = (hits + (turn < each.accepted), of + 1)
+    return found
 
 
 def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:

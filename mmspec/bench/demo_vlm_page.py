@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -24,8 +24,8 @@ _STYLE = """<style>.seen { display:grid; grid-template-columns:auto 1fr; gap:1.4
 @media (max-width:720px) { .seen { grid-template-columns:minmax(0,1fr) } }</style>"""
 
 
-def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
-    """`found`: the runs by way; `rows`: the table's figures."""
+def section_html(found: Any, rows: Sequence[dict[str, Any]], words: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
+    """`found`: the runs by way; `rows`: the table's figures; `words`: guesses accepted and judged, by way and kind."""
     pair = found.pair
     size = pair.target.num_parameters() / 1e6
     drafting = [way for way in found.ways if found.totals[way.name].drafted and not way.temperature]
@@ -47,7 +47,23 @@ by the same seed. The wrong picture is a control: a drafter that sees must lose 
 <p class="note">Share of guesses accepted, among rounds that got that far; point at a dot for the counts.</p></div>
 <div class="panel"><h3>Where the time goes</h3>{split(times, phases)}
 <p class="note">Seconds over all pictures, mmspec's own clock. encode: the target looks at the pictures, once a request.</p></div></div>
+{_by_kind(words)}
 <h3>What was seen, and said</h3>{KEY}{examples}"""
+
+
+def _by_kind(words: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
+    """A row a way, a column a kind of word, those that take nothing from the picture last."""
+    kinds = list(dict.fromkeys(kind for found in words.values() for kind in found))
+    kinds.sort(key=lambda kind: (kind == "function", kind))
+
+    def cell(found: Mapping[str, tuple[int, int]], kind: str) -> str:
+        hits, of = found.get(kind, (0, 0))
+        return f'<span title="{hits} of {of}">{hits / of:.0%}</span>' if of else ""
+
+    lines = [[escape(name), *(cell(found, kind) for kind in kinds)] for name, found in words.items()]
+    head = ("guesses accepted, by kind of word", *(kind if kind != "function" else "others" for kind in kinds))
+    return f"""{table(head, lines)}<p class="note">Colours, shapes, sizes and places have to be seen, other words follow from language:
+a drafter that only reads misses some of the first, and so does one that looks at a wrong picture.</p>"""
 
 
 def _row(row: dict[str, Any]) -> list[str]:

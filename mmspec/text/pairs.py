@@ -152,6 +152,7 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section))
     _check_options(section)
+    assert section.path is not None  # without one it is the mini's own
     model, processor = load_model(section.path, pair.config.target.dtype, device)
     pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
     return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
