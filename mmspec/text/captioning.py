@@ -142,13 +142,13 @@ class Caption:
 
     def check(self, record: dict[str, Any]) -> Asking:
         """(the record to tell, the request). ValueError, the reason of a reject, for pictures that cannot be read."""
-        files = record["files"] if "files" in record else [record.get("file")]
+        files: Any = record["files"] if "files" in record else [record.get("file")]
         if not isinstance(files, list) or not files or not all(isinstance(each, str) and each for each in files):
             raise ValueError('no "file" with the path of a picture in it, nor "files" with a list of them')
         prompt = record.get("prompt", self.prompt)
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError('"prompt" has no text in it: ask something, or leave it out')
-        request = Seen(prompt, tuple(read_picture(self.root / each) for each in files))
+        request = Seen(prompt, tuple(read_picture(self.root / each, each) for each in files))
         return {**record, "prompt": prompt}, request
 
     def __call__(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[dict[str, Any] | Reject]:
@@ -217,7 +217,7 @@ def make_job(asked: Asked) -> Job:
     seen = hashlib.sha256(json.dumps(pair.processor.image_processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
     return Job(
         source=source,
-        sink=JsonLines(),
+        sink=JsonLines(),  # pyright: ignore[reportArgumentType] - its extension is the class's
         work=work,
         check=work.check,
         out=asked.out,

@@ -64,10 +64,10 @@ class Pair:
         """The prompts [B, P] as the target takes them: all with pictures, or none."""
         if self.hears:
             raise ValueError(f"{self.name} reads sound, not text: run it with mmspec text --audio FILE")
-        seen = [each for each in prompts if isinstance(each, Seen)]
-        if seen:
-            return self._look(seen)
-        found = self.tokenizer([self.wrapped(p) for p in prompts], return_tensors="pt", padding=True, add_special_tokens=not self.chat)
+        if any(isinstance(each, Seen) for each in prompts):
+            return self._look([each for each in prompts if isinstance(each, Seen)])
+        texts = [each for each in prompts if isinstance(each, str)]
+        found = self.tokenizer([self.wrapped(each) for each in texts], return_tensors="pt", padding=True, add_special_tokens=not self.chat)
         return {key: found[key].to(self.target.device) for key in ("input_ids", "attention_mask")}
 
     def _look(self, requests: Sequence[Seen]) -> dict[str, Any]:

@@ -34,38 +34,39 @@ def pictures_in(folder: str | Path) -> list[str]:
     return sorted(found)
 
 
-def read_picture(path: str | Path) -> Any:
+def read_picture(path: str | Path, called: str | None = None) -> Any:
     """A picture as RGB: its first frame, turned as its EXIF data says, see-through parts white, 16 bits as 8.
 
-    ValueError, in one line, for a file that is not there, is no picture, is broken, or unpacks to too many pixels.
+    `called` names it in errors, its path does otherwise. ValueError, in one line, for a file that is not there, is no picture, is broken,
+    or unpacks to too many pixels.
     """
     from PIL import Image, UnidentifiedImageError
 
     Image.init()
-    path, most = Path(path), Image.MAX_IMAGE_PIXELS or _MOST
+    path, name, most = Path(path), called or path, Image.MAX_IMAGE_PIXELS or _MOST
     if not path.exists():
-        raise ValueError(f"picture {path} does not exist: give a file that ends in {', '.join(SUFFIXES)}")
+        raise ValueError(f"picture {name} does not exist: give a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
-        raise ValueError(f"picture {path} is no file: give one picture, or a folder with --out answers.jsonl")
+        raise ValueError(f"picture {name} is no file: give one picture, or a folder with --out answers.jsonl")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is too large is told below, and odd tags harm nobody
-            with Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN]) as picture:
+            with Image.open(path, formats=[each for each in _FORMATS if each in Image.OPEN]) as picture:
                 if picture.width * picture.height > most:
                     raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
                 picture.load()
                 return _rgb(picture)
     except Image.DecompressionBombError as error:
         size = str(error) if str(error).endswith(" pixels") else f"over {2 * most:,} pixels"
-        raise ValueError(f"picture {path} has {size}, and at most {most:,} are unpacked: make it smaller first") from None
+        raise ValueError(f"picture {name} has {size}, and at most {most:,} are unpacked: make it smaller first") from None
     except UnidentifiedImageError:
         known = "an empty file" if path.stat().st_size == 0 else "no picture that can be read"
-        raise ValueError(f"picture {path} is {known}: give a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file") from None
+        raise ValueError(f"picture {name} is {known}: give a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file") from None
     except PermissionError:
-        raise ValueError(f"picture {path} may not be read: give one that can, or change its permissions") from None
+        raise ValueError(f"picture {name} may not be read: give one that can, or change its permissions") from None
     except Exception as error:  # decoders raise whatever broken bytes make of them
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"picture {path} is broken ({why}): save it anew, or leave it out") from None
+        raise ValueError(f"picture {name} is broken ({why}): save it anew, or leave it out") from None
 
 
 def _rgb(picture: Any) -> Any:
@@ -113,6 +114,6 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 
 def _exists(name: str) -> bool:
     try:
-        return Path(name).exists()
+        return bool(name.strip()) and Path(name).exists()
     except OSError:  # too long for a name
         return False

@@ -150,5 +150,6 @@ def test_the_last_argument_is_the_prompt_unless_it_is_a_picture(tmp_path):
     assert split_arguments(["a.png", "b.png"]) == (["a.png", "b.png"], None)
     assert split_arguments(["a.png", there]) == (["a.png", there], None)
     assert split_arguments(["a.png", "x" * 5000]) == (["a.png"], "x" * 5000)
+    assert split_arguments(["a.png", ""]) == (["a.png"], "")
     assert split_arguments(["a question"]) == (["a question"], None)
     assert split_arguments([]) == ([], None)
