@@ -53,7 +53,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("build/mini-vlm"))
     parser.add_argument("--out", type=Path, help="default: WORK/mini")
     parser.add_argument("--tower-steps", type=int, default=2000, help="of 64 pictures")
-    parser.add_argument("--steps", type=int, default=2400, help="of 32 captions or 64 short answers")
+    parser.add_argument("--steps", type=int, default=4000, help="of 32 captions or 64 short answers")
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=96, help="of the language model, in heads of 32")
