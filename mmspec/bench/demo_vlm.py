@@ -135,7 +135,6 @@ def section(request: Request) -> Section:
     run = RunSection(max_new_tokens=_most(request), seed=request.seed)
     mini = load("vlm")
     pair = load_pair(Config(target=TargetSection(path="vlm", device=request.device), drafter=DrafterSection(kind="none"), run=run))
-    pair = replace(pair, chat=True)
     for drafter in mini.drafters.values():
         drafter.to(pair.target.device)
     half = (len(pair.examples) + 1) // 2  # descriptions come first: they and questions take turns

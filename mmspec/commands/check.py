@@ -71,7 +71,7 @@ def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     from mmspec.bench.provenance import provenance
     from mmspec.bench.verify import Plan, verify, work
 
-    if given["view"] is not None or given["pictures"] or config.target.path == "vlm":
+    if given["view"] is not None or given["pictures"]:
         from mmspec.text.captioning import load_seeing
 
         pair = common.waiting(config, partial(load_seeing, config, None, given["view"]))

@@ -134,7 +134,9 @@ def load_pair(config: Config) -> Pair:
             examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
     else:
         target, processor = load_model(name, config.target.dtype, device)
-    pair = Pair(name, target, processor, None, config.drafter.kind, accept, config, examples=examples)
+    pair = Pair(
+        name, target, processor, None, config.drafter.kind, accept, config, examples=examples, chat=name == "vlm"
+    )  # whose template puts its questions
     return _with_drafter(pair, mini, device)
 
 

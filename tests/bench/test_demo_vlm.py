@@ -31,7 +31,8 @@ def stand_in():
         patch.setattr(demo, "SECTIONS", {"vlm": demo.SECTIONS["vlm"]})
         patch.setattr(demo_vlm, "there", lambda: True)
         patch.setattr(demo_vlm, "load", lambda name: mini)
-        patch.setattr(demo_vlm, "load_pair", lambda config: Pair("vlm", target, own, None, "none", "exact", config, examples=examples))
+        pair = {"name": "vlm", "target": target, "processor": own, "drafter": None, "drafter_name": "none", "accept": "exact"}
+        patch.setattr(demo_vlm, "load_pair", lambda config: Pair(**pair, config=config, examples=examples, chat=True))
         patch.setattr(demo_vlm, "_most", lambda request: 12)
         patch.setattr(demo_vlm, "_BUDGET", float("inf"))  # what is shown does not depend on a busy machine
         yield mini
