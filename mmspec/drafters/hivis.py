@@ -15,8 +15,10 @@ from mmspec.drafters.reading import Columns
 
 
 class HiViS(Eagle1):
-    """`eagle1` over text positions. A learned vector is added to the state at each level, the first for the target's own states: the
-    drafter's drift from the target with every guess. The last of `steps` vectors serves all levels beyond.
+    """EAGLE over the text alone: a picture is what the target's states make of it (Xie et al. 2025).
+
+    A learned vector is added to the state at each level, the first for the target's own states, against the drift from the target that
+    grows with every guess. The last of `steps` vectors serves all levels beyond.
 
     What a picture leaves in the state at its last position is read with the text after it.
     """

@@ -43,7 +43,7 @@ class Adaptor(nn.Module):
 
 
 class ViSpec(Eagle1):
-    """`eagle1` with a vision adaptor of `queries` queries.
+    """EAGLE to which a picture is a few vectors, made by `queries` learned queries (Kang et al. 2025).
 
     A compressed token enters as a value with no state before it. The release feeds it to the layer directly, behind the projection of
     values and states; the adaptor's own output projection makes up for that.
