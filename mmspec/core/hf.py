@@ -19,6 +19,7 @@ from mmspec.core.processors import History, Pipeline
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.core.stack import numbered, stack, tapped
 
+_SHAPES = 128  # that a process may compile
 _ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
 
 
@@ -104,6 +105,9 @@ class HFTarget:
         `options` go to `torch.compile`; the default captures CUDA graphs on a GPU. Every draft length is captured once.
         """
         options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
+        settings = torch._dynamo.config  # counted for all models together: transformers wraps every forward in one and the same function
+        settings.recompile_limit = max(settings.recompile_limit, _SHAPES)
+        settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, 4 * _SHAPES)
         return replace(self, static=True, reserve=reserve, captured=torch.compile(self.model, **options))
 
 
@@ -201,8 +205,9 @@ class HFSession:
         self.cache.point(layout.slots, layout.visible.shape[-1])
         if target.captured is not None:  # hooks would be baked into the captured graph: it hands out every state
             model = target.captured if captured else target.model  # the prompt's eager run readies transformers' own recorders
+            layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides tell how far a draft has grown
             logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
-            return logits.float(), hidden
+            return logits.to(torch.float32, copy=True), hidden  # the next replay of a graph writes where this one has written
         with tapped(target.model, self.watched) as found:
             logits, _ = target.family.forward(target.model, layout, self.cache, self.state, fresh)
         return logits.float(), torch.cat([found[state] for state in self.watched], -1) if self.watched else None

@@ -52,6 +52,9 @@ class Ensemble:
     target: HFTarget
     weights: Weights = field(default_factory=Adaptive)
 
+    def capture(self, reserve: int) -> "Ensemble":
+        return replace(self, target=self.target.capture(reserve))
+
     def begin(self, prompt: Sequence[Mapping[str, Any]]) -> tuple["EnsembleSession", Draft]:
         """Open a session on V prompts, each of B rows. Towers see each picture once, however many views look at it."""
         with rewired(_remembered(self.target.model)):

@@ -32,6 +32,10 @@ class ModelDrafter:
         after = session if getattr(self.view, "late", False) else None
         return ModelSession(partial(self._opened, prompt, session), self.shape, after)
 
+    def capture(self, reserve: int) -> "ModelDrafter":
+        """This drafter with its model's forwards captured, where it knows how (`HFTarget.capture`)."""
+        return replace(self, target=self.target.capture(reserve)) if hasattr(self.target, "capture") else self
+
     def _opened(self, prompt: Any, session: TargetSession) -> TargetSession:
         own, _ = self.target.begin(self.view(prompt, session))
         return watching(own, getattr(self.shape, "reads", ()))

@@ -91,6 +91,9 @@ class Translated:
         session, frontier = self.target.begin(tuple(map(self._own, prompt)) if several else self._own(prompt))
         return TranslatedSession(session, self.overlap.to(frontier.nodes.device)), frontier
 
+    def capture(self, reserve: int) -> "Translated":
+        return replace(self, target=self.target.capture(reserve)) if hasattr(self.target, "capture") else self
+
     def _own(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt` in the drafter's ids."""
         found = {name: prompt[name] for name in _IDS if name in prompt}

@@ -72,7 +72,8 @@ def generate(
             ensemble that drafts in one batched forward with weights learned on the way (`mmspec.text.ensemble` gives others).
         stop_below: a chain of a model's guesses ends where its best probability falls below this.
         processors, stops: extra law processors and host-side stops; `on_step` sees every round.
-        capture: fix all shapes and compile the scoring step (CUDA graphs on a GPU); pays where many tokens share one shape.
+        capture: fix all shapes and compile the target's scoring step and a drafter model's steps (CUDA graphs on a GPU, fused loops on
+            a CPU with a C++ compiler). Compiling takes up to a minute a shape, once a process: for many requests of one shape.
 
     Returns:
         `sequences` LongTensor [B, S], new tokens only, right-padded; `lengths` [B]; `stats`. The model's generation config is
@@ -101,7 +102,9 @@ def generate(
     )
     target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
     guesser = stopping(drafter_of(drafter, target, rule, tree, view), stop_below)
-    target = target.capture(max_new_tokens + 64) if capture else target
+    if capture:
+        target = target.capture(max_new_tokens + 64)
+        guesser = guesser.capture(max_new_tokens + 64) if isinstance(guesser, ModelDrafter) else guesser
     control = control_of(draft_length, guesser)
     limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
     pad = model.generation_config.pad_token_id

@@ -1,5 +1,6 @@
 """What CUDA graphs and torch.compile need, proved without a GPU: fixed shapes, fixed addresses, one host sync a round, no graph break."""
 
+import copy
 from collections import Counter
 from contextlib import contextmanager
 
@@ -21,7 +22,9 @@ from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, drawn, top
 from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.views import view_of
+from tests.companions import llama, perturbed
 from tests.families import FAMILIES, build, inputs_for
+from tests.sizes import VOCAB
 
 SYNCS = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim"}
 
@@ -116,3 +119,44 @@ def test_the_scoring_step_traces_whole_and_only_once_per_shape(name):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
     assert limits.outputs == expected.sequences.tolist()
+
+
+CAPTURED = {  # a target, how its drafter is made, what that reads, and how many shapes there are: one of the target's, two of the drafter's
+    "text": ("Llama", lambda model: llama(), None, 3),
+    "another vocabulary": ("Llama", lambda model: llama(vocab_size=VOCAB + 2), None, 3),
+    "blind": ("LLaVA", lambda model: llama(), "drop", 3),
+    "seeing": ("LLaVA", lambda model: perturbed(copy.deepcopy(model)), "own", 3),
+    "two views": ("LLaVA", lambda model: perturbed(copy.deepcopy(model)), ("own", "drop"), 3),
+}
+
+
+@pytest.mark.parametrize("kind", CAPTURED)
+def test_drafter_models_are_captured_with_their_target_once_for_all_requests(kind, monkeypatch):
+    name, make, view, shapes = CAPTURED[kind]
+    model = build(FAMILIES[name])
+    model.generation_config.eos_token_id = None
+    settings = {"drafter": make(model), "view": view, "draft_length": 3, "max_new_tokens": 24}
+    requests = [inputs_for(name, 3, seed=seed) for seed in (1, 2)]
+    expected = [mmspec.text.generate(model, inputs, **settings) for inputs in requests]
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", fullgraph=True, dynamic=False))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for inputs, plain in zip(requests, expected, strict=True):
+        out = mmspec.text.generate(model, inputs, capture=True, **settings)
+        assert torch.equal(out.sequences, plain.sequences)
+        assert out.stats.tokens_per_call == plain.stats.tokens_per_call
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == shapes
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_every_draft_length_may_be_captured(monkeypatch):
+    model, inputs = build(FAMILIES["Llama"]), inputs_for("Llama", 1)
+    model.generation_config.eos_token_id = None
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=8)
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", fullgraph=True, dynamic=False))
+    torch._dynamo.reset()
+    for length in range(12):  # more shapes than torch compiles of one function unless it is told to
+        out = mmspec.text.generate(model, inputs, "suffix", draft_length=length, capture=True, max_new_tokens=8)
+        assert torch.equal(out.sequences, expected.sequences), length
