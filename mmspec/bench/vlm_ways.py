@@ -67,6 +67,12 @@ def ways(mini: Mini) -> dict[str, dict[str, Any]]:
     return found
 
 
+def captured(ways: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Some of `ways` with their forwards compiled."""
+    chosen = ("plain", "text, newline", "vlm, own", "vlm, own + newline, adaptive", "hivis", "vispec")
+    return {f"{name}, captured": {**ways[name], "capture": True} for name in chosen if name in ways}
+
+
 def _views(mini: Mini) -> dict[str, Any]:
     told = mmspec.text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
     return {

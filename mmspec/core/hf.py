@@ -139,6 +139,8 @@ class HFSession:
         self.target, self.cache, self.state = target, cache, state
         self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P-1] not cached yet, and how many a row has
         self.lengths = torch.zeros_like(lengths)  # settled and cached, [B]
+        self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
+        self._own_laws = isinstance(target.family, OwnLaws)
         self.bound = 0  # an upper bound on any row's settled slots, known without asking the device
         self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=torch.long, device=context.device)
         self.slots: Tensor | None = None  # [B, N] of the draft under way
@@ -186,18 +188,13 @@ class HFSession:
     def laws(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Any:
         """The laws of `logits` [B, M, V] after the draft's columns from `first` on, which `layout` places."""
         self.ids[self._rows, layout.slots] = layout.ids
-        family = self.target.family
-        if self.target.processors.idle and not isinstance(family, OwnLaws):
+        if self.target.processors.idle and not self._own_laws:
             return Categorical(logits)
         visible = layout.visible[:, first - draft.size :]
         history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
-        if isinstance(family, OwnLaws):
-            return family.law(logits, history, self.target.processors)
+        if self._own_laws:
+            return self.target.family.law(logits, history, self.target.processors)  # type: ignore[attr-defined]
         return Categorical(self.target.processors(logits, history))
-
-    @property
-    def _rows(self) -> Tensor:
-        return torch.arange(len(self.lengths), device=self.lengths.device)[:, None]
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""

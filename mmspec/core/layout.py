@@ -17,6 +17,7 @@ class Layout:
     slots: Tensor  # [B, M] where each column writes; the scratch slot for PAD columns
     visible: Tensor  # [B, M, S] bool: which slots each column may attend to
     slot_positions: Tensor  # [B, S] logical position of what stands in each slot
+    opening: bool = True  # may there be columns of the prompt?
 
     def behind(self, prompt: "Layout") -> "Layout":
         """Both in one forward, the prompt's columns first."""
@@ -47,7 +48,7 @@ def _chain(draft: Draft, first: int, slots: Tensor, view: int, scratch: int) -> 
     """A chain's slots are its positions, and every column sees all slots up to its own. PAD columns see everything, harmlessly."""
     slot, own = torch.arange(view, device=slots.device), slots[:, first:]
     positions = torch.where(own < scratch, own, 0)
-    return Layout(draft.nodes[:, first:], positions, own, slot <= own[:, :, None], slot.expand(len(own), -1))
+    return Layout(draft.nodes[:, first:], positions, own, slot <= own[:, :, None], slot.expand(len(own), -1), opening=False)
 
 
 def _tree(draft: Draft, first: int, slots: Tensor, lengths: Tensor, view: int) -> Layout:
@@ -62,4 +63,4 @@ def _tree(draft: Draft, first: int, slots: Tensor, lengths: Tensor, view: int) -
     visible.scatter_(2, trash[:, None, :].expand(-1, fresh, -1), ancestors[:, first:])
     visible = visible[..., :view] | (slot < lengths[:, None, None])
     visible[..., 0] |= ~valid[:, first:]  # a PAD row must see something, or its softmax is NaN
-    return Layout(draft.nodes[:, first:], positions[:, first:], slots[:, first:], visible, slot_positions)
+    return Layout(draft.nodes[:, first:], positions[:, first:], slots[:, first:], visible, slot_positions, opening=False)

@@ -79,7 +79,7 @@ class Merged:
 
     def deepened(self, positions: Tensor) -> dict[str, Any]:
         """What Qwen3-VL's decoder takes for its inner layers, for columns at `positions` [B, M]; none where there is nothing."""
-        if self.deep is None or positions.shape[1] < self.embeds.shape[1]:  # the prompt runs in one forward: this is a later one
+        if self.deep is None:
             return {}
         within = self._within(positions)
         added = self.deep.gather(2, self._place(positions)[None, ..., None].expand(len(self.deep), -1, -1, self.deep.shape[-1]))
@@ -150,13 +150,16 @@ class Multimodal(DecoderOnly):
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        ids = layout.ids.clamp(max=model.get_input_embeddings().num_embeddings - 1)  # some placeholders lie beyond the table
-        masks, more = self._masks_of(model, layout, state), state.deepened(layout.positions)
+        table = model.get_input_embeddings()
+        embeds = table(layout.ids.clamp(max=table.num_embeddings - 1))  # some placeholders lie beyond the table
+        masks, more = self._masks_of(model, layout, state), {}
+        if layout.opening:
+            embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
         if self.rebuilds:
             more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
         with _handing(model, more):
             out = model(
-                inputs_embeds=state.over(model.get_input_embeddings()(ids), layout.positions),
+                inputs_embeds=embeds,
                 attention_mask=masks,
                 position_ids=state.along(layout.positions) + self.first,
                 past_key_values=cache,
@@ -167,7 +170,7 @@ class Multimodal(DecoderOnly):
         return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
     def _masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
-        if state.sees is None:
+        if state.sees is None or not layout.opening:
             return self._masks(model, layout)
         seen = {"full_attention": layout.visible, "sliding_attention": layout.visible}
         if self.window is not None:

@@ -7,6 +7,7 @@ transformers': penalties and bans first, then temperature, then truncation. Temp
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -70,10 +71,15 @@ def ban(scores: Tensor, banned: Tensor) -> Tensor:
 
 def _one_of(ids: Sequence[int], scores: Tensor) -> Tensor:
     """[V] bool: is the value among `ids`?"""
-    mask = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-    inside = [i for i in ids if i < scores.shape[-1]]
-    mask[inside] = True
-    return mask
+    return _among(tuple(ids), scores.shape[-1], scores.device)
+
+
+@lru_cache(maxsize=64)
+def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """[size] bool, made once: every step of every request asks for the same few."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[[i for i in ids if i < size]] = True
+    return mask.to(device)
 
 
 @dataclass(frozen=True)
