@@ -14,7 +14,7 @@ from mmspec.core.stats import Stats
 from mmspec.drafters.planners import sparse_tree
 from mmspec.minis import Mini, sights
 
-GUESSES, PLAIN = 5, "transformers"
+GUESSES, MORE, PLAIN = 5, 12, "transformers"
 _NODES = 16
 
 
@@ -62,14 +62,16 @@ def ways(mini: Mini) -> dict[str, dict[str, Any]]:
     for name, drafter in mini.drafters.items():
         if name not in ("text", "vlm"):
             found[name] = {"drafter": drafter, **chain}
+            found[f"{name}, comb"] = {"drafter": drafter, "tree": "comb", **chain}
             found[f"{name}, tree"] = {"drafter": drafter, "tree": tree, "draft_length": tree.depth}
+    found[f"vlm, own, {MORE} guesses"] = {"drafter": small, "view": "own", "draft_length": MORE}
     found["vlm, own, tree"] = {"drafter": small, "view": "own", "tree": tree, "draft_length": tree.depth}
     return found
 
 
 def captured(ways: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Some of `ways` with their forwards compiled."""
-    chosen = ("plain", "text, newline", "vlm, own", "vlm, own + newline, adaptive", "hivis", "vispec")
+    chosen = ("plain", "text, newline", "vlm, own", f"vlm, own, {MORE} guesses", "vlm, own + newline, adaptive", "hivis", "vispec")
     return {f"{name}, captured": {**ways[name], "capture": True} for name in chosen if name in ways}
 
 
@@ -85,19 +87,26 @@ def _views(mini: Mini) -> dict[str, Any]:
     }
 
 
-def peer_of(way: str) -> str:
-    """The way of transformers that drafts with what `way` drafts with; for heads, which it has no use for, its best drafter."""
-    return f"transformers, {'lookup' if way == 'lookup' else 'assisted by text' if way.startswith('text') else 'assisted by vlm'}"
+@dataclass(frozen=True)
+class Peer:
+    """What transformers' `generate` takes to draft with the same models, and how many guesses a round."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    guesses: int = GUESSES
 
 
-def peers(mini: Mini) -> dict[str, dict[str, Any]]:
-    """What transformers' `generate` takes to draft with the same models, by name."""
-    return {
-        PLAIN: {},
-        "transformers, assisted by text": {"assistant_model": mini.drafters["text"]},
-        "transformers, assisted by vlm": {"assistant_model": mini.drafters["vlm"]},
-        "transformers, lookup": {"prompt_lookup_num_tokens": GUESSES},
-    }
+def peers(mini: Mini) -> dict[str, Peer]:
+    """transformers' own ways, by name."""
+    text, small = {"assistant_model": mini.drafters["text"]}, {"assistant_model": mini.drafters["vlm"]}
+    found = {f"{PLAIN}, assisted by {name}": Peer(each) for name, each in (("text", text), ("vlm", small))}
+    found |= {f"{name}, {MORE} guesses": Peer(peer.options, MORE) for name, peer in found.items()}
+    return {PLAIN: Peer(), **found, f"{PLAIN}, lookup": Peer({"prompt_lookup_num_tokens": GUESSES})}
+
+
+def peers_of(way: str) -> list[str]:
+    """Those that draft with what `way` drafts with; for heads, which transformers has no use for, with its best drafter."""
+    kind = "lookup" if way == "lookup" else f"assisted by {'text' if way.startswith('text') else 'vlm'}"
+    return [f"{PLAIN}, {kind}"] + ([] if way == "lookup" else [f"{PLAIN}, {kind}, {MORE} guesses"])
 
 
 @dataclass
@@ -134,9 +143,9 @@ def answered(
     return Outcome(rows, out.stats.target_calls, out.stats.row_calls, seconds, dict(out.stats.seconds))
 
 
-def by_transformers(mini: Mini, inputs: Mapping[str, Tensor], options: Mapping[str, Any], max_new_tokens: int) -> Outcome:
+def by_transformers(mini: Mini, inputs: Mapping[str, Tensor], peer: Peer, max_new_tokens: int) -> Outcome:
     """The same request through transformers' own `generate`, assisted or not. Batch 1 where it is assisted."""
-    calls, model = 0, mini.target
+    calls, model, options = 0, mini.target, peer.options
 
     def count(*_: Any) -> None:
         nonlocal calls
@@ -144,7 +153,7 @@ def by_transformers(mini: Mini, inputs: Mapping[str, Tensor], options: Mapping[s
 
     handle = model.register_forward_pre_hook(count)
     try:
-        with constant_guesses(options.get("assistant_model"), GUESSES):
+        with constant_guesses(options.get("assistant_model"), peer.guesses):
             begun = perf_counter()
             out = model.generate(**inputs, **options, do_sample=False, max_new_tokens=max_new_tokens)
             seconds = perf_counter() - begun
