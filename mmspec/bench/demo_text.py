@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -10,6 +9,7 @@ from mmspec.bench.demo import Request, Section
 from mmspec.bench.demo_text_page import section_html
 from mmspec.bench.peers import run_transformers, synchronize
 from mmspec.bench.pieces import Rounds
+from mmspec.bench.run import times_faster
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
 from mmspec.minis import load, shipped_drafters
@@ -84,7 +84,8 @@ def section(request: Request) -> Section:
     run = RunSection(max_new_tokens=most, seed=request.seed)
     pair = load_pair(Config(target=TargetSection(device=request.device), drafter=DrafterSection(kind="model"), run=run))
     count = _examples(request)
-    found = Found(list(pair.examples[:: max(1, len(pair.examples) // count)][:count]), {way.name: [] for way in WAYS})
+    prompts = [str(prompt) for prompt in pair.examples[:: max(1, len(pair.examples) // count)][:count]]
+    found = Found(prompts, {way.name: [] for way in WAYS})
     found.totals = {way.name: Stats() for way in WAYS}
     brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
     for way in WAYS:  # first runs pay for allocations
@@ -165,15 +166,10 @@ def _row(way: Way, found: Found) -> dict[str, Any]:
         "tokens_per_call": total.tokens_per_call if way is not PEER else 1.0,
         "acceptance": total.accepted / total.drafted if total.drafted else None,
         "tokens_per_second": tokens / seconds,
-        "times_plain": _ratio(runs, found.runs[plain.name]),
-        "times_generate": None if way.temperature else _ratio(runs, found.runs[PEER.name]),
+        "times_plain": times_faster(runs, found.runs[plain.name]),
+        "times_generate": None if way.temperature else times_faster(runs, found.runs[PEER.name]),
         "same_text": {"same": sum(flags), "of": len(flags)} if flags else None,
     }
-
-
-def _ratio(runs: list[Run], base: list[Run]) -> float:
-    """The median over examples of how many times faster."""
-    return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))
 
 
 def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:

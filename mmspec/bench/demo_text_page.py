@@ -32,7 +32,7 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]], ways: Sequence[Any]
     return f"""<h2>Text</h2>
 <p class="soft">A target of {size} parameters and a drafter of {small}, on {len(found.prompts)} prompts,
 up to {pair.config.run.max_new_tokens} new tokens each, in float32.</p>
-{table(_HEAD, [_row(row) for row in rows], _GROUPS)}
+{table(_HEAD, [way_row(row) for row in rows], _GROUPS)}
 <p class="note">Ways took turns prompt by prompt in one process; ratios are medians over prompts, against mmspec without a drafter
 (&times; plain) and against transformers' generate (&times; generate). Texts are compared token by token: greedy ways with
 transformers' generate, sampling with plain sampling by the same seed.</p>
@@ -49,7 +49,8 @@ def by_position(stats: Stats) -> list[tuple[int, int]]:
     return [(hit, tried) for hit, tried in zip(passed, stats.reached, strict=True) if tried]
 
 
-def _row(row: dict[str, Any]) -> list[str]:
+def way_row(row: dict[str, Any]) -> list[str]:
+    """A way's cells in a section's table, as its figures have them."""
     same = row["same_text"]
     flag = "" if same is None else tally(**same)
     return [

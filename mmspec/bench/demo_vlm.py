@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -11,6 +10,7 @@ from mmspec.bench.demo import Request, Section
 from mmspec.bench.demo_vlm_page import section_html
 from mmspec.bench.peers import constant_guesses, run_transformers, synchronize
 from mmspec.bench.pieces import Rounds
+from mmspec.bench.run import times_faster
 from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
 from mmspec.minis import HOME, Mini, load
@@ -210,15 +210,10 @@ def _row(way: Way, found: Found) -> dict[str, Any]:
         "tokens_per_call": tokens / calls,
         "acceptance": total.accepted / total.drafted if total.drafted else None,
         "tokens_per_second": tokens / seconds,
-        "times_plain": _ratio(runs, found.runs[plain.name]),
-        "times_generate": None if way.temperature else _ratio(runs, found.runs[PEER.name]),
+        "times_plain": times_faster(runs, found.runs[plain.name]),
+        "times_generate": None if way.temperature else times_faster(runs, found.runs[PEER.name]),
         "same_text": {"same": sum(flags), "of": len(flags)} if flags else None,
     }
-
-
-def _ratio(runs: list[Run], base: list[Run]) -> float:
-    """The median over examples of how many times faster."""
-    return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))
 
 
 def by_kind(runs: list[Run]) -> dict[str, tuple[int, int]]:

@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from mmspec.bench.charts import lines, split
-from mmspec.bench.demo_text_page import KEY, by_position, pane
-from mmspec.bench.report import table, tally
+from mmspec.bench.demo_text_page import KEY, by_position, pane, way_row
+from mmspec.bench.report import table
 from mmspec.core.stats import PHASES
 
 _COUNTS = ("tokens", "target calls", "tokens per call", "guesses accepted")
@@ -39,7 +39,7 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]], words: Mapping[str,
     return f"""<h2>Questions about pictures</h2>{_STYLE}
 <p class="soft">A target that sees, of {size:.1f} M parameters, on {count} drawn pictures it was not trained on,
 up to {pair.config.run.max_new_tokens} new tokens each, in float32. Drafters guess 5 tokens; what they read of a picture is their view.</p>
-{table(_HEAD, [_row(row) for row in rows], _GROUPS)}
+{table(_HEAD, [way_row(row) for row in rows], _GROUPS)}
 <p class="note">Ways took turns picture by picture in one process; ratios are medians over pictures, encoding of pictures and both prompts
 included. Answers are compared token by token with transformers' generate (plain), with plain decoding (greedy ways) or with plain sampling
 by the same seed. The wrong picture is a control: a drafter that sees must lose by it, and the answer must not change.</p>
@@ -64,21 +64,6 @@ def _by_kind(words: Mapping[str, Mapping[str, tuple[int, int]]]) -> str:
     head = ("guesses accepted, by kind of word", *(kind if kind != "function" else "others" for kind in kinds))
     return f"""{table(head, lines)}<p class="note">Colours, shapes, sizes and places have to be seen, other words follow from language:
 a drafter that only reads misses some of the first, and so does one that looks at a wrong picture.</p>"""
-
-
-def _row(row: dict[str, Any]) -> list[str]:
-    same = row["same_text"]
-    return [
-        f"{escape(row['way'])}<small>{escape(row['what'])}</small>",
-        str(row["tokens"]),
-        str(row["target_calls"]),
-        f"{row['tokens_per_call']:.2f}",
-        "" if row["acceptance"] is None else f"{row['acceptance']:.0%}",
-        f"{row['tokens_per_second']:.0f}",
-        f"{row['times_plain']:.2f}",
-        "" if row["times_generate"] is None else f"{row['times_generate']:.2f}",
-        "" if same is None else tally(**same),
-    ]
 
 
 def _example(number: int, request: Any, found: Any, ways: Sequence[Any]) -> str:

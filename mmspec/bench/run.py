@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from mmspec.bench.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Contender, Outcome, contenders
@@ -121,3 +121,8 @@ def _phases(own: Sequence[Trial]) -> dict[str, float] | None:
 
 def _plain(spread: Spread | None) -> dict[str, float] | None:
     return None if spread is None else asdict(spread)
+
+
+def times_faster(runs: Sequence[Any], base: Sequence[Any]) -> float:
+    """The median over examples of how many times faster `runs` were, in tokens a second. Each has `tokens` and `seconds`."""
+    return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))

@@ -10,6 +10,7 @@ Keys and values are stored [B, slots, heads, width], so a write is one row-index
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,14 +91,15 @@ class SlotCache(Cache):
 
     def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = ()):
         self.cursor = Cursor(capacity, capacity)
-        every = [DynamicLayer() if index in crossing else SlotLayer(self.cursor) for index in range(layers)]
+        every: list[Any] = [DynamicLayer() if index in crossing else SlotLayer(self.cursor) for index in range(layers)]
         self.slot_layers = [layer for layer in every if isinstance(layer, SlotLayer)]
+        self.crossing_layers = [layer for layer in every if isinstance(layer, DynamicLayer)]
         super().__init__(layers=every)
 
     @property
     def crossed(self) -> bool:
         """Whether the crossing layers, if there are any, have been given what they attend to."""
-        return any(layer.is_initialized for layer in self.layers if not isinstance(layer, SlotLayer))
+        return any(layer.is_initialized for layer in self.crossing_layers)
 
     @property
     def capacity(self) -> int:

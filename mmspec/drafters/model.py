@@ -34,7 +34,8 @@ class ModelDrafter:
 
     def capture(self, reserve: int) -> "ModelDrafter":
         """This drafter with its model's forwards captured, where it knows how (`HFTarget.capture`)."""
-        return replace(self, target=self.target.capture(reserve)) if hasattr(self.target, "capture") else self
+        capture = getattr(self.target, "capture", None)
+        return self if capture is None else replace(self, target=capture(reserve))
 
     def _opened(self, prompt: Any, session: TargetSession) -> TargetSession:
         own, _ = self.target.begin(self.view(prompt, session))

@@ -92,7 +92,8 @@ class Translated:
         return TranslatedSession(session, self.overlap.to(frontier.nodes.device)), frontier
 
     def capture(self, reserve: int) -> "Translated":
-        return replace(self, target=self.target.capture(reserve)) if hasattr(self.target, "capture") else self
+        capture = getattr(self.target, "capture", None)
+        return self if capture is None else replace(self, target=capture(reserve))
 
     def _own(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """`prompt` in the drafter's ids."""
