@@ -68,6 +68,11 @@ class Keys:
         uniform = _uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA))
         return uniform.log_().neg_().log_().neg_()
 
+    def normal(self, size: int) -> Tensor:
+        """`size` standard normal numbers from each stream, by inverting their distribution function: float64 [..., size]."""
+        ids = torch.arange(size, device=self.words.device)
+        return torch.special.ndtri(_uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA)))
+
     def below(self, probability: Tensor) -> Tensor:
         """Bernoulli draws: True with the given probability [...]."""
         return self.uniform() < probability

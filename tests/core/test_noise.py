@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 
 from mmspec.core.noise import _GAMMA, Keys, Noise, Role, _uniform, mix
 from tests.oracles.statistics import FAIL, PASS, chi_square, independent, uniform
@@ -206,6 +207,20 @@ def test_choose_distinct_is_sequential_without_replacement():
 def test_any_number_of_a_stream_is_had_alone():
     keys, ids = draws(5), torch.tensor([[3, 0, 99], [99, 1, 2], [0, 0, 7], [50, 4, 3], [8, 9, 10]])
     assert torch.equal(keys.gumbel_at(ids), keys.gumbel(100).gather(1, ids))
+
+
+def test_normals_are_standard_and_independent_of_one_another():
+    """Kolmogorov-Smirnov on each number of a stream and on their products' signs; the same streams shifted by 0.08 are told apart."""
+    found = Noise.from_seed(7, 1).value(torch.arange(N)[None]).normal(3)[0].numpy()  # [N, 3]
+    for column in found.T:
+        assert kstest(column, "norm").pvalue > PASS
+        assert kstest(column + 0.08, "norm").pvalue < FAIL
+    assert kstest((found[:, 0] + found[:, 1] - found[:, 2]) / 3**0.5, "norm").pvalue > PASS
+
+
+def test_a_normal_does_not_depend_on_how_many_are_asked_for():
+    keys = Noise.from_seed(7, 1).value(torch.arange(9)[None])
+    assert keys.normal(5)[..., :2].equal(keys.normal(2))
 
 
 def test_named_values_are_drawn_wherever_they_stand():
