@@ -201,6 +201,12 @@ def generate(
 def settled(limits: Limits, stats: Stats, pad: int = 0) -> Generation:
     """What `limits` have seen settle so far."""
     lengths = torch.tensor([len(values) for values in limits.outputs], device=limits.left.device)
-    rows = [torch.tensor(values, dtype=torch.long, device=limits.left.device) for values in limits.outputs]
+    rows = [_joined(values, limits.left.device) for values in limits.outputs]
     sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
     return Generation(sequences, lengths, stats)
+
+
+def _joined(values: list[Any], device: torch.device) -> Tensor:
+    """One row's values [S, *value]: vectors stand on the device already."""
+    vectors = bool(values) and isinstance(values[0], Tensor)
+    return torch.stack(values) if vectors else torch.tensor(values, dtype=torch.long, device=device)

@@ -142,7 +142,7 @@ class HFSession:
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
         self._own_laws = isinstance(target.family, OwnLaws)
         self.bound = 0  # an upper bound on any row's settled slots, known without asking the device
-        self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=torch.long, device=context.device)
+        self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=context.dtype, device=context.device)
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0  # its columns scored so far
         self.linear = True

@@ -107,7 +107,7 @@ def _one_of(ends: Tensor) -> Ending | None:
 
 
 def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
-    """Everything the host wants of a round in one transfer; float64 holds token ids and counts exactly."""
+    """Everything the host wants of a round in one transfer; float64 holds token ids and counts exactly. Vectors stay where they are."""
     rows = len(verdict.count)
     zero = torch.zeros(rows, dtype=torch.float64, device=verdict.count.device)
     healthy = zero + 1 if scored.healthy is None else scored.healthy
@@ -121,11 +121,15 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
         zero if verdict.drift is None else verdict.drift,
         zero if verdict.expected is None else verdict.expected,
     ]
-    values = verdict.values.to(torch.float64).flatten(1)
-    packed = torch.cat([torch.stack([c.to(torch.float64) for c in columns], 1), values], 1).tolist()
+    figures, vectors = torch.stack([c.to(torch.float64) for c in columns], 1), verdict.values.is_floating_point()
+    packed = (figures if vectors else torch.cat([figures, verdict.values.to(torch.float64).flatten(1)], 1)).tolist()
     books = verdict.values.shape[2] if verdict.values.dim() == 3 else None
+    if vectors:
+        values = [list(verdict.values[row, : int(line[0])]) for row, line in enumerate(packed)]
+    else:
+        values = [_values(line[8:], int(line[0]), books) for line in packed]
     return Settled(
-        values=[_values(line[8:], int(line[0]), books) for line in packed],
+        values=values,
         accepted=[int(line[1]) for line in packed],
         judged=[int(line[2]) for line in packed],
         drafted=[int(line[3]) for line in packed],
@@ -137,6 +141,6 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
 
 
 def _values(line: list[float], count: int, books: int | None) -> list[Any]:
-    """The first `count` values of a row: numbers, or lists of `books` numbers."""
+    """The first `count` values of a row: whole numbers, or lists of `books` of them."""
     numbers = [int(number) for number in line[: count * (books or 1)]]
     return numbers if books is None else [numbers[i : i + books] for i in range(0, len(numbers), books)]

@@ -133,9 +133,9 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The round's outcome on the host: plain lists, fetched in the round's one synchronisation."""
+    """The round's outcome on the host: plain lists, fetched in the round's one synchronisation. Vectors are not fetched."""
 
-    values: list[list[Any]]  # per row, the newly settled values
+    values: list[list[Any]]  # per row, the newly settled values; tensors, where values are vectors
     accepted: list[int]
     judged: list[int]
     drafted: list[int]
