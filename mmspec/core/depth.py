@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmspec.core.frame import FrameLaw
 from mmspec.core.laws import Categorical
+from mmspec.core.memo import Memo
 from mmspec.core.noise import Keys
 
 Choose = Callable[[Tensor, int], Tensor]
@@ -76,28 +77,6 @@ class Jacobi:
         return codes
 
 
-class _Memo:
-    """The last frames a law was asked about, and what was said: rules ask for chances and meters of the same frames.
-
-    They are known again by identity, which cannot pass to others while they are held here, and by torch's count of writes into
-    them. Tensors of inference mode have no such count, and are asked about anew.
-    """
-
-    def __init__(self):
-        self.frames: tuple[Tensor, int] | None = None
-        self.said: Categorical | None = None
-
-    def get(self, x: Tensor) -> Categorical | None:
-        if self.frames is None or x.is_inference():
-            return None
-        frames, writes = self.frames
-        return self.said if frames is x and writes == x._version else None
-
-    def keep(self, x: Tensor, said: Categorical) -> Categorical:
-        self.frames, self.said = None if x.is_inference() else (x, x._version), said
-        return said
-
-
 @dataclass(frozen=True)
 class DepthFrame(FrameLaw):
     """Laws over frames of K codes, each code given the ones before it and the backbone's state."""
@@ -105,7 +84,7 @@ class DepthFrame(FrameLaw):
     hidden: Tensor  # [..., D]
     depth: Depth
     writer: Writer = one_by_one
-    _memo: _Memo = field(init=False, repr=False, compare=False, default_factory=_Memo)
+    _memo: Memo = field(init=False, repr=False, compare=False, default_factory=Memo)
     hangs = True
 
     @property

@@ -30,6 +30,7 @@ class Role(IntEnum):
     ACCEPT = 3  # the uniform of an acceptance test
     RESIDUAL = 4  # the replacement after a rejection
     SHARED = 5  # a guess drawn with the same numbers in every round, which the target does not use
+    ALIGNED = 6  # what a sampler is fed before its last noise, the same for target and drafter
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
@@ -143,6 +144,10 @@ class Noise:
     def shared(self, position: Tensor) -> Keys:
         """For guesses at output positions [B, N] that are drawn alike in every round, independently of the target's own draws."""
         return self._keys(Role.SHARED, position)
+
+    def aligned(self, position: Tensor) -> Keys:
+        """For what samplers of output positions [B, N] are fed, target's and drafter's alike, the same in every round."""
+        return self._keys(Role.ALIGNED, position)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
         """For acceptance tests at output positions [B, N]."""

@@ -116,7 +116,8 @@ def test_roles_never_share():
     """No two roles, positions, rounds, rows or branches have a number in common, coupling apart."""
     rows, positions = 6, torch.arange(12).expand(6, -1)
     noise, words = Noise.from_seed(3, rows), []
-    words.append(noise.value(positions).words)
+    words += [noise.value(positions).words, noise.shared(positions).words, noise.aligned(positions).words]
+    words.append(noise.aligned(positions).branch(4).words)
     for start in range(4):
         begun = torch.full((rows,), start)
         for role in STARTED:
