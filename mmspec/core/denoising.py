@@ -79,6 +79,8 @@ class Denoiser:
         """
         begin = 0 if path is None or first is None else max(0, int(first.min()) - 1)
         states, means = [noise[..., 0, :]] if path is None else list(path[..., : begin + 1, :].unbind(-2)), []
+        if path is not None and first is not None and begin == 0:
+            states = [torch.where((first < 1)[..., None], noise[..., 0, :], path[..., 0, :])]
         out = noise[..., 0, :]
         for step in range(begin, self.steps):
             _, keep, gain, std = self._rows[step]
@@ -130,7 +132,8 @@ class DenoisingPath(Density):
         return self.denoiser.walk(self.z, self._noise(keys))[0]
 
     def redrawn(self, x: Tensor, first: Tensor, keys: Keys) -> Tensor:
-        """Paths `x` [..., T + 1, d] with the states from index `first` [...] on (1 to T; T + 1: none) drawn anew by the chain."""
+        """Paths `x` [..., T + 1, d] with the states from index `first` [...] on (0: all; T + 1: none) drawn anew by the chain,
+        each by the stream that `sample` draws it by."""
         return self.denoiser.walk(self.z, self._noise(keys), x, first)[0]
 
     def mode(self) -> Tensor:

@@ -24,7 +24,7 @@ class ContinuousARConfig(LlamaGenConfig):
     """`grid` x `grid` tokens of `channels` numbers each. `head_width` and `head_blocks` are of diffusion heads, `components` of mixtures.
 
     `sigma_out` is the noise on every token that is a part of the model's law, in units of a token's deviation; `head_steps` the steps its
-    diffusion chain takes. Both may be chosen anew for every generation.
+    diffusion chain takes, and `every` at how many of its states apart the head is run. All three may be chosen anew for every generation.
     """
 
     model_type = "continuous-ar"
@@ -38,6 +38,7 @@ class ContinuousARConfig(LlamaGenConfig):
         components: int = 8,
         head_steps: int = 16,
         sigma_out: float = 0.1,
+        every: int = 1,
         grid: int = 7,
         classes: int = 10,
         **rest: Any,
@@ -45,7 +46,7 @@ class ContinuousARConfig(LlamaGenConfig):
         if head not in HEADS:
             raise ValueError(f"head is {head!r}: a continuous model has a {' or a '.join(HEADS)} head")
         self.channels, self.head, self.head_width, self.head_blocks = channels, head, head_width, head_blocks
-        self.components, self.head_steps, self.sigma_out = components, head_steps, sigma_out
+        self.components, self.head_steps, self.sigma_out, self.every = components, head_steps, sigma_out, every
         super().__init__(**{"vocab_size": 1, "grid": grid, "classes": classes} | rest)
 
 
