@@ -243,13 +243,16 @@ class Token:
 
 def ratio(p: Any, q: Any, x: Tensor) -> Tensor:
     """p(x) / q(x); q None is a point mass on x."""
-    log_p = p.log_prob(x)
-    return (log_p if q is None else log_p - q.log_prob(x)).exp()
+    return p.log_ratio(q, x).exp()
 
 
 @dataclass(frozen=True)
 class Block:
-    """Block verification (Sun et al. 2024): judges the chain as a whole and is never worse than the token rule."""
+    """Block verification (Sun et al. 2024): judges the chain as a whole and is never worse than the token rule.
+
+    It asks laws for the `mass` of (weight p - q)+, which `Categorical` sums up and `Gaussian` has in closed form where scales are equal
+    (Soen et al. 2026).
+    """
 
     exactness = LAW_EXACT
     coupled = False
@@ -264,7 +267,7 @@ class Block:
         p, q, x, valid = parents_law(draft, scored), draft.q, draft.guesses, draft.valid[:, draft.roots :]
         reach = self.reach(p, q, x)  # [B, G + 1]: r_0 .. r_g
         position = draft.position()[:, draft.roots - 1 : -1]
-        keep = self.keep_prob(p, q, reach, valid)  # [B, G]: h_1 .. h_g
+        keep = self.keep_prob(p, q, x, reach, valid)  # [B, G]: h_1 .. h_g
         hit = noise.accept(position, draft.start).below(keep) & valid
         steps = torch.arange(1, hit.shape[1] + 1, device=hit.device)
         accepted = torch.where(hit, steps, 0).amax(-1)
@@ -276,18 +279,20 @@ class Block:
     @staticmethod
     def reach(p: Any, q: Any, x: Tensor) -> Tensor:
         """r_i = min(1, r_{i-1} p_i(x_i) / q_i(x_i)) with r_0 = 1, [B, G + 1]."""
-        ratios, reach = ratio(p, q, x), [torch.ones_like(x[:, 0], dtype=p.scores.dtype)]
+        ratios = ratio(p, q, x)
+        ratios = ratios.clamp(max=torch.finfo(ratios.dtype).max)  # 0 times infinity is no number
+        reach = [torch.ones_like(ratios[:, 0])]
         for step in range(x.shape[1]):
             reach.append((reach[-1] * ratios[:, step]).clamp(max=1))
         return torch.stack(reach, 1)
 
     @staticmethod
-    def keep_prob(p: Any, q: Any, reach: Tensor, valid: Tensor) -> Tensor:
+    def keep_prob(p: Any, q: Any, x: Tensor, reach: Tensor, valid: Tensor) -> Tensor:
         """h_i, the probability of stopping at i or later given that nothing later stopped, [B, G].
 
         The last guess of a row has h = r: nothing of the row's block lies behind it.
         """
-        mass = (reach[:, :-1, None] * p.probs() - q.probs()).clamp_(min=0).sum(-1)  # m_0 .. m_{g-1}
+        mass = p.mass(q, x, reach[:, :-1])  # m_0 .. m_{g-1}
         spare = mass[:, 1:] + 1 - reach[:, 1:-1]
         inner = torch.where(spare > 0, mass[:, 1:] / spare, 1)
         more = torch.cat([valid[:, 1:], torch.zeros_like(valid[:, :1])], 1)  # is there a guess behind this one?

@@ -16,6 +16,10 @@ class Law(Protocol):
         """Log-probability or log-density of values `x`, one per law."""
         ...
 
+    def log_ratio(self, q: Any, x: Tensor) -> Tensor:
+        """log p(x) / q(x), one per law; `q` None is a point mass on `x`."""
+        ...
+
     def sample(self, keys: Keys) -> Tensor:
         """One value from each law."""
         ...
@@ -82,6 +86,10 @@ class Categorical:
     def prob(self, x: Tensor) -> Tensor:
         return self.log_prob(x).exp()
 
+    def log_ratio(self, q: "Categorical | None", x: Tensor) -> Tensor:
+        own = self.log_prob(x)
+        return own if q is None else own - q.log_prob(x)
+
     def mode(self) -> Tensor:
         return self.scores.argmax(-1)
 
@@ -119,6 +127,10 @@ class Categorical:
         weighted = p if weight is None else weight[..., None] * p
         rest = (weighted - (Categorical.point(x, p.shape[-1], p.dtype) if q is None else q).probs()).clamp_(min=0)
         return Categorical(torch.where(rest.sum(-1, keepdim=True) > 0, rest, p).log())
+
+    def mass(self, q: "Categorical", x: Tensor, weight: Tensor) -> Tensor:
+        """What the residual weighs before it is normalised: the sum of (weight * p - q)+, [...]. The same for every `x`."""
+        return (weight[..., None] * self.probs() - q.probs()).clamp_(min=0).sum(-1)
 
     def tv(self, q: "Categorical | None", x: Tensor) -> Tensor:
         """Total variation distance to `q`, or to the point mass on `x` when `q` is None. [...]"""

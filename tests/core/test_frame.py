@@ -8,12 +8,13 @@ from torch import Tensor
 
 from mmspec.bench.frame_acceptance import acceptance
 from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.core.frame import Frame, Left
+from mmspec.core.frame import Frame
 from mmspec.core.laws import Categorical
 from mmspec.core.lossy import Ensemble, Lenience, Tolerance, TopKGap, Typical
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import Draft
 from mmspec.core.ssd import SSD
+from mmspec.core.thinning import Left
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled

@@ -182,7 +182,7 @@ class BlockStopsAtTheFirstFailure(Block):
     def __call__(self, draft, scored, noise):
         p, q, x, valid = parents_law(draft, scored), draft.q, draft.guesses, draft.valid[:, draft.roots :]
         reach = self.reach(p, q, x)
-        hit = noise.accept(draft.position()[:, draft.roots - 1 : -1], draft.start).below(self.keep_prob(p, q, reach, valid)) & valid
+        hit = noise.accept(draft.position()[:, draft.roots - 1 : -1], draft.start).below(self.keep_prob(p, q, x, reach, valid)) & valid
         accepted = hit.long().cumprod(-1).sum(-1)
         return finish(draft, scored, noise, accepted, reach)
 
@@ -191,8 +191,8 @@ class BlockIgnoresTheRoom(Block):
     """Block verification that takes the last guess of the widest row for every row's last."""
 
     @staticmethod
-    def keep_prob(p, q, reach, valid):
-        return Block.keep_prob(p, q, reach, torch.ones_like(valid))
+    def keep_prob(p, q, x, reach, valid):
+        return Block.keep_prob(p, q, x, reach, torch.ones_like(valid))
 
 
 def finish(draft: Draft, scored: Scored, noise, accepted: Tensor, reach: Tensor) -> Verdict:
