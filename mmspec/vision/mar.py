@@ -15,15 +15,15 @@ from mmspec.vision.llamagen import Block, ClassEmbedding, rotary
 
 
 class MaskedARConfig(ContinuousARConfig):
-    """As a causal model's, with a diffusion head. `iterations` are the rounds a picture is written in: its tokens at most."""
+    """As a causal model's, with a diffusion head. `iterations` are the rounds a picture is written in: by default one a cell."""
 
     model_type = "masked-ar"
 
-    def __init__(self, iterations: int = 12, **rest: Any):
+    def __init__(self, iterations: int | None = None, **rest: Any):
         super().__init__(**rest)
         if self.head != "diffusion":
             raise ValueError(f"head is {self.head!r}: a masked model has a diffusion head")
-        self.iterations = iterations
+        self.iterations = self.grid**2 if iterations is None else iterations
 
 
 class MaskedAR(PreTrainedModel):
