@@ -1,0 +1,62 @@
+"""Loading mini continuous: an autoencoder, models of its tokens with several heads, and their drafts, written by the recipes in vision/."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mmspec.compact import read_bytes, save_bytes
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write a model of continuous tokens, its matrices as bytes, to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    save_bytes(model.state_dict(), folder / "model.safetensors")
+
+
+def continuous_model(folder: Path) -> Any:
+    """The causal or masked model in `folder`, in float32. FileNotFoundError, naming the recipe, when it is not there."""
+    from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig
+    from mmspec.vision.mar import MaskedAR, MaskedARConfig
+
+    if not (folder / "model.safetensors").exists():
+        raise FileNotFoundError(f"no model of continuous tokens in {folder}: make it with python vision/train_continuous.py")
+    masked = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == MaskedARConfig.model_type
+    kind, config = (MaskedAR, MaskedARConfig) if masked else (ContinuousAR, ContinuousARConfig)
+    model: Any = kind(config.from_pretrained(folder)).float()
+    model.load_state_dict(read_bytes(folder / "model.safetensors"))
+    return model.eval()
+
+
+HEADS = ("diffusion", "mixture", "masked")
+
+
+def load_latents(folder: Path, head: str) -> dict[str, Any]:
+    """The parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
+
+    The target knows those with other heads, so that every way of drawing finds one that it is made for.
+    """
+    from mmspec.vision.autoencoder import load_autoencoder
+    from mmspec.vision.continuous import ContinuousPictures
+
+    autoencoder = load_autoencoder(folder / "autoencoder")
+
+    def one(head: str, others: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
+        model = continuous_model(folder / head / "target")
+        drafters = {path.parent.name: continuous_model(path.parent) for path in sorted((folder / head / "drafters").glob("*/config.json"))}
+        labels = [str(label) for _, label in sorted(model.config.id2label.items())]
+        to_pictures = partial(_pictures, autoencoder)
+        return ContinuousPictures(model, to_pictures, labels, next(iter(drafters.values()), None), others), drafters
+
+    others = [one(other)[0] for other in HEADS if other != head and (folder / other / "target" / "model.safetensors").exists()]
+    target, drafters = one(head, others)
+    return {"target": target, "drafters": drafters, "processor": autoencoder, "examples": list(target.labels)}
+
+
+def _pictures(autoencoder: Any, tokens: Any) -> Any:
+    """PIL pictures of tokens [B, h, w, d]."""
+    from mmspec.vision.autoencoder import decode
+
+    return decode(autoencoder, tokens.flatten(1, 2))

@@ -1,0 +1,132 @@
+"""Make the targets and drafts of mini continuous: models of Fashion-MNIST's continuous tokens, by class.
+
+    python vision/train_continuous.py --head diffusion         (30 minutes on one CPU core; mixture, masked: 17)
+    python vision/train_continuous.py --head diffusion --draft (15 minutes)
+
+Data (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), its official test pictures held out; all but shoes are mirrored too. The
+autoencoder is read from OUT/autoencoder (vision/train_autoencoder.py). One picture in ten lacks its class, so that guidance has something
+to lean on. Drafts learn from OUT/HEAD/target, on contexts half of pictures and half of what target and an earlier draft wrote together, and
+partly of their own tokens. A stopped run goes on; delete the work folder to start again.
+"""
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.core.kernel import Kernel
+from mmspec.minis import pictures
+from mmspec.minis.latents import continuous_model, save_model
+from mmspec.train import Fit, fit
+from mmspec.train.continuous import Lesson, MixtureLesson, PathLesson, Table, dropped, noisy, written
+from mmspec.vision import autoencoder as auto
+from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig, scheduler
+from mmspec.vision.mar import MaskedAR, MaskedARConfig
+
+SIZES = {
+    "diffusion": {"hidden_size": 160, "num_hidden_layers": 5, "num_attention_heads": 5, "intermediate_size": 432, "head_width": 160},
+    "mixture": {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 352, "components": 8},
+    "masked": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 352, "head_width": 128},
+}
+SMALL = {"hidden_size": 96, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
+CHAINS, SIGMA, WRITTEN, OWN = (8, 16, 16, 32), 0.1, 1024, 0.25
+
+
+def table(folder: Path, kept: Path, part: str) -> Table:
+    """Posteriors of a part of Fashion-MNIST by the autoencoder in `folder`; made once and `kept`."""
+    if not kept.exists():
+        shown, classes = pictures.fashion(Path(os.environ.get("MMSPEC_DATA", "../shared/data")), part)
+        if part == "train":  # shoes all look one way
+            mirrored = np.isin(classes, (0, 1, 2, 3, 4, 6, 8))
+            shown, classes = np.concatenate([shown, shown[mirrored, :, ::-1]]), np.concatenate([classes, classes[mirrored]])
+        mean, std = auto.posteriors(auto.load_autoencoder(folder), shown)
+        torch.save(asdict(Table(mean.half(), std.half(), torch.tensor(classes).long())), kept)
+    return Table(**torch.load(kept))
+
+
+def make(head: str, sizes: dict):
+    """An untrained model."""
+    sizes = {**sizes, "id2label": dict(enumerate(pictures.FASHION))}
+    return MaskedAR(MaskedARConfig(**sizes)) if head == "masked" else ContinuousAR(ContinuousARConfig(head=head, **sizes))
+
+
+def own_pictures(target, kept: Path, count: int) -> Table:
+    """Pictures that the target writes, as a table without spread; made once and `kept`."""
+    if not kept.exists():
+        generator = torch.Generator().manual_seed(0)
+        classes = torch.arange(count) % target.config.classes
+        kernel = Kernel.of(scheduler(), 16, SIGMA) if target.config.head == "diffusion" else None
+        tokens = torch.cat([written(target, some, kernel, generator) for some in classes.split(256)])
+        torch.save(asdict(Table(tokens, torch.zeros_like(tokens), classes)), kept)
+    return Table(**torch.load(kept))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--head", choices=SIZES, default="diffusion", help="masked is a diffusion head behind a backbone that looks both ways"
+    )
+    parser.add_argument("--draft", action="store_true", help="distil a small draft from the target instead")
+    parser.add_argument("--every", type=int, default=1, help="a draft's head runs at every so many states")
+    parser.add_argument("--name", default="small", help="of the draft")
+    parser.add_argument("--work", type=Path, help="default build/continuous-HEAD, or build/continuous-HEAD-NAME")
+    parser.add_argument("--out", type=Path, default=Path("mmspec/minis/continuous"))
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--rows", type=int, default=48, help="pictures a step")
+    parser.add_argument("--levels", type=int, default=4, help="noise levels a token a step")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
+    args = parser.parse_args()
+    args.work = args.work or Path(f"build/continuous-{args.head}" + (f"-{args.name}" if args.draft else ""))
+    args.work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    sizes, folder = SMALL if args.draft else SIZES[args.head], args.out / args.head
+    if args.smoke:
+        sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.head
+        train = held = Table(torch.randn(8, 49, 8), torch.full((8, 49, 8), 0.1), torch.arange(8))
+        if args.draft:
+            save_model(make(args.head, sizes), folder / "target")
+    else:
+        train, held = (table(args.out / "autoencoder", args.work / f"{part}.pt", part) for part in ("train", "test"))
+    model = make(args.head, {**sizes, "every": args.every} if args.draft else sizes)
+    kernels = [Kernel.of(scheduler(), steps, SIGMA) for steps in CHAINS]
+    own, lesson = train, Lesson(model, scheduler(), args.levels)
+    if args.draft:
+        target = continuous_model(folder / "target").requires_grad_(False)
+        if args.head != "masked":
+            own = own_pictures(target, args.work / "own.pt", 4 if args.smoke else WRITTEN)
+        lesson = MixtureLesson(model, target) if args.head == "mixture" else PathLesson(model, target, kernels, every=args.every)
+
+    def loss(lesson, step: int) -> Tensor:
+        generator = torch.Generator().manual_seed(step)
+        tokens, classes = (own if step % 2 else train).some(args.rows, generator)
+        seen, classes = noisy(tokens, generator), dropped(classes, model.config.classes, generator)
+        return lesson(classes, seen, generator, OWN) if args.draft else lesson(classes, seen, tokens, generator)
+
+    @torch.no_grad()
+    def held_out(lesson, step: int) -> dict:
+        generator, (tokens, classes) = torch.Generator().manual_seed(1), held.some(128, torch.Generator().manual_seed(0))
+        if not args.draft:
+            facts = {"loss, held out": lesson(classes, tokens, tokens, generator).item()}
+            facts["the same from nothing"] = lesson(torch.full_like(classes, model.config.classes), tokens, tokens, generator).item()
+        else:
+            some, about = (tokens, classes) if args.head == "masked" else own.some(64, torch.Generator().manual_seed(0))
+            facts = lesson.facts(about, some, None if args.head == "mixture" else kernels[1], generator)
+        print(step, json.dumps(facts), flush=True)
+        return facts
+
+    plan = Fit(steps=args.steps, lr=args.lr, warmup=100, checkpoint_every=250, mixed_precision=args.precision)
+    fit(lesson, loss, plan, args.work / "checkpoint.pt", title=args.head, validate=held_out)
+    save_model(model, folder / ("drafters/" + args.name if args.draft else "target"))
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out(lesson, args.steps)}
+    (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
