@@ -1,6 +1,6 @@
 """`mmspec.speech.synthesize` and `stream`: a text-to-speech model, faster, sounding the same."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from pathlib import Path
@@ -22,17 +22,18 @@ from mmspec.core.records import Settled, Step
 from mmspec.core.stats import Stats
 from mmspec.drafters.model import ModelDrafter
 from mmspec.options import Tree, control_of, drafter_of, laws_for, rule_of, shape_of
+from mmspec.speech.families import speech_model
 from mmspec.speech.family import Sampling, SpeechModel, one_voice_each
 from mmspec.speech.sound import save
 
 
 @dataclass(frozen=True)
 class Speech:
-    """What was said. `tokens` are the steps of every row: ids, or frames of K codes."""
+    """What was said. `tokens` are the steps of every row: ids, frames of K codes, or latents of d numbers."""
 
     waveforms: list[Tensor] = field(repr=False)  # [T] float32 each
     sample_rate: int
-    tokens: Tensor = field(repr=False)  # [B, S] or [B, S, K], right-padded
+    tokens: Tensor = field(repr=False)  # [B, S], [B, S, K] or [B, S, d], right-padded
     lengths: Tensor  # [B] steps, the end included
     stats: Stats
     first_sound: list[float]  # seconds from the call to each row's first piece of sound; nan where there was none
@@ -61,14 +62,14 @@ class Speech:
 class Staged(Protocol):
     """A speech model of several networks, one after the other, each with steps of its own (Bark): it says itself how they are run."""
 
-    def synthesize(self, texts: Sequence[str], drafter: Any, accept: str | Accept, seed: int | Sequence[int], **options: Any) -> Speech:
+    def synthesize(self, texts: Any, drafter: Any, accept: str | Accept, seed: int | Sequence[int], **options: Any) -> Speech:
         """As the function of that name, which calls it; of `options`, those that draw are None where the stages' own settings stand."""
         ...
 
 
 def synthesize(
-    model: SpeechModel,
-    texts: Sequence[str],
+    model: Any,
+    texts: Sequence[Any] | Mapping[str, Tensor],
     drafter: Any = None,
     accept: str | Accept = "exact",
     seed: int | Sequence[int] = 0,
@@ -89,10 +90,11 @@ def synthesize(
     """Say `texts` with `model`, drafting with `drafter`.
 
     Args:
-        model: a `SpeechModel`: the target of `mmspec.load("speech")`, or an adapter around a transformers model.
-        texts: one an utterance.
+        model: a `SpeechModel`: the target of `mmspec.load("speech")`, or an adapter around a transformers model; such a model itself,
+            where its adapter needs nothing else.
+        texts: one an utterance; or what the model's processor returned for a batch, where the adapter takes that.
         drafter, accept, draft_length, tree: as `mmspec.text.generate` takes them. "exact" is greedy at temperature 0, else "coupled":
-            the very steps, and so the very samples, that plain sampling gives for the seed.
+            the very steps, and so the very samples, that plain sampling gives for the seed. For models of latents it is the token rule.
         seed: an int (row r gets seed + r) or one per row.
         voice: one of the model's `voices`, or one a text; its first where none is given.
         temperature, top_k, top_p, repetition_penalty, guidance: instead of the model's own `sampling`; 0, 0, 1, 1 and 1 mean none.
@@ -106,6 +108,7 @@ def synthesize(
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
     drawing = dict(zip(_DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
+    model = speech_model(model)
     if isinstance(model, Staged):
         told = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
         return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **told, **drawing)

@@ -9,11 +9,14 @@ ADAPTERS = {
     "BarkModel": "mmspec.speech.families.bark:Bark",
     "CsmForConditionalGeneration": "mmspec.speech.families.csm:CsmModel",
     "DiaForConditionalGeneration": "mmspec.speech.families.dia:Dia",
+    "GradiumPhononTTSForConditionalGeneration": "mmspec.speech.families.pocket_tts:PocketTTS",
     "MusicgenForConditionalGeneration": "mmspec.speech.families.musicgen:Musicgen",
+    "PocketTTSForConditionalGeneration": "mmspec.speech.families.pocket_tts:PocketTTS",
 }
 
 REFUSED = {
     "MoshiForConditionalGeneration": "mmspec.speech.families.moshi:REASON",
+    "VibeVoiceForConditionalGeneration": "mmspec.speech.families.vibevoice:REASON",
 }
 """Classes that write speech and cannot be driven, and why not."""
 
