@@ -1,0 +1,147 @@
+"""`mmspec.vision.denoise`: a diffusers pipeline's pictures in fewer calls of its network, with the same law."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.core.accept import Block, Token
+from mmspec.core.break_even import BreakEven
+from mmspec.core.control import Control, Fixed
+from mmspec.core.decode import Drafter, decode
+from mmspec.core.judge import Judge
+from mmspec.core.limits import Limits
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Settled, Step, Verdict
+from mmspec.core.stats import Stats
+from mmspec.drafters.frozen import FrozenTarget
+from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.none import NoDraft
+from mmspec.vision.diffusion import Begun, DiffusionSession, DiffusionTarget, sample_shape
+
+_FIRST = -1  # the output position whose numbers are a chain's first state
+RULES: dict[str, Judge] = {"token": Token(), "block": Block()}
+
+
+class Chains(Limits):
+    """`Limits` that remember of every chain its last state only: a picture's chain may be a gigabyte."""
+
+    def settle(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Settled]:
+        done = super().settle(draft, scored, verdict)
+        for states in self.outputs:
+            states[:-1] = [None] * (len(states) - 1)
+        return done
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """What was drawn. `images` are made when they are first asked for."""
+
+    samples: Tensor = field(repr=False)  # [B, C, H, W] the chains' last states, as the network sees them: about -1 .. 1
+    stats: Stats
+
+    @cached_property
+    def images(self) -> list[Image.Image]:
+        """The pictures. ValueError where a sample has another number of channels than 1 or 3."""
+        from diffusers import DDPMPipeline
+
+        channels = self.samples.shape[1]
+        if channels not in (1, 3):
+            raise ValueError(f"a sample has {channels} channels, which make no picture: read samples, or decode them yourself")
+        pixels = (self.samples.float() / 2 + 0.5).clamp(0, 1).cpu().permute(0, 2, 3, 1).numpy()
+        return DDPMPipeline.numpy_to_pil(pixels)
+
+
+@torch.no_grad()
+def denoise(
+    pipeline: Any,
+    count: int = 1,
+    *,
+    drafter: Any = None,
+    draft_length: int | str | Control = 8,
+    steps: int | None = None,
+    eta: float | None = None,
+    accept: str | Judge = "token",
+    seed: int | Sequence[int] = 0,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Denoised:
+    """Draw `count` pictures with an unconditional diffusers pipeline, in fewer calls of its network, with the same law.
+
+    Args:
+        pipeline: a DDPMPipeline, or a DDIMPipeline with eta > 0. Clipped samples (`clip_sample`) are served; thresholding is not.
+        drafter: None for plain decoding; "frozen" for the target's own last output, which costs no call; a smaller network with the
+            pipeline's scheduler, or a pipeline with one of its own that makes the same noise; or a Drafter, as `FrozenTarget("root")`.
+        draft_length: states guessed a round; "auto" for the number that maximises measured throughput, zero included. A call then
+            judges one state more than it guesses, so this pays where a batch of them takes little longer than one.
+        steps: of the chain; by default the pipeline's own number.
+        eta: DDIM's, in (0, 1], by default 1 (the pipeline itself has 0). DDPM has none.
+        accept: "token" (reflection), "block" (judges a draft as a whole, accepts a little more), or a rule. All are law-exact.
+        seed: an int (picture r gets seed + r) or one per picture. A picture depends on its own seed and the draft length alone, not on
+            its batch, but for rounding; with "auto" it follows the clock.
+        on_step: sees every round, for progress bars.
+
+    Returns:
+        `images` list of PIL pictures, `samples` [B, C, H, W], `stats`: a target call is one evaluation of the network, whatever its batch.
+
+    Raises:
+        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        FloatingPointError: when the network's output is not finite, naming the picture and the step.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}: ask for at least 1 picture")
+    target = DiffusionTarget.of(pipeline, steps, eta)
+    guesser, rule, device = _drafter(drafter, target, eta), _rule(accept), target.kernel.std.device
+    noise = Noise.from_seed(seed, count, device)
+    start = noise.value(torch.full((count, 1), _FIRST, device=device)).normal(target.shape.numel())[:, 0]
+    opened, limits = Begun(*target.begin(start)), Chains(count, target.kernel.steps, device=device)
+    control = Fixed(0) if isinstance(guesser, NoDraft) else _control(draft_length)
+    stats = Stats(exactness=rule.exactness)
+    for step in decode(opened, guesser, rule, start, limits=limits, noise=noise, control=control):
+        stats.add(step)
+        on_step(step)
+    last = torch.stack([states[-1] for states in limits.outputs])
+    return Denoised(last.to(target.net.dtype).unflatten(-1, target.shape), _counted(stats, opened.session))
+
+
+def _counted(stats: Stats, session: DiffusionSession) -> Stats:
+    """`stats` with the calls that scored nothing."""
+    rows = sum(int(asked) for asked in session.asked)
+    return replace(stats, target_calls=stats.target_calls + len(session.asked), row_calls=stats.row_calls + rows)
+
+
+def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None) -> Drafter:
+    if drafter is None:
+        return NoDraft()
+    if drafter == "frozen":
+        return FrozenTarget()
+    if hasattr(drafter, "begin"):
+        return drafter
+    if hasattr(drafter, "unet") and hasattr(drafter, "scheduler"):
+        own = DiffusionTarget.of(drafter, target.kernel.steps, eta)
+        target.kernel.check_shared(own.kernel, "speculation")
+        own = replace(own, kernel=replace(own.kernel, std=target.kernel.std))  # reflection asks for the very same noise
+    elif hasattr(drafter, "config") and callable(drafter):
+        own = replace(target, net=drafter, shape=sample_shape(drafter))
+    else:
+        raise ValueError(f"drafter is {drafter!r}: give None, 'frozen', a network, a pipeline or a Drafter")
+    if own.shape != target.shape:
+        raise ValueError(f"the drafter's samples are {tuple(own.shape)}, but the target's {tuple(target.shape)}: take one of the same size")
+    return ModelDrafter(own)
+
+
+def _rule(accept: str | Judge) -> Judge:
+    if isinstance(accept, str) and accept not in RULES:
+        raise ValueError(f"accept is {accept!r}; valid: {', '.join(RULES)}, or a rule")
+    return RULES[accept] if isinstance(accept, str) else accept
+
+
+def _control(length: int | str | Control) -> Control:
+    if length == "auto":
+        return BreakEven()
+    if isinstance(length, str) or length is None:
+        raise ValueError(f"draft_length is {length!r}: give a number of states, 'auto', or a Control object")
+    return Fixed(length) if isinstance(length, int) else length
