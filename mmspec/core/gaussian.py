@@ -103,6 +103,18 @@ class Gaussian(Density):
             return estimate
         return torch.where(self.alike(q), torch.special.erf(reflection.distance(self.gap(q)) * 8**-0.5), estimate)
 
+    def fresh(self, q: "Gaussian", weight: Tensor, keys: Keys) -> Tensor:
+        """A draw from norm((weight * p - q)+) for `q` of equal scales, by numbers of `keys` [...] alone."""
+        scale, gap = self.scale.double(), self.gap(q)
+        z = reflection.half_lined(weight, gap, keys.branch(1)[..., 0].uniform(), keys.normal(self.mean.shape[-1])) - gap
+        return (self.mean + torch.where(scale > 0, z * scale, 0)).to(self.mean.dtype)
+
+    def mirrored(self, q: "Gaussian", x: Tensor) -> Tensor:
+        """`x` ~ `q`, refused with 1 - min(1, p/q), reflected to where p has more than `q` of equal scales."""
+        scale = self.scale.double()
+        z = reflection.reflected(reflection.units(x - q.mean, q.scale), self.gap(q))
+        return (self.mean + torch.where(scale > 0, z * scale, 0)).to(self.mean.dtype)
+
     def tempered(self, temperature: float) -> "Gaussian":
         """These laws with every scale times `temperature`."""
         return replace(self, scale=self.scale * temperature)
@@ -140,14 +152,7 @@ class GaussianLeft(Left):
         alike = p.alike(q)
         active = torch.ones_like(alike) if self.active is None else self.active
         drawn = Left(p, q, self.x, self.weight, active & ~alike).sample(keys)
-        return torch.where((active & alike)[..., None], self._closed(keys), drawn) if isinstance(q, Gaussian) else drawn
-
-    def _closed(self, keys: Keys) -> Tensor:
-        p, q, scale = self.p, self.q, self.p.scale.double()
-        gap = p.gap(q)
-        if self.weight is None:
-            z = reflection.reflected(reflection.units(self.x - q.mean, q.scale), gap)
-            return (p.mean + torch.where(scale > 0, z * scale, 0)).to(p.mean.dtype)
-        z = reflection.half_lined(self.weight, gap, keys.branch(1)[..., 0].uniform(), keys.normal(p.mean.shape[-1]))
-        away = torch.where(scale > 0, (z - gap) * scale, 0)
-        return (p.mean + away).to(p.mean.dtype)
+        if not isinstance(q, Gaussian):
+            return drawn
+        closed = p.mirrored(q, self.x) if self.weight is None else p.fresh(q, self.weight, keys)
+        return torch.where((active & alike)[..., None], closed, drawn)

@@ -27,6 +27,7 @@ class Siblings(Protocol):
 
     uses_q: bool
     points: bool  # whether candidates without a recorded law are judged too, as point masses
+    tables: bool  # whether it reads laws as tables of values; laws that have none are refused where it does
 
     def take_prob(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> Tensor:
         """Probability of taking candidate x, the `index`-th of `count`, given that those before it were refused."""
@@ -70,7 +71,8 @@ class Walk:
         going = draft.parents[:, draft.roots - 1] != PAD
         left = scored.p.at(here[:, None])
         touched = torch.zeros_like(going)
-        judged, expected = torch.zeros_like(here), torch.zeros_like(here, dtype=left.scores.dtype)
+        dtype = left.scores.dtype if self.siblings.tables else torch.float64
+        judged, expected = torch.zeros_like(here), torch.zeros_like(here, dtype=dtype)
         drift, relaxed = torch.zeros_like(expected), isinstance(self.siblings, Relaxed)
         for level in range(draft.height):
             slots = children[rows, here]  # [B, W]
@@ -96,7 +98,7 @@ class Walk:
             left, touched = p.where(going[:, None], left), torch.where(going, tried, touched)
             going = going & (taken >= 0)
             here, steps = torch.where(going, taken, here), steps + going
-        left = scored.p.at(here[:, None]).where(going[:, None], left)  # still going: the last level was taken, nothing lies below
+        left = left.where(~going[:, None], scored.p.at(here[:, None]))  # still going: the last level was taken, nothing lies below
         position = (draft.start + steps)[:, None]
         own = left.sample(noise.value(position))[:, 0]
         replaced = left.sample(noise.residual(position, draft.start))[:, 0]
@@ -127,7 +129,7 @@ def _capped_ratio(p: Categorical, q: Categorical, x: Tensor) -> Tensor:
 class TopK:
     """Deterministic candidates (EAGLE-2's rule, SGLang's "target only"): each is taken with its mass under what is left of p."""
 
-    uses_q, points = False, True
+    uses_q, points, tables = False, True, True
 
     def take_prob(self, p, q, x, index, count):
         return p.prob(x)
@@ -143,7 +145,7 @@ class TopK:
 class WithReplacement:
     """Multi-step speculative sampling (SpecInfer, Miao et al. 2023): candidates drawn independently from one q."""
 
-    uses_q, points = True, False
+    uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):
         return _capped_ratio(p, q, x)
@@ -159,7 +161,7 @@ class WithReplacement:
 class WithoutReplacement:
     """Recursive rejection over candidates drawn without replacement (Jeon et al. 2024): q loses every candidate refused."""
 
-    uses_q, points = True, False
+    uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):
         return _capped_ratio(p, q, x)
@@ -175,7 +177,7 @@ class WithoutReplacement:
 class Hybrid:
     """Hu et al. 2025: all candidates but the last are q's most likely values, the last is drawn from the rest of q."""
 
-    uses_q, points = True, False
+    uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):
         return torch.where(index < count - 1, p.prob(x), _capped_ratio(p, q, x))
@@ -194,7 +196,7 @@ class KSeq:
     rho in [1, k] solves 1 - (1 - b)^k = rho b with b = sum min(q, p / rho); when all k are refused, what is left is (p - rho q)+.
     """
 
-    uses_q, points = True, False
+    uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):
         return ((p.log_prob(x) - q.log_prob(x)).exp() / self.rho(p, q, count)).clamp(max=1)
@@ -236,7 +238,7 @@ class Relaxed:
 
     rule: Any
     exact: Tensor | None = None  # [B, 1] rows whose budget is spent; filled in by `at`
-    uses_q, points = True, True
+    uses_q, points, tables = True, True, True
 
     def at(self, level: int, spent: Tensor) -> "Relaxed":
         """The rule `level` guesses behind the frontier, in rows that have spent so much drift [B]."""

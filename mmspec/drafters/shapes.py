@@ -4,9 +4,10 @@ A shape calls `score` on its growing draft and decides what hangs where. It retu
 column it has in the draft that was scored; guesses that were never run get a column past its end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import reduce
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -94,8 +95,8 @@ def _in_order(draft: Draft) -> Tensor:
 
 # --- siblings ---------------------------------------------------------------------------------------------------------
 
-Pick = Callable[[Categorical, Keys, int], tuple[Tensor, Tensor, bool]]
-"""`count` siblings from each law [B, n, V]: values [B, n, count], which are real, and whether q is to be recorded."""
+Pick = Callable[[Any, Keys, int], tuple[Tensor, Tensor, bool]]
+"""`count` siblings from each law [B, n]: values [B, n, count, *value], which are real [B, n, count], and whether q is to be recorded."""
 
 
 def without_replacement(law: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
@@ -104,10 +105,16 @@ def without_replacement(law: Categorical, keys: Keys, count: int) -> tuple[Tenso
     return values, law.scores.gather(-1, values) > -torch.inf, True
 
 
-def with_replacement(law: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
-    """Independent draws: for WithReplacement and KSeq."""
-    values = keys.branch(count).choose(law.scores[..., None, :])
-    return values, torch.ones_like(values, dtype=torch.bool), True
+def with_replacement(law: Law, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
+    """Independent draws, from a law of any values: for WithReplacement, KSeq and DGRS."""
+    streams = keys.branch(count)
+    values = torch.stack([law.sample(streams[..., sibling]) for sibling in range(count)], 2)
+    return values, torch.ones(values.shape[:3], dtype=torch.bool, device=values.device), True
+
+
+def at_most(law: Law, count: int) -> int:
+    """`count` siblings, or as many as the law has values."""
+    return min(count, law.scores.shape[-1]) if isinstance(law, Categorical) else count
 
 
 def top(law: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
@@ -147,13 +154,18 @@ class Comb:
         keys = noise.guess(draft.start[:, None] + steps, draft.start)
         for level in range(room.length):
             law = score(spine).p.last(1)
-            values, real, keep_q = self.pick(law, keys[:, level : level + 1], min(self.width, law.scores.shape[-1]))
+            values, real, keep_q = self.pick(law, keys[:, level : level + 1], at_most(law, self.width))
             parent = spine.size - 1
             spine = spine.extend_chain(values[:, :, 0], room.guesses, law if keep_q else None)
             beside.append((values[:, 0, 1:], torch.where(real[:, 0, 1:] & spine.valid[:, -1:], parent, PAD), law))
         if not beside:
             return spine, _in_order(spine)
         values, parents = (torch.cat([level[i] for level in beside], 1) for i in (0, 1))
-        q = None if spine.q is None else Categorical(torch.cat([level[2].scores.expand(-1, level[0].shape[1], -1) for level in beside], 1))
+        q = None if spine.q is None else joined([law.at(torch.zeros_like(above)) for _, above, law in beside])
         final = spine.extend(values, parents, q, width=self.width, levels=room.length)
-        return final, torch.cat([_in_order(spine), torch.full_like(values, UNRUN)], 1)
+        return final, torch.cat([_in_order(spine), torch.full_like(parents, UNRUN)], 1)
+
+
+def joined(laws: Sequence[Any]) -> Any:
+    """Batches of laws, one after the other along the node axis."""
+    return reduce(lambda one, two: one.cat(two), laws)

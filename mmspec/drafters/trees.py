@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmspec.core.laws import Categorical
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Draft, Room
-from mmspec.drafters.shapes import UNRUN, Pick, Score, without_replacement
+from mmspec.drafters.shapes import UNRUN, Pick, Score, at_most, joined, without_replacement
 
 NodePath = tuple[int, ...]
 """A node, named by the ranks on the way to it: (0, 2) is the third child of the root's first child."""
@@ -157,25 +156,25 @@ class StaticTree:
             valid = real & valid[:, stage.above] & (room.guesses > depth)[:, None]
             values.append(value)
             parents.append(torch.where(valid, stage.parents + last, PAD))
-            laws.append(law.scores)
+            laws.append(law)
             if depth + 1 < len(stages):
                 above = torch.where(valid[:, stage.inside], stage.inner_parents + last, PAD)
                 inner = inner.extend(value[:, stage.inside], above, linear=width == 1, width=width, levels=depth + 1)
-        q = Categorical(torch.cat(laws, 1)[:, torch.cat([stage.laws for stage in stages])]) if recorded else None
+        q = joined(laws).at(torch.cat([stage.laws for stage in stages]).expand(len(start), -1)) if recorded else None
         final = draft.extend(torch.cat(values, 1), torch.cat(parents, 1), q, linear=width == 1, width=width, levels=len(stages))
         origin = torch.cat([stage.origin for stage in stages]) + last
         return final, origin.expand(len(start), -1)
 
-    def _siblings(self, law: Categorical, keys: Keys, stage: "_Stage") -> tuple[Tensor, Tensor, bool]:
-        """The values of a level [B, n], which of them are real, and whether q is to be recorded.
+    def _siblings(self, law: Any, keys: Keys, stage: "_Stage") -> tuple[Tensor, Tensor, bool]:
+        """The values of a level [B, n, *value], which of them are real [B, n], and whether q is to be recorded.
 
         Parents that have equally many children are served together: what is drawn may depend on their number.
         """
         values, real, recorded = [], [], False
         for which, count in stage.groups:
-            value, possible, recorded = self.pick(Categorical(law.scores[:, which]), keys[:, which], min(count, law.scores.shape[-1]))
-            missing = (0, count - value.shape[-1])  # a law over fewer values than siblings
-            values.append(torch.nn.functional.pad(value, missing).flatten(1))
+            value, possible, recorded = self.pick(law.at(which.expand(len(keys.words), -1)), keys[:, which], at_most(law, count))
+            missing = (0, count - possible.shape[-1])  # a law over fewer values than siblings
+            values.append((torch.nn.functional.pad(value, missing) if missing[1] else value).flatten(1, 2))
             real.append(torch.nn.functional.pad(possible, missing).flatten(1))
         return torch.cat(values, 1)[:, stage.order], torch.cat(real, 1)[:, stage.order], recorded
 
