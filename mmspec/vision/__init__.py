@@ -5,5 +5,18 @@ from mmspec.vision.family import ImageModel, Prompt
 from mmspec.vision.generation import Pictures, generate
 from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig
 from mmspec.vision.methods import METHODS, Method
+from mmspec.vision.whole import Denoised, denoise
 
-__all__ = ["METHODS", "ImageModel", "LlamaGen", "LlamaGenConfig", "Method", "Pictures", "Prompt", "generate", "image_model"]
+__all__ = [
+    "METHODS",
+    "Denoised",
+    "ImageModel",
+    "LlamaGen",
+    "LlamaGenConfig",
+    "Method",
+    "Pictures",
+    "Prompt",
+    "denoise",
+    "generate",
+    "image_model",
+]

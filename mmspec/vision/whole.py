@@ -56,7 +56,6 @@ class Denoised:
         return DDPMPipeline.numpy_to_pil(pixels)
 
 
-@torch.no_grad()
 def denoise(
     pipeline: Any,
     count: int = 1,
@@ -94,11 +93,27 @@ def denoise(
     if count < 1:
         raise ValueError(f"count is {count}: ask for at least 1 picture")
     target = DiffusionTarget.of(pipeline, steps, eta)
-    guesser, rule, device = _drafter(drafter, target, eta), _rule(accept), target.kernel.std.device
+    guesser, rule = _drafter(drafter, target, eta), _rule(accept)
+    control = Fixed(0) if isinstance(guesser, NoDraft) else _control(draft_length)
+    return chains(target, guesser, rule, count, control=control, seed=seed, on_step=on_step)
+
+
+@torch.no_grad()
+def chains(
+    target: DiffusionTarget,
+    guesser: Drafter,
+    rule: Judge,
+    count: int,
+    *,
+    control: Control,
+    seed: int | Sequence[int] = 0,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Denoised:
+    """As `denoise`, of a target made by hand: a network and a kernel that no pipeline holds."""
+    device = target.kernel.std.device
     noise = Noise.from_seed(seed, count, device)
     start = noise.value(torch.full((count, 1), _FIRST, device=device)).normal(target.shape.numel())[:, 0]
     opened, limits = Begun(*target.begin(start)), Chains(count, target.kernel.steps, device=device)
-    control = Fixed(0) if isinstance(guesser, NoDraft) else _control(draft_length)
     stats = Stats(exactness=rule.exactness)
     for step in decode(opened, guesser, rule, start, limits=limits, noise=noise, control=control):
         stats.add(step)
