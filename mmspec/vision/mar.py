@@ -7,6 +7,7 @@ which the first leaves hidden cells out. The head is a causal model's own (`Diff
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -51,7 +52,7 @@ class MaskedAR(PreTrainedModel):
         """
         seen = self.tok_projection(tokens.to(self.tok_projection.weight.dtype))
         cells = torch.where(masked[..., None], self.mask_embedding.weight[0], seen)
-        x = nn.functional.pad(cells, (0, 0, 1, 0)) + self.places.weight + self.cls_embedding(classes)  # the class reaches every cell
+        x = F.pad(cells, (0, 0, 1, 0)) + self.places.weight + self.cls_embedding(classes)  # the class reaches every cell
         places = torch.arange(-1, cells.shape[1], device=cells.device).expand(len(cells), -1)
         rope, everything = rotary(places, self.config), torch.ones(1, 1, 1, x.shape[1], dtype=torch.bool, device=x.device)
         for layer in self.layers:

@@ -34,6 +34,13 @@ class MaskedStats(Stats):
     draft_calls: int = 0
 
 
+@dataclass(frozen=True)
+class MaskedPictures(Generation):
+    """Tokens [B, N, d] in raster order, and what they cost."""
+
+    stats: MaskedStats
+
+
 @torch.no_grad()
 def generate_masked(
     model: MaskedAR,
@@ -52,7 +59,7 @@ def generate_masked(
     inner_temperature: float = INNER_TEMPERATURE,
     prefill: float = 0.05,
     noise: Noise,
-) -> Generation:
+) -> MaskedPictures:
     """One picture for each of `classes`, in raster order: sequences [B, N, d].
 
     Args:
@@ -112,7 +119,7 @@ def generate_masked(
     stats.tokens, stats.target_calls, stats.row_calls, stats.head_calls = rows * cells, target.calls, rows * target.calls, target.head_calls
     stats.histogram = _histogram(stats.histogram, rows * target.calls)
     stats.seconds |= spent | {"total": sum(spent.values())}
-    return Generation(canvas.tokens, torch.full((rows,), cells, device=told.device), stats)
+    return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=told.device), stats)
 
 
 def _plainly(target: Writer, canvas: Canvas, begin: int, end: int, noise: Noise) -> None:
@@ -126,7 +133,8 @@ def _plainly(target: Writer, canvas: Canvas, begin: int, end: int, noise: Noise)
 def _drafted(way: CSpDCompat, target: Writer, drafter: Writer, canvas: Canvas, noise: Noise, stats: MaskedStats) -> dict[str, float]:
     """The published procedure; its counts go into `stats`, and the seconds it took are returned."""
     sizes, kept = target.plan.sizes, []
-    spent, began = dict.fromkeys(("prefill", "draft", "score"), 0.0), perf_counter()
+    spent: dict[str, float] = dict.fromkeys(("prefill", "draft", "score"), 0.0)
+    began = perf_counter()
     _plainly(target, canvas, 0, way.first(len(sizes)), noise)
     spent["prefill"] = perf_counter() - began
     for iterations in way.rounds(len(sizes)):

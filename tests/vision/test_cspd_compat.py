@@ -80,7 +80,7 @@ def judged(gap: float, way: CSpDCompat, hotter: float = 1.0, rows: int = 4000):
     writers = Fixed(gap, plan, rows), Fixed(0.0, replace(plan, kernels=[kernel] * 4), rows)
     noise = Noise.from_seed(0, rows)
     canvas = Canvas(writers[0].model.config, noise)
-    return way.judge(*writers, canvas, canvas.cells(0, 1), torch.zeros(rows, 1, 2), 0, noise)
+    return way.judge(writers[0], writers[1], canvas, canvas.cells(0, 1), torch.zeros(rows, 1, 2), 0, noise)
 
 
 @pytest.mark.parametrize(("gap", "tau"), [(0.05, 1.0), (0.2, 1.0), (5.0, 42.0), (1.0, 42.0)])
@@ -109,7 +109,9 @@ def test_what_is_thinned_has_the_residual_s_law(factor):
     rows = 4000
     laws = [Gaussian(torch.full((rows, 1, 1), mean), torch.full((rows, 1, 1), scale)) for mean, scale in ((0.3, 1.0), (0.0, 0.8))]
     every = torch.ones(rows, 1, dtype=torch.bool)
-    drawn = thinned(*laws, torch.tensor(factor).log(), every, Noise.from_seed(0, rows).residual(every.long(), every[:, 0].long()))
+    drawn = thinned(
+        laws[0], laws[1], torch.tensor(factor).log(), every, Noise.from_seed(0, rows).residual(every.long(), every[:, 0].long())
+    )
     grid = torch.linspace(-6, 6, 4001, dtype=torch.float64)
     p, q = (torch.distributions.Normal(mean, scale).log_prob(grid).exp() for mean, scale in ((0.3, 1.0), (0.0, 0.8)))
     left = (factor * p - q).clamp(min=0)

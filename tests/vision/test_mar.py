@@ -184,7 +184,8 @@ def test_counts_and_labels():
     model = small()
     out = generate_masked(model, [0, 1], noise=Noise.from_seed(0, 2)).stats
     assert (out.exactness, out.tokens, out.target_calls, out.head_calls, out.tokens_per_call) == ("token-exact", 18, 9, 36, 1.0)
-    for options, calls, steps in (({"iterations": 3}, 3, 12), ({"head_steps": 2}, 9, 18), ({"iterations": 3, "annealed": 2}, 3, 9)):
+    cases: list[tuple[dict, int, int]] = [({"iterations": 3}, 3, 12), ({"head_steps": 2}, 9, 18), ({"iterations": 3, "annealed": 2}, 3, 9)]
+    for options, calls, steps in cases:
         out = generate_masked(model, [0, 1], noise=Noise.from_seed(0, 2), **options).stats
         assert (out.exactness, out.target_calls, out.head_calls) == ("lossy (unmetered)", calls, steps)
 
