@@ -51,12 +51,8 @@ class ChainSampler:
 def aligned(z: Tensor, sampler: Sampler, sigma_out: float, keys: Keys, width: int) -> Gaussian:
     """The laws [B, N] of tokens of `width` numbers, told `z` [B, N, D], with the noise that `keys` [B, N] give (`Noise.aligned`).
 
-    ValueError where `sigma_out` is no positive number: target and drafter could never agree on a token.
+    With `sigma_out` 0 they are points, which can be drawn, but on which target and drafter never agree.
     """
-    if not sigma_out > 0:
-        raise ValueError(
-            f"sigma_out is {sigma_out}, but without a last noise target and drafter never agree on a token: give sigma_out > 0"
-        )
     noise = keys.branch(sampler.rows).normal(width).to(z.dtype)
     mean = sampler(z, noise)
     return Gaussian(mean, torch.full_like(mean[..., :1], sigma_out))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from diffusers import DDPMParallelScheduler
-from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+from diffusers.models.embeddings import TimestepEmbedding
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -53,10 +53,12 @@ class ContinuousARConfig(LlamaGenConfig):
 class DiffusionHead(nn.Module):
     """What a noised token was made of: the velocity of `x` [M, d] at `timesteps` [M], given the backbone's state `z` [M, D]."""
 
+    rates: Tensor
+
     def __init__(self, config: ContinuousARConfig):
         super().__init__()
         width, self.blocks = config.head_width, config.head_blocks
-        self.time = Timesteps(64, flip_sin_to_cos=True, downscale_freq_shift=0)
+        self.register_buffer("rates", 10000.0 ** (-torch.arange(32) / 32), persistent=False)
         self.time_embedding = TimestepEmbedding(64, width)
         self.given, self.input = nn.Linear(config.hidden_size, width), nn.Linear(config.channels, width)
         self.modulation = nn.Linear(width, (3 * self.blocks + 2) * width)  # of all blocks at once: fewer and larger products
@@ -65,17 +67,19 @@ class DiffusionHead(nn.Module):
         self.output = nn.Linear(width, config.channels)
 
     def forward(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
-        about = F.silu(self.time_embedding(self.time(timesteps).to(z.dtype)) + self.given(z))
+        angle = timesteps[:, None] * self.rates
+        about = F.silu(self.time_embedding(torch.cat([angle.cos(), angle.sin()], -1).to(z.dtype)) + self.given(z))
         parts = self.modulation(about).chunk(3 * self.blocks + 2, -1)
         x = self.input(x)
-        for block in range(self.blocks):
+        for block, (first, second) in enumerate(zip(self.first, self.second, strict=True)):
             shift, scale, gate = parts[3 * block : 3 * block + 3]
-            x = x + gate * self.second[block](F.silu(self.first[block](_modulated(x, shift, scale))))
+            x = torch.addcmul(x, gate, second(F.silu(first(_modulated(x, shift, scale)))))
         return self.output(_modulated(x, *parts[-2:]))
 
 
 def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+    normal = F.layer_norm(x, x.shape[-1:])
+    return torch.addcmul(normal + shift, normal, scale)
 
 
 class MixtureHead(nn.Module):

@@ -80,6 +80,10 @@ class ImageModel(ABC):
         """Logits [R, N, values] over codes and controls only: the rest of the head is never multiplied."""
         ...
 
+    def picture(self, sequences: Tensor) -> Tensor:
+        """Codes [B, height, width] of what was written, codes and controls [B, T]."""
+        return self.raster.picture(sequences)
+
     @abstractmethod
     def decode(self, codes: Tensor) -> list[Image.Image]:
         """Pictures from codes [B, height, width]."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from typing import Any
 
 import torch
@@ -27,25 +26,31 @@ from mmspec.core.stats import Stats
 from mmspec.drafters.couplers import Coupler
 from mmspec.drafters.initialisers import INITIALISERS, Initialiser
 from mmspec.drafters.none import NoDraft
+from mmspec.vision.continuous import WINDOW as TOKENS
+from mmspec.vision.continuous import ContinuousPictures, continuous_model, generate_continuous
 from mmspec.vision.families import image_model
 from mmspec.vision.family import ImageModel, Size
+from mmspec.vision.latents import Sampling
 from mmspec.vision.methods import Method, method_of
 from mmspec.vision.rows import generate_rows
+
+WINDOW = 32
+"""Codes in flight a forward where no number is asked for."""
 
 
 @dataclass(frozen=True)
 class Pictures:
     """What was generated. `images` are decoded when they are first asked for."""
 
-    model: ImageModel = field(repr=False)
-    sequences: Tensor = field(repr=False)  # [B, T] codes and controls
-    runs: Tensor | None = field(repr=False)  # [B, height, width] what the forward that settled a cell settled in all; None by rows
+    model: ImageModel | ContinuousPictures = field(repr=False)
+    sequences: Tensor = field(repr=False)  # [B, T] codes and controls, or vectors [B, T, d]
+    runs: Tensor | None = field(repr=False)  # [B, height, width] what a cell's forward settled in all; None by rows, by sets and of vectors
     stats: Stats
 
     @property
     def tokens(self) -> Tensor:
-        """The codes [B, height, width]."""
-        return self.model.raster.picture(self.sequences)
+        """The codes [B, height, width], or vectors [B, height, width, d]."""
+        return self.model.picture(self.sequences)
 
     @cached_property
     def images(self) -> list[Image.Image]:
@@ -57,8 +62,8 @@ class Pictures:
 def generate(
     model: Any,
     prompts: Sequence[Any] | Mapping[str, Tensor],
-    method: str | Method = "jacobi",
-    window: int | str | Control = 32,
+    method: str | Method | None = None,
+    window: int | str | Control | None = None,
     guidance: float | Sequence[float] | None = None,
     temperature: float | Sequence[float] = 1.0,
     top_k: int | Sequence[int] | None = None,
@@ -70,6 +75,7 @@ def generate(
     couple: Coupler | None = None,
     init: str | Initialiser | None = None,
     drift_budget: float | None = None,
+    sampling: Sampling | None = None,
     on_step: Callable[[Step], None] | None = None,
 ) -> Pictures:
     """Generate one picture per prompt.
@@ -78,9 +84,11 @@ def generate(
         model: a transformers image model, a `mmspec.vision.LlamaGen`, or an adapter made by hand (`mmspec.vision.ImageModel`) where
             the model needs something beside it: a processor for texts, a decoder for its codes.
         prompts: a list of texts or classes, or the tensors the model's processor returned.
-        method: a name of `mmspec.vision.METHODS`, or a `Method`.
-        window: tokens in flight a forward, the last settled one included, at least 1; "auto" for the number that maximises measured
-            throughput. Rows (zipar, pjd) and trained trees have sizes of their own: the window only bounds a tree's depth.
+        method: a name of `mmspec.vision.METHODS`, or a `Method`; by default "jacobi". For models of continuous tokens a name of
+            `mmspec.vision.WAYS`; by default the head's own: "path" (diffusion), "density" (mixture) or "plain" (masked).
+        window: tokens in flight a forward, the last settled one included, at least 1; by default 32, and 5 for continuous tokens, whose
+            guesses a smaller model has to draw; "auto" for the number that maximises measured throughput. Rows (zipar, pjd) and trained
+            trees have sizes of their own: the window only bounds a tree's depth.
         guidance: the scale of classifier-free guidance, one or one per picture; None or 1 for none.
         temperature: 0 for the most likely code; a number, or one per picture.
         top_k: keep this many codes; None or 0 keeps all. Applied, like guidance, to the target's and the drafter's laws alike.
@@ -90,10 +98,12 @@ def generate(
         drafter: the trained net of the methods that draft with one; by default the model's own, if it has one.
         accept, couple, init: take the place of the method's own rule, coupler and initialiser (a name: uniform, left, up, ...).
         drift_budget: total variation a lossy rule may spend on a picture; then it is exact for the rest of that picture.
+        sampling: how the heads of continuous models are drawn from: steps, the noise `sigma_out` on every token, a diffusers scheduler.
         on_step: sees every round, for progress bars and previews.
 
     Returns:
-        `images` list of PIL pictures, `tokens` LongTensor [B, height, width], `sequences` with controls, `runs`, and `stats`.
+        `images` list of PIL pictures, `tokens` LongTensor [B, height, width] (of continuous tokens floats [B, height, width, d]),
+        `sequences` with controls, `runs`, and `stats`.
 
     Raises:
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
@@ -101,7 +111,12 @@ def generate(
     """
     if not isinstance(prompts, Mapping) and len(prompts) == 0:
         raise ValueError("prompts is empty: give at least one")
-    found = image_model(model)
+    if (vectors := continuous_model(model)) is not None:
+        given = {"top_k": top_k, "size": size, "couple": couple, "init": init, "drift_budget": drift_budget}
+        return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept, on_step, given)
+    if sampling is not None:
+        raise ValueError("sampling is for models of continuous tokens, and this one writes codes: leave it out")
+    found, method = image_model(model), default_method() if method is None else method
     found = found if size is None else found.resized(size)
     plan = method_of(method, accept=accept, couple=couple, init=_initialiser(init))
     guidance = _guidance(guidance)
@@ -119,7 +134,7 @@ def generate(
         )
         return Pictures(found, out.sequences, None, out.stats)
     rule = _budgeted(plan.rule(found), drift_budget)
-    control, most = _control(window, len(prompt.mask), device)
+    control, most = _control(WINDOW if window is None else window, len(prompt.mask), device)
     guesser = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
     laws = laws if guidance is None else Guided(laws.steps, guidance)
     family: Any = found  # its prompts are `Prompt`s
@@ -138,8 +153,49 @@ def generate(
 
 
 def default_method() -> str:
-    """The method of `generate` where none is named."""
-    return signature(generate).parameters["method"].default
+    """The method of `generate` for codes where none is named."""
+    return "jacobi"
+
+
+def _continuous(
+    model: ContinuousPictures,
+    prompts: Any,
+    method: Any,
+    window: int | str | Control | None,
+    guidance: Any,
+    temperature: Any,
+    seed: int | Sequence[int],
+    sampling: Sampling | None,
+    drafter: Any,
+    accept: Any,
+    on_step: Callable[[Step], None] | None,
+    codes_only: Mapping[str, Any],
+) -> Pictures:
+    """`generate` for continuous tokens. ValueError for options that only codes have."""
+    for name, value in codes_only.items():
+        if value is not None:
+            raise ValueError(f"{name} is {value!r}, but it is for picture codes, and this model writes continuous tokens: leave it out")
+    for name, value in (("guidance", guidance), ("temperature", temperature)):
+        if isinstance(value, Sequence):
+            raise ValueError(f"{name} is a list: over continuous tokens it is one number for all pictures")
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}: a density has no best value to take, give a positive number")
+    control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device)
+    found, out = generate_continuous(
+        model,
+        prompts,
+        model.method if method is None else method,
+        control=control,
+        most=most,
+        noise=Noise.from_seed(seed, len(prompts), model.model.device),
+        sampling=Sampling() if sampling is None else sampling,
+        guidance=_guidance(guidance),  # type: ignore[arg-type]
+        temperature=temperature,
+        drafter=drafter,
+        accept=accept,
+        on_step=on_step or (lambda step: None),
+    )
+    return Pictures(found, out.sequences, None, out.stats)
 
 
 def _initialiser(init: str | Initialiser | None) -> Initialiser | None:
