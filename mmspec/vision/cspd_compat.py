@@ -120,11 +120,12 @@ def _around(mean: Tensor, std: Tensor) -> Gaussian:
     return Gaussian(mean, torch.full_like(mean[..., :1], std.item()))
 
 
-def check_drafter(target: Any, drafter: Any) -> None:
-    """Raise ValueError unless `drafter` writes pictures of the target's form."""
+def checked(target: Any, drafter: Any) -> Any:
+    """`drafter`. ValueError unless it writes pictures of the target's form."""
     if drafter is None:
         raise ValueError("cspd-compat drafts with a smaller masked model: pass drafter=..., or choose plain with fewer iterations")
     for name in ("grid", "channels", "classes"):
         own, theirs = getattr(target.config, name, None), getattr(getattr(drafter, "config", None), name, None)
         if own != theirs:
             raise ValueError(f"the drafter has {name} {theirs} and the target {own}: give a masked model trained on the same tokens")
+    return drafter

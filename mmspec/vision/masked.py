@@ -16,7 +16,7 @@ from mmspec.core.accept import TOKEN_EXACT, UNMETERED
 from mmspec.core.decode import Generation
 from mmspec.core.noise import Noise
 from mmspec.core.stats import Stats
-from mmspec.vision.cspd_compat import INNER_TEMPERATURE, CSpDCompat, check_drafter
+from mmspec.vision.cspd_compat import INNER_TEMPERATURE, CSpDCompat, checked
 from mmspec.vision.mar import MaskedAR
 from mmspec.vision.masked_sets import Canvas, Plan, Writer
 
@@ -104,13 +104,13 @@ def generate_masked(
         _plainly(target, canvas, 0, plan.iterations, noise)
         spent = {"score": perf_counter() - began}
     elif method == "cspd-compat":
-        check_drafter(model, drafter)
+        small = checked(model, drafter)
         if annealed is not None:
             raise ValueError(f"annealed is {annealed}, but cspd-compat shares the noise of every step between sets: leave it out")
         plan.kernels[0].check_token("cspd-compat")
         way = CSpDCompat(gamma, inner_temperature, prefill)
         stats = MaskedStats(exactness=UNMETERED)
-        spent = _drafted(way, target, Writer(drafter, told, plan), canvas, noise, stats)
+        spent = _drafted(way, target, Writer(small, told, plan), canvas, noise, stats)
     else:
         raise ValueError(f"unknown method {method!r} for masked models; valid: {', '.join(MASKED_METHODS)}")
     if not bool(canvas.tokens.isfinite().all()):
