@@ -1,12 +1,11 @@
 """Make the targets and drafts of mini continuous: models of Fashion-MNIST's continuous tokens, by class.
 
-    python vision/train_continuous.py --head diffusion         (30 minutes on one CPU core; mixture, masked: 17)
-    python vision/train_continuous.py --head diffusion --draft (15 minutes)
+    python vision/train_continuous.py --head diffusion         (25 minutes on one CPU core; mixture: 26, masked: 16)
+    python vision/train_continuous.py --head diffusion --draft (20 minutes; mixture, masked: 10)
 
 Data (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), its official test pictures held out; all but shoes are mirrored too. The
 autoencoder is read from OUT/autoencoder (vision/train_autoencoder.py). One picture in ten lacks its class, so that guidance has something
-to lean on. Drafts learn from OUT/HEAD/target, on contexts half of pictures and half of what target and an earlier draft wrote together, and
-partly of their own tokens. A stopped run goes on; delete the work folder to start again.
+to lean on. Drafts learn from OUT/HEAD/target, behind contexts that are half pictures' and half its own, a quarter of their tokens drafted. A stopped run goes on; delete the work folder to start again.
 """
 
 import argparse
@@ -33,7 +32,8 @@ SIZES = {
     "mixture": {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 352, "components": 8},
     "masked": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 352, "head_width": 128},
 }
-SMALL = {"hidden_size": 96, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
+SMALL = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
+STEPS, DRAFT_STEPS = {"diffusion": 3300, "mixture": 6000, "masked": 2200}, {"diffusion": 5000, "mixture": 3500, "masked": 1500}
 CHAINS, SIGMA, WRITTEN, OWN = (8, 16, 16, 32), 0.1, 1024, 0.25
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--name", default="small", help="of the draft")
     parser.add_argument("--work", type=Path, help="default build/continuous-HEAD, or build/continuous-HEAD-NAME")
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/continuous"))
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, help="default by head")
     parser.add_argument("--rows", type=int, default=48, help="pictures a step")
     parser.add_argument("--levels", type=int, default=4, help="noise levels a token a step")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -86,6 +86,7 @@ def main() -> None:
     args.work = args.work or Path(f"build/continuous-{args.head}" + (f"-{args.name}" if args.draft else ""))
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
+    args.steps = args.steps or (DRAFT_STEPS if args.draft else STEPS)[args.head]
     sizes, folder = SMALL if args.draft else SIZES[args.head], args.out / args.head
     if args.smoke:
         sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.head

@@ -7,8 +7,11 @@ from typing import Any
 from mmspec.compact import read_bytes, save_bytes
 
 HOME = Path(__file__).parent
-NAMES = ("text", "vision", "vision-fashion", "speech", "vlm", "recsys")
-"""vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card."""
+NAMES = ("text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys")
+"""vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card.
+
+continuous: Fashion-MNIST as continuous tokens by a diffusion head; continuous-mixture and continuous-masked: the same by other models.
+"""
 
 
 def shipped_drafters(name: str = "text") -> tuple[str, ...]:
@@ -40,6 +43,8 @@ def load(name: str) -> Mini:
         return load_speech(HOME / "speech")
     if name == "vlm":
         return load_vlm(HOME / "vlm")
+    if name.startswith("continuous"):
+        return load_continuous(HOME / "continuous", name.partition("-")[2] or "diffusion")
     return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
 
 
@@ -67,6 +72,13 @@ def load_vision(folder: Path, part: str) -> Mini:
     from mmspec.minis.images import load_images
 
     return Mini(**load_images(folder / part), card=(folder / "card.md").read_text(encoding="utf-8"))
+
+
+def load_continuous(folder: Path, head: str) -> Mini:
+    """The mini of continuous tokens in `folder` whose target has a `head`. FileNotFoundError when it is not there."""
+    from mmspec.minis.latents import load_latents
+
+    return Mini(**load_latents(folder, head), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_speech(folder: Path) -> Mini:

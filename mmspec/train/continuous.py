@@ -132,7 +132,7 @@ class PathLesson(nn.Module):
     states (every so many, from a random one on), which estimates K. The part `pull` of sqrt(K) keeps a gradient where K is large.
     """
 
-    def __init__(self, draft: Any, target: Any, kernels: Sequence[Kernel], *, every: int = 1, asked: int = 4, pull: float = 0.05):
+    def __init__(self, draft: Any, target: Any, kernels: Sequence[Kernel], *, every: int = 1, asked: int = 4, pull: float = 0.15):
         super().__init__()
         self.draft, self.kernels, self.every, self.asked, self.pull = draft, list(kernels), every, asked, pull
         self.frozen = (target,)  # in a tuple: neither trained nor saved with the draft
