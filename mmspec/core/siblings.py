@@ -17,6 +17,7 @@ from mmspec.core.accept import LAW_EXACT, LOSSY, Token, settle, with_meters
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.core.thinning import spread
 
 
 class Siblings(Protocol):
@@ -102,7 +103,7 @@ class Walk:
         position = (draft.start + steps)[:, None]
         own = left.sample(noise.value(position))[:, 0]
         replaced = left.sample(noise.residual(position, draft.start))[:, 0]
-        verdict = settle(draft, here, torch.where(touched & ~going, replaced, own))
+        verdict = settle(draft, here, torch.where(spread(touched & ~going, own), replaced, own))
         return with_meters(verdict, judged, drift if relaxed else None, expected)
 
     def _now(self, level: int, spent: Tensor) -> Siblings:

@@ -5,7 +5,7 @@ held fixed: no other model, no training and, by default, no call, for the forwar
 is wanted. What is held is never a step's mean, which is made anew from every state.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Room, Scored, Settled, Verdict
+from mmspec.drafters.shapes import Chain, Shape
 
 REUSES, HOLDS = ("nearest", "parent", "root"), ("picture", "output")
 
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """Chains of guesses by one output of the target's network, held for the whole round.
+    """Guesses, in the given `shape`, by one output of the target's network, held for the whole round.
 
     `reuse` says which output. "parent": at the last state that was kept, the parent of the one settled last. "nearest": the same, but
-    where a guess was refused the output at that guess, which has the noise level of the state that took its place. "root": at the settled
-    state itself, for one call more a round; the first guess is then always right. Until the first forward has run nothing is known, and
-    the first round of the other two is plain.
+    where guesses were refused the output at the one nearest to the state that took their place: its noise level is the right one. "root":
+    at the settled state itself, for one call more a round; the first guess is then always right. Until the first forward has run nothing
+    is known, and the first round of the other two is plain.
 
     `hold` says what of it is held: the "picture" it foresees, from which an output is made anew for every state and noise level, or the
     "output" as it is. The same for networks that predict the picture; those that predict noise or velocity say something else at each
@@ -33,6 +34,7 @@ class FrozenTarget:
 
     reuse: str = "nearest"
     hold: str = "picture"
+    shape: Shape = field(default_factory=Chain)
 
     def __post_init__(self):
         for name, value, known in (("reuse", self.reuse, REUSES), ("hold", self.hold, HOLDS)):
@@ -44,41 +46,41 @@ class FrozenTarget:
         if not hasattr(session, "law_of"):
             name = type(session).__name__
             raise ValueError(f"frozen drafts are made of a diffusion network's outputs, which {name} has none of: take another drafter")
-        return FrozenSession(session, self.reuse, self.hold == "picture" and session.foresees)
+        return FrozenSession(session, self)
 
 
 class FrozenSession:
     """One generation: what is held, [B, 1, D], once there is anything."""
 
-    def __init__(self, session: Any, reuse: str, pictures: bool):
-        self.session, self.reuse, self.pictures = session, reuse, pictures
+    def __init__(self, session: Any, plan: FrozenTarget):
+        self.session, self.plan, self.pictures = session, plan, plan.hold == "picture" and session.foresees
         self.held: Tensor | None = None
+        self.scored = 0  # columns of the draft under way whose laws were given
 
     def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
         if room.length == 0:
             return frontier
-        if self.reuse == "root":
+        if self.plan.reuse == "root":
             self._hold(frontier, self.session.outputs(frontier), torch.full_like(frontier.start, frontier.roots - 1))
         if self.held is None:
             return frontier
-        draft = frontier
-        positions = draft.start[:, None] + torch.arange(room.length, device=draft.start.device)
-        keys = noise.guess(positions, draft.start)
-        for step in range(room.length):
-            x, here = draft.nodes[:, -1:], positions[:, step : step + 1]
-            law = self.session.law_of(x, here, self.session.said(x, here, self.held) if self.pictures else self.held)
-            draft = draft.extend_chain(law.sample(keys[:, step : step + 1]), room.guesses, law)
-        return draft
+        self.scored = 0
+        return self.plan.shape.grow(self._score, frontier, room, noise)[0]
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
-        if self.reuse == "root":
+        if self.plan.reuse == "root":
             return
         if scored.hidden is None:
             raise ValueError("frozen drafts read the target's outputs, but its session handed out none with the draft's laws")
-        column = draft.roots - 1 + verdict.accepted
-        if self.reuse == "nearest":
-            column = column + (verdict.judged > verdict.accepted)
-        self._hold(draft, scored.hidden, column)
+        kept = verdict.keep.amax(1).clamp_min(0)  # a path's last node is its last column
+        self._hold(draft, scored.hidden, _nearest(draft, kept, verdict.frontier.nodes[:, -1:]) if self.plan.reuse == "nearest" else kept)
+
+    def _score(self, draft: Draft) -> Scored:
+        """The target's laws after every node not asked about before, were the network to say what is held."""
+        x, positions = draft.nodes[:, self.scored :], draft.position()[:, self.scored :]
+        self.scored = draft.size
+        held = self.held.expand_as(x)
+        return Scored(self.session.law_of(x, positions, self.session.said(x, positions, held) if self.pictures else held))
 
     def _hold(self, draft: Draft, outputs: Tensor, column: Tensor) -> None:
         """Hold what the network said, `outputs` [B, N, D], at `column` [B]."""
@@ -86,3 +88,10 @@ class FrozenSession:
         self.held = outputs[rows, column]
         if self.pictures:
             self.held = self.session.picture(draft.nodes[rows, column], draft.position()[rows, column], self.held)
+
+
+def _nearest(draft: Draft, kept: Tensor, value: Tensor) -> Tensor:
+    """Of the guesses that hung on column `kept` [B] the one nearest to `value` [B, 1, D], which was settled there; `kept` without any."""
+    beside = (draft.parents == kept[:, None]) & (torch.arange(draft.size, device=kept.device) >= draft.roots)
+    away = torch.where(beside, torch.linalg.vector_norm(draft.nodes - value, dim=-1), torch.inf)
+    return torch.where(beside.any(1), away.argmin(1), kept)

@@ -13,6 +13,7 @@ from mmspec.core.accept import Block, Token
 from mmspec.core.break_even import BreakEven
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Drafter, decode
+from mmspec.core.dgrs import dgrs
 from mmspec.core.judge import Judge
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
@@ -21,10 +22,11 @@ from mmspec.core.stats import Stats
 from mmspec.drafters.frozen import FrozenTarget
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.shapes import Chain, Comb, Shape, with_replacement
 from mmspec.vision.diffusion import Begun, DiffusionSession, DiffusionTarget, sample_shape
 
 _FIRST = -1  # the output position whose numbers are a chain's first state
-RULES: dict[str, Judge] = {"token": Token(), "block": Block()}
+RULES: dict[str, Judge] = {"token": Token(), "block": Block(), "d-grs": dgrs()}
 
 
 class Chains(Limits):
@@ -64,7 +66,8 @@ def denoise(
     draft_length: int | str | Control = 8,
     steps: int | None = None,
     eta: float | None = None,
-    accept: str | Judge = "token",
+    siblings: int = 1,
+    accept: str | Judge | None = None,
     seed: int | Sequence[int] = 0,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Denoised:
@@ -78,7 +81,9 @@ def denoise(
             judges one state more than it guesses, so this pays where a batch of them takes little longer than one.
         steps: of the chain; by default the pipeline's own number.
         eta: DDIM's, in (0, 1], by default 1 (the pipeline itself has 0). DDPM has none.
-        accept: "token" (reflection), "block" (judges a draft as a whole, accepts a little more), or a rule. All are law-exact.
+        siblings: states guessed side by side at every step, of which the first is guessed on from: for that many times the rows.
+        accept: "token" (reflection), "block" (judges a draft as a whole, accepts a little more), "d-grs" (the rule for siblings), or a
+            rule; by default token or, where there are siblings, d-grs. All are law-exact.
         seed: an int (picture r gets seed + r) or one per picture. A picture depends on its own seed and the draft length alone, not on
             its batch, but for rounding; with "auto" it follows the clock.
         on_step: sees every round, for progress bars.
@@ -93,7 +98,10 @@ def denoise(
     if count < 1:
         raise ValueError(f"count is {count}: ask for at least 1 picture")
     target = DiffusionTarget.of(pipeline, steps, eta)
-    guesser, rule = _drafter(drafter, target, eta), _rule(accept)
+    if siblings < 1:
+        raise ValueError(f"siblings is {siblings}: at least 1 state is guessed at every step (1 is a chain)")
+    shape = Chain() if siblings == 1 else Comb(siblings, with_replacement)
+    guesser, rule = _drafter(drafter, target, eta, shape), _rule(accept or ("token" if siblings == 1 else "d-grs"))
     control = Fixed(0) if isinstance(guesser, NoDraft) else _control(draft_length)
     return chains(target, guesser, rule, count, control=control, seed=seed, on_step=on_step)
 
@@ -128,11 +136,11 @@ def _counted(stats: Stats, session: DiffusionSession) -> Stats:
     return replace(stats, target_calls=stats.target_calls + len(session.asked), row_calls=stats.row_calls + rows)
 
 
-def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None) -> Drafter:
+def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None, shape: Shape) -> Drafter:
     if drafter is None:
         return NoDraft()
     if drafter == "frozen":
-        return FrozenTarget()
+        return FrozenTarget(shape=shape)
     if hasattr(drafter, "begin"):
         return drafter
     if hasattr(drafter, "unet") and hasattr(drafter, "scheduler"):
@@ -145,7 +153,7 @@ def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None) -> Drafte
         raise ValueError(f"drafter is {drafter!r}: give None, 'frozen', a network, a pipeline or a Drafter")
     if own.shape != target.shape:
         raise ValueError(f"the drafter's samples are {tuple(own.shape)}, but the target's {tuple(target.shape)}: take one of the same size")
-    return ModelDrafter(own)
+    return ModelDrafter(own, shape)
 
 
 def _rule(accept: str | Judge) -> Judge:

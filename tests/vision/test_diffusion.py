@@ -121,9 +121,9 @@ class Watched:
         return verdict
 
 
-def drawn(pipeline: Any, count: int, rule: Any, **rest: Any) -> tuple[Any, Watched, torch.Tensor]:
+def drawn(pipeline: Any, count: int, rule: Any | None, **rest: Any) -> tuple[Any, Any, torch.Tensor]:
     """What `denoise` gave, what the rule saw, and every state of every chain, [B, T + 1, D]."""
-    watched, states, first = Watched(rule), [[] for _ in range(count)], []
+    watched, states, first = None if rule is None else Watched(rule), [[] for _ in range(count)], []
 
     def on_step(step):
         first.append(step.draft.nodes[:, 0])
@@ -194,6 +194,28 @@ def test_wrong_rules_are_told_apart(rule, drafter):
     assert kstest(residuals(pipeline, watched, states).numpy(), "norm").pvalue < 1e-6
 
 
+def test_siblings_keep_the_law_and_accept_more():
+    """Every emitted step is looked at, along a line that does not hang on the draft, and how many were accepted as in chains."""
+    pipeline = mixture_pipeline()
+    counts = {}
+    for siblings in (1, 4):
+        out, _, states = drawn(pipeline, 400, None, drafter=imitation(pipeline, 2.0), steps=16, draft_length=3, siblings=siblings)
+        counts[siblings] = out.stats.row_calls
+        for line in (torch.randn(4, dtype=torch.float64), None):
+            assert kstest(everywhere(pipeline, states, line).numpy(), "norm").pvalue > 0.01
+    assert counts[4] < 0.95 * counts[1]
+
+
+def everywhere(pipeline: Any, states: torch.Tensor, line: torch.Tensor | None) -> torch.Tensor:
+    """As `residuals` of every noisy step, along `line` [D] or the step's own direction."""
+    count, steps = len(states), states.shape[1] - 1
+    target, step = DiffusionTarget.of(pipeline, steps), torch.arange(steps - 1).expand(count, -1)
+    x = states[:, :-2]
+    p = target.law(x, step, target.run(x.flatten(0, 1), step.flatten()).view_as(x))
+    along = torch.nn.functional.normalize(p.mean - x if line is None else line, dim=-1)
+    return (((states[:, 1:-1] - p.mean) / p.scale) * along).sum(-1).flatten()
+
+
 def test_block_verification_keeps_the_law_and_accepts_more():
     """What a block settles hangs on later guesses, so every step is looked at, along a line that does not hang on the draft."""
     pipeline = mixture_pipeline()
@@ -201,12 +223,8 @@ def test_block_verification_keeps_the_law_and_accepts_more():
     token, _, _ = drawn(pipeline, 500, Token(), **settings)
     block, _, states = drawn(pipeline, 500, Block(), **settings)
     assert block.stats.accepted_per_call > token.stats.accepted_per_call
-    target, step = DiffusionTarget.of(pipeline, 16), torch.arange(15).expand(500, -1)
-    x = states[:, :15]
-    p = target.law(x, step, target.run(x.flatten(0, 1), step.flatten()).view_as(x))
-    z = (states[:, 1:16] - p.mean) / p.scale
-    for line in (torch.randn(4, dtype=torch.float64), p.mean - x):
-        assert kstest((z * torch.nn.functional.normalize(line, dim=-1)).sum(-1).flatten().numpy(), "norm").pvalue > 0.01
+    for line in (torch.randn(4, dtype=torch.float64), None):
+        assert kstest(everywhere(pipeline, states, line).numpy(), "norm").pvalue > 0.01
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -305,8 +323,10 @@ WRONG = {
     "predicts its own noise": lambda: denoise(DDPMPipeline(learned(), DDPM), steps=4),
     "draft_length is -1": lambda: denoise(mixture_pipeline(), drafter="frozen", steps=4, draft_length=-1),
     "draft_length is 'long'": lambda: denoise(mixture_pipeline(), drafter="frozen", steps=4, draft_length="long"),
-    "accept is 'best'; valid: token, block": lambda: denoise(mixture_pipeline(), steps=4, accept="best"),
+    "accept is 'best'; valid: token, block, d-grs": lambda: denoise(mixture_pipeline(), steps=4, accept="best"),
     "drafter is 'cold': give None, 'frozen'": lambda: denoise(mixture_pipeline(), steps=4, drafter="cold"),
+    "siblings is 0": lambda: denoise(mixture_pipeline(), steps=4, siblings=0),
+    "judges chains, but this draft branches": lambda: denoise(mixture_pipeline(), drafter="frozen", steps=9, siblings=2, accept="token"),
     "the drafter's samples are (1, 8, 8), but the target's (4, 1, 1)": lambda: denoise(mixture_pipeline(), steps=4, drafter=unet()),
     "at step 0 of 4 their noise is": lambda: denoise(mixture_pipeline(), steps=4, drafter=mixture_pipeline(beta_schedule="linear")),
     "seed has 2 entries for 3 rows": lambda: denoise(mixture_pipeline(), 3, steps=4, seed=[1, 2]),
