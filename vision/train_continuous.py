@@ -5,7 +5,8 @@
 
 Data (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), its official test pictures held out; all but shoes are mirrored too. The
 autoencoder is read from OUT/autoencoder (vision/train_autoencoder.py). One picture in ten lacks its class, so that guidance has something
-to lean on. Drafts learn from OUT/HEAD/target, behind contexts that are half pictures' and half its own, a quarter of their tokens drafted. A stopped run goes on; delete the work folder to start again.
+to lean on. Drafts learn from OUT/HEAD/target, behind contexts that are half pictures' and half its own, a quarter of their tokens drafted.
+A stopped run goes on; delete the work folder to start again.
 """
 
 import argparse
@@ -33,8 +34,8 @@ SIZES = {
     "masked": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 352, "head_width": 128},
 }
 SMALL = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
-STEPS, DRAFT_STEPS = {"diffusion": 3300, "mixture": 6000, "masked": 2200}, {"diffusion": 5000, "mixture": 3500, "masked": 1500}
-CHAINS, SIGMA, WRITTEN, OWN = (8, 16, 16, 32), 0.1, 1024, 0.25
+STEPS, DRAFT_STEPS = {"diffusion": 3300, "mixture": 6000, "masked": 2200}, {"diffusion": 6200, "mixture": 5500, "masked": 1500}
+CHAINS, SIGMA, WRITTEN, OWN = (8, 16, 16, 32, 64), 0.1, 1024, 0.25
 
 
 def table(folder: Path, kept: Path, part: str) -> Table:

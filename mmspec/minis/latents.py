@@ -24,8 +24,8 @@ def continuous_model(folder: Path) -> Any:
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(f"no model of continuous tokens in {folder}: make it with python vision/train_continuous.py")
     masked = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == MaskedARConfig.model_type
-    kind, config = (MaskedAR, MaskedARConfig) if masked else (ContinuousAR, ContinuousARConfig)
-    model: Any = kind(config.from_pretrained(folder)).float()
+    model: Any = MaskedAR(MaskedARConfig.from_pretrained(folder)) if masked else ContinuousAR(ContinuousARConfig.from_pretrained(folder))
+    model = model.float()
     model.load_state_dict(read_bytes(folder / "model.safetensors"))
     return model.eval()
 

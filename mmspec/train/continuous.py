@@ -61,13 +61,13 @@ class Lesson(nn.Module):
         tokens = tokens.flatten(0, 1) if masked is None else tokens[masked]
         if self.model.config.head == "mixture":
             smoothed = tokens + DEQUANTISED * torch.randn(tokens.shape, generator=generator)
-            return -mixture_log_prob(*self.model.head(states), smoothed).mean() / tokens.shape[-1]
+            return -mixture_log_prob(smoothed, *self.model.head(states)).mean() / tokens.shape[-1]
         return velocity_loss(self.model.head, self.schedule, states, tokens, self.levels, generator)
 
 
 def hidden(model: Any, tokens: Tensor, generator: torch.Generator) -> Tensor | None:
     """Which of `tokens` [B, T, d] a masked model does not see, [B, T] bool; None for causal ones, which foretell every token."""
-    return random_masks(*tokens.shape[:2], generator) if isinstance(model, MaskedAR) else None
+    return random_masks(len(tokens), tokens.shape[1], generator) if isinstance(model, MaskedAR) else None
 
 
 def told(model: Any, classes: Tensor, seen: Tensor, masked: Tensor | None) -> Tensor:
@@ -85,14 +85,14 @@ def velocity_loss(head: nn.Module, schedule: Any, states: Tensor, tokens: Tensor
     return (found.float() - schedule.get_velocity(tokens, noise, times)).square().mean()
 
 
-def mixture_log_prob(logits: Tensor, means: Tensor, scales: Tensor, tokens: Tensor) -> Tensor:
+def mixture_log_prob(tokens: Tensor, logits: Tensor, means: Tensor, scales: Tensor) -> Tensor:
     """log of the mixture's density [...] at `tokens` [..., d]."""
     whitened = (tokens[..., None, :] - means) / scales
     parts = -0.5 * whitened.square().sum(-1) - scales.log().sum(-1) - tokens.shape[-1] * 0.5 * math.log(2 * math.pi)
     return (logits.log_softmax(-1) + parts).logsumexp(-1)
 
 
-def mixture_drawn(logits: Tensor, means: Tensor, scales: Tensor, generator: torch.Generator) -> Tensor:
+def mixture_drawn(generator: torch.Generator, logits: Tensor, means: Tensor, scales: Tensor) -> Tensor:
     """A token [..., d] from each mixture."""
     pick = torch.multinomial(logits.softmax(-1).flatten(0, -2), 1, generator=generator).view(*logits.shape[:-1], 1, 1)
     mean, scale = (part.take_along_dim(pick, -2)[..., 0, :] for part in (means, scales))
@@ -120,7 +120,7 @@ def written(
 def drawn(model: Any, states: Tensor, kernel: Kernel | None, generator: torch.Generator) -> Tensor:
     """A token [M, d] from each of `states` [M, D]."""
     if kernel is None:
-        return mixture_drawn(*model.head(states), generator)
+        return mixture_drawn(generator, *model.head(states))
     noise = torch.randn(len(states), kernel.steps + 1, model.config.channels, generator=generator)
     return Denoiser(model.head, kernel).walk(states, noise)[0][:, -1]
 
@@ -198,14 +198,14 @@ class MixtureLesson(nn.Module):
     That is the share of rejected guesses, without bias; its gradient dies where q is far from p, so a part `pull` of -log q goes along.
     """
 
-    def __init__(self, draft: Any, target: Any, pull: float = 0.1):
+    def __init__(self, draft: Any, target: Any, pull: float = 0.5):
         super().__init__()
         self.draft, self.frozen, self.pull = draft, (target,), pull
 
     def forward(self, classes: Tensor, seen: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
         if share:
             with torch.no_grad():
-                made = mixture_drawn(*self.draft.head(self.draft.states(classes, seen)), generator)
+                made = mixture_drawn(generator, *self.draft.head(self.draft.states(classes, seen)))
             seen = torch.where(torch.rand(*seen.shape[:2], 1, generator=generator) < share, made, seen)
         left_out, nats = self.terms(classes, seen, generator)
         return left_out.mean() + self.pull * nats.mean()
@@ -214,9 +214,9 @@ class MixtureLesson(nn.Module):
         """(1 - q / p)+ and log p - log q [B, T] of a token drawn from every law of the target."""
         with torch.no_grad():
             law = self.frozen[0].head(self.frozen[0].states(classes, seen))
-            tokens = mixture_drawn(*law, generator)
-            log_p = mixture_log_prob(*law, tokens)
-        short = log_p - mixture_log_prob(*self.draft.head(self.draft.states(classes, seen)), tokens)
+            tokens = mixture_drawn(generator, *law)
+            log_p = mixture_log_prob(tokens, *law)
+        short = log_p - mixture_log_prob(tokens, *self.draft.head(self.draft.states(classes, seen)))
         return (1 - (-short).exp()).clamp_min(0), short
 
     @torch.no_grad()

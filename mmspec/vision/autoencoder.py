@@ -10,6 +10,7 @@ by as much): sigma-VAE, Sun et al. 2024, arXiv 2412.08635.
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,24 +30,24 @@ def make_autoencoder(*, size: int, colours: int, patch: int, channels: Sequence[
     """An untrained autoencoder for `size` x `size` pictures: tokens of `dim` numbers, size / (patch * 2^(len(channels) - 1)) a side."""
     if size % (patch * 2 ** (len(channels) - 1)):
         raise ValueError(f"size {size} is not a multiple of {patch * 2 ** (len(channels) - 1)}, which patch {patch} and {channels} need")
-    model = AutoencoderKL(
-        in_channels=colours * patch**2,
-        out_channels=colours * patch**2,
-        down_block_types=("DownEncoderBlock2D",) * len(channels),
-        up_block_types=("UpDecoderBlock2D",) * len(channels),
-        block_out_channels=tuple(channels),
-        latent_channels=dim,
-        sample_size=size // patch,
-        norm_num_groups=8,
-        scaling_factor=1.0,
-        latents_mean=(0.0,) * dim,
-        latents_std=(1.0,) * dim,
-        mid_block_add_attention=False,
-    )
-    return model
+    options: dict[str, Any] = {
+        "in_channels": colours * patch**2,
+        "out_channels": colours * patch**2,
+        "down_block_types": ("DownEncoderBlock2D",) * len(channels),
+        "up_block_types": ("UpDecoderBlock2D",) * len(channels),
+        "block_out_channels": tuple(channels),
+        "latent_channels": dim,
+        "sample_size": size // patch,
+        "norm_num_groups": 8,
+        "scaling_factor": 1.0,
+        "latents_mean": (0.0,) * dim,
+        "latents_std": (1.0,) * dim,
+        "mid_block_add_attention": False,
+    }
+    return AutoencoderKL(**options)
 
 
-def posterior(model: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
+def posterior(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log-variance of the latents of pictures [B, C, H, W] in [-1, 1]: [B, d, h, w] each, float32, not scaled."""
     side = model.config["sample_size"] * patch(model)
     if tuple(pixels.shape[1:]) != (colours(model), side, side):
@@ -55,12 +56,12 @@ def posterior(model: AutoencoderKL, pixels: Tensor) -> tuple[Tensor, Tensor]:
     return found.mean.float(), found.logvar.float()
 
 
-def draw(model: AutoencoderKL, latents: Tensor) -> Tensor:
+def draw(model: Any, latents: Tensor) -> Tensor:
     """The picture that latents [B, d, h, w] stand for: [B, C, H, W], about [-1, 1]."""
     return F.pixel_shuffle(model.decode(latents, return_dict=False)[0].float(), patch(model))
 
 
-def scale(model: AutoencoderKL) -> tuple[Tensor, Tensor]:
+def scale(model: Any) -> tuple[Tensor, Tensor]:
     """Mean and deviation [d] of the latents' channels, as the config keeps them."""
     mean, std = (torch.tensor(model.config[name], device=model.device) for name in ("latents_mean", "latents_std"))
     return mean, std

@@ -1,6 +1,7 @@
 """Training of continuous models: densities, the gap a draft is distilled by, and that it foretells what is accepted."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mmspec.vision.mar import MaskedAR, MaskedARConfig
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "head_width": 16, "head_blocks": 1}
 
 
-def model(head="diffusion", seed=0, **rest):
+def model(head="diffusion", seed=0, **rest) -> Any:
     torch.manual_seed(seed)
     sizes = {**SMALL, "grid": 3, "channels": 4, "classes": 3, "initializer_range": 0.3, **rest}
     made = MaskedAR(MaskedARConfig(**sizes)) if head == "masked" else ContinuousAR(ContinuousARConfig(head=head, **sizes))
@@ -32,7 +33,7 @@ def test_a_mixture_s_density_is_torch_s():
     scales = torch.rand(5, 3, 2, generator=generator) + 0.1
     parts = torch.distributions.Independent(torch.distributions.Normal(means, scales), 1)
     whole = torch.distributions.MixtureSameFamily(torch.distributions.Categorical(logits=logits), parts)
-    torch.testing.assert_close(train.mixture_log_prob(logits, means, scales, x), whole.log_prob(x))
+    torch.testing.assert_close(train.mixture_log_prob(x, logits, means, scales), whole.log_prob(x))
 
 
 def test_a_mixture_s_tokens_have_its_moments():
@@ -40,7 +41,7 @@ def test_a_mixture_s_tokens_have_its_moments():
     logits, means = torch.tensor([0.0, 1.0]).log_softmax(-1), torch.tensor([[-1.0, 2.0], [1.0, 0.0]])
     scales, count = torch.tensor([[0.5, 1.0], [0.2, 2.0]]), 40_000
     law = (part.expand(count, *part.shape) for part in (logits, means, scales))
-    found, share = train.mixture_drawn(*law, generator), logits.exp()[:, None]
+    found, share = train.mixture_drawn(generator, *law), logits.exp()[:, None]
     mean = (share * means).sum(0)
     std = ((share * (means**2 + scales**2)).sum(0) - mean**2).sqrt()
     assert ((found.mean(0) - mean).abs() < 4 * std / count**0.5).all()
@@ -110,7 +111,7 @@ def test_a_mixture_draft_s_loss_is_the_rejected_share():
 
     def log_density(each):
         law = (part[0, 4].expand(len(x), *part.shape[2:]) for part in each.head(each.states(classes, seen)))
-        return train.mixture_log_prob(*law, x[:, None])
+        return train.mixture_log_prob(x[:, None], *law)
 
     with torch.no_grad():
         p, q = log_density(target), log_density(draft)
