@@ -6,14 +6,14 @@ iteration of its own, given only what was settled before the first of the sets, 
 - a guess is its chain's last mean m_q, with no noise of the last step; the target has m_p, from the same x_T and noise of every step;
 - it is kept with min(1, F exp(-|m_q - m_p|^2 / (2 tau^2 s_p^2)) (s_q / s_p)^d), tau = `inner_temperature`, s the noise of the last step and
   F = prod_{t >= 2} (s_p,t / s_q,t)^d, the inverse of the factor in the paper (both are 1 where target and draft have the same noise);
-- elsewhere it is replaced by a draw from norm((F N(m_p, s_p^2) - N(m_q, s_q^2))+), this time not tempered, by at most 100 tries;
+- elsewhere it is replaced by a draw from norm((F N(m_p, s_p^2) - N(m_q, s_q^2))+), not tempered, by at most 100 tries (`core.cspd`);
 - nothing is rolled back: guesses that hung on a replaced one stay, and all of the sets count as settled.
 
 With a tau of 42 that keeps a guess that lies within some dozens of deviations of the target's own token: a soft tolerance. The law of the
 pictures is neither that of the target's iterations nor that of iterations / gamma of them, and by how much it is off is not measured.
 
 What makes the code fail rather than differ is not kept: densities are compared as logarithms in float64 where the code forms them in half
-precision, which overflow to not-a-number, and after 100 tries a cell is the target's last draw, where the code leaves it zero.
+precision, which overflow to not-a-number, and after 100 tries a cell is the target's first draw, where the code leaves it zero.
 """
 
 import math
@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.cspd import Tail
 from mmspec.core.gaussian import Gaussian
 from mmspec.core.noise import Keys, Noise
 from mmspec.vision.masked_sets import Canvas, Writer
 
-TRIES = 100
 INNER_TEMPERATURE = 42.0
 
 
@@ -93,27 +93,20 @@ class CSpDCompat:
         own, theirs = target.plan.kernels[last].std, drafter.plan.kernels[last].std
         p, q = _around(means, own[-1]), _around(guesses, theirs[-1])
         size = guesses.shape[-1]
-        log_factor = size * (own[:-1].log() - theirs[:-1].log()).sum()
+        log_factor = size * float((own[:-1].log() - theirs[:-1].log()).sum())
         distance = ((guesses - means).double() / (self.inner_temperature * own[-1])).square().sum(-1)
-        chance = (log_factor + size * (theirs[-1] / own[-1]).log() - distance / 2).exp().clamp(max=1)
+        chance = (log_factor + size * float((theirs[-1] / own[-1]).log()) - distance / 2).exp().clamp(max=1)
         start = torch.full_like(cells[:, 0], last)
         kept = noise.accept(cells, start).below(chance)
-        replaced = thinned(p, q, log_factor, ~kept, noise.residual(cells, start))
-        return Judged(cells, torch.where(kept[..., None], guesses, replaced), kept)
+        return Judged(cells, _replaced(guesses, p, q, log_factor, ~kept, noise.residual(cells, start)), kept)
 
 
-def thinned(p: Gaussian, q: Gaussian, log_factor: Tensor, wanted: Tensor, keys: Keys) -> Tensor:
-    """Draws from norm((F p - q)+) where `wanted` [B, M], by `TRIES` tries at most: then p's last draw stays. Elsewhere p's first."""
-    tries = keys.branch(2 * TRIES)
-    found, waiting = p.sample(tries[..., 0]), wanted
-    for k in range(TRIES):
-        if not bool(waiting.any()):
-            break
-        fresh = p.sample(tries[..., 2 * k])
-        found = torch.where(waiting[..., None], fresh, found)
-        refused = (-p.log_ratio(q, fresh) - log_factor).exp()
-        waiting = waiting & tries[..., 2 * k + 1].below(refused)
-    return found
+def _replaced(guesses: Tensor, p: Gaussian, q: Gaussian, log_factor: float, refused: Tensor, keys: Keys) -> Tensor:
+    """`guesses` [B, M, d], those that are `refused` [B, M] drawn anew."""
+    rows, columns = refused.nonzero(as_tuple=True)
+    at = rows[:, None], columns[:, None]
+    fresh = Tail(p.picked(*at), q.picked(*at), log_factor).sample(keys[at])
+    return guesses.index_put((rows, columns), fresh[:, 0].to(guesses.dtype))
 
 
 def _around(mean: Tensor, std: Tensor) -> Gaussian:
