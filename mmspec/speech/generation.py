@@ -155,7 +155,7 @@ class _Saying:
     def __init__(
         self,
         model: SpeechModel,
-        texts: Sequence[str],
+        texts: Any,
         voice: str | Sequence[str] | None = None,
         sampling: Sampling | None = None,
         drafter: Any = None,

@@ -103,10 +103,10 @@ def test_ancestral_steps_are_known_under_three_names(steps):
 
 def test_the_scheduler_is_left_as_it_was():
     scheduler = FlowMatchEulerDiscreteScheduler(stochastic_sampling=True)
-    before = (scheduler.timesteps.clone(), scheduler.step_index)
+    before = torch.as_tensor(scheduler.timesteps).clone(), scheduler.step_index
     Kernel.of(scheduler, 8, 0.1)
     Kernel.euler_maruyama(scheduler, 8, 0.1)
-    assert torch.equal(scheduler.timesteps, before[0])
+    assert torch.equal(torch.as_tensor(scheduler.timesteps), before[0])
     assert scheduler.step_index == before[1]
 
 
@@ -165,7 +165,7 @@ def test_the_stochastic_flow_has_the_drift_and_the_noise_of_its_equation():
     kernel, even = Kernel.euler_maruyama(scheduler, 16, 0.1), Kernel.of(scheduler, 16, 0.1)
     scheduler.set_timesteps(16)
     x, out = torch.randn(2, 16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    s, steps = scheduler.sigmas.double()[:, None], torch.arange(16)
+    s, steps = torch.as_tensor(scheduler.sigmas).double()[:, None], torch.arange(16)
     t, h = 1 - s[:-1], s[:-1] - s[1:]
     velocity = -out
     score = (t * velocity - x) / (1 - t)

@@ -206,11 +206,9 @@ def test_a_token_of_a_block_has_the_targets_density():
         half = (own.mean + theirs.mean)[:, 0] / 2 - line.scales[1] ** 2 * weight.log() / (own.mean - theirs.mean)[:, 0]
         x, step = _halves(half.clamp(-FAR, FAR), 60)
         many = y1[:, None].expand_as(x)
-        first, kept, _ = (
-            None if part is None else part.view(len(x), -1, *part.shape[1:]) for part in _chances(rule, line, many.flatten(), x.flatten())
-        )
-        drawn = _density(line.law(1, many.flatten())[1], x.flatten()).view_as(x)
-        return first[:, 0], (drawn * (1 - kept) * step).sum(-1), weight  # pyright: ignore[reportOptionalSubscript, reportOptionalOperand]
+        first, kept, _ = _chances(rule, line, many.flatten(), x.flatten())
+        drawn = _density(line.law(1, many.flatten())[1], x.flatten())
+        return first.view_as(x)[:, 0], ((drawn * (1 - kept)).view_as(x) * step).sum(-1), weight
 
     head, lost, _ = second(y)
     none_kept = (_density(q1, y) * lost * (1 - head) * wide).sum()

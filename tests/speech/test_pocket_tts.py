@@ -1,7 +1,6 @@
 """Pocket TTS and Phonon behind the engine: the class's own latents for the same noise, and the target's law whatever drafts."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +8,12 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from mmspec.core.accept import Block, Token, settle
+from mmspec.core.accept import Block, Token
 from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.speech import Speech, synthesize
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.pocket_tts import PocketTTS
+from tests.speech.slips import FromP, NoRollback
 from tests.speech.small_pocket import FRAME, LATENT, WIDTH, codec, generated, near, phonon, pocket, processor, prompts, row_of
 
 FRAMES, SEED = 14, 7
@@ -126,7 +125,7 @@ def test_a_batch_sounds_like_its_rows_alone(net, drafters, name):
 
 def test_a_drafter_of_another_scale_writes_in_the_targets(net):
     other = near(net)
-    sampler = PocketTTS(other).drafting(PocketTTS(net), 0.0, Noise.from_seed(0, 1)).sampler
+    sampler = PocketTTS(other).drafting(PocketTTS(net), 0.0, Noise.from_seed(0, 1)).family.sampler
     z = torch.randn(1, 5, 32)
     there = sampler(z, torch.randn(1, 5, 1, WIDTH))[0]
     own = other.sample_latent(z[0], torch.zeros(5, WIDTH), 1)
@@ -135,26 +134,6 @@ def test_a_drafter_of_another_scale_writes_in_the_targets(net):
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------
-
-
-class FromP(Token):
-    """A published slip: a rejected guess is replaced by a draw from p."""
-
-    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
-        return p
-
-
-class NoRollback(Token):
-    """Another: the guesses behind a rejected one are kept."""
-
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        judged, rows = super().__call__(draft, scored, noise), torch.arange(len(draft.start))
-        leaf = draft.valid.sum(1).clamp_min(1) - 1
-        more = scored.p.at(leaf[:, None]).sample(noise.value(draft.start[:, None] + leaf[:, None]))[:, 0]
-        whole = settle(draft, leaf, more)
-        values = whole.values.clone()
-        values[rows, judged.accepted] = judged.values[rows, judged.accepted]
-        return replace(whole, values=values)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import MoshiForConditionalGeneration, VibeVoiceForConditionalGeneration
+from transformers import MoshiForConditionalGeneration
 
 from mmspec.speech.families import ADAPTERS, REFUSED, speech_model
 
@@ -30,10 +30,3 @@ def test_unknown_classes_are_told_which_are_known():
 
 def test_no_class_is_both_adapted_and_refused():
     assert not set(ADAPTERS) & set(REFUSED)
-
-
-def test_vibevoice_is_refused_because_it_hears_what_it_says():
-    said = one_line(VibeVoiceForConditionalGeneration.__new__(VibeVoiceForConditionalGeneration))
-    assert said.startswith("VibeVoiceForConditionalGeneration cannot be sped up")
-    assert "heard again" in said
-    assert "use its own generate" in said

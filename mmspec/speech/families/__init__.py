@@ -12,11 +12,11 @@ ADAPTERS = {
     "GradiumPhononTTSForConditionalGeneration": "mmspec.speech.families.pocket_tts:PocketTTS",
     "MusicgenForConditionalGeneration": "mmspec.speech.families.musicgen:Musicgen",
     "PocketTTSForConditionalGeneration": "mmspec.speech.families.pocket_tts:PocketTTS",
+    "VibeVoiceForConditionalGeneration": "mmspec.speech.families.vibevoice:VibeVoice",
 }
 
 REFUSED = {
     "MoshiForConditionalGeneration": "mmspec.speech.families.moshi:REASON",
-    "VibeVoiceForConditionalGeneration": "mmspec.speech.families.vibevoice:REASON",
 }
 """Classes that write speech and cannot be driven, and why not."""
 

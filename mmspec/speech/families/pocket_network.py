@@ -2,10 +2,10 @@
 
 A value is a latent y [d] in the target's normalised space. Given the noise xi of its position, a function of the row's seed, the target
 says y ~ N(f(z, xi), sigma^2), z the backbone's state: a density, so that a draft made from the same xi can be judged (`core.aligned`).
-Prompt positions are no latents: their values hold `PLACE` and more in every entry, where a latent is of the order of 1.
+Prompt positions hold `PLACE` and more in every entry.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -20,30 +20,7 @@ from mmspec.core.gaussian import Gaussian
 from mmspec.core.layout import Layout
 from mmspec.core.noise import Noise
 from mmspec.core.processors import History, Pipeline
-
-Inputs = Mapping[str, Tensor]
-"""What a PocketTTSProcessor returns: input_ids, attention_mask, for voices audio_prompt_latents and their mask, frames_after_eos."""
-PLACE = 2.0**20
-"""Prompt position `p` of `P` is the number PLACE + P - 1 - p: exact in float32."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Where a model's normalised latents stand in another's: own * `factor` + `shift`, [d] each."""
-
-    factor: Tensor
-    shift: Tensor
-
-    @staticmethod
-    def between(own: Any, other: Any) -> "Scale":
-        factor, shift = own.latent_std / other.latent_std, (own.latent_mean - other.latent_mean) / other.latent_std
-        return Scale(factor, shift)
-
-    def out(self, latents: Tensor) -> Tensor:
-        return latents * self.factor + self.shift
-
-    def back(self, latents: Tensor) -> Tensor:
-        return (latents - self.shift) / self.factor
+from mmspec.speech.latents import PLACE, Inputs, Scale
 
 
 @dataclass(frozen=True)
