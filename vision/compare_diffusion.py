@@ -22,10 +22,12 @@ from mmspec.bench.provenance import machine, provenance
 from mmspec.bench.synthetic_diffusion import Mixture, MixtureNet, interpolating
 from mmspec.core.accept import Block, Token
 from mmspec.core.control import Fixed
+from mmspec.core.dgrs import dgrs
 from mmspec.core.kernel import Kernel
 from mmspec.drafters.frozen import FrozenTarget
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.shapes import Comb, with_replacement
 from mmspec.jobs.files import write_json
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
@@ -70,6 +72,7 @@ def trained(widths: tuple[int, ...], pixels: torch.Tensor, steps: int, work: Pat
 
 def measured(target: DiffusionTarget, count: int, ways: dict[str, tuple[Any, int, Any]], rounds: int) -> dict[str, dict]:
     """Calls, rows and acceptance of each way over `count` pictures, and seconds of one picture beside plain decoding's, interleaved."""
+    print(target.shape.numel(), "numbers,", target.kernel.steps, "steps")
     found, rows = {}, []
     hook = target.net.register_forward_hook(lambda module, given, out: rows.append(len(given[0])))
     for name, (drafter, length, rule) in ways.items():
@@ -94,44 +97,47 @@ def measured(target: DiffusionTarget, count: int, ways: dict[str, tuple[Any, int
     return found
 
 
-def ways(lengths: list[int], net: DiffusionTarget | None) -> dict[str, tuple[Any, int, Any]]:
+def ways(lengths: list[int], only: str, net: DiffusionTarget | None = None) -> dict[str, tuple[Any, int, Any]]:
     table: dict[str, tuple[Any, int, Any]] = {"plain": (NoDraft(), 0, Token())}
     for length in lengths:
         for reuse in ("root", "parent", "nearest"):
             table[f"frozen, {reuse}, {length}"] = (FrozenTarget(reuse), length, Token())
         table[f"frozen, output, {length}"] = (FrozenTarget(hold="output"), length, Token())
         table[f"frozen, block, {length}"] = (FrozenTarget(), length, Block())
+        table[f"frozen, 4 siblings, {length}"] = (FrozenTarget(shape=Comb(4, with_replacement)), length, dgrs())
         if net is not None:
             table[f"smaller net, {length}"] = (ModelDrafter(net), length, Token())
-    return table
+    return {name: way for name, way in table.items() if only in name or name == "plain"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=100, help="of the mixture; a tenth of them of fashion")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3, 5, 8, 16])
+    parser.add_argument("--only", default="", help="the ways whose names hold this")
+    parser.add_argument("--mixture", type=int, default=512, help="numbers of a state of the mixture; 0 leaves it out")
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 250], help="of fashion's chains")
-    parser.add_argument("--training", type=int, default=2500, help="steps of training; 0 leaves fashion out")
+    parser.add_argument("--training", type=int, default=2000, help="steps of training; 0 leaves fashion out")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--work", type=Path, default=Path("build/diffusion"))
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
     parser.add_argument("--smoke", action="store_true", help="few and small")
     args = parser.parse_args()
     if args.smoke:
-        args.pictures, args.lengths, args.steps, args.training, args.rounds = 2, [3], [6], 2, 0
+        args.pictures, args.lengths, args.steps, args.training, args.rounds, args.mixture = 2, [3], [6], 2, 0, 16
     args.work.mkdir(parents=True, exist_ok=True)
-    size = 16 if args.smoke else 512
-    print(f"mixture, d = {size}, churn 0.06, 28 steps")
-    rows = {f"mixture, {size}": measured(benchmark(size), args.pictures, ways(args.lengths, None), 0)}
+    rows = {}
+    if args.mixture:
+        rows["mixture"] = measured(benchmark(args.mixture), args.pictures, ways(args.lengths, args.only), 0)
     if args.training:
         data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
         grey = torch.randint(256, (64, 28, 28), dtype=torch.uint8) if args.smoke else pictures.fashion(data)[0]
         pixels = torch.nn.functional.interpolate(as_tensor(grey), 16, mode="area")
-        nets = [trained(widths, pixels, args.training, args.work) for widths in ((32, 48, 64), (8, 16))]
+        nets = [trained(widths, pixels, args.training, args.work) for widths in ((24, 48), (8, 16))]
         for steps in args.steps:
             target, small = (DiffusionTarget.of(DDPMPipeline(net, DDPMScheduler(**SCHEDULE)), steps) for net in nets)
-            print(f"fashion, {steps} steps")
-            rows[f"fashion, {steps} steps"] = measured(target, max(2, args.pictures // 10), ways(args.lengths, small), args.rounds)
+            plan, few = ways(args.lengths, args.only, small), max(2, args.pictures // 10)
+            rows[f"fashion, {steps} steps"] = measured(target, few, plan, args.rounds)
     about = provenance(torch.device("cpu"))
     print(machine(about), about["date"])
     if args.out:

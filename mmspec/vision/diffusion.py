@@ -47,16 +47,16 @@ class DiffusionTarget:
                 f"{type(net).__name__} has {net.config.out_channels} channels out for {net.config.in_channels} in, so it predicts its own "
                 "noise, but target and draft must share theirs: take a network with as many out as in"
             )
-        steps = signature(type(pipeline).__call__).parameters["num_inference_steps"].default if steps is None else steps
+        length: int = signature(type(pipeline).__call__).parameters["num_inference_steps"].default if steps is None else steps
         clips = {"clip_sample": False} if getattr(scheduler.config, "clip_sample", False) else {}
         own, plain = type(scheduler).from_config(scheduler.config), type(scheduler).from_config(scheduler.config, **clips)
-        kernel = Kernel.of(plain, steps, 0.0, **extra)
+        kernel = Kernel.of(plain, length, 0.0, **extra)
         if not kernel.stochastic:
             raise ValueError(
                 f"{type(scheduler).__name__} draws nothing at some steps, where no guess would ever be right: take a DDPMScheduler, or a "
                 "DDIMPipeline with eta > 0"
             )
-        foreseen = Foreseen.of(own if clips else plain, plain, steps, extra)
+        foreseen = Foreseen.of(own if clips else plain, plain, length, extra)
         return DiffusionTarget(net, kernel.to(net.device), sample_shape(net), None if foreseen is None else foreseen.to(net.device))
 
     def begin(self, prompt: Tensor) -> tuple["DiffusionSession", Draft]:

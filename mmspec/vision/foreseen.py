@@ -40,7 +40,8 @@ class Foreseen:
                 (free, x0), (cut, clipped) = (_step(one, t, far * state, far * output, extra) for one in (plain, scheduler))
                 weight = (cut - free) / (clipped - x0)
             rows.append((state, output, weight))
-        return Foreseen(*torch.tensor(rows, dtype=torch.float64).unbind(1), most)
+        state, output, weight = torch.tensor(rows, dtype=torch.float64).unbind(1)
+        return Foreseen(state, output, weight, most)
 
     def picture(self, x: Tensor, step: Tensor, out: Tensor) -> Tensor:
         """x0 [..., D] of states `x` [..., D] at `step` [...] with outputs `out` [..., D], not clipped."""
@@ -56,7 +57,7 @@ class Foreseen:
         return self.weight[step][..., None] * (x0.clamp(-self.most, self.most) - x0)
 
     def to(self, device: torch.device | str) -> "Foreseen":
-        return Foreseen(*(table.to(device) for table in (self.state, self.output, self.weight)), self.most)
+        return Foreseen(self.state.to(device), self.output.to(device), self.weight.to(device), self.most)
 
 
 def _step(scheduler: Any, t: Tensor, x: float, out: float, extra: dict[str, float]) -> tuple[float, float]:
