@@ -55,14 +55,14 @@ class Gaussian(Density):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Log-density [...]. Points count 0 where `x` is equal to them, minus infinity elsewhere."""
-        scale, z = self.scale.double(), reflection.units(x - self.mean, self.scale)
+        scale, z = self.scale.double(), reflection.units(x, self.mean, self.scale)
         density = -0.5 * z**2 - scale.log() - 0.5 * math.log(2 * math.pi)
         return torch.where(scale > 0, density, torch.where(z == 0, 0.0, -torch.inf)).sum(-1)
 
     def log_ratio(self, q: Any, x: Tensor) -> Tensor:
         if not isinstance(q, Gaussian):
             return super().log_ratio(q, x)
-        (own, theirs), gap = (reflection.units(x - law.mean, law.scale) for law in (self, q)), self.gap(q)
+        (own, theirs), gap = (reflection.units(x, law.mean, law.scale) for law in (self, q)), self.gap(q)
         scale, other = self.scale.double(), q.scale.double()
         plain = torch.where(scale == other, gap * (theirs - gap / 2), (other / scale).log() + 0.5 * (theirs - own) * (theirs + own))
         points = torch.where((scale == 0) & (own != 0), -torch.inf, torch.inf)  # one of the two is a point here: all or nothing
@@ -72,7 +72,7 @@ class Gaussian(Density):
 
     def gap(self, q: "Gaussian") -> Tensor:
         """From `q`'s mean to this one in scales, [..., d]."""
-        return reflection.units(self.mean - q.mean, self.scale)
+        return reflection.units(self.mean, q.mean, self.scale)
 
     def alike(self, q: Any) -> Tensor:
         """[...] bool: has `q` the very same scales?"""
@@ -112,7 +112,7 @@ class Gaussian(Density):
     def mirrored(self, q: "Gaussian", x: Tensor) -> Tensor:
         """`x` ~ `q`, refused with 1 - min(1, p/q), reflected to where p has more than `q` of equal scales."""
         scale = self.scale.double()
-        z = reflection.reflected(reflection.units(x - q.mean, q.scale), self.gap(q))
+        z = reflection.reflected(reflection.units(x, q.mean, q.scale), self.gap(q))
         return (self.mean + torch.where(scale > 0, z * scale, 0)).to(self.mean.dtype)
 
     def tempered(self, temperature: float) -> "Gaussian":

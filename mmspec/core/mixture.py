@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.noise import Keys
-from mmspec.core.thinning import Density
+from mmspec.core.thinning import Density, spread
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Mixture(Density):
         return self._each(lambda part: part[:, part.shape[1] - count :])
 
     def where(self, mask: Tensor, other: "Mixture") -> "Mixture":
-        return self._each(lambda one, two: torch.where(mask.reshape(*mask.shape, *(1,) * (one.dim() - mask.dim())), one, two), other)
+        return self._each(lambda one, two: torch.where(spread(mask, one), one, two), other)
 
     def cat(self, other: "Mixture") -> "Mixture":
         return self._each(lambda one, two: torch.cat([one, two], 1), other)

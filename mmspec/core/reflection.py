@@ -17,9 +17,10 @@ _HALVINGS = 60  # of an interval of some 14 scales: to the last bit
 _FAR = 14.0  # scales behind which nothing of the half-line law is left that float64 could tell
 
 
-def units(difference: Tensor, scale: Tensor) -> Tensor:
-    """`difference` [..., d] in scales [..., d] or [..., 1]; 0 where both are 0."""
-    return torch.where(difference == 0, 0, difference.double() / scale.double())
+def units(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """From `mean` to `x` [..., d] in scales [..., d] or [..., 1]: 0 where they are equal, whatever the scale."""
+    away = x.double() - mean.double()
+    return torch.where(away == 0, 0, away / scale.double())
 
 
 def distance(gap: Tensor) -> Tensor:
