@@ -2,13 +2,15 @@
 
     python vision/generate_batch.py prompts.txt --out out --batch-size 16
     python vision/generate_batch.py prompts.jsonl --out out --model vision-fashion --method jacobi --guidance 3
+    python vision/generate_batch.py prompts.jsonl --out out --model continuous --method path --window 5
     torchrun --nproc-per-node 8 vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16
     python vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16 --engine ray
 
 Input: one object per line with "prompt" (or "class", for models that draw classes) and, if wished, "seed"; its other keys are kept. Or a
 text file with one prompt a line. Output: out/images/000123.png, named by the line's index, and the same objects with "index", "seed" and
 "file" in out/part-00000.jsonl and so on. Lines that ask for nothing, or for a class the model does not know, go to out/rejects.jsonl.
-The line at index i is drawn with its own seed or with seed + i, so a picture does not depend on shards, batches or processes.
+The line at index i is drawn with its own seed or with seed + i, so a picture does not depend on shards, batches or processes. (Continuous
+tokens show the batch size in their last digits, so it is one of a job's options there.)
 docs/jobs.md tells the files and what may change when a job goes on.
 """
 
@@ -25,21 +27,27 @@ from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Stopped, run
 from mmspec.text.pairs import device_of
 from mmspec.vision import LlamaGen, LlamaGenConfig
 from mmspec.vision.bulk import Draw, identity
+from mmspec.vision.continuous import WAYS, ContinuousPictures, way_of
+from mmspec.vision.continuous import WINDOW as TOKENS
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.generation import default_method
-from mmspec.vision.loading import Loaded, check_decoder, load_image_model
+from mmspec.vision.generation import WINDOW, default_method
+from mmspec.vision.loading import Loaded, check_decoder, is_continuous, load_image_model
 from mmspec.vision.methods import METHODS, method_of
 from mmspec.vision.sheets import heat
 
 
 def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     """Load the model, and say what to do with it."""
-    source, plan = Lines(args.prompts), method_of(args.method)  # what is not there is told before a model is loaded
+    source, named = Lines(args.prompts), args.method  # what is not there is told before a model is loaded
+    if named is not None:
+        (way_of if (is_continuous(args.model) if loaded is None else _writes_vectors(loaded)) else method_of)(named)
     loaded = loaded or load_image_model(args.model, args.dtype, device_of(Processes.here().device(args.device)))
     check_decoder(loaded)
     scale = loaded.guidance if args.guidance is None else args.guidance
-    names = ("method", "window", "temperature", "top_k", "drift_budget", "size")
-    options = {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
+    vectors = _writes_vectors(loaded)
+    own = {"method": loaded.model.method, "window": TOKENS} if vectors else {"method": default_method(), "window": WINDOW}
+    names = ("method", "window", "temperature", "top_k", "drift_budget", "size", "head_steps", "sigma_out")
+    options = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
     work = Draw(loaded, options, args.seed)
     return Job(
         source=source,
@@ -47,14 +55,18 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
         work=work,
         check=work.check,
         out=args.out,
-        model=identity(work, drafts=plan.shape is not None),
-        options=options | {"seed": args.seed, "dtype": args.dtype},
+        model=identity(work, drafts=not vectors and method_of(options["method"]).shape is not None),
+        options=options | {"seed": args.seed, "dtype": args.dtype} | ({"batch_size": args.batch_size} if vectors else {}),
         batch_size=args.batch_size,
         shard_size=args.shard_size,
         about=provenance(loaded.model.model.device),
         measures=work.measures,
         noun="pictures",
     )
+
+
+def _writes_vectors(loaded: Loaded) -> bool:
+    return isinstance(loaded.model, ContinuousPictures)
 
 
 def tiny() -> Loaded:
@@ -69,13 +81,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
-    parser.add_argument("--model", default="mini", help="mini, vision-fashion, a folder or a hub name")
-    parser.add_argument("--method", default=default_method(), help=", ".join(METHODS))
-    parser.add_argument("--window", type=int, default=32, help="codes in flight a forward")
+    parser.add_argument("--model", default="mini", help="mini, vision-fashion, continuous, a folder or a hub name")
+    parser.add_argument("--method", help=f"{', '.join(METHODS)}; of continuous tokens {', '.join(WAYS)}")
+    parser.add_argument("--window", type=int, help=f"tokens in flight a forward, by default {WINDOW}; of continuous ones {TOKENS}")
     parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--drift-budget", type=float, help="total variation a lossy method may spend on a picture")
+    parser.add_argument("--head-steps", type=int, help="of continuous tokens: steps of the head's chain")
+    parser.add_argument("--sigma-out", type=float, help="of continuous tokens: the noise on every token that is a part of the law")
     parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=8)

@@ -19,20 +19,27 @@ EXAMPLES = """Examples:
   mmspec image "green heart" --grid 8 --guidance 4
   mmspec image "pizza" --compare plain --json
   mmspec image "ankle boot" --model vision-fashion --window auto
+  mmspec image "ankle boot" --model continuous --method path --compare plain
+  mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
   mmspec image "a cat in the rain" --model ./janus --device cuda --dtype bfloat16
 """
 OUT, BATCH = "mmspec-image.png", 16
-_METHOD = "plain, jacobi, sjd, scd, ... (mmspec models lists them and says which is the default)."
+_METHOD = "plain, jacobi, scd, ...; of continuous tokens plain, path, aligned, density, ... (mmspec models lists them and the defaults)."
+_WINDOW = "Tokens in flight a forward, or auto for what is fastest. Of continuous tokens: guesses and 1."
+_SIGMA = "Of continuous tokens: the noise on every token that is a part of the law, in a token's deviations."
 _DRIFT = "Total variation a lossy method may spend on a picture; then it is exact."
 _SIZE = "Pixels a side, or HEIGHTxWIDTH, for models that draw several sizes."
 METHOD = Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")]
-WINDOW = Annotated[str | None, common.option(common.HOW, "Codes in flight a forward, or auto for what is fastest.", metavar="N")]
+WINDOW = Annotated[str | None, common.option(common.HOW, _WINDOW, metavar="N")]
 BUDGET = Annotated[float | None, common.option(common.HOW, _DRIFT, metavar="X")]
-GUIDANCE = Annotated[float | None, common.option(common.DRAWING, "Scale; 1 for none. The minis have one of their own.", metavar="X")]
+GUIDANCE = Annotated[float | None, common.option(common.DRAWING, "Scale; 1 for none. The minis of codes have their own.", metavar="X")]
+HEAD_STEPS = Annotated[int | None, common.option(common.DRAWING, "Of continuous tokens: steps of the head's chain.", metavar="N")]
+SIGMA_OUT = Annotated[float | None, common.option(common.DRAWING, _SIGMA, metavar="X")]
 HEAT = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 takes the likeliest code.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K likeliest codes only.", metavar="K")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
-MODEL = Annotated[str, common.option(common.WHAT, "mini (default), vision-fashion, a folder or a hub name.", metavar="PATH")]
+_MODEL = "mini (default), vision-fashion, continuous, continuous-mixture, continuous-masked, a folder or a hub name."
+MODEL = Annotated[str, common.option(common.WHAT, _MODEL, metavar="PATH")]
 
 
 def image(
@@ -47,6 +54,8 @@ def image(
     guidance: GUIDANCE = None,
     temperature: HEAT = None,
     top_k: TOP_K = None,
+    head_steps: HEAD_STEPS = None,
+    sigma_out: SIGMA_OUT = None,
     seed: SEED = 0,
     size: Annotated[str | None, common.option(common.DRAWING, _SIZE, metavar="N")] = None,
     grid: Annotated[int, common.option(common.FILES, "Draw N pictures, on one sheet.", metavar="N")] = 1,
@@ -59,6 +68,7 @@ def image(
         raise ValueError(f"--grid is {grid}: draw at least 1 picture")
     prompt = sys.stdin.read().strip() if prompt == "-" else prompt
     options = {"window": _window(window), "drift_budget": drift_budget, "temperature": temperature, "top_k": top_k, "size": _size(size)}
+    options |= {"head_steps": head_steps, "sigma_out": sigma_out}
     options = {name: value for name, value in options.items() if value is not None}
     with whole(out, binary=True) as sink:  # before heavy imports: a place that cannot be written to is known at once
         common.begin(verbose)
@@ -80,8 +90,9 @@ class Drawn:
 
     method: str
     images: list[Any]
-    codes: Any  # [B, height, width]
+    codes: Any  # [B, height, width], or vectors [B, height, width, d]
     totals: Any
+    law: dict[str, Any]  # of continuous tokens: the head that drew, and the settings that its law hangs on
 
 
 def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any], given: dict[str, Any]) -> tuple[dict, list[Drawn]]:
@@ -89,44 +100,61 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     from rich.console import Console
 
     from mmspec.text.pairs import device_of
+    from mmspec.vision.continuous import way_of
     from mmspec.vision.generation import default_method
-    from mmspec.vision.loading import check_decoder, load_image_model
+    from mmspec.vision.loading import check_decoder, is_continuous, load_image_model
     from mmspec.vision.methods import method_of
 
-    names = [method or default_method() for method in methods]
-    for name in names:
-        method_of(name)  # unknown names are told before anything is loaded
+    continuous = is_continuous(given["model"])
+    for name in filter(None, methods):
+        (way_of if continuous else method_of)(name)  # unknown names are told before anything is loaded
+    _check_for_codes(continuous, given["model"], options)
     with Console(stderr=True).status(f"loading {given['model']}"):
         loaded = load_image_model(given["model"], given["dtype"] or "float32", device_of(given["device"] or "auto"))
     check_decoder(loaded)
+    names = [method or (loaded.model.method if continuous else default_method()) for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
     prompts, seeds = loaded.prompts(prompt, given["grid"]), [given["seed"] + row for row in range(given["grid"])]
     options = options | {"guidance": scale}
-    total = len(names) * len(prompts) * loaded.model.raster.length
+    total = len(names) * len(prompts) * loaded.cells
     with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:
-        draws = [_draw(loaded.model, name, prompts, seeds, options, done) for name in names]
+        draws = [_draw(loaded, name, prompts, seeds, options, done) for name in names]
     about = {"prompt": prompt, "model": given["model"], "seeds": seeds, "settings": options}
     return about, draws
 
 
-def _draw(model: Any, name: str, prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]) -> Drawn:
+def _check_for_codes(continuous: bool, model: str, options: dict[str, Any]) -> None:
+    """ValueError for options of continuous tokens where the model writes codes."""
+    for name in ("head_steps", "sigma_out"):
+        if not continuous and name in options:
+            shown = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{shown} is for continuous tokens, and {model} writes codes: leave it out, or take --model continuous")
+
+
+def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]) -> Drawn:
     import torch
 
     from mmspec.vision import generate
-    from mmspec.vision.bulk import Totals
+    from mmspec.vision.bulk import Totals, drawn_by, sampling_of
 
-    totals, images, codes = Totals(), [], []
+    totals, images, codes, shown = Totals(), [], [], 0
+    settings = sampling_of(loaded, options)
 
     def settled(step: Any) -> None:
-        done(sum(len(values) for values in step.settled.values), name)
+        nonlocal shown
+        count = sum(len(values) for values in step.settled.values)
+        shown += count
+        done(count, name)
 
     for first in range(0, len(prompts), BATCH):
         part = slice(first, first + BATCH)
-        out = generate(model, prompts[part], name, seed=seeds[part], on_step=settled, **options)
+        out = generate(loaded.model, prompts[part], name, seed=seeds[part], on_step=settled, **settings)
         totals.add(out)
         images += out.images
         codes.append(out.tokens)
-    return Drawn(name, images, torch.cat(codes), totals)
+        done((first + len(out.images)) * loaded.cells - shown, name)  # of models that tell no steps
+        shown = (first + len(out.images)) * loaded.cells
+    return Drawn(name, images, torch.cat(codes), totals, drawn_by(loaded, name, options))
 
 
 def _page(draws: list[Drawn], form: str) -> bytes:
@@ -144,28 +172,39 @@ def _page(draws: list[Drawn], form: str) -> bytes:
 
 
 def _same(first: Drawn, second: Drawn) -> int:
-    """Pictures that are the same code for code."""
+    """Pictures that are the same code for code, or number for number."""
     return int((first.codes == second.codes).flatten(1).all(1).sum())
 
 
 def _found(request: dict[str, Any], draws: list[Drawn], out: str) -> dict[str, Any]:
-    rows = [{"method": d.method, **d.totals.to_dict(), "codes": d.codes.tolist()} for d in draws]
+    rows = [{"method": d.method, **d.law, **d.totals.to_dict(), **_values(d)} for d in draws]
     more = {"compare": rows[1] | {"same_pictures": _same(*draws)}} if len(rows) > 1 else {}
     return request | {"out": out} | rows[0] | more
 
 
+def _values(drawn: Drawn) -> dict[str, Any]:
+    """The codes, or the vectors, rounded to what can be seen of them."""
+    if not drawn.law:
+        return {"codes": drawn.codes.tolist()}
+    return {"vectors": [[[[round(x, 4) for x in cell] for cell in row] for row in rows] for rows in drawn.codes.tolist()]}
+
+
 def _show(draws: list[Drawn], out: str) -> None:
-    table = Table("method", "forwards", "codes a forward", "seconds", "exactness", "drift")
+    vectors = bool(draws[0].law)
+    head, drifts, kind = (["head"], [], "tokens") if vectors else ([], ["drift"], "codes")
+    table = Table("method", *head, "forwards", f"{kind} a forward", "seconds", "exactness", *drifts)
     for drawn in draws:
         totals = drawn.totals
         figures = [f"{totals.forwards:.1f}", f"{totals.compression:.2f}", f"{totals.seconds / totals.pictures:.2f}"]
-        drift = "" if totals.drift is None else f"{totals.drift / totals.pictures:.2f}"
-        table.add_row(drawn.method, *figures, totals.exactness, drift)
+        drift = [] if vectors else ["" if totals.drift is None else f"{totals.drift / totals.pictures:.2f}"]
+        table.add_row(drawn.method, *([drawn.law["head"]] if vectors else []), *figures, totals.exactness, *drift)
     show = common.console(False)
     show.print(table)
     count = len(draws[0].images)
     what = "1 picture" if count == 1 else f"{count} pictures, figures are a picture's"
     same = f"; {_same(*draws)} of {count} the same code for code by both methods" if len(draws) > 1 else ""
+    if vectors and len(draws) > 1:
+        same = "; a law-exact method draws by the same law, not the same picture"
     show.print(f"{what}{same}: {out}", soft_wrap=True)
 
 
@@ -173,7 +212,7 @@ def _window(text: str | None) -> int | str | None:
     if text is None or text == "auto":
         return text
     if not text.lstrip("-").isdigit():
-        raise ValueError(f"--window is {text!r}: give a number of codes, or auto")
+        raise ValueError(f"--window is {text!r}: give a number of tokens, or auto")
     return int(text)
 
 

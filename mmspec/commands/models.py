@@ -24,6 +24,7 @@ def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: comm
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
     found["views"] = views()
     found["picture_methods"] = picture_methods()
+    found["continuous_methods"] = continuous_methods()
     found["recommendation_modes"] = recommendation_modes()
     found["recommendation_drafters"] = recommendation_drafters()
     if as_json:
@@ -58,9 +59,9 @@ def minis() -> list[dict[str, Any]]:
 def _size(model: Any) -> str:
     """Its parameters; "counts" for what has none."""
     from mmspec.speech.family import SpeechModel
-    from mmspec.vision import ImageModel
+    from mmspec.vision import ContinuousPictures, ImageModel
 
-    model = model.model if isinstance(model, (ImageModel, SpeechModel)) else model
+    model = model.model if isinstance(model, (ContinuousPictures, ImageModel, SpeechModel)) else model
     return f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M" if hasattr(model, "parameters") else "counts"
 
 
@@ -78,6 +79,7 @@ def families() -> list[dict[str, str]]:
         {"kind": "models that see", "models": ", ".join(SEES)},
         {"kind": "speech language models", "models": ", ".join(HEARS)},
         {"kind": "pictures", "models": ", ".join(ADAPTERS)},
+        {"kind": "pictures of continuous tokens", "models": "ContinuousAR with a diffusion or a mixture head, MaskedAR"},
         {"kind": "speech", "models": f"{', '.join(SPEAKING)}, and causal models that write a codec's codes"},
         {"kind": "recommendations", "models": "causal and T5 models that write items as the paths of a catalogue"},
     ]
@@ -147,6 +149,19 @@ def picture_methods() -> list[dict[str, str]]:
         _, guesses, rule, exactness = told[name]
         shown = f"{name} (default)" if name == default_method() else name
         rows.append({"name": shown, "exactness": exactness, "rule": rule, "guesses": guesses})
+    return rows
+
+
+def continuous_methods() -> list[dict[str, str]]:
+    """The names that `mmspec image --method` takes for continuous tokens, from the table at the head of `mmspec.vision.continuous`."""
+    from mmspec.vision import continuous
+
+    lines = [line.strip("|").split("|") for line in (continuous.__doc__ or "").splitlines() if line.startswith("| ")]
+    told = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
+    rows = []
+    for name, way in continuous.WAYS.items():
+        value, law, rule, exactness = told[name]
+        rows.append({"name": name, "exactness": exactness, "heads": ", ".join(way.heads), "value": value, "law": law, "rule": rule})
     return rows
 
 

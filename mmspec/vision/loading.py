@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
+from mmspec.vision.continuous import ContinuousPictures
 from mmspec.vision.families import ADAPTERS
 from mmspec.vision.family import ImageModel
 
 MINIS = ("mini", "vision", "vision-fashion")
+CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}
+"""Minis of continuous tokens, and the heads that they are called for; each finds the others' where a way of drawing needs them."""
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 MINI_GUIDANCE = 2.0
-"""The scale the minis are drawn with where none is given; `docs/results.md` measures them at it."""
+"""The scale the minis of codes are drawn with where none is given; `docs/results.md` measures them at it."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,11 @@ class Loaded:
     """An image model, ready for `mmspec.vision.generate`, and what goes with it."""
 
     name: str
-    model: ImageModel
+    model: ImageModel | ContinuousPictures
     examples: tuple[str, ...] = ()
     guidance: float | None = None  # what it is drawn with where the caller does not say
     prompted: bool = True  # ImageGPT takes no prompt
+    autoencoder: Any = None  # of continuous tokens: what makes pictures of them
 
     def prompts(self, prompt: str | None, count: int) -> list[Any]:
         """`prompt` for `count` pictures. ValueError where it needs one and none is given, or takes none and one is."""
@@ -35,10 +39,17 @@ class Loaded:
             raise ValueError(f"prompt {prompt!r}: {self.name} takes none, leave it out")
         return [prompt if self.prompted else None] * count
 
+    @property
+    def cells(self) -> int:
+        """Values of a picture."""
+        return self.model.model.config.grid**2 if isinstance(self.model, ContinuousPictures) else self.model.raster.length
+
 
 def load_image_model(name: str = "mini", dtype: str = "float32", device: torch.device | str = "cpu") -> Loaded:
-    """The image model called `name`: "mini" or "vision", "vision-fashion", a folder that `vision/train_target.py` wrote, a folder or hub
-    name of a transformers image model. FileNotFoundError or ValueError, in one line, for what cannot be had."""
+    """The image model called `name`: "mini" or "vision", "vision-fashion", a name of `CONTINUOUS`, a folder that `vision/train_target.py`
+    or `vision/train_continuous.py` wrote, a folder or hub name of a transformers image model.
+
+    FileNotFoundError or ValueError, in one line, for what cannot be had."""
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
     where = Path(name).expanduser()
@@ -47,12 +58,14 @@ def load_image_model(name: str = "mini", dtype: str = "float32", device: torch.d
 
         mini = mmspec.load("vision" if name == "mini" else name)
         return _own(name, {"target": mini.target, "examples": mini.examples}, dtype, device)
+    if (place := _latents(name)) is not None:
+        return _continuous(name, *place, dtype, device)
     if (where / "target").is_dir():
         from mmspec.minis.images import load_images
 
         return _own(name, load_images(where), dtype, device)
     if not where.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
-        known = ", ".join(MINIS)
+        known = ", ".join((*MINIS, *CONTINUOUS))
         raise FileNotFoundError(f"model path {name} does not exist: give {known}, a folder with config.json and weights, or a hub name")
     return _checkpoint(name, str(where) if where.exists() else name, dtype, device)
 
@@ -66,6 +79,44 @@ def _own(name: str, parts: dict[str, Any], dtype: str, device: torch.device | st
     if model.captions is not None:
         model.captions.encoder.to(device)
     return Loaded(name, model, tuple(str(example) for example in parts["examples"]), MINI_GUIDANCE)
+
+
+def is_continuous(name: str) -> bool:
+    """Whether `name` stands for a model of continuous tokens; nothing is loaded."""
+    return _latents(name) is not None
+
+
+def _latents(name: str) -> tuple[Path, str] | None:
+    """(folder, head) of a model of continuous tokens: a mini, a folder with an autoencoder, or the folder of one head in such a folder."""
+    from mmspec.minis import HOME
+    from mmspec.minis.latents import HEADS
+
+    if name in CONTINUOUS:
+        return HOME / "continuous", CONTINUOUS[name]
+    where = Path(name).expanduser()
+    if (where / "autoencoder").is_dir():
+        heads = [head for head in HEADS if (where / head / "target").is_dir()]
+        return where, (heads or HEADS)[0]
+    alone = where.name in HEADS and (where.parent / "autoencoder").is_dir() and where.is_dir()
+    return (where.parent, where.name) if alone else None
+
+
+def _continuous(name: str, folder: Path, head: str, dtype: str, device: torch.device | str) -> Loaded:
+    """Models of continuous tokens with their autoencoder, moved to where they run."""
+    from mmspec.minis.latents import load_latents
+
+    if dtype not in ("float32", "auto"):
+        raise ValueError(
+            f"dtype is {dtype}, but continuous tokens are judged to a fraction of sigma_out, which half precision rounds away: take float32"
+        )
+    parts = load_latents(folder, head)
+    model: ContinuousPictures = parts["target"]
+    parts["processor"].to(device)
+    for each in (model, *model.others):
+        for net in (each.model, each.drafter):
+            if net is not None:
+                net.to(device)
+    return Loaded(name, model, tuple(parts["examples"]), autoencoder=parts["processor"])
 
 
 def _checkpoint(name: str, where: str, dtype: str, device: torch.device | str) -> Loaded:

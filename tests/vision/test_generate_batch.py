@@ -1,6 +1,7 @@
 """Pictures in bulk: the same bytes whatever the batches, resumed where it was, lines that ask for nothing told with reasons."""
 
 import argparse
+import copy
 import errno
 import importlib.util
 import json
@@ -11,7 +12,9 @@ import pytest
 import mmspec
 from mmspec.jobs import Stopped, run
 from mmspec.vision.bulk import Draw
+from mmspec.vision.loading import load_image_model
 from mmspec.vision.sheets import to_bytes
+from tests.vision import small_latents
 
 ROOT = Path(__file__).parents[2]
 LINES = [
@@ -39,10 +42,20 @@ def job(recipe, tmp_path):
     prompts = tmp_path / "in.jsonl"
     prompts.write_text("\n".join(json.dumps(line) for line in LINES))
 
-    def done(name: str, **changes):
+    def done(name: str, loaded=None, **changes):
         settings = {"method": "scd", "window": 6, "guidance": 2.0, "temperature": 1.0, "top_k": None, "drift_budget": None, "size": None}
-        settings |= {"seed": 3, "batch_size": 2, "shard_size": 3, "dtype": "float32", "prompts": prompts, "out": tmp_path / name} | changes
-        return run(recipe.make_job(argparse.Namespace(**settings), recipe.tiny()))
+        settings |= {
+            "head_steps": None,
+            "sigma_out": None,
+            "model": "tiny",
+            "seed": 3,
+            "batch_size": 2,
+            "shard_size": 3,
+            "dtype": "float32",
+            "prompts": prompts,
+            "out": tmp_path / name,
+        } | changes
+        return run(recipe.make_job(argparse.Namespace(**settings), loaded or recipe.tiny()))
 
     return done
 
@@ -111,6 +124,78 @@ def test_another_job_is_refused(job, change):
     job("out")
     with pytest.raises(ValueError, match="holds another job"):
         job("out", **change)
+
+
+# --- continuous tokens ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory):
+    """A small random model of continuous tokens, and one whose autoencoder or draft is another."""
+    home = tmp_path_factory.mktemp("latents")
+    names = ("cat", "dog", "owl")
+    return load_image_model(str(small_latents.folder(home, heads=("diffusion", "mixture"), id2label=dict(enumerate(names)))))
+
+
+VECTORS = {"method": "path", "window": 4, "guidance": None}
+
+
+def test_continuous_tokens_in_bulk_are_those_of_the_public_call(job, vectors, tmp_path):
+    report = job("out", vectors, **VECTORS, head_steps=3, batch_size=1)
+    found = {row["index"]: row for row in rows(tmp_path / "out")}
+    assert (report.outputs, report.rejects, sorted(found)) == (4, 3, [0, 1, 3, 6])
+    assert "unknown class 'unicorn'" in (tmp_path / "out" / "rejects.jsonl").read_text()
+    for index, prompt in ((0, "cat"), (1, 2)):
+        alone = mmspec.vision.generate(vectors.model, [prompt], "path", 4, seed=found[index]["seed"], sampling=mmspec.vision.Sampling(3))
+        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == to_bytes(alone.images[0])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {"target", "config", "autoencoder", "drafter", "sampling"} == set(manifest["model"])
+    assert manifest["options"]["batch_size"] == 1
+
+
+@pytest.mark.parametrize("method", ["path", "density"])
+def test_a_job_of_continuous_tokens_that_was_stopped_goes_on(job, vectors, tmp_path, monkeypatch, method):
+    settings = VECTORS | {"method": method}
+    job("whole", vectors, **settings)
+    draw, calls = Draw.__call__, []
+
+    def full(self, batch):
+        calls.append(batch)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return draw(self, batch)
+
+    monkeypatch.setattr(Draw, "__call__", full)
+    with pytest.raises(Stopped, match=r"(?i)full|space"):
+        job("again", vectors, **settings)
+    monkeypatch.setattr(Draw, "__call__", draw)
+    assert job("again", vectors, **settings).resumed >= 1
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+
+
+def test_another_job_of_continuous_tokens_is_refused(job, vectors):
+    job("out", vectors, **VECTORS)
+    for change in ({"method": "aligned"}, {"sigma_out": 0.2}, {"head_steps": 3}, {"window": 3}, {"batch_size": 3}, {"temperature": 0.9}):
+        with pytest.raises(ValueError, match="holds another job"):
+            job("out", vectors, **(VECTORS | change))
+    other = copy.deepcopy(vectors)
+    other.autoencoder.config["latents_std"][0] *= 1.5  # the same weights
+    with pytest.raises(ValueError, match=r"holds another job.*autoencoder"):
+        job("out", other, **VECTORS)
+    other = copy.deepcopy(vectors)
+    other.model.drafter = small_latents.near(vectors.model.model, 0.003)
+    with pytest.raises(ValueError, match=r"holds another job.*drafter"):
+        job("out", other, **VECTORS)
+
+
+def test_bad_requests_for_continuous_tokens_are_told_before_anything_is_drawn(job, vectors, tmp_path):
+    wrong = {"unknown method 'jacobi'": {"method": "jacobi"}, "steps is 0": {"head_steps": 0}, "sigma_out is -1": {"sigma_out": -1.0}}
+    for words, change in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            job("out", vectors, **(VECTORS | change))
+    with pytest.raises(ValueError, match="head_steps is for continuous tokens"):
+        job("out", head_steps=4)
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_requests_are_told_before_a_model_is_loaded(recipe, job, tmp_path):
