@@ -4,6 +4,7 @@ The backbone is a LlamaGen's (Sun et al. 2024); what it writes are vectors, not 
 the mixture head) and in the causal rows of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small net with adaptive layer norm).
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -141,8 +142,9 @@ class ContinuousAR(PreTrainedModel):
         return self(embeds, cells)[0]
 
 
+@cache
 def scheduler() -> DDPMParallelScheduler:
-    """The noise schedule that diffusion heads are trained and sampled by: a cosine one, its velocity predicted."""
+    """The noise schedule that diffusion heads are trained and sampled by: a cosine one, its velocity predicted. Not to be changed."""
     return DDPMParallelScheduler(
         num_train_timesteps=TRAINED_STEPS,
         beta_schedule="squaredcos_cap_v2",

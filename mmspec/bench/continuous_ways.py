@@ -1,0 +1,123 @@
+"""The ways to write pictures of continuous tokens, side by side: counts, distances and seconds, beside baselines that draft nothing.
+
+Speculation pays only where it beats what anybody can have without it: fewer steps of the head, fewer iterations of a masked model, steps
+that become fewer along the iterations. Those change the law, so each stands beside its Frechet distance to real pictures.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.bench.run import Spread
+from mmspec.core.noise import Noise
+from mmspec.core.stats import Stats
+from mmspec.vision import generate
+from mmspec.vision import tokenizer as tokens
+from mmspec.vision.classifier import classify
+from mmspec.vision.continuous import WAYS, ContinuousPictures
+from mmspec.vision.distances import frechet
+from mmspec.vision.latents import Sampling
+from mmspec.vision.masked import generate_masked
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: the head it is for, and how it writes. `iterations` and `annealed` are of masked models."""
+
+    head: str
+    method: str = "plain"
+    guesses: int | None = None
+    steps: int | None = None
+    iterations: int | None = None
+    annealed: int | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.method if self.method != "plain" else "plain"]
+        parts += [f"{self.guesses} guesses"] if self.guesses else []
+        parts += [f"{self.steps} steps"] if self.steps else []
+        parts += [f"{self.iterations} iterations"] if self.iterations else []
+        parts += [f"{self.annealed} steps at the end"] if self.annealed else []
+        return ", ".join(parts)
+
+
+def rows(heads: Sequence[str], guesses: Sequence[int], cells: int) -> Iterator[Row]:
+    """Every way of every head, after the head's plain decoding and baselines."""
+    for head in heads:
+        yield Row(head)
+        if head != "mixture":
+            yield from (Row(head, steps=steps) for steps in (8, 4))
+        if head == "masked":
+            yield from (Row(head, iterations=-(-cells // each)) for each in guesses)
+            yield Row(head, annealed=4)
+        for method, way in WAYS.items():
+            if head in way.heads and method != "plain":
+                yield from (Row(head, method, each) for each in guesses)
+
+
+@dataclass
+class Found:
+    """What a row was seen to do: counts over all its pictures, their features, and its ratios to plain decoding of its head."""
+
+    stats: list[Stats] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    hits: float = 0.0
+    pictures: int = 0
+    ratios: dict[int, list[float]] = field(default_factory=dict)  # by batch size
+
+    @property
+    def per_call(self) -> float:
+        """Tokens a call of the target's backbone."""
+        return sum(stats.tokens for stats in self.stats) / sum(stats.row_calls for stats in self.stats)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Guesses accepted of those judged; None where nothing was guessed."""
+        judged = sum(stats.judged for stats in self.stats)
+        return sum(stats.accepted for stats in self.stats) / judged if judged else None
+
+    def frechet(self, real: Tensor) -> float:
+        return frechet(torch.cat(self.features), real)
+
+    def faster(self, batch: int) -> Spread | None:
+        return Spread.of(self.ratios.get(batch, []))
+
+
+def write(model: ContinuousPictures, row: Row, classes: Sequence[int], seed: int) -> tuple[Tensor, Stats]:
+    """Tokens [B, h, w, d] of pictures of `classes` as `row` says."""
+    if row.head == "masked":
+        network: Any = model.model
+        drafted = {} if row.guesses is None else {"drafter": model.drafter, "gamma": row.guesses}
+        chosen = {"iterations": row.iterations, "head_steps": row.steps, "annealed": row.annealed}
+        noise = Noise.from_seed(seed, len(classes))
+        out = generate_masked(network, list(classes), method=row.method, noise=noise, **chosen, **drafted)  # pyright: ignore
+        return model.picture(out.sequences), out.stats
+    window = None if row.guesses is None else row.guesses + 1
+    drawn = generate(model, list(classes), row.method, window, seed=seed, sampling=Sampling(steps=row.steps) if row.steps else None)
+    return drawn.tokens, drawn.stats
+
+
+def look(found: Found, model: ContinuousPictures, judge: Any, made: Tensor, stats: Stats, classes: Sequence[int]) -> None:
+    """Count `made` pictures [B, h, w, d] of `classes`, and what the judge says of them, into `found`."""
+    logits, features = classify(judge, tokens.as_tensor(model.decode(made)))
+    found.stats.append(stats)
+    found.features.append(features)
+    found.hits += (logits.argmax(-1) == torch.as_tensor(classes)).sum().item()
+    found.pictures += len(classes)
+
+
+def race(models: dict[str, ContinuousPictures], table: dict[Row, Found], batch: int, rounds: int) -> None:
+    """Seconds of `batch` pictures, all rows taking turns, the first one changing: ratios to plain decoding of the same head and round."""
+    every = list(table)
+    for turn in range(rounds + 1):  # the first round warms up
+        seconds = {}
+        for row in every[turn % len(every) :] + every[: turn % len(every)]:
+            began = perf_counter()
+            write(models[row.head], row, [(turn + n) % 10 for n in range(batch)], seed=10**6 + turn)
+            seconds[row] = perf_counter() - began
+        for row in every if turn else ():
+            table[row].ratios.setdefault(batch, []).append(seconds[Row(row.head)] / seconds[row])
