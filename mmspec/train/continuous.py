@@ -178,7 +178,7 @@ class PathLesson(nn.Module):
         ratio = (apart * noise).sum(1) - gap / 2
         foretold = 1 - torch.erf((gap / 8).sqrt())
         return {
-            "steps": kernel.steps,
+            "steps of the chain": kernel.steps,
             "K, median": gap.median().item(),
             "K, mean": gap.mean().item(),
             "acceptance by K": foretold.mean().item(),
