@@ -4,7 +4,7 @@
 
 Two targets. The mixture is the published benchmark of draft trees (Bullo et al. 2026): 5 round Gaussians in 512 dimensions, flow matching
 with churn 0.06, the 28 noisy ones of 30 steps; its network is in closed form. "fashion" is a small UNet2DModel trained here on
-Fashion-MNIST (MMSPEC_DATA, default ../shared/data) at 16 x 16, and a smaller one for its drafts; a trained pair is kept in --work.
+Fashion-MNIST (MMSPEC_DATA, default ../shared/data), made smaller, and a smaller one for its drafts; a trained pair is kept in --work.
 Ratios are steps / calls of one picture at a time, however many states a call holds: what latency may gain. Rows count those states.
 """
 
@@ -49,16 +49,16 @@ def benchmark(size: int, steps: int = 30, churn: float = 0.06) -> DiffusionTarge
     return DiffusionTarget(net, kernel, torch.Size((size, 1, 1)), Foreseen(torch.ones_like(s), -s, torch.zeros_like(s), 1.0))
 
 
-def unet(*widths: int) -> UNet2DModel:
+def unet(side: int, *widths: int) -> UNet2DModel:
     down, up = ("DownBlock2D",) * len(widths), ("UpBlock2D",) * len(widths)
-    sizes = {"sample_size": 16, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "norm_num_groups": 8}
+    sizes = {"sample_size": side, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "norm_num_groups": 8}
     return UNet2DModel(block_out_channels=widths, down_block_types=down, up_block_types=up, add_attention=False, **sizes)
 
 
 def trained(widths: tuple[int, ...], pixels: torch.Tensor, steps: int, work: Path) -> UNet2DModel:
-    """A network that predicts noise, trained for `steps` steps of 64 pictures `pixels` [N, 1, 16, 16]."""
+    """A network that predicts noise, trained for `steps` steps of 64 pictures `pixels` [N, 1, S, S]."""
     torch.manual_seed(0)
-    net, scheduler = unet(*widths), DDPMScheduler(**SCHEDULE)
+    net, scheduler = unet(pixels.shape[-1], *widths), DDPMScheduler(**SCHEDULE)
 
     def loss(model: Any, turn: int) -> torch.Tensor:
         keys = torch.Generator().manual_seed(turn)
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--mixture", type=int, default=512, help="numbers of a state of the mixture; 0 leaves it out")
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 250], help="of fashion's chains")
     parser.add_argument("--training", type=int, default=2000, help="steps of training; 0 leaves fashion out")
+    parser.add_argument("--side", type=int, default=16, help="pixels of fashion's pictures")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--work", type=Path, default=Path("build/diffusion"))
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
@@ -132,7 +133,7 @@ def main() -> None:
     if args.training:
         data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
         grey = torch.randint(256, (64, 28, 28), dtype=torch.uint8) if args.smoke else pictures.fashion(data)[0]
-        pixels = torch.nn.functional.interpolate(as_tensor(grey), 16, mode="area")
+        pixels = torch.nn.functional.interpolate(as_tensor(grey), args.side, mode="area")
         nets = [trained(widths, pixels, args.training, args.work) for widths in ((24, 48), (8, 16))]
         for steps in args.steps:
             target, small = (DiffusionTarget.of(DDPMPipeline(net, DDPMScheduler(**SCHEDULE)), steps) for net in nets)
