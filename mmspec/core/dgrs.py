@@ -73,13 +73,13 @@ class DGRS:
 
     uses_q, points, tables = True, False, False
 
-    def take_prob(self, p: Any, q: Gaussian, x: Tensor, index: int, count: Tensor) -> Tensor:
+    def take_prob(self, p: Any, q: Any, x: Tensor, index: int, count: Tensor) -> Tensor:
         return Claimed.of(p, q, count).taken(x)
 
-    def refuse(self, p: Any, q: Gaussian, x: Tensor, index: int, count: Tensor) -> tuple[Claimed, Gaussian]:
+    def refuse(self, p: Any, q: Any, x: Tensor, index: int, count: Tensor) -> tuple[Any, Any]:
         return Claimed.of(p, q, count).refused(), q
 
-    def refusal(self, p: Any, q: Gaussian, x: Tensor, index: int, count: Tensor) -> Tensor:
+    def refusal(self, p: Any, q: Any, x: Tensor, index: int, count: Tensor) -> Tensor:
         now = Claimed.of(p, q, count)
         return torch.where(now.mass > 0, now.refused().mass / now.mass, 0)
 

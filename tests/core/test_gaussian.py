@@ -52,7 +52,7 @@ GRIDS = {1: (9.0, 4001), 2: (7.0, 401)}
 @pytest.mark.parametrize("scales", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 def test_the_token_rule_settles_the_targets_density(scales, width):
     x, cell = grid(width, *GRIDS[width])
-    p, q = (law(*of, len(x)) for of in scales[width])
+    p, q = (law(mean, scale, len(x)) for mean, scale in scales[width])
     assert emitted_error(Token(), p, q, x, cell) < TINY
     for mutant in (FromTarget(), SigmaFactor()) + ((MeanOverDims(),) if width > 1 else ()):
         assert emitted_error(mutant, p, q, x, cell) > SEEN
