@@ -39,8 +39,8 @@ FROM_LEFT = (Token, Stepwise)
 """Rules whose judgement of a value hangs on nothing behind it: bonus values may be left out."""
 DRAWS = 100
 """Fresh values that one is ranked among, where laws are no Gaussians."""
-CHUNK = 32
-"""Rows scored at a time."""
+CHUNK, PIECE = 32, 256
+"""Rows scored at a time, and tokens ranked."""
 _RANKS = 1 << 40
 """Added to a row's seed for the fresh draws, so that they share no number with the generation."""
 
@@ -174,14 +174,16 @@ def _along(p: Gaussian, q: Gaussian, x: Tensor) -> tuple[Tensor, Tensor]:
 def _ranked(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
     """By the rank of log q/p at `x` among fresh draws from `p`; ties, which are places where the laws agree, fall anywhere."""
     rows, columns = (index.flatten() for index in torch.meshgrid(*(torch.arange(n, device=x.device) for n in x.shape[:2]), indexing="ij"))
-    keys = noise.value(columns.unflatten(0, x.shape[:2])).branch(DRAWS + 1)[rows, columns]  # [B S, DRAWS + 1]
-    at = rows[:, None].expand(-1, DRAWS), columns[:, None].expand(-1, DRAWS)
-    own, drafted = p.picked(*at), q.picked(*at)
-    fresh = -own.log_ratio(drafted, own.sample(keys[:, :-1]))  # [B S, DRAWS]
-    mine = -p.log_ratio(q, x).flatten()[:, None]
-    below, equal = (fresh < mine).sum(-1), (fresh == mine).sum(-1)
-    u = (below + keys[:, -1].uniform() * (equal + 1)) / (DRAWS + 1)
-    return torch.special.ndtri(u).view(x.shape[:2]), (fresh.amax(-1) - fresh.amin(-1)).view(x.shape[:2])
+    keys = noise.value(columns.unflatten(0, x.shape[:2])).branch(DRAWS + 1)
+    mine, found, spread = -p.log_ratio(q, x), [], []
+    for at in zip(rows.split(PIECE), columns.split(PIECE), strict=True):
+        many = tuple(index[:, None].expand(-1, DRAWS) for index in at)
+        own, drafted, streams = p.picked(*many), q.picked(*many), keys[at]  # [W, DRAWS], the streams one wider
+        fresh, seen = -own.log_ratio(drafted, own.sample(streams[:, :-1])), mine[at][:, None]
+        below, equal = (fresh < seen).sum(-1), (fresh == seen).sum(-1)
+        found.append((below + streams[:, -1].uniform() * (equal + 1)) / (DRAWS + 1))
+        spread.append(fresh.amax(-1) - fresh.amin(-1))
+    return torch.special.ndtri(torch.cat(found)).view(x.shape[:2]), torch.cat(spread).view(x.shape[:2])
 
 
 class Watch:

@@ -88,7 +88,7 @@ class Latents:
             sampling = sampling.filled(config)
             self.kernel = sampling.kernel(asked.temperature).to(model.device)
             net: Any = model.head if asked.guidance is None else GuidedNet(model.head, asked.guidance)
-            self.denoiser = Denoiser(net, self.kernel, sampling.every or 1)
+            self.denoiser = Denoiser(net, self.kernel, 1 if sampling.every is None else sampling.every)
 
     @property
     def value(self) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def refusals(rule: DGRS, gap: float, siblings: int) -> list[float]:
 class Unclaimed(DGRS):
     """Each sibling judged as if it were the first."""
 
-    def refuse(self, p, q, x, index, count):
+    def refuse(self, p, q, x, index, count) -> tuple[Any, Any]:
         return replace(Claimed.of(p, q, count), claim=torch.ones_like(count).double()), q
 
     def take_prob(self, p, q, x, index, count):
@@ -153,7 +153,7 @@ def test_whole_runs_have_the_joint_law(shape):
 class FromTarget(DGRS):
     """After the last refusal drawn from p as it is."""
 
-    def refuse(self, p, q, x, index, count):
+    def refuse(self, p, q, x, index, count) -> tuple[Any, Any]:
         left = Claimed.of(p, q, count).refused()
         return Forgetful(left.p, left.q, left.claim), q
 

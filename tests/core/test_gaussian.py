@@ -8,7 +8,11 @@ from torch import Tensor
 
 from mmspec.core import reflection
 from mmspec.core.accept import Block, Coupled, Greedy, Match, Token, _Weighted
+from mmspec.core.control import Fixed
+from mmspec.core.decode import generate
 from mmspec.core.gaussian import Gaussian
+from mmspec.core.limits import Limits
+from mmspec.core.noise import Noise
 from mmspec.core.thinning import Left
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
@@ -112,7 +116,7 @@ def test_small_gaps_are_not_lost():
 @pytest.mark.parametrize("width", [1, 8, 64])
 @pytest.mark.parametrize("gap", [0.0, 0.02, 0.2, 1.0, 3.0])
 def test_acceptance_and_the_law_along_and_across(gap, width):
-    rows = 20_000
+    rows = 10_000
     scale = torch.linspace(0.5, 2.0, width).double()
     at = torch.randn(width, generator=torch.Generator().manual_seed(1)).double()
     p, q = (Gaussian((m * scale).expand(rows, 1, width), scale) for m in (gap * at / at.norm(), torch.zeros(width).double()))
@@ -322,6 +326,19 @@ def test_planted_bugs_are_seen(rule):
 def test_exact_rules_pass_where_the_bugs_are_seen(rule):
     p, q = linear_pair(gap=1.0)
     assert projected(p, q, vectors_run(p.target, ModelDrafter(q.target), rule, 6_000, most=8, length=6)[0]) > PASS
+
+
+def test_guesses_that_come_again_after_a_rejection_bend_a_block():
+    """Where a block ends depends on the guesses behind its end: drawn from the same numbers in the next round, they are no draws of q."""
+
+    class Again(Noise):
+        def guess(self, position, start, branch=0):
+            return self.shared(position)
+
+    p, q = linear_pair(gap=1.0)
+    noise = Again(Noise.from_seed(0, 6_000).seeds)
+    out = generate(p.target, ModelDrafter(q.target), Block(), 6_000, limits=Limits(6_000, 8), noise=noise, control=Fixed(6))
+    assert projected(p, q, out.sequences) < REJECTED
 
 
 def test_block_accepts_more():
