@@ -26,7 +26,10 @@ from mmspec.vision.masked import generate_masked
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table: the head it is for, and how it writes. `iterations` and `annealed` are of masked models."""
+    """One row of the table: the head it is for, and how it writes.
+
+    `iterations` and `annealed` are of masked models, which write a token an iteration where no number is given.
+    """
 
     head: str
     method: str = "plain"
@@ -37,7 +40,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        parts = [self.method if self.method != "plain" else "plain"]
+        parts = [self.method]
         parts += [f"{self.guesses} guesses"] if self.guesses else []
         parts += [f"{self.steps} steps"] if self.steps else []
         parts += [f"{self.iterations} iterations"] if self.iterations else []
@@ -92,7 +95,7 @@ def write(model: ContinuousPictures, row: Row, classes: Sequence[int], seed: int
     if row.head == "masked":
         network: Any = model.model
         drafted = {} if row.guesses is None else {"drafter": model.drafter, "gamma": row.guesses}
-        chosen = {"iterations": row.iterations, "head_steps": row.steps, "annealed": row.annealed}
+        chosen = {"iterations": row.iterations or network.config.grid**2, "head_steps": row.steps, "annealed": row.annealed}
         noise = Noise.from_seed(seed, len(classes))
         out = generate_masked(network, list(classes), method=row.method, noise=noise, **chosen, **drafted)  # pyright: ignore
         return model.picture(out.sequences), out.stats
