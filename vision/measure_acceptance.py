@@ -1,4 +1,4 @@
-"""How many guesses a diffusion head's draft gets accepted, by rule and by steps of the chain, beside what the divergence of paths foretells.
+"""What share of a diffusion head's drafted tokens is accepted, by rule and steps, beside what the divergence of paths foretells.
 
     python vision/measure_acceptance.py --pictures 60        (a few minutes on one CPU core)
 

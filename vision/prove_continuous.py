@@ -130,9 +130,7 @@ def main() -> None:
         table.append(line)
         print(text, flush=True)
     if args.out:
-        write_json(
-            args.out, {"rows": table, "settings": {k: str(v) for k, v in vars(args).items()}, "provenance": provenance(target.model.device)}
-        )
+        write_json(args.out, {"rows": table, "steps": args.steps, "provenance": provenance(target.model.device)})
 
 
 if __name__ == "__main__":

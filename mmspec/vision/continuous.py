@@ -268,7 +268,7 @@ def _drafting(guess: Any, network: ContinuousAR, asked: Asked, sampling: Samplin
     theirs_asked = replace(asked, temperature=asked.temperature if draft.temperature is None else draft.temperature)
     if own.head == "mixture":
         return _target(draft.model, theirs_asked, sampling, most)
-    chosen = replace(draft.sampling.over(replace(sampling, every=None)), every=draft.sampling.over(Sampling(every=theirs.every)).every).filled(own)
+    chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)
     _check_kernels(sampling.filled(own).kernel(asked.temperature), chosen.kernel(theirs_asked.temperature), asked.form)
     return _target(draft.model, theirs_asked, chosen, most)
 
