@@ -17,7 +17,7 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
     """`found`: runs by method; `rows`: the table's figures."""
     model = found.loaded.model
     size = sum(parameter.numel() for parameter in model.model.parameters()) / 1e6
-    grid = f"{model.raster.height} &times; {model.raster.width}"
+    cells = f"{model.raster.height} &times; {model.raster.width}"
     ways = [row["way"] for row in rows]
     guided = "" if found.loaded.guidance is None else f", guidance {found.loaded.guidance:g}"
     pictures = [[_cell(found.runs[way][number]) for way in ways] for number in range(len(found.prompts))]
@@ -25,14 +25,14 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
     most = max(int(run.runs.max()) for way in seen for run in found.runs[way])
     maps = [[_map(found.runs[way][number], most) for way in seen] for number in range(len(found.prompts))]
     return f"""<h2>Pictures</h2>
-<p class="soft">A target of {size:.1f} M parameters that writes {grid} codes a picture, prompt by prompt{guided}, by the same seeds.</p>
+<p class="soft">A target of {size:.1f} M parameters that writes {cells} codes a picture, prompt by prompt{guided}, by the same seeds.</p>
 {table(_HEAD, [_row(row) for row in rows], words=2)}
 <p class="note">Figures are a picture's means; forwards are counts, the same on every machine, seconds are this machine's, and methods took
 turns prompt by prompt. A token-exact method must draw plain decoding's picture code for code. A law-exact one draws another picture from
 the same law. Drift is what a lossy method spent of total variation, summed over a picture's codes.</p>
-{_grid(found.prompts, ways, pictures)}
+{grid(found.prompts, ways, pictures)}
 <h3>Where codes were settled together</h3>{_key(most)}
-{_grid(found.prompts, seen, maps)}"""
+{grid(found.prompts, seen, maps)}"""
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -47,7 +47,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _grid(prompts: Sequence[str], ways: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+def grid(prompts: Sequence[str], ways: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Prompts down, methods across."""
     head = "".join(f"<th>{escape(way)}</th>" for way in ways)
     lines = (f"<tr><th>{escape(prompt)}</th>{''.join(row)}</tr>" for prompt, row in zip(prompts, cells, strict=True))
@@ -57,11 +57,11 @@ def _grid(prompts: Sequence[str], ways: Sequence[str], cells: Sequence[Sequence[
 def _cell(run: Any) -> str:
     drift = "" if run.stats.drift is None else f"<br>drift {run.stats.drift:.1f}"
     same = '<br><b class="same">same picture</b>' if run.same and run.stats.row_calls < run.stats.tokens else ""
-    return f"<td>{_img(run.picture, 'drawn')}<small>{run.stats.row_calls} forwards<br>{run.seconds:.2f} s{drift}{same}</small></td>"
+    return f"<td>{picture(run.picture, 'drawn')}<small>{run.stats.row_calls} forwards<br>{run.seconds:.2f} s{drift}{same}</small></td>"
 
 
 def _map(run: Any, most: int) -> str:
-    return f"<td>{_img(heat(run.runs, most), 'where runs were')}<small>at most {int(run.runs.max())}</small></td>"
+    return f"<td>{picture(heat(run.runs, most), 'where runs were')}<small>at most {int(run.runs.max())}</small></td>"
 
 
 def _key(most: int) -> str:
@@ -73,6 +73,7 @@ def _key(most: int) -> str:
     )
 
 
-def _img(picture: Image.Image, words: str) -> str:
-    data = base64.b64encode(to_bytes(picture)).decode()
+def picture(shown: Image.Image, words: str) -> str:
+    """The picture itself, within the page."""
+    data = base64.b64encode(to_bytes(shown)).decode()
     return f'<img alt="{words}" src="data:image/png;base64,{data}">'
