@@ -125,7 +125,8 @@ def test_a_batch_sounds_like_its_rows_alone(net, drafters, name):
 
 def test_a_drafter_of_another_scale_writes_in_the_targets(net):
     other = near(net)
-    sampler = PocketTTS(other).drafting(PocketTTS(net), 0.0, Noise.from_seed(0, 1)).family.sampler
+    family: Any = PocketTTS(other).drafting(PocketTTS(net), 0.0, Noise.from_seed(0, 1)).family
+    sampler = family.sampler
     z = torch.randn(1, 5, 32)
     there = sampler(z, torch.randn(1, 5, 1, WIDTH))[0]
     own = other.sample_latent(z[0], torch.zeros(5, WIDTH), 1)
