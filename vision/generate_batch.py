@@ -19,6 +19,7 @@ import json
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -40,14 +41,15 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     """Load the model, and say what to do with it."""
     source, named = Lines(args.prompts), args.method  # what is not there is told before a model is loaded
     if named is not None:
-        (way_of if (is_continuous(args.model) if loaded is None else _writes_vectors(loaded)) else method_of)(named)
+        continuous = is_continuous(args.model) if loaded is None else isinstance(loaded.model, ContinuousPictures)
+        (way_of if continuous else method_of)(named)
     loaded = loaded or load_image_model(args.model, args.dtype, device_of(Processes.here().device(args.device)))
     check_decoder(loaded)
     scale = loaded.guidance if args.guidance is None else args.guidance
-    vectors = _writes_vectors(loaded)
+    vectors = isinstance(loaded.model, ContinuousPictures)
     own = {"method": loaded.model.method, "window": TOKENS} if vectors else {"method": default_method(), "window": WINDOW}
     names = ("method", "window", "temperature", "top_k", "drift_budget", "size", "head_steps", "sigma_out")
-    options = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
+    options: dict[str, Any] = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
     work = Draw(loaded, options, args.seed)
     return Job(
         source=source,
@@ -63,10 +65,6 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
         measures=work.measures,
         noun="pictures",
     )
-
-
-def _writes_vectors(loaded: Loaded) -> bool:
-    return isinstance(loaded.model, ContinuousPictures)
 
 
 def tiny() -> Loaded:

@@ -112,7 +112,8 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     with Console(stderr=True).status(f"loading {given['model']}"):
         loaded = load_image_model(given["model"], given["dtype"] or "float32", device_of(given["device"] or "auto"))
     check_decoder(loaded)
-    names = [method or (loaded.model.method if continuous else default_method()) for method in methods]
+    usual = getattr(loaded.model, "method", None) or default_method()
+    names = [method or usual for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
     prompts, seeds = loaded.prompts(prompt, given["grid"]), [given["seed"] + row for row in range(given["grid"])]
     options = options | {"guidance": scale}

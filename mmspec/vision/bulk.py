@@ -148,7 +148,8 @@ def identity(work: Draw, drafts: bool) -> dict[str, str]:
 def _continuous_identity(work: Draw) -> dict[str, str]:
     from mmspec.jobs.fingerprints import weights
 
-    way, found = way_of(work.options["method"]), work.loaded.model.fit(work.options["method"])
+    model: Any = work.loaded.model
+    way, found = way_of(work.options["method"]), model.fit(work.options["method"])
     facts = {"target": weights(found.model), "config": _config(found.model)}
     if work.loaded.autoencoder is not None:
         facts["autoencoder"] = weights(work.loaded.autoencoder) + _config(work.loaded.autoencoder)

@@ -113,7 +113,8 @@ def _continuous(name: str, folder: Path, head: str, dtype: str, device: torch.de
     model: ContinuousPictures = parts["target"]
     parts["processor"].to(device)
     for each in (model, *model.others):
-        for net in (each.model, each.drafter):
+        nets: list[Any] = [each.model, each.drafter]
+        for net in nets:
             if net is not None:
                 net.to(device)
     return Loaded(name, model, tuple(parts["examples"]), autoencoder=parts["processor"])
