@@ -206,6 +206,8 @@ def _show(draws: list[Drawn], out: str) -> None:
     same = f"; {_same(*draws)} of {count} the same code for code by both methods" if len(draws) > 1 else ""
     if vectors and len(draws) > 1:
         same = "; a law-exact method draws by the same law, not the same picture"
+        if draws[0].law["head"] != draws[1].law["head"]:
+            same = "; the two heads are two models, with a law each"
     show.print(f"{what}{same}: {out}", soft_wrap=True)
 
 

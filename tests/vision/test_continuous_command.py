@@ -83,8 +83,9 @@ def test_the_table_tells_that_pictures_are_not_plains(image):
     code, out, _, path = image("bag", "--method", "path", "--compare", "density")
     text = " ".join(out.split())
     assert code == 0
-    for word in ("path", "diffusion", "density", "mixture", "tokens a", "law-exact", "the same law, not the same picture"):
+    for word in ("path", "diffusion", "density", "mixture", "tokens a", "law-exact", "two models, with a law each"):
         assert word in text
+    assert "the same law, not the same picture" in " ".join(image("bag", "--compare", "plain")[1].split())
     assert str(path) in out.replace("\n", "")
 
 
