@@ -108,9 +108,9 @@ class Keys:
         """These streams where `mask` [...], else the other ones."""
         return Keys(torch.where(mask, self.words, other.words))
 
-    def branch(self, count: int) -> "Keys":
-        """`count` independent streams from each, [..., count]."""
-        steps = torch.arange(1, count + 1, device=self.words.device) * _MIX_2
+    def branch(self, count: int, first: int = 0) -> "Keys":
+        """`count` independent streams from each, [..., count]: those from number `first` on, the same however many are had at a time."""
+        steps = torch.arange(first + 1, first + count + 1, device=self.words.device) * _MIX_2
         return Keys(mix(self.words[..., None] + steps))
 
 

@@ -124,7 +124,8 @@ class Left:
 
     Q None is a point mass on `x`. It takes 1 / TV(P, Q) tries in the mean, and 1 - P(x) / Q(x) is refused often enough to make that one
     try for every value judged. Tries are made side by side, twice as many each time, where none was kept yet: the device is looked at
-    once a time. The first try of a column is what P draws by its keys.
+    once a time. The first try of a column is what P draws by its keys, and the others are numbered: which is kept does not depend on how
+    many are made at a time, and so not on the other rows.
     """
 
     p: Any
@@ -143,10 +144,9 @@ class Left:
         rows, columns = waiting.nonzero(as_tuple=True)
         keys, tried, count = beside[..., -1][rows, columns], 1, 1
         while tried < _TRIES and len(rows):
-            streams = keys.branch(count + 1)  # [W, count + 1]: the last is for the next time
-            fresh, kept = self._at(rows, columns, count)._tries(streams[:, :-1])
+            fresh, kept = self._at(rows, columns, count)._tries(keys.branch(count, tried))
             found = found.index_put((rows[kept], columns[kept]), fresh[kept])
-            keys, rows, columns = streams[:, -1][~kept], rows[~kept], columns[~kept]
+            keys, rows, columns = keys[~kept], rows[~kept], columns[~kept]
             tried, count = tried + count, max(1, min(2 * count, _ABREAST // max(1, len(rows))))
         return found
 

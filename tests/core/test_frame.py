@@ -162,8 +162,8 @@ def test_no_number_serves_two_purposes():
     class Watched:
         words: Tensor
 
-        def branch(self, count):
-            return Watched(Keys(self.words).branch(count).words)
+        def branch(self, count, first=0):
+            return Watched(Keys(self.words).branch(count, first).words)
 
         def __getitem__(self, index):
             return Watched(self.words[index])

@@ -199,3 +199,16 @@ def test_a_grid_holds_what_it_should():
     x, cell = grid(2, 3.0, 7)
     assert x.shape == (49, 1, 2)
     assert cell == 1.0
+
+
+def test_what_is_drawn_does_not_depend_on_the_other_rows():
+    """Near laws take many tries, and a full batch makes fewer of them at a time than one row alone."""
+    rows, keys = 120, streams(120, 3)
+    p = Stack(torch.zeros(rows, 1, 2, dtype=torch.float64))
+    q = Stack(torch.full((rows, 1, 2), 0.02, dtype=torch.float64))
+    x = p.sample(streams(rows, 4))
+    together = Left(p, q, x).sample(keys)
+    for row in range(0, rows, 7):
+        few = torch.tensor([[row]]), torch.tensor([[0]])
+        alone = Left(p.picked(*few), q.picked(*few), x[row : row + 1]).sample(keys[row : row + 1])
+        assert alone.equal(together[row : row + 1])
