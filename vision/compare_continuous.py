@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--guesses", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first picture")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="that are timed")
@@ -76,7 +77,7 @@ def main() -> None:
     for row, found in track(table.items(), "counts"):
         for first in range(0, args.pictures, args.batch):
             classes = [n % 10 for n in range(first, min(first + args.batch, args.pictures))]
-            made, stats = write(models[row.head], row, classes, first)
+            made, stats = write(models[row.head], row, classes, args.first + first)
             look(found, models[row.head], judge, made, stats, classes)
     for batch in args.batches if args.rounds else ():
         race(models, table, batch, args.rounds)

@@ -31,7 +31,8 @@ from mmspec.vision.mar import MaskedAR, MaskedARConfig
 SIZES = {
     "diffusion": {"hidden_size": 160, "num_hidden_layers": 5, "num_attention_heads": 5, "intermediate_size": 432, "head_width": 160},
     "mixture": {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 352, "components": 8},
-    "masked": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 352, "head_width": 128},
+    "masked": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 352, "head_width": 128}
+    | {"iterations": 12},
 }
 SMALL = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
 STEPS, DRAFT_STEPS = {"diffusion": 3300, "mixture": 6000, "masked": 2200}, {"diffusion": 6200, "mixture": 5500, "masked": 1500}
