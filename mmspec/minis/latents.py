@@ -36,7 +36,7 @@ HEADS = ("diffusion", "mixture", "masked")
 def load_latents(folder: Path, head: str) -> dict[str, Any]:
     """The parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
 
-    The target knows those with other heads, so that every way of drawing finds one that it is made for.
+    The first of `HEADS` knows the others, so that every way of drawing finds a head it is made for; who asks for another gets that alone.
     """
     from mmspec.vision.autoencoder import load_autoencoder
     from mmspec.vision.continuous import ContinuousPictures
@@ -50,7 +50,8 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
         to_pictures = partial(_pictures, autoencoder)
         return ContinuousPictures(model, to_pictures, labels, next(iter(drafters.values()), None), others), drafters
 
-    others = [one(other)[0] for other in HEADS if other != head and (folder / other / "target" / "model.safetensors").exists()]
+    kept = [other for other in HEADS[1:] if (folder / other / "target" / "model.safetensors").exists()] if head == HEADS[0] else []
+    others = [one(other)[0] for other in kept]
     target, drafters = one(head, others)
     return {"target": target, "drafters": drafters, "processor": autoencoder, "examples": list(target.labels)}
 

@@ -191,6 +191,8 @@ def generate_continuous(
     """
     found, way = model.fit(method), way_of(method)
     classes = found.classes(prompts)
+    if way.form == "sets" and not isinstance(control, Fixed):
+        raise ValueError(f"{method} drafts the same number of iterations every round: give window a number, not 'auto'")
     if way.form == "sets" or found.head == "masked":
         return found, _by_sets(found, classes, method, most, noise, sampling, guidance, temperature, drafter)
     network, rule = found.model, accept or way.accept or Token()

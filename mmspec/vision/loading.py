@@ -13,7 +13,7 @@ from mmspec.vision.family import ImageModel
 
 MINIS = ("mini", "vision", "vision-fashion")
 CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}
-"""Minis of continuous tokens, and the heads that they are called for; each finds the others' where a way of drawing needs them."""
+"""Minis of continuous tokens, and the heads that they are called for; the first finds the others' where a way of drawing needs them."""
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 MINI_GUIDANCE = 2.0
 """The scale the minis of codes are drawn with where none is given; `docs/results.md` measures them at it."""

@@ -93,6 +93,7 @@ MISTAKES = {
     "an unknown class": (("unicorn",), ("'unicorn'", "trouser, bag")),
     "a class that is none": (("3",), ("0 to 2",)),
     "no prompt": ((), ("no prompt", "'T-shirt'")),
+    "a window by the clock for sets": (("bag", "--method", "cspd-compat", "--window", "auto"), ("cspd-compat", "number")),
     "an unknown method": (("bag", "--method", "magic"), ("'magic'", "path", "cspd-compat")),
     "a method of codes": (("bag", "--method", "jacobi"), ("'jacobi'", "continuous tokens", "aligned")),
     "an unknown second method": (("bag", "--compare", "scd"), ("'scd'", "density")),
@@ -141,7 +142,8 @@ def test_folders_and_names(folder, bare, tmp_path):
     loaded = load_image_model(str(folder))
     assert (loaded.model.head, loaded.examples, loaded.guidance, loaded.cells) == ("diffusion", small_latents.NAMES, None, 16)
     assert [each.head for each in loaded.model.others] == ["mixture", "masked"]
-    assert load_image_model(str(folder / "mixture")).model.head == "mixture"
+    alone = load_image_model(str(folder / "mixture")).model
+    assert (alone.head, alone.others) == ("mixture", ())
     assert not is_continuous(str(tmp_path))
     (tmp_path / "autoencoder").mkdir()
     with pytest.raises(FileNotFoundError, match=r"train_\w+\.py"):
