@@ -39,6 +39,7 @@ from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, Shape, sampled, with_replacement
 from mmspec.vision.continuous_ar import ContinuousAR
+from mmspec.vision.family import class_of
 from mmspec.vision.latents import Asked, Latents, Sampling, tokens_of
 from mmspec.vision.mar import MaskedAR
 from mmspec.vision.masked import generate_masked
@@ -118,18 +119,8 @@ class ContinuousPictures:
 
     def classes(self, prompts: Sequence[Any]) -> Tensor:
         """Class numbers [B] of class names or numbers. ValueError names the first that is unknown."""
-        known = [label.lower() for label in self.labels]
-        return torch.tensor([self._class(prompt, known) for prompt in prompts], device=self.model.device)
-
-    def _class(self, prompt: Any, known: Sequence[str]) -> int:
-        classes = self.model.config.classes
-        if isinstance(prompt, str) and prompt.strip().lower() in known:
-            return known.index(prompt.strip().lower())
-        number = int(prompt) if isinstance(prompt, int) or (isinstance(prompt, str) and prompt.strip().isdigit()) else -1
-        if not 0 <= number < classes:
-            names = f", or one of: {', '.join(self.labels)}" if self.labels else ""
-            raise ValueError(f"unknown class {prompt!r}: give a number from 0 to {classes - 1}{names}")
-        return number
+        numbers = [class_of(prompt, self.labels, self.model.config.classes) for prompt in prompts]
+        return torch.tensor(numbers, device=self.model.device)
 
     def picture(self, sequences: Tensor) -> Tensor:
         """Tokens [B, h, w, d] of what was written, [B, S, d]."""

@@ -135,6 +135,18 @@ def texts_of(prompts: Any) -> list[str]:
     return list(prompts)
 
 
+def class_of(prompt: Any, labels: Sequence[str], classes: int) -> int:
+    """The number of a class given by name (one of `labels`) or by number, below `classes`. ValueError for one that is unknown."""
+    known = [label.lower() for label in labels]
+    if isinstance(prompt, str) and prompt.strip().lower() in known:
+        return known.index(prompt.strip().lower())
+    number = int(prompt) if isinstance(prompt, int) or (isinstance(prompt, str) and prompt.strip().isdigit()) else -1
+    if not 0 <= number < classes:
+        names = f", or one of: {', '.join(labels)}" if labels else ""
+        raise ValueError(f"unknown class {prompt!r}: give a number from 0 to {classes - 1}{names}")
+    return number
+
+
 def decoded(to_pictures: Callable[[Tensor], list[Image.Image]] | None, codes: Tensor, name: str) -> list[Image.Image]:
     """Pictures by an external decoder. ValueError where there is none."""
     if to_pictures is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.core.cache import SlotCache
 from mmspec.core.layout import Layout
 from mmspec.core.raster import Raster
-from mmspec.vision.family import ImageModel, Prompt, decoded, texts_of
+from mmspec.vision.family import ImageModel, Prompt, class_of, decoded, texts_of
 from mmspec.vision.llamagen import LlamaGen
 
 Captions = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
@@ -61,20 +61,9 @@ class LlamaGenPictures(ImageModel):
         return self._classes(prompts, guided) if self.model.config.condition == "class" else self._captions(prompts, guided)
 
     def _classes(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
-        known = [str(label).lower() for label in self.labels]
-        ids = [self._class(prompt, known) for prompt in prompts]
+        ids = [class_of(prompt, [str(label) for label in self.labels], self.model.config.classes) for prompt in prompts]
         none = [self.model.config.classes] * len(ids) if guided else []
         return Prompt.of(self.model.cls_embedding(torch.tensor(ids + none, device=self.model.device)))
-
-    def _class(self, prompt: Any, known: Sequence[str]) -> int:
-        classes = self.model.config.classes
-        if isinstance(prompt, str) and prompt.strip().lower() in known:
-            return known.index(prompt.strip().lower())
-        number = int(prompt) if isinstance(prompt, int) or (isinstance(prompt, str) and prompt.strip().isdigit()) else -1
-        if not 0 <= number < classes:
-            names = f", or one of: {', '.join(self.labels)}" if self.labels else ""
-            raise ValueError(f"unknown class {prompt!r}: give a number from 0 to {classes - 1}{names}")
-        return number
 
     def _captions(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
         if isinstance(prompts, Mapping):
