@@ -62,7 +62,8 @@ class Way:
         """How its drafts grow."""
         if self.siblings > 1:
             return Comb(self.siblings, with_replacement)
-        return Chain(recorded if self.form == "path" else sampled)
+        draw: Any = recorded if self.form == "path" else sampled
+        return Chain(draw)
 
 
 WAYS: dict[str, Way] = {
@@ -220,7 +221,8 @@ def pair_of(
 
     The prompt are class numbers, behind them those of no class where the pair is guided. ValueError as `generate` says it.
     """
-    way, network, guess = way_of(method), model.model, model.drafter if drafter is None else drafter
+    way, guess = way_of(method), model.drafter if drafter is None else drafter
+    network: Any = model.model
     form = "density" if model.head == "mixture" else way.form
     if form == "density" and sampling != Sampling():
         raise ValueError(
@@ -241,7 +243,8 @@ def pair_of(
 
 def _target(network: ContinuousAR, asked: Asked, sampling: Sampling, most: int) -> Any:
     laws = Pipeline() if asked.guidance is None else Guided((), asked.guidance)
-    target = HFTarget(network, Latents(network, asked, sampling), laws, reserve=network.config.grid**2 + most)
+    family: Any = Latents(network, asked, sampling)  # its prompts are class numbers
+    target = HFTarget(network, family, laws, reserve=network.config.grid**2 + most)
     return target if asked.guidance is None else Pairs(target)
 
 
@@ -296,6 +299,7 @@ def _by_sets(
     if sampling.schedule is not None:
         raise ValueError("schedule is for causal models: masked ones are drawn by the schedule they were trained by")
     network: Any = model.model
+    guess: Any = model.drafter if drafter is None else drafter
     return generate_masked(
         network,
         classes,
@@ -304,7 +308,7 @@ def _by_sets(
         sigma_out=sampling.sigma_out,
         temperature=temperature,
         guidance=guidance,
-        drafter=model.drafter if drafter is None else drafter,
+        drafter=guess,
         gamma=max(1, most - 1),
         noise=noise,
     )

@@ -48,7 +48,8 @@ class ContinuousARConfig(LlamaGenConfig):
             raise ValueError(f"head is {head!r}: a continuous model has a {' or a '.join(HEADS)} head")
         self.channels, self.head, self.head_width, self.head_blocks = channels, head, head_width, head_blocks
         self.components, self.head_steps, self.sigma_out, self.every = components, head_steps, sigma_out, every
-        super().__init__(**{"vocab_size": 1, "grid": grid, "classes": classes} | rest)
+        options: dict[str, Any] = {"vocab_size": 1, "grid": grid, "classes": classes} | rest
+        super().__init__(**options)
 
 
 class DiffusionHead(nn.Module):
