@@ -182,12 +182,11 @@ def generate_continuous(
     `control` chooses the draft length, with `most` tokens in flight at the most.
     """
     found, way = model.fit(method), way_of(method)
-    classes = found.classes(prompts)
     if way.form == "sets" and not isinstance(control, Fixed):
         raise ValueError(f"{method} drafts the same number of iterations every round: give window a number, not 'auto'")
     if way.form == "sets" or found.head == "masked":
-        return found, _by_sets(found, classes, method, most, noise, sampling, guidance, temperature, drafter)
-    network, rule = found.model, accept or way.accept or Token()
+        return found, _by_sets(found, found.classes(prompts), method, most, noise, sampling, guidance, temperature, drafter)
+    network = found.model
     classes, target, drafting = pair_of(
         found, prompts, method, most=most, noise=noise, sampling=sampling, guidance=guidance, temperature=temperature, drafter=drafter
     )
@@ -195,7 +194,7 @@ def generate_continuous(
     out = run(
         target,
         chain,
-        rule,
+        accept or way.accept or Token(),
         classes,
         limits=Limits(len(noise.seeds), network.config.grid**2, device=network.device),
         noise=noise,
