@@ -134,8 +134,9 @@ class Fresh:
     def of(draft: Draft, scored: Scored, verdict: Verdict) -> "Fresh":
         """What a round settled. The values after the kept nodes are the settled ones, so the two line up."""
         assert scored.hidden is not None, "the session hands out no hidden states: call its watch() first"
-        keep = verdict.keep[:, : draft.height + 1]
-        return Fresh(verdict.values[:, : draft.height + 1], pick(scored.hidden, keep), keep >= 0)
+        columns = draft.roots + draft.height  # one root, or a draft that is nothing but roots
+        keep = verdict.keep[:, :columns]
+        return Fresh(verdict.values[:, :columns], pick(scored.hidden, keep), keep >= 0)
 
     def behind(self, earlier: "Fresh | None") -> "Fresh":
         if earlier is None:

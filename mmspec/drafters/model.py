@@ -152,4 +152,5 @@ def told(draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Draft, Scored,
     rows = torch.arange(len(kept), device=kept.device)[:, None]
     roots = settled_values(draft.nodes[rows, kept], real, draft.start)
     columns = torch.arange(kept.shape[1], device=kept.device)
-    return roots, Scored(scored.p.at(kept)), replace(verdict, keep=torch.where(real, columns, -1))
+    hidden = None if scored.hidden is None else scored.hidden[rows, kept]
+    return roots, Scored(scored.p.at(kept), hidden, scored.context, scored.healthy), replace(verdict, keep=torch.where(real, columns, -1))

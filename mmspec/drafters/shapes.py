@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.core.laws import Categorical, Law
 from mmspec.core.noise import Keys, Noise
+from mmspec.core.processors import Pipeline
 from mmspec.core.records import PAD, Draft, Room, Scored
 from mmspec.drafters.stops import Stop
 
@@ -44,6 +45,17 @@ def drawn(law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
 def best(law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
     """The drafter's most likely value: a point mass."""
     return law.mode(), None
+
+
+@dataclass(frozen=True)
+class Warped:
+    """Drawn after `warp`, temperature and truncation; the distribution before it is recorded: for rules that read that one."""
+
+    warp: Pipeline
+
+    def __call__(self, law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
+        warped = self.warp(law.scores, None)  # type: ignore[arg-type]
+        return Categorical(warped).sample(keys), law
 
 
 @dataclass(frozen=True)

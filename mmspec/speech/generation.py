@@ -168,7 +168,7 @@ class _Saying:
     ):
         clock = perf_counter()
         sampling = model.sampling if sampling is None else sampling
-        rule = rule_of(accept, sampling.temperature)
+        rule = rule_of(accept, sampling.temperature, sampling.top_k, sampling.top_p)
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
         steps = _steps(model, max_seconds)
         first = (*model.closing(steps), *model.rules(prompt))

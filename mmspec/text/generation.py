@@ -89,7 +89,7 @@ def generate(
     rows = ids.shape[0]
     if streamer is not None and rows != 1:
         raise ValueError(f"streamer serves one prompt, but the batch has {rows}: stream rows one at a time, or pass on_step")
-    rule = rule_of(accept, temperature)
+    rule = rule_of(accept, temperature, top_k, top_p)
     limit = positions_of(model)
     _check_length(ids, inputs, limit, max_new_tokens)
     laws = laws_for(

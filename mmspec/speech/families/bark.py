@@ -192,7 +192,7 @@ class Bark(SpeechModel):
     ) -> list[list[int]]:
         """One problem of tokens: what every row writes, at most `room` each."""
         net, drawn = self.network(stage), replace(_sampling(self.first if stage == "semantic" else self.second), **wanted.sampling)
-        rule = rule_of(wanted.accept, drawn.temperature)
+        rule = rule_of(wanted.accept, drawn.temperature, drawn.top_k, drawn.top_p)
         laws = laws_for(rule, drawn.temperature, drawn.top_k, drawn.top_p, drawn.repetition_penalty, rules)
         target = HFTarget(net, BarkFamily.of(net), Pipeline((*laws.steps, *drawn.last)), reserve=max(room) + 32)
         guesser = drafter_of(_as_drafter(wanted.drafting(stage), target, rule, wanted.tree), target, rule, wanted.tree)
