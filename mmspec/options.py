@@ -81,20 +81,24 @@ def laws_for(
 
 
 def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: Any = None) -> Drafter:
-    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them, on its `view` of the prompt."""
+    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them, on its `view` of the prompt.
+
+    ValueError for a `view` or a `tree` that this drafter has no use for, and for what it cannot be made of.
+    """
     if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
         raise ValueError(f"view says what a transformers model reads that drafts, but drafter is {_named(drafter)}: leave view out")
-    if drafter is None:
+    made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
+    if isinstance(made, str):
+        made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
+    if hasattr(made, "guide"):  # a source of laws: heads, feature nets, the target itself run short
+        return GuidedDrafter(made, shape_of(tree, rule))
+    if tree is not None and (made is None or hasattr(made, "begin")):
+        raise ValueError(f"drafter {_named(drafter)} takes no tree: leave tree out, or draft with a model or a trained drafter")
+    if made is None:
         return NoDraft()
-    if isinstance(drafter, str) and is_composed(drafter):
-        drafter = named(drafter)
-    if isinstance(drafter, str):
-        drafter = build(drafter, DRAFTERS, "drafter", {"draw": draw_for(rule)} if drafter in _DRAWING else None)
-    if hasattr(drafter, "guide"):  # a source of laws: heads, feature nets, the target itself run short
-        return GuidedDrafter(drafter, shape_of(tree, rule))
-    if hasattr(drafter, "begin"):
-        _check_draws(drafter, rule)
-        return _composed(drafter, target, rule) if isinstance(drafter, (Cascade, Relay)) else drafter
+    if hasattr(made, "begin"):
+        _check_draws(made, rule)
+        return _composed(made, target, rule) if isinstance(made, (Cascade, Relay)) else made
     seen = view_for(view, target, drafter)
     return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
 

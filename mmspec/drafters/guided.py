@@ -82,7 +82,7 @@ class GuidedSession:
         grown, origin = self.shape.grow(self.guide.score, own, replace(room, length=length), noise)
         bare = on_frontier(grown)
         draft = frontier.extend(bare.guesses, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
-        if isinstance(self.guide, Sharing):
+        if isinstance(self.guide, Sharing) and not getattr(self.shape, "replaces", False):
             self.guide.share(draft, origin - (own.roots - 1))
         self.guide.close()
         return draft

@@ -101,9 +101,12 @@ class ModelSession:
             self.session.learn(scored.p.at(verdict.keep.clamp_min(0)), own, real)
         unrun = (kept >= 0) & ~ran
         rows = torch.arange(len(kept), device=kept.device)[:, None]
-        value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
         self.session.commit(torch.cat([roots, torch.where(ran, column, -1)], 1), max(settled.accepted) + self.lag + 1)
-        self.waiting = (value, unrun.any(1, keepdim=True))
+        if getattr(self.shape, "replaces", False):
+            self.waiting = (draft.nodes[rows, kept.clamp_min(0)], unrun)
+        else:
+            value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
+            self.waiting = (value, unrun.any(1, keepdim=True))
 
     def _grow(self, frontier: Draft, own: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, the roots this session runs, and its guesses' own columns."""

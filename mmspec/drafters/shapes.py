@@ -1,7 +1,8 @@
 """Shapes a model drafter grows: chains and combs, and how guesses are drawn. Trees stand in `trees` (static) and `search`.
 
 A shape calls `score` on its growing draft and decides what hangs where. It returns the finished draft and, for each guess, the
-column it has in the draft that was scored; guesses that were never run get a column past its end.
+column it has in the draft that was scored; guesses that were never run get a column past its end. In a chain these are the last ones,
+unless the shape `replaces` what it had scored: a class attribute, True where no guess of the finished chain has been run.
 """
 
 from collections.abc import Callable, Sequence
