@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
 
+from mmspec.core import compat
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
 from mmspec.core.decode import generate
@@ -103,7 +104,7 @@ def _inputs(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> dict
         mask = model_kwargs.get("attention_mask")
         return {"input_ids": input_ids} | ({} if mask is None else {"attention_mask": mask})
     kept = {key: model_kwargs[key] for key in ("encoder_outputs", "attention_mask") if model_kwargs.get(key) is not None}
-    return {"decoder_input_ids": input_ids, **kept}
+    return {**compat.encoder_source(len(input_ids)), "decoder_input_ids": input_ids, **kept}
 
 
 def _unpadded(input_ids: Tensor, inputs: dict[str, Any]) -> list[list[int]]:
