@@ -36,7 +36,8 @@ def family_of(model: Any) -> Family:
     """The family that drives `model`; ValueError, in one line, for models mmspec cannot run."""
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise ValueError(
-            f"{type(model).__name__} is not a transformers generation model: pass what AutoModelForCausalLM.from_pretrained returned"
+            f"{type(model).__name__} is not a transformers generation model (it has no language model head or no generate): "
+            "pass what AutoModelForCausalLM.from_pretrained returned"
         )
     config = model.config
     if config.is_encoder_decoder:

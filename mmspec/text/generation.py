@@ -14,6 +14,7 @@ from mmspec.core.decode import generate as run
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits, Stop
+from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Processor
 from mmspec.core.records import Step
@@ -90,6 +91,7 @@ def generate(
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
+    check_model(model)
     family = family_of(model)
     inputs = checked(model, family, tensors(inputs, model.device))
     inputs, encoding = _prepared(family, model, inputs)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.core.encoder_decoder import EncoderDecoder
+from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import Multimodal
 from mmspec.text.processors import end_ids
@@ -87,6 +87,8 @@ def inferred_mask(config: Any, ids: Tensor) -> Tensor | None:
 
 def _refuse_unread(model: Any, family: Any, inputs: Mapping[str, Any]) -> None:
     taken = set(signature(model.forward).parameters)
+    if isinstance(family, DecoderAlone):
+        return  # says itself that it needs an encoder
     if isinstance(family, (Multimodal, Mllama)):
         reads = taken
     elif isinstance(family, EncoderDecoder):

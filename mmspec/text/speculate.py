@@ -15,6 +15,7 @@ from mmspec.core.decode import generate
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
+from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
 from mmspec.options import Tree, control_of, drafter_of, rule_of
@@ -47,6 +48,7 @@ def speculate(
         **model_kwargs: Any,
     ) -> Any:
         _refuse(generation_config)
+        check_model(model)
         prompt, rows = input_ids.shape[1], input_ids.shape[0]
         rule = rule_of(accept, 1.0 if generation_config.do_sample else 0.0)
         steps = translate_all(logits_processor, prompt)
