@@ -19,6 +19,7 @@ from mmspec.core.hf import HFTarget
 from mmspec.core.lenience import GreedyLenience, Lenience
 from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
 from mmspec.core.mllama import Mllama
+from mmspec.core.model_checks import check_model
 from mmspec.core.multimodal import Multimodal
 from mmspec.core.processors import Pipeline, Processor, Suppress, SuppressAt, Temperature, pipeline
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
@@ -186,6 +187,7 @@ def mixed(own: HFTarget, view: View) -> HFTarget | Ensemble:
 
 def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | Ensemble | Translated:
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
+    check_model(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
     own = replace(target, model=model, family=looking(family_of(model)), limit=None)
     if mine == theirs:

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
 
+from mmspec.core import compat
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
 from mmspec.core.decode import generate
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
+from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
 from mmspec.options import Tree, control_of, drafter_of, rule_of
@@ -46,6 +48,7 @@ def speculate(
         **model_kwargs: Any,
     ) -> Any:
         _refuse(generation_config)
+        check_model(model)
         prompt, rows = input_ids.shape[1], input_ids.shape[0]
         rule = rule_of(accept, 1.0 if generation_config.do_sample else 0.0)
         steps = translate_all(logits_processor, prompt)
@@ -103,7 +106,7 @@ def _inputs(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> dict
         mask = model_kwargs.get("attention_mask")
         return {"input_ids": input_ids} | ({} if mask is None else {"attention_mask": mask})
     kept = {key: model_kwargs[key] for key in ("encoder_outputs", "attention_mask") if model_kwargs.get(key) is not None}
-    return {"decoder_input_ids": input_ids, **kept}
+    return {**compat.encoder_source(len(input_ids)), "decoder_input_ids": input_ids, **kept}
 
 
 def _unpadded(input_ids: Tensor, inputs: dict[str, Any]) -> list[list[int]]:
