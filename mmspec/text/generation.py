@@ -15,6 +15,7 @@ from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits, Stop
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Processor
+from mmspec.core.proof import require, require_reach
 from mmspec.core.records import Step
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import looking
@@ -79,8 +80,11 @@ def generate(
         `sequences` LongTensor [B, S], new tokens only, right-padded; `lengths` [B]; `stats`. The model's generation config is
         honoured where it bans or forces tokens and where it names end tokens; its sampling settings are not.
 
+    Before the first generation with a class of model or attention settings that mmspec's tests do not cover, a self-test of about a
+    second compares them with the model's own plain forwards; see `mmspec.core.proof`.
+
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
     family = family_of(model)
@@ -92,6 +96,8 @@ def generate(
     rule = rule_of(accept, temperature)
     limit = positions_of(model)
     _check_length(ids, inputs, limit, max_new_tokens)
+    proof = require(model, family, trees=tree is not None)
+    require_reach(proof, ids.shape[1] + max_new_tokens)
     laws = laws_for(
         rule,
         temperature,
@@ -100,7 +106,7 @@ def generate(
         repetition_penalty,
         (*constraints(model.generation_config, ids.shape[1], max_new_tokens, getattr(family, "unsaid", ())), *processors),
     )
-    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
+    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
     guesser = stopping(drafter_of(drafter, target, rule, tree, view), stop_below)
     if capture:
         target = target.capture(max_new_tokens + 64)
