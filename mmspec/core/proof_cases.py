@@ -1,6 +1,7 @@
 """The tests of a proof: which cases are run on a twin and on the model itself, what is allowed, and how a failure is put into words."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,12 +26,46 @@ _WIDEST = 512  # a model without a twin is probed across its own window up to he
 _LARGE = 1_000_000_000  # parameters; of a larger model on a CPU only repeated forwards are compared, if its twin is right
 
 
+class NoTwin(Exception):
+    """No small model like the user's could be built; the message says why."""
+
+
 class Failed(Exception):
     """A test that failed, in words; `trees_only` where chains are right."""
 
     def __init__(self, line: str, trees_only: bool = False):
         super().__init__(line)
         self.trees_only = trees_only
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of a probe's prompts and what is done with them. `kind`: chain, batch, window, tree or tree window."""
+
+    kind: str
+    where: str  # in words
+    rows: tuple[int, ...]
+    rounds: tuple[Round, ...]
+
+    @property
+    def trees(self) -> bool:
+        return self.kind.startswith("tree")
+
+
+def twin_cases(model: Any, long: bool, trees: bool) -> list[Case]:
+    """What a twin of `model` is tested with; `long` where it has positions enough to cross its window."""
+    across = _across(model)
+    short, late = (0, 1, 2), (3, 4, 5)
+    found = [Case("chain", "a chain", (row,), CHAIN) for row in (0, 3)]
+    found.append(Case("batch", "a batch of unequal prompts", short, CHAIN))
+    if long:
+        found.append(Case("window", f"a chain{across}", late[1:2], ACROSS))
+        found.append(Case("window", f"a batch of unequal prompts{across}", late, ACROSS))
+    if trees:
+        found += [Case("tree", "a branching draft", (1,), TREE), Case("tree", "branching drafts in a batch", short, TREE)]
+    if trees and long:
+        found.append(Case("tree window", f"branching drafts{across}", late, TREE_ACROSS))
+    return found
 
 
 def check_twin(model: Any) -> str | None:
@@ -40,32 +75,31 @@ def check_twin(model: Any) -> str | None:
         Failed: where logits differ.
     """
     try:
+        cases, found = twin_probe(model)
+    except NoTwin as error:
+        return str(error)
+    cases.check_causal()
+    for case in found:
+        cases.run(case)
+    return None
+
+
+def twin_probe(model: Any) -> tuple["Cases", list[Case]]:
+    """A probe of a small random twin of `model`, and its cases. NoTwin, which says why, where none can be built."""
+    try:
         twin = twin_of(model)
         family = family_of(twin)
         probe = Probe(twin, family, _SHORT + _LONG, whole=True)
         for row in range(len(_SHORT + _LONG)):
             probe.forward(row, probe.prompts[row])
     except Exception as error:  # what a constructor or a forward raises where sizes do not fit together
-        return f"no small model like it could be built ({_line(error)})"
-    cases = _Cases(model, probe, lambda rows: EXACT)
+        raise NoTwin(f"no small model like it could be built ({_line(error)})") from None
+    cases = Cases(model, probe, lambda rows: EXACT)
     limit = positions_of(twin)
     long = limit is None or limit >= max(_LONG) + 16
-    cases.causal(4, 6)
     if long:
         probe.whole = cases.steady(4, (9, 14, 20, 28))
-    for row in (0, 3):
-        cases.run("a chain", (row,), CHAIN)
-    cases.run("a batch of unequal prompts", (0, 1, 2), CHAIN)
-    across = _across(model)
-    if long:
-        cases.run(f"a chain{across}", (4,), ACROSS)
-        cases.run(f"a batch of unequal prompts{across}", (3, 4, 5), ACROSS)
-    if getattr(family, "trees", True):
-        cases.run("a branching draft", (1,), TREE, trees=True)
-        cases.run("branching drafts in a batch", (0, 1, 2), TREE, trees=True)
-        if long:
-            cases.run(f"branching drafts{across}", (3, 4, 5), TREE_ACROSS, trees=True)
-    return None
+    return cases, twin_cases(model, long, getattr(family, "trees", True))
 
 
 def check_itself(model: Any, family: Any, twinless: str | None) -> tuple[int | None, str]:
@@ -81,18 +115,24 @@ def check_itself(model: Any, family: Any, twinless: str | None) -> tuple[int | N
     large = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) > _LARGE
     if large and twinless is None:
         return None, ""
-    cases = _Cases(model, probe, _allowance(model, probe))
+    cases = Cases(model, probe, allowance(model, probe))
     if twinless is not None:
-        cases.causal(1, 4)
+        cases.check_causal()
     trees = getattr(family, "trees", True)
+    separate = own_cases(trees)
     try:
-        cases.run("a batch with branching drafts" if trees else "a batch of unequal prompts", (0, 1), SHORT if trees else CHAIN)
+        cases.run(separate[-1])  # all at once, if trees may be drafted
     except Failed:
-        cases.run("a chain", (0,), CHAIN)
-        cases.run("a batch of unequal prompts", (0, 1), CHAIN)
-        cases.run("a branching draft", (0, 1), SHORT, trees=True)
+        for case in separate:
+            cases.run(case)
         raise
     return (None, "") if twinless is None else _itself_across(model, family, twinless)
+
+
+def own_cases(trees: bool) -> list[Case]:
+    """What the model itself is tested with, shortly."""
+    found = [Case("chain", "a chain", (0,), CHAIN), Case("batch", "a batch of unequal prompts", (0, 1), CHAIN)]
+    return [*found, Case("tree", "branching drafts in a batch", (0, 1), SHORT)] if trees else found
 
 
 def check_repeats(model: Any, family: Any) -> Probe:
@@ -119,27 +159,29 @@ def check_repeats(model: Any, family: Any) -> Probe:
     return probe
 
 
-class _Cases:
+class Cases:
     """Runs cases of one probe and raises `Failed` with the words for it."""
 
     def __init__(self, model: Any, probe: Probe, allowed: Callable[[tuple[int, ...]], float]):
         self.name, self.probe, self.allowed = type(model).__name__, probe, allowed
 
-    def run(self, where: str, rows: tuple[int, ...], rounds: tuple[Round, ...], trees: bool = False) -> None:
+    def run(self, case: Case) -> float:
+        """The largest difference found. Failed where it is more than allowed."""
         try:
-            away = self.probe.error(rows, rounds)
+            away = self.probe.error(case.rows, case.rounds)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise Failed(f"{self.name}: scoring {where} stopped with {_line(error)}", trees) from None
-        if away > EXACT and away > (allowed := self.allowed(rows)):
+            raise Failed(f"{self.name}: scoring {case.where} stopped with {_line(error)}", case.trees) from None
+        if away > EXACT and away > (allowed := self.allowed(case.rows)):
             how = "hold NaN or infinity" if away == float("inf") else f"differ by {away:.2g} of their spread (allowed {allowed:g})"
-            raise Failed(f"{self.name}: logits in {where} {how} against the model's own forward", trees)
+            raise Failed(f"{self.name}: logits in {case.where} {how} against the model's own forward", case.trees)
+        return away
 
-    def causal(self, row: int, after: int) -> None:
-        """A token's logits must not depend on what follows it."""
+    def check_causal(self, after: int = 5) -> None:
+        """A token's logits must not depend on what follows it. Failed where they do."""
+        row = max(range(len(self.probe.prompts)), key=lambda row: len(self.probe.prompts[row]))
         path = self.probe.prompts[row]
-        path = path if len(path) > after else path + path[:1] * (after + 1 - len(path))
         away = difference(self.probe.forward(row, path)[after - 1], self.probe.forward(row, path[:after])[-1])
         if away > self.allowed((row,)):
             raise Failed(
@@ -153,7 +195,7 @@ class _Cases:
         return all(difference(logits[n - 1], self.probe.forward(row, path[:n])[-1]) <= self.allowed((row,)) for n in lengths[:-1])
 
 
-def _allowance(model: Any, probe: Probe) -> Callable[[tuple[int, ...]], float]:
+def allowance(model: Any, probe: Probe) -> Callable[[tuple[int, ...]], float]:
     """What is allowed on the model itself: in lower precision, by what plain cached decoding of each row alone differs."""
     least, most = (0.0, _ROUGHEST_FLOAT32) if model.dtype is torch.float32 else (_ROUGH, _ROUGHEST)
 
@@ -175,10 +217,10 @@ def _itself_across(model: Any, family: Any, twinless: str) -> tuple[int | None, 
     if near > _WIDEST or near * size > 2e9 or near < 5 or (limit is not None and limit < near + 16):
         return near, note
     probe = Probe(model, family, (max(2, near // 3), near - 2, near - 4), whole=False)
-    cases = _Cases(model, probe, _allowance(model, probe))
-    cases.run(f"a batch of unequal prompts{_across(model)}", (0, 1, 2), ACROSS)
+    cases = Cases(model, probe, allowance(model, probe))
+    cases.run(Case("window", f"a batch of unequal prompts{_across(model)}", (0, 1, 2), ACROSS))
     if getattr(family, "trees", True):
-        cases.run(f"branching drafts{_across(model)}", (0, 1, 2), TREE_ACROSS, trees=True)
+        cases.run(Case("tree window", f"branching drafts{_across(model)}", (0, 1, 2), TREE_ACROSS))
     return None, ""
 
 
