@@ -189,7 +189,7 @@ def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | Ensemble 
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
     check_model(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
-    own = replace(target, model=model, family=looking(family_of(model)), limit=None)
+    own = replace(target, model=model, family=looking(family_of(model)), limit=None, trees=True)
     if mine == theirs:
         return mixed(own, view)
     if abs(mine - theirs) > _PADDING * max(mine, theirs):

@@ -176,7 +176,8 @@ class _Saying:
         laws = Pipeline((*laws.steps, *sampling.last))
         if _guides(sampling.guidance):
             laws, prompt = model.guided(laws.steps, sampling), model.paired(prompt)
-        own = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024))
+        trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
+        own = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024), trees=trees)
         target = _whole(own)
         guesser = _as_drafter(drafter, own, rule, tree)
         noise = Noise.from_seed(seed, len(texts), model.model.device)

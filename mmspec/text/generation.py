@@ -17,6 +17,7 @@ from mmspec.core.limits import Limits, Stop
 from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Processor
+from mmspec.core.proof import require, require_reach
 from mmspec.core.records import Step
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import looking
@@ -87,8 +88,11 @@ def generate(
         timestamps) or refused by name; its lengths and sampling settings are not read. With `return_timestamps` a window of sound
         is decoded once, as `generate(force_unique_generate_call=True)` does.
 
+    Before the first generation with a class of model or attention settings that mmspec's tests do not cover, a self-test of about a
+    second compares them with the model's own plain forwards; see `mmspec.core.proof`.
+
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
     check_model(model)
@@ -102,6 +106,8 @@ def generate(
     rule = rule_of(accept, temperature, top_k, top_p)
     limit = positions_of(model)
     _check_length(ids, inputs, limit, max_new_tokens)
+    proof = require(model, family, trees=tree is not None)
+    require_reach(proof, ids.shape[1] + max_new_tokens)
     laws = laws_for(
         rule,
         temperature,
@@ -110,7 +116,7 @@ def generate(
         None,
         (*settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty), *processors),
     )
-    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
+    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
     guesser = stopping(drafter_of(drafter, target, rule, tree, view), stop_below)
     if capture:
         target = target.capture(max_new_tokens + 64)

@@ -18,6 +18,7 @@ from mmspec.core.limits import Limits
 from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
+from mmspec.core.proof import require, require_reach
 from mmspec.options import Tree, control_of, drafter_of, rule_of
 from mmspec.text.generation import Stream
 from mmspec.text.processors import split_criteria, translate_all
@@ -55,8 +56,11 @@ def speculate(
         if not generation_config.do_sample and rule.exactness == "law-exact":
             steps = (*steps, Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
         inputs = _inputs(model, input_ids, model_kwargs)
-        target = HFTarget(model, family_of(model), Pipeline(steps), limit=positions_of(model))
+        family = family_of(model)
+        proof = require(model, family, trees=tree is not None)
+        target = HFTarget(model, family, Pipeline(steps), limit=positions_of(model), trees=proof.trees)
         room, ends, stops = split_criteria(stopping_criteria, prompt, _unpadded(input_ids, inputs))
+        require_reach(proof, prompt + room)
         guesser = drafter_of(drafter, target, rule, tree)
         pad = generation_config.pad_token_id
         with Stream(streamer or _callers_streamer()) as stream:
