@@ -212,6 +212,11 @@ class Pipeline:
         """Does it leave every law as it is?"""
         return not self.steps
 
+    @property
+    def repairs(self) -> bool:
+        """Do its processors replace NaN and infinities?"""
+        return any(getattr(step, "repairs", False) for step in self.steps)
+
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         for step in self.steps:
             scores = step(scores, history)

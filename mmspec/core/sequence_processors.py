@@ -7,6 +7,7 @@ sequence is what stands on its path in the cache, without padding: what transfor
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -165,6 +166,8 @@ class LengthPenalty:
 @dataclass(frozen=True)
 class ReplaceInvalid:
     """NaN becomes 0, infinities the largest and smallest finite numbers."""
+
+    repairs: ClassVar[bool] = True
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         limits = torch.finfo(scores.dtype)
