@@ -203,8 +203,8 @@ def named_families() -> list[str]:
     lines = [
         "## Families with tests of their own",
         "",
-        "Run by `tests/text/test_families.py`: the tokens of `generate(do_sample=False)` in fp32, alone and in a ragged batch of three, as a",
-        "chain and as a tree.",
+        "Run by `tests/text/test_families.py`: the tokens of `generate(do_sample=False)` in fp32, alone and in a ragged batch of three, as",
+        "a chain and as a tree.",
         "",
         "| family | kind | what its test covers besides |",
         "|---|---|---|",
