@@ -20,6 +20,7 @@ class EncoderStates(BaseModelOutput):
     """Encoder states [B, T, D] and which of them belong to their rows, [B, T] bool; None: all."""
 
     attention_mask: Tensor | None = None
+    router_logits: Any = None  # read by models with experts, for a loss
 
 
 def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStates:
@@ -114,7 +115,7 @@ def _along(main: Tensor, mask: Tensor | None) -> int | None:
 
 def _mixes(encoder: Any) -> bool:
     """Whether padding reaches the states of positions beside it."""
-    config = encoder.config
+    config = getattr(encoder, "config", None)
     local = any(getattr(config, name, None) for name in _LOCAL) or getattr(config, "attention_type", "") == "block_sparse"
     return local or any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in encoder.modules())
 

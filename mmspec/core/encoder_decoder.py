@@ -46,9 +46,10 @@ class EncoderDecoder:
     def of(cls, model: Any) -> "EncoderDecoder":
         refuse_unsupported(model)
         decoder = model.get_decoder()
-        _refuse_decoder(model, decoder)
+        config = getattr(decoder, "config", model.config)
+        _refuse_decoder(model, config)
         positions = positions_in(decoder, type(model).__name__)
-        return cls(_layers(model, decoder), model.main_input_name, positions, _window(decoder))
+        return cls(_layers(decoder, config), model.main_input_name, positions, _window(config))
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if self.source not in inputs and "encoder_outputs" not in inputs:
@@ -97,16 +98,17 @@ class EncoderDecoder:
     def _told(self, model: Any, decoder: Any, layout: Layout, state: Encoded) -> Iterator[dict[str, Any]]:
         """Masks and positions: what the model's forward takes is handed out, the rest reaches its decoder by a hook."""
         takes, whole = signature(decoder.forward).parameters, signature(model.forward).parameters
-        masks = self._masks(decoder, layout)
+        attends = decoder if hasattr(decoder, "config") else model
+        masks = self._masks(attends, layout)
         given: dict[str, Any] = {"decoder_attention_mask": masks}
-        more = {name: value for name, value in self.positions.arguments(layout).items()}
+        more = self.positions.arguments(layout)
         given |= {f"decoder_{name}": more.pop(name) for name in list(more) if f"decoder_{name}" in whole}
         if "decoder_causal_mask" in takes:  # FSMT leaves out masks of its own where there is a cache
             more["decoder_causal_mask"] = masks
         if state.mask is not None and "encoder_padding_mask" in takes:
             given["attention_mask"] = state.mask
         elif state.mask is not None:
-            cross = attention_mask(state.mask[:, None].expand(-1, layout.ids.shape[1], -1), decoder)
+            cross = attention_mask(state.mask[:, None].expand(-1, layout.ids.shape[1], -1), attends)
             (given if self.source == "input_ids" else more)["attention_mask" if self.source == "input_ids" else _CROSS] = cross
         handles = [decoder.register_forward_pre_hook(_adding(more), with_kwargs=True)] if more else []
         if model.config.model_type in _MASK_OF_SEVERAL:
@@ -117,13 +119,13 @@ class EncoderDecoder:
             for handle in handles:
                 handle.remove()
 
-    def _masks(self, decoder: Any, layout: Layout) -> Any:
-        """One mask, or one a kind of attention for decoders whose layers differ."""
-        full = attention_mask(layout.visible, decoder)
+    def _masks(self, attends: Any, layout: Layout) -> Any:
+        """One mask as `attends`, the decoder or its model, takes it; or one a kind of attention for decoders whose layers differ."""
+        full = attention_mask(layout.visible, attends)
         if self.window is None:
             return full
         near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
-        return {"full_attention": full, "sliding_attention": attention_mask(layout.visible & near, decoder)}
+        return {"full_attention": full, "sliding_attention": attention_mask(layout.visible & near, attends)}
 
 
 _CROSS = "encoder_attention_mask"
@@ -156,18 +158,17 @@ def _unmasked(router: Any) -> Any:
     return lambda logits, dtype, padding_mask=None: type(router).route_tokens(router, logits, dtype)
 
 
-def _layers(model: Any, decoder: Any) -> int:
+def _layers(decoder: Any, config: Any) -> int:
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     if len(lists) == 1:
         return len(lists[0])
-    config = decoder.config
     return getattr(config, "decoder_layers", None) or getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
 
 
-def _window(decoder: Any) -> int | None:
+def _window(config: Any) -> int | None:
     """The sliding window of a decoder whose layers are of several kinds."""
-    kinds = getattr(decoder.config, "layer_types", None) or ()
-    return decoder.config.sliding_window if "sliding_attention" in kinds else None
+    kinds = getattr(config, "layer_types", None) or ()
+    return config.sliding_window if "sliding_attention" in kinds else None
 
 
 def _opens_itself(model: Any) -> bool:
@@ -175,12 +176,12 @@ def _opens_itself(model: Any) -> bool:
     return any(kind in (model.config.model_type, getattr(inner, "model_type", "")[:5]) for kind in _OWN_OPENING)
 
 
-def _refuse_decoder(model: Any, decoder: Any) -> None:
+def _refuse_decoder(model: Any, config: Any) -> None:
     """ValueError for decoders whose next token depends on more than its history."""
     name = type(model).__name__
     if any(getattr(module, "second_expert_policy", "all") != "all" for module in model.modules()):
         raise ValueError(f"{name} draws its second experts at random: set second_expert_policy='all' in its config")
-    kind = decoder.config._attn_implementation
+    kind = config._attn_implementation
     if kind not in ("sdpa", "eager"):
         raise ValueError(f"{name} runs {kind} attention in its decoder, which takes no 4-D mask: load it with attn_implementation='sdpa'")
 
@@ -188,7 +189,7 @@ def _refuse_decoder(model: Any, decoder: Any) -> None:
 def positions_limit(model: Any) -> int | None:
     """The positions the decoder of an encoder-decoder model has room for; None for no limit."""
     decoder = model.get_decoder()
-    return positions_in(decoder, type(model).__name__).limit(decoder, decoder.config)
+    return positions_in(decoder, type(model).__name__).limit(decoder, getattr(decoder, "config", model.config))
 
 
 @dataclass(frozen=True)
