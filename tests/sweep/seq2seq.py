@@ -43,7 +43,7 @@ def make(model_type: str, architecture: str) -> Any:
         model = small_model(transformers.EncoderDecoderModel, _bert_to_bert())
     else:
         model = small_model(getattr(transformers, architecture), small_config(config_class))
-    livelier(model)
+    livelier(model).generation_config.num_beams = 1
     model.generation_config.decoder_start_token_id = 1
     model.generation_config.forced_eos_token_id = model.generation_config.forced_bos_token_id = None
     return model
