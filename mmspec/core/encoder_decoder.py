@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 
 from mmspec.core.cache import SlotCache, with_cross_attention
 from mmspec.core.decoder_positions import Change, PositionIds, Positions, changed, positions_in
@@ -16,6 +17,10 @@ from mmspec.core.family import attention_mask, refuse_unsupported, side_by_side
 from mmspec.core.layout import Layout
 from mmspec.core.module_copy import own_copy
 
+_TEXT_BY_OWN_GENERATE = (
+    *("SeamlessM4TForTextToText", "SeamlessM4TForSpeechToText", "SeamlessM4Tv2ForTextToText", "SeamlessM4Tv2ForSpeechToText"),
+)
+"""Classes with a `generate` of their own that only sets the decoder's opening."""
 _OWN_OPENING = ("whisper", "donut")
 """Types whose decoder prompts need not begin with the start token; transformers puts it in front of all others."""
 _NO_LIMIT = 1 << 30
@@ -47,9 +52,10 @@ class EncoderDecoder:
         refuse_unsupported(model)
         decoder = model.get_decoder()
         config = getattr(decoder, "config", model.config)
+        _refuse_own_generate(model)
         _refuse_decoder(model, config)
         positions = positions_in(decoder, type(model).__name__)
-        return cls(_layers(decoder, config), model.main_input_name, positions, _window(config))
+        return cls(_layers(decoder, config), _source(model), positions, _window(config))
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if self.source not in inputs and "encoder_outputs" not in inputs:
@@ -158,6 +164,12 @@ def _unmasked(router: Any) -> Any:
     return lambda logits, dtype, padding_mask=None: type(router).route_tokens(router, logits, dtype)
 
 
+def _source(model: Any) -> str:
+    """The encoder's main input; models made of any two others leave its name to their encoder."""
+    name = model.main_input_name
+    return model.get_encoder().main_input_name if name == "inputs" else name
+
+
 def _layers(decoder: Any, config: Any) -> int:
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     if len(lists) == 1:
@@ -174,6 +186,16 @@ def _window(config: Any) -> int | None:
 def _opens_itself(model: Any) -> bool:
     inner = getattr(model.config, "encoder", None)
     return any(kind in (model.config.model_type, getattr(inner, "model_type", "")[:5]) for kind in _OWN_OPENING)
+
+
+def _refuse_own_generate(model: Any) -> None:
+    """ValueError for classes whose `generate` does more than decode tokens: sound out, inputs made on the way, retrieval."""
+    kind = type(model)
+    if kind.generate is GenerationMixin.generate or model.config.model_type == "whisper" or kind.__name__ in _TEXT_BY_OWN_GENERATE:
+        return
+    raise ValueError(
+        f"{kind.__name__} has a generate of its own, which mmspec does not know: use plain transformers generation for this model"
+    )
 
 
 def _refuse_decoder(model: Any, config: Any) -> None:
