@@ -3,20 +3,13 @@
 from inspect import signature
 from typing import Any
 
-from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone
+from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
 from mmspec.core.whisper import Whisper
 
-_BY_MODEL_TYPE = {
-    "t5": T5,
-    "mt5": T5,
-    "bart": Bart,
-    "mbart": Bart,
-    "whisper": Whisper,
-}
 _SENSING = {
     **dict.fromkeys(("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral"), HEARING),
     **dict.fromkeys(("aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "paligemma"), SIGHT),
@@ -41,10 +34,7 @@ def family_of(model: Any) -> Family:
         )
     config = model.config
     if config.is_encoder_decoder:
-        if config.model_type not in _BY_MODEL_TYPE:
-            known = ", ".join(sorted(_BY_MODEL_TYPE))
-            raise ValueError(f"encoder-decoder models of type {config.model_type!r} are not supported; supported: {known}")
-        return _BY_MODEL_TYPE[config.model_type].of(model)
+        return (Whisper if config.model_type == "whisper" else EncoderDecoder).of(model)
     if config.model_type == "whisper":
         return DecoderAlone.of(model)
     if config.model_type in _SENSING:
@@ -70,9 +60,9 @@ def _refuse_other_senses(model: Any) -> None:
 
 def positions_of(model: Any) -> int | None:
     """The positions a model has room for; None where they are relative and without limit."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return positions_limit(model)
     config = model.config.get_text_config(decoder=True)
-    if getattr(config, "model_type", "") in ("t5", "mt5"):
-        return None
     for name in ("max_target_positions", "max_position_embeddings"):
         if getattr(config, name, None) is not None:
             return getattr(config, name)
