@@ -6,8 +6,7 @@ blocks that see each other in both directions, and features for inner layers (De
 are fed from it and all others by their ids; nothing of a request stays on the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
+from mmspec.core.intercept import at_the_door, handing
 from mmspec.core.layout import Layout
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -60,13 +60,15 @@ class Merged:
         return torch.where(self._within(positions)[..., None], _rows(self.embeds, self._place(positions)), embeds)
 
     def along(self, positions: Tensor) -> Tensor:
-        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt all axes go on from its greatest position."""
+        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt each axis goes on from its last position there.
+
+        That is what `generate` does. The last position is often not the greatest: a video's time axis can run ahead of the text behind it.
+        """
         if self.axes is None:
             return positions
-        real = torch.arange(self.axes.shape[-1], device=positions.device) < self.lengths[:, None]
-        delta = torch.where(real, self.axes, -1).amax((0, 2)) + 1 - self.lengths
+        last = self.axes.gather(2, (self.lengths - 1)[:, None].expand(len(self.axes), -1, 1))  # [A, B, 1]
         inside = self.axes.gather(2, self._place(positions).expand(len(self.axes), -1, -1))
-        return torch.where(self._within(positions), inside, positions + delta[:, None])
+        return torch.where(self._within(positions), inside, last + 1 + positions - self.lengths[:, None])
 
     def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
         """`visible` [B, M, S] with the prompt's columns seeing what they see in attention of this `kind`."""
@@ -157,7 +159,7 @@ class Multimodal(DecoderOnly):
             embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
         if self.rebuilds:
             more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
-        with _handing(model, more):
+        with handing(model, more) as model:
             out = model(
                 inputs_embeds=embeds,
                 attention_mask=masks,
@@ -187,8 +189,7 @@ class Multimodal(DecoderOnly):
         marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
         self._check(model, inputs, bool(marked.any()))
         known = signature(model.forward).parameters
-        with _left_as_found(model):
-            given = at_the_door(model, {key: value for key, value in inputs.items() if key in known}, self.sense.noun)
+        given = at_the_door(model, {key: value for key, value in inputs.items() if key in known}, self.sense.noun)
         embeds = given["inputs_embeds"]
         if embeds.shape[1] != ids.shape[1]:
             raise ValueError(
@@ -232,57 +233,3 @@ def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, orde
     for layer, features in zip(spread, deep, strict=True):
         layer[where] = features.to(layer.dtype)
     return torch.stack([_rows(layer, order) for layer in spread])
-
-
-class _Door(Exception):
-    """Raised in front of the language model, so that it does not run; `given` is what it was handed."""
-
-    def __init__(self, given: dict[str, Any]):
-        super().__init__()
-        self.given = given
-
-
-def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, Any]:
-    """What `model` hands its language model. ValueError where pictures or sound and prompt do not fit together."""
-
-    def door(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        raise _Door(kwargs)
-
-    handle = model.get_decoder().register_forward_pre_hook(door, with_kwargs=True)
-    try:
-        model(**inputs, use_cache=False)
-    except _Door as found:
-        return found.given
-    except torch.OutOfMemoryError:
-        raise
-    except (ValueError, RuntimeError, IndexError, TypeError, StopIteration) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"prompt and {noun} do not fit together ({why}): pass what the processor returned") from None
-    finally:
-        handle.remove()
-    raise AssertionError(f"{type(model).__name__} ran without its language model")
-
-
-@contextmanager
-def _left_as_found(model: Any) -> Iterator[None]:
-    """Families with several axes note their offset on the module: it is a request's, and is put back."""
-    base = getattr(model, "model", None)
-    before = getattr(base, "rope_deltas", None)
-    try:
-        yield
-    finally:
-        if hasattr(base, "rope_deltas"):
-            base.rope_deltas = before  # type: ignore[union-attr]
-
-
-@contextmanager
-def _handing(model: Any, more: Mapping[str, Any]) -> Iterator[None]:
-    """During a forward inside, the language model is handed `more` besides."""
-    if not more:
-        yield
-        return
-    handle = model.get_decoder().register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | more), with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
