@@ -1,7 +1,4 @@
-"""The model families mmspec drives, as small random models, and the table in docs/families.md that is made from them.
-
-python -m tests.families > docs/families.md
-"""
+"""The model families with tests of their own, as small random models. Every other architecture: `python -m tests.sweep`."""
 
 from typing import Any
 
@@ -11,7 +8,7 @@ import transformers as hf
 from tests.seeing import HYBRID, SIGHTS, seen
 from tests.sizes import GEMMA_LAYERS, IDS, LLAMA, SMALL, VOCAB, Case, build
 
-__all__ = ["AUDIO", "FAMILIES", "FRAME_BOUND", "LLAMA", "REFUSED", "SOUND", "VOCAB", "Case", "build", "inputs_for", "table"]
+__all__ = ["AUDIO", "FAMILIES", "FRAME_BOUND", "LLAMA", "REFUSED", "SOUND", "VOCAB", "Case", "build", "inputs_for", "named_families"]
 
 SEQ2SEQ = {
     "vocab_size": VOCAB,
@@ -201,27 +198,15 @@ def heard(name: str, rows: int) -> dict[str, torch.Tensor]:
     return found
 
 
-def table() -> str:
+def named_families() -> list[str]:
+    """The lines of docs/families.md about the families above. `python -m tests.sweep --write docs/families.md` writes the page."""
     lines = [
-        "# Model families",
+        "## Families with tests of their own",
         "",
-        "Made by `python -m tests.families` from the cases in `tests/text/test_families.py`: every supported family gives the tokens of",
-        "`generate(do_sample=False)` in fp32, alone and in a ragged batch of three, as a chain and as a tree, from a small random model.",
+        "Run by `tests/text/test_families.py`: the tokens of `generate(do_sample=False)` in fp32, alone and in a ragged batch of three, as",
+        "a chain and as a tree.",
         "",
         "| family | kind | what its test covers besides |",
         "|---|---|---|",
     ]
-    lines += [f"| {name} | {case.kind} | {case.note} |" for name, case in FAMILIES.items()]
-    lines += ["", "Refused at once, with one clear line, because their state cannot be rolled back after a rejected draft:", ""]
-    lines += [f"- {name} ({case.kind})" for name, case in REFUSED.items()]
-    lines += [
-        "",
-        "Refused as well, because they write one token for each frame they hear, so that nothing can be guessed ahead:",
-        "",
-    ]
-    lines += [f"- {name}" for name in FRAME_BOUND]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())
+    return lines + [f"| {name} | {case.kind} | {case.note} |" for name, case in FAMILIES.items()]

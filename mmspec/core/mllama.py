@@ -19,7 +19,7 @@ from mmspec.core.cache import SlotCache
 from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.core.intercept import at_the_door, handing
 from mmspec.core.layout import Layout
-from mmspec.core.multimodal import placeholders_of, unsaid_of
+from mmspec.core.multimodal import placeholders_of, refuse_unread, unsaid_of
 
 _NEEDS = ("aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask")
 
@@ -94,6 +94,7 @@ class Mllama(DecoderOnly):
         marks = (torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).sum(1)
         marked = bool(marks.any())
         name = type(model).__name__
+        refuse_unread(model, inputs, ("input_ids", "attention_mask", "pixel_values", *_NEEDS))
         if marked != ("pixel_values" in inputs):
             why = "placeholders for pictures but no pixel_values" if marked else "pixel_values but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")

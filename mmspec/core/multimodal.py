@@ -6,7 +6,7 @@ blocks that see each other in both directions, and features for inner layers (De
 are fed from it and all others by their ids; nothing of a request stays on the model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -38,6 +38,8 @@ _VIDEOS = {"pixel_values_videos": ("video_grid_thw", *_TYPES)}
 SIGHT = Sense("pictures", {"pixel_values": ("image_grid_thw", *_TYPES), **_VIDEOS})
 TILED_SIGHT = Sense("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
 HEARING = Sense("sound", {"input_features": ("feature_attention_mask", "input_features_mask")})
+ENCODED = "mm_encoder_outputs"  # what the model's own encoder has made of pictures, by modality, in place of pixels
+_OWN_ARGUMENTS = ("position_ids", "inputs_embeds", "past_key_values", "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
     *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
@@ -188,8 +190,7 @@ class Multimodal(DecoderOnly):
         ids, mask = text_prompt(inputs)
         marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
         self._check(model, inputs, bool(marked.any()))
-        known = signature(model.forward).parameters
-        given = at_the_door(model, {key: value for key, value in inputs.items() if key in known}, self.sense.noun)
+        given = at_the_door(model, self._read(model, inputs), self.sense.noun)
         embeds = given["inputs_embeds"]
         if embeds.shape[1] != ids.shape[1]:
             raise ValueError(
@@ -214,17 +215,38 @@ class Multimodal(DecoderOnly):
         found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in masks.items() if m is not None}
         return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
 
+    def _read(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What of `inputs` the model's forward takes."""
+        known = signature(model.forward).parameters
+        found = {key: value for key, value in inputs.items() if key in known}
+        return found | {key: dict(found[key]) for key in (ENCODED,) if key in found}  # the model writes into it
+
     def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
         name, known, noun = type(model).__name__, signature(model.forward).parameters, self.sense.noun
-        brought = [feature for feature in self.sense.brings if feature in inputs]
+        refuse_unread(model, inputs, known)
+        brought = [feature for feature in (*self.sense.brings, ENCODED) if feature in inputs]
         if marked != bool(brought):
             features = " or ".join(brought or [feature for feature in self.sense.brings if feature in known])
             why = f"placeholders for {noun} but no {features}" if marked else f"{features} but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
         for feature in brought:
-            for need in self.sense.brings[feature]:
+            for need in self.sense.brings.get(feature) or _beside_encoded(inputs):
                 if need in known and need not in inputs:
                     raise ValueError(f"inputs has {feature} but no {need}: pass what {name}'s processor returned")
+
+
+def _beside_encoded(inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """What must come along with `mm_encoder_outputs`: positions are made of it."""
+    return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + _TYPES
+
+
+def refuse_unread(model: Any, inputs: Mapping[str, Any], known: Collection[str]) -> None:
+    """ValueError, by name, for inputs that are not among the `known` ones or that only mmspec itself may set."""
+    unread = [key for key in inputs if key not in known or key in _OWN_ARGUMENTS]
+    if unread:
+        raise ValueError(
+            f"inputs has {', '.join(unread)}, which mmspec does not pass on to {type(model).__name__}: pass what its processor returned"
+        )
 
 
 def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, order: Tensor) -> Tensor:

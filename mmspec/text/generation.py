@@ -21,6 +21,7 @@ from mmspec.drafters.sight import looking
 from mmspec.drafters.views import view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 from mmspec.options import Tree, control_of, drafter_of, laws_for, mixed, rule_of, shape_of, stopping, view_for
+from mmspec.text.model_inputs import as_tensors
 from mmspec.text.processors import constraints, end_ids
 
 
@@ -84,7 +85,7 @@ def generate(
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
     family = family_of(model)
-    inputs = {key: value for key, value in inputs.items() if isinstance(value, Tensor)}
+    inputs = as_tensors(inputs, model.device)
     ids, _ = family.prompt(model, inputs)
     rows = ids.shape[0]
     if streamer is not None and rows != 1:
