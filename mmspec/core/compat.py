@@ -6,7 +6,8 @@ release of transformers no longer works as assumed here. No other module of mmsp
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -127,3 +128,18 @@ def inputs_replaced(model: Any) -> bool:
     """Has someone replaced how `model` prepares its inputs? PEFT's prompt and prefix tuning set `prepare_inputs_for_generation` on the
     instance (peft 0.10 to 0.21) and slip in virtual tokens there, which no other decoding loop would see."""
     return "prepare_inputs_for_generation" in vars(model)
+
+
+@contextmanager
+def rope_deltas_kept(model: Any) -> Iterator[None]:
+    """Puts back `rope_deltas`, which models with several position axes (Qwen2-VL and kin, since 4.45) note on their base module.
+
+    Inside, `model` may run on the prompt of one request; the offset it notes belongs to that request alone.
+    """
+    base = getattr(model, "model", model)
+    before = getattr(base, "rope_deltas", None)
+    try:
+        yield
+    finally:
+        if hasattr(base, "rope_deltas"):
+            base.rope_deltas = before

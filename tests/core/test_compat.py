@@ -4,6 +4,8 @@ import torch
 
 from mmspec.core import compat
 from tests.families import FAMILIES, build, inputs_for
+from tests.films import batch, row
+from tests.seeing import SIGHTS
 
 
 def test_whisper_openings_are_made_by_the_models_own_method():
@@ -38,3 +40,11 @@ def test_a_custom_decoding_function_finds_what_the_encoder_was_given():
     model.generate(encoder_outputs=model.get_encoder()(**given), custom_generate=custom, max_new_tokens=2)
     assert seen.pop() == {}
     assert compat.encoder_source(1) == {}
+
+
+def test_rope_deltas_are_noted_on_the_base_module_and_put_back():
+    model, inputs = build(SIGHTS["Qwen2-VL"].case), batch("Qwen2-VL", [row("Qwen2-VL", 2, ("picture", 4, 8), 3)])
+    with torch.no_grad(), compat.rope_deltas_kept(model):
+        model(**inputs)
+        assert model.model.rope_deltas is not None
+    assert model.model.rope_deltas is None
