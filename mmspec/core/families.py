@@ -3,11 +3,15 @@
 from inspect import signature
 from typing import Any
 
+from mmspec.core.alibi import Alibi, uses_alibi
 from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
+from mmspec.core.local_attention import LocalAttention
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
+from mmspec.core.position_tables import PositionTable
+from mmspec.core.rope_lengths import RopeLengths
 
 _BY_MODEL_TYPE = {
     "t5": T5,
@@ -50,6 +54,16 @@ def family_of(model: Any) -> Family:
     if config.model_type == "mllama":
         return Mllama.of(model)
     _refuse_other_senses(model)
+    return _decoder_of(model)
+
+
+def _decoder_of(model: Any) -> DecoderOnly:
+    """The family of a causal language model: chosen by where its attention takes positions from."""
+    if uses_alibi(model):
+        return Alibi.of(model)
+    for family in (LocalAttention, PositionTable, RopeLengths):
+        if family.drives(model):
+            return family.of(model)
     return DecoderOnly.of(model)
 
 

@@ -104,6 +104,8 @@ class HFTarget:
 
         `options` go to `torch.compile`; the default captures CUDA graphs on a GPU. Every draft length is captured once.
         """
+        if not getattr(self.family, "capturable", True):
+            raise ValueError(f"{type(self.model).__name__} cannot be captured: its positions are put in place anew for every forward")
         options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
         settings = torch._dynamo.config  # counted for all models together: transformers wraps every forward in one and the same function
         settings.recompile_limit = max(settings.recompile_limit, _SHAPES)

@@ -1,10 +1,10 @@
 """The sweep's causal language models: every architecture of transformers' MODEL_FOR_CAUSAL_LM_MAPPING."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.sweep.case import Case, Inputs, padded, text_row
@@ -13,9 +13,11 @@ from tests.sweep.shrink import small_config, small_model
 FIRST, LAST = 5, 30  # prompts hold no special token and no placeholder
 
 
-def make(model_type: str, architecture: str) -> Any:
-    """A small random model."""
-    return small_model(getattr(transformers, architecture), small_config(CONFIG_MAPPING[model_type]))
+def make(architecture: str) -> Any:
+    """A small random model; encoders that can run as decoders do."""
+    model_class = getattr(transformers, architecture)
+    decoder = {"is_decoder": True} if "is_decoder" in {field.name for field in dataclasses.fields(model_class.config_class)} else {}
+    return small_model(model_class, small_config(model_class.config_class, **decoder))
 
 
 def alone(model: Any, row: int) -> Inputs:
@@ -29,6 +31,6 @@ def batch(model: Any, rows: int) -> Inputs:
 def cases() -> list[Case]:
     """One case for every model type that has a causal language model."""
     return [
-        Case(name, "causal", architecture, partial(make, name, architecture), alone, batch)
+        Case(name, "causal", architecture, partial(make, architecture), alone, batch)
         for name, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
     ]
