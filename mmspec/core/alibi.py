@@ -47,7 +47,7 @@ class Alibi(DecoderOnly):
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         model = own_copy(model)
-        layers = model.get_decoder().h
+        layers = model.get_decoder().blocks if model.config.model_type == "mpt" else model.get_decoder().h
         everything = torch.ones_like(layout.slot_positions)  # the model's own bias and mask: replaced in front of every layer
         if model.config.model_type == "mpt":
             bias = _mpt_bias(model.get_decoder(), layout)

@@ -4,6 +4,7 @@ from inspect import signature
 from typing import Any
 
 from mmspec.core.alibi import Alibi, uses_alibi
+from mmspec.core.cache_window import CacheWindow
 from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
@@ -61,7 +62,7 @@ def _decoder_of(model: Any) -> DecoderOnly:
     """The family of a causal language model: chosen by where its attention takes positions from."""
     if uses_alibi(model):
         return Alibi.of(model)
-    for family in (LocalAttention, PositionTable, RopeLengths):
+    for family in (LocalAttention, PositionTable, RopeLengths, CacheWindow):
         if family.drives(model):
             return family.of(model)
     return DecoderOnly.of(model)

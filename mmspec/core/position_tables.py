@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -36,8 +37,10 @@ def at_positions(table: nn.Module, positions: Tensor, view: int) -> Callable[...
 
     embed, size = table.forward, min(view, getattr(table, "num_embeddings", view) - getattr(table, "offset", 0))
 
-    def forward(ids: Any, *_: Any, **__: Any) -> Tensor:
-        rows = embed(torch.full((1, size), 2, device=positions.device) if isinstance(ids, Tensor) else torch.Size((1, size)))
+    by_shape = next(iter(signature(embed).parameters)).endswith("shape")
+
+    def forward(*_: Any, **__: Any) -> Tensor:
+        rows = embed(torch.Size((1, size)) if by_shape else torch.full((1, size), 2, device=positions.device))
         return nn.functional.embedding(positions.clamp(max=size - 1), rows.reshape(size, -1))
 
     return forward
