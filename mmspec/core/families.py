@@ -5,6 +5,7 @@ from typing import Any
 
 from mmspec.core.alibi import Alibi, uses_alibi
 from mmspec.core.cache_window import CacheWindow
+from mmspec.core.compat import recomputes_at_rope_switch
 from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
@@ -12,7 +13,8 @@ from mmspec.core.local_attention import LocalAttention
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
 from mmspec.core.position_tables import PositionTable
-from mmspec.core.rope_lengths import RopeLengths
+from mmspec.core.rope_lengths import RopeLengths, stretched_limit
+from mmspec.core.rope_switch import RopeSwitch
 
 _BY_MODEL_TYPE = {
     "t5": T5,
@@ -62,6 +64,8 @@ def _decoder_of(model: Any) -> DecoderOnly:
     """The family of a causal language model: chosen by where its attention takes positions from."""
     if uses_alibi(model):
         return Alibi.of(model)
+    if RopeLengths.drives(model) and recomputes_at_rope_switch(model):
+        return RopeSwitch.of(model)
     for family in (LocalAttention, PositionTable, RopeLengths, CacheWindow):
         if family.drives(model):
             return family.of(model)
@@ -86,6 +90,9 @@ def positions_of(model: Any) -> int | None:
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "model_type", "") in ("t5", "mt5"):
         return None
+    stretched = stretched_limit(model)
+    if stretched is not None:
+        return stretched
     for name in ("max_target_positions", "max_position_embeddings"):
         if getattr(config, name, None) is not None:
             return getattr(config, name)
