@@ -24,7 +24,7 @@ ACCEPT = {
     "without-replacement": "mmspec.core.siblings:without_replacement",
     "hybrid": "mmspec.core.siblings:hybrid",
     "kseq": "mmspec.core.siblings:kseq",
-    "lenience": "mmspec.core.lossy:Lenience",
+    "lenience": "mmspec.core.lenience:Lenience",
     "ensemble": "mmspec.core.lossy:Ensemble",
     "typical": "mmspec.core.lossy:Typical",
     "topk-gap": "mmspec.core.lossy:TopKGap",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mmspec.composition import Fitting, is_composed, named
 from mmspec.config import ACCEPT, DRAFTERS, build
 from mmspec.core.accept import Accept, Coupled, Greedy
 from mmspec.core.break_even import BreakEven
@@ -15,16 +16,21 @@ from mmspec.core.control import Control, Fixed, Thompson, Throughput
 from mmspec.core.decode import Drafter
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
+from mmspec.core.lenience import GreedyLenience, Lenience
 from mmspec.core.lossy import Rollback, TopKFloor, TopKGap, Typical
 from mmspec.core.mllama import Mllama
+from mmspec.core.model_checks import check_model
 from mmspec.core.multimodal import Multimodal
 from mmspec.core.processors import Pipeline, Processor, Suppress, SuppressAt, Temperature, pipeline
 from mmspec.core.siblings import Hybrid, KSeq, Walk, WithReplacement
+from mmspec.core.transform import Transformed
 from mmspec.drafters import shapes
+from mmspec.drafters.cascade import Cascade
 from mmspec.drafters.ensemble import Ensemble, Views
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.relay import Relay
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.sight import Pooled, Pruned, looking
 from mmspec.drafters.stops import Confidence
@@ -32,7 +38,7 @@ from mmspec.drafters.trees import StaticTree, Template
 from mmspec.drafters.views import View, can_see, same_prompt, seeing, text_alone, view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 
-_READS_RAW_LAW = (Greedy, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
+_READS_RAW_LAW = (Greedy, GreedyLenience, Typical, TopKGap, TopKFloor, Rollback)  # rules that look at the argmax or the untempered law
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
 _SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
@@ -40,13 +46,23 @@ _DRAWING = ("jacobi", "lookahead")  # they draw their guesses from laws, and so 
 _PADDING = 0.05  # one tokenizer's embedding tables differ by padding only: at most this share
 
 
-def rule_of(accept: str | Accept, temperature: float | Sequence[float]) -> Accept:
-    """The rule a name stands for. "exact" is greedy where nothing is sampled, else coupled: plain sampling's very tokens."""
-    if not isinstance(accept, str):
-        return accept
+def rule_of(accept: str | Accept, temperature: float | Sequence[float], top_k: int | None = None, top_p: float | None = None) -> Accept:
+    """The rule a name stands for, for a request that samples with these settings.
+
+    "exact" is greedy where nothing is sampled, else coupled: plain sampling's very tokens. Rules that read distributions before temperature
+    and truncation are handed both; lenience at temperature 0 is a rule of its own.
+    """
     if accept == "exact":
         return Greedy() if temperature == 0 else Coupled()
-    return build(accept, {"exact": "", **ACCEPT}, "accept rule")
+    rule = build(accept, {"exact": "", **ACCEPT}, "accept rule") if isinstance(accept, str) else accept
+    if isinstance(rule, Transformed):
+        return rule.warped_by(pipeline(temperature=temperature, top_k=top_k, top_p=top_p))
+    zeros = [each == 0 for each in (temperature if isinstance(temperature, Sequence) else (temperature,))]
+    if isinstance(rule, Lenience) and any(zeros):
+        if not all(zeros):
+            raise ValueError("lenience at temperature 0 is another rule than above 0: give all rows temperature 0, or none")
+        return rule.at_temperature_zero()
+    return rule
 
 
 def laws_for(
@@ -57,26 +73,56 @@ def laws_for(
     repetition_penalty: float | None,
     first: Sequence[Processor],
 ) -> Pipeline:
-    """The processors of p and q. Rules that take the argmax skip what cannot change it."""
-    if isinstance(rule, _READS_RAW_LAW) and temperature == 0:
+    """The processors of p and q. Rules that take the argmax skip what does not change it; transforms apply temperature and top-k later."""
+    if isinstance(rule, Transformed):
+        assert rule.warp == pipeline(temperature=temperature, top_k=top_k, top_p=top_p), "make the rule with rule_of"
+    if isinstance(rule, Transformed) or (isinstance(rule, _READS_RAW_LAW) and temperature == 0):
         return pipeline(repetition_penalty=repetition_penalty, first=first)
     return pipeline(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, first=first)
 
 
 def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: Any = None) -> Drafter:
-    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them, on its `view` of the prompt."""
+    """The drafter that `drafter` stands for, drawing its guesses the way `rule` judges them, on its `view` of the prompt.
+
+    ValueError for a `view` or a `tree` that this drafter has no use for, and for what it cannot be made of.
+    """
     if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
         raise ValueError(f"view says what a transformers model reads that drafts, but drafter is {_named(drafter)}: leave view out")
-    if drafter is None:
+    made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
+    if isinstance(made, str):
+        made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
+    if hasattr(made, "guide"):  # a source of laws: heads, feature nets, the target itself run short
+        return GuidedDrafter(made, shape_of(tree, rule))
+    if tree is not None and (made is None or hasattr(made, "begin")):
+        raise ValueError(f"drafter {_named(drafter)} takes no tree: leave tree out, or draft with a model or a trained drafter")
+    if made is None:
         return NoDraft()
-    if isinstance(drafter, str):
-        drafter = build(drafter, DRAFTERS, "drafter", {"draw": draw_for(rule)} if drafter in _DRAWING else None)
-    if hasattr(drafter, "guide"):  # a source of laws: heads, feature nets, the target itself run short
-        return GuidedDrafter(drafter, shape_of(tree, rule))
-    if hasattr(drafter, "begin"):
-        return drafter
+    if hasattr(made, "begin"):
+        _check_draws(made, rule)
+        return _composed(made, target, rule) if isinstance(made, (Cascade, Relay)) else made
     seen = view_for(view, target, drafter)
     return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
+
+
+def _composed(drafter: Cascade | Relay, target: HFTarget, rule: Accept) -> Drafter:
+    """A cascade or relay whose parts may be transformers models and names."""
+
+    def as_target(model: Any, served: HFTarget) -> tuple[Any, View]:
+        seen = view_for(None, served, model)
+        return _as_target(model, served, seen), seen
+
+    return Fitting(target, rule, as_target, lambda part, served, inner: drafter_of(part, served, inner, None)).fitted(drafter)
+
+
+def _check_draws(drafter: Any, rule: Accept) -> None:
+    """ValueError for a ready-made drafter whose draft tokens are not drawn as a transform's temperature and truncation ask."""
+    if not isinstance(rule, Transformed) or rule.warp.idle or isinstance(drafter, NoDraft):
+        return
+    if getattr(getattr(drafter, "shape", None), "draw", None) != draw_for(rule):
+        raise ValueError(
+            f"{type(rule.transform).__name__} reads distributions before temperature and truncation, and {type(drafter).__name__} does not "
+            "apply these to its draws: pass the drafter's model itself, or sample at temperature 1 without truncation"
+        )
 
 
 def _named(drafter: Any) -> str:
@@ -141,8 +187,9 @@ def mixed(own: HFTarget, view: View) -> HFTarget | Ensemble:
 
 def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | Ensemble | Translated:
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
+    check_model(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
-    own = replace(target, model=model, family=looking(family_of(model)), limit=None)
+    own = replace(target, model=model, family=looking(family_of(model)), limit=None, trees=True)
     if mine == theirs:
         return mixed(own, view)
     if abs(mine - theirs) > _PADDING * max(mine, theirs):
@@ -188,6 +235,8 @@ def _template(tree: Any) -> Template:
 
 def draw_for(rule: Accept) -> shapes.Draw:
     """How chain guesses are drawn for `rule`: with q recorded where it is read, with the shared noise where coupled, else the best."""
+    if isinstance(rule, Transformed) and not rule.warp.idle:
+        return shapes.Warped(rule.warp)
     if rule.uses_q:
         return shapes.sampled
     return shapes.drawn if rule.coupled else shapes.best

@@ -27,3 +27,15 @@ def big() -> LlamaForCausalLM:
 @pytest.fixture(scope="session")
 def small() -> LlamaForCausalLM:
     return llama(1, seed=1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Results of self-tests (`mmspec.core.proof_store`) are kept apart from the user's."""
+    before = os.environ.get("MMSPEC_CACHE")
+    os.environ["MMSPEC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["MMSPEC_CACHE"]
+    else:
+        os.environ["MMSPEC_CACHE"] = before

@@ -36,7 +36,7 @@ def play(pair: Pair, prompts: list[str], tree: Template, batch_size: int, seed: 
 def costs_of(pair: Pair, prompts: list[str], nodes: int) -> Costs:
     """Seconds of a drafter's level and of verify steps behind the first prompt."""
     run = pair.config.run
-    rule = rule_of(pair.accept, run.temperature)
+    rule = rule_of(pair.accept, run.temperature, run.top_k, run.top_p)
     laws = laws_for(rule, run.temperature, run.top_k, run.top_p, run.repetition_penalty, ())
     target, drafter = (HFTarget(model, family_of(model), laws) for model in (pair.target, pair.model))
     sizes = sorted({0, 1, *(size for size in (2, 4, 8, 16, 32, 64, 128) if size < nodes), nodes})

@@ -155,7 +155,8 @@ def _teach(pair: Pair, prompt: Any, rows: list[list[int]]) -> Categorical:
     run, model, inputs = pair.config.run, pair.target, pair.inputs([prompt] * len(rows))
     unsaid = getattr(family_of(model), "unsaid", ())
     first = constraints(model.generation_config, inputs["input_ids"].shape[1], run.max_new_tokens, unsaid)
-    laws = laws_for(rule_of(pair.accept, run.temperature), run.temperature, run.top_k, run.top_p, run.repetition_penalty, first)
+    chosen = rule_of(pair.accept, run.temperature, run.top_k, run.top_p)
+    laws = laws_for(chosen, run.temperature, run.top_k, run.top_p, run.repetition_penalty, first)
     session, frontier = HFTarget(model, family_of(model), laws, limit=positions_of(model)).begin(inputs)
     nodes = torch.tensor(rows, device=model.device)[:, :-1]
     room = Room(torch.full((len(rows),), nodes.shape[1] + 1, device=model.device), nodes.shape[1])

@@ -4,12 +4,53 @@ Each function says what it relies on and since which release; `tests/core/test_c
 release of transformers no longer works as assumed here. No other module of mmspec may reach below transformers' documented interface.
 """
 
+import copy
+import inspect
 import sys
-from inspect import getsource, signature
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation import GenerationMixin
+
+
+def copied(generation_config: Any) -> Any:
+    """A deep copy of a generation config, with the fields that a checkpoint added (`lang_to_id`, `task`)."""
+    return copy.deepcopy(generation_config)
+
+
+def whisper_opening(model: Any, generation_config: Any, encoder_outputs: Any, rows: int) -> Tensor:
+    """The decoder's prompt [B, P] of Whisper for `rows` rows: start, language, task and no-timestamps tokens.
+
+    Relies on `WhisperForConditionalGeneration._retrieve_init_tokens` (private, same signature from 5.17 to 5.23), which calls the
+    documented `detect_language` where no language is set. Languages are read from `encoder_outputs`; None if none is to be detected.
+    """
+    return model._retrieve_init_tokens(
+        None,
+        batch_size=rows,
+        generation_config=generation_config,
+        config=model.config,
+        num_segment_frames=2 * model.config.max_source_positions,
+        kwargs={} if encoder_outputs is None else {"encoder_outputs": encoder_outputs},
+    )
+
+
+def encoder_source(rows: int) -> dict[str, Tensor]:
+    """What the innermost `generate` that called this thread's custom decoding function gave its encoder, by name, for `rows` rows.
+
+    `generate` hands a custom decoding function the encoder's states only; a drafter with an encoder of its own needs what that reads.
+    Relies on the local variables `inputs_tensor` and `model_input_name` of `GenerationMixin.generate` (5.17 to 5.23). Empty if there is
+    no such caller.
+    """
+    code, frame = inspect.unwrap(vars(GenerationMixin)["generate"]).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    name, source = frame.f_locals.get("model_input_name"), frame.f_locals.get("inputs_tensor")
+    if name is None or not isinstance(source, Tensor) or (not source.is_floating_point() and bool((source < 0).any())):
+        return {}  # where the caller passed encoder_outputs, `generate` fills ids with -100
+    return {name: source.repeat_interleave(rows // len(source), dim=0)}
 
 
 def mask_makers(model: Any) -> frozenset[str]:
@@ -26,7 +67,7 @@ def mask_makers(model: Any) -> frozenset[str]:
 def takes_argument(model: Any, name: str) -> bool:
     """Whether the forward of `model`, or of its decoder, which is handed what the model's own does not name, has a parameter `name`."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    return any(name in signature(module.forward).parameters for module in (model, decoder))
+    return any(name in inspect.signature(module.forward).parameters for module in (model, decoder))
 
 
 def recomputes_at_rope_switch(model: Any) -> bool:
@@ -34,7 +75,7 @@ def recomputes_at_rope_switch(model: Any) -> bool:
 
     Relies on Phi-3's `prepare_inputs_for_generation` (and copies of it) naming that setting of the config.
     """
-    source = getsource(type(model).prepare_inputs_for_generation)
+    source = inspect.getsource(type(model).prepare_inputs_for_generation)
     return "original_max_position_embeddings" in source and hasattr(model.config, "original_max_position_embeddings")
 
 

@@ -53,6 +53,7 @@ class EncoderDecoder:
         mask, outputs = inputs.get("attention_mask"), inputs.get("encoder_outputs")
         if outputs is None:
             outputs = model.get_encoder()(inputs[self.source], attention_mask=mask, return_dict=True)
+        _check_width(model, outputs[0])
         cross = None
         if mask is not None and self.source == "input_ids":
             cross = attention_mask(mask.bool()[:, None], model)
@@ -150,6 +151,16 @@ class T5(EncoderDecoder):
         return attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)
 
 
+def _check_width(model: Any, states: Tensor) -> None:
+    """ValueError if `states` [B, T, D] come from an encoder of another width than the one the model's decoder reads."""
+    width = getattr(model.config, "d_model", None)
+    if width is not None and states.shape[-1] != width:
+        raise ValueError(
+            f"encoder_outputs has width {states.shape[-1]}, but {type(model).__name__} reads {width}: they come from another encoder; "
+            "pass the encoder's own input as well, so that this model's encoder can run"
+        )
+
+
 @contextmanager
 def _hooked(register: Callable, hook: Callable) -> Iterator[None]:
     """A hook for the length of one forward: models are never left changed."""
@@ -161,7 +172,7 @@ def _hooked(register: Callable, hook: Callable) -> Iterator[None]:
 
 
 def start_ids(model: Any) -> list[int]:
-    """The decoder's opening: the start token; for Whisper also the language, task and no-timestamps tokens its config asks for."""
+    """The decoder's opening: the start token."""
     config = model.generation_config
     start = config.decoder_start_token_id if config.decoder_start_token_id is not None else model.config.decoder_start_token_id
     if start is None:
@@ -170,18 +181,4 @@ def start_ids(model: Any) -> list[int]:
         raise ValueError(
             f"{type(model).__name__} has no decoder_start_token_id: set it on the generation config, or pass decoder_input_ids"
         )
-    ids = [start]
-    languages = getattr(config, "lang_to_id", None)
-    language = getattr(config, "language", None)
-    if languages and language:
-        key = language if language in languages else f"<|{language}|>"
-        if key not in languages:
-            raise ValueError(f"language {language!r} is unknown to this model; it has {', '.join(sorted(languages)[:8])} ...")
-        ids.append(languages[key])
-    tasks = getattr(config, "task_to_id", None)
-    if languages and language and tasks:
-        ids.append(tasks[getattr(config, "task", None) or "transcribe"])
-    silent = getattr(config, "no_timestamps_token_id", None)
-    if silent is not None and not getattr(config, "return_timestamps", False):
-        ids.append(silent)
-    return ids
+    return [start]

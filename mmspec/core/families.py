@@ -6,7 +6,7 @@ from typing import Any
 from mmspec.core.alibi import Alibi, uses_alibi
 from mmspec.core.cache_window import CacheWindow
 from mmspec.core.compat import recomputes_at_rope_switch
-from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone, EncoderDecoder
+from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
 from mmspec.core.local_attention import LocalAttention
@@ -15,13 +15,14 @@ from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
 from mmspec.core.position_tables import PositionTable
 from mmspec.core.rope_lengths import RopeLengths, stretched_limit
 from mmspec.core.rope_switch import RopeSwitch
+from mmspec.core.whisper import Whisper
 
 _BY_MODEL_TYPE = {
     "t5": T5,
     "mt5": T5,
     "bart": Bart,
     "mbart": Bart,
-    "whisper": EncoderDecoder,
+    "whisper": Whisper,
 }
 _SENSING = {
     **dict.fromkeys(("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral"), HEARING),
@@ -42,7 +43,8 @@ def family_of(model: Any) -> Family:
     """The family that drives `model`; ValueError, in one line, for models mmspec cannot run."""
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise ValueError(
-            f"{type(model).__name__} is not a transformers generation model: pass what AutoModelForCausalLM.from_pretrained returned"
+            f"{type(model).__name__} is not a transformers generation model (it has no language model head or no generate): "
+            "pass what AutoModelForCausalLM.from_pretrained returned"
         )
     config = model.config
     if config.is_encoder_decoder:

@@ -80,7 +80,8 @@ class HFTarget:
     `reserve` slots are allocated beyond the prompt at once; longer generations grow by doubling. Attention reads as many slots as
     are in use, rounded up, unless `static`: then every forward reads all of them, so that shapes and addresses never change and
     the forward can be captured. `captured` is the compiled model that runs every forward but the prompt's. `limit` is the model's
-    number of positions, None for no limit.
+    number of positions, None for no limit. Without `trees` a session refuses branching drafts, as it does where the family says
+    `trees = False`.
     """
 
     model: Any
@@ -90,6 +91,7 @@ class HFTarget:
     static: bool = False
     captured: Any = None
     limit: int | None = None
+    trees: bool = True
 
     def begin(self, prompt: Mapping[str, Tensor]) -> tuple["HFSession", Draft]:
         """Open a session; the last prompt position is the first frontier. Runs encoders, but nothing of the decoder yet."""
@@ -168,6 +170,7 @@ class HFSession:
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
         """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
+        self._check_shape(draft)
         first, prompt, self.draft = self.scored, self.context, draft
         layout = self.place(draft, first)
         fresh = draft.size - first
@@ -184,6 +187,13 @@ class HFSession:
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
         return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+
+    def _check_shape(self, draft: Draft) -> None:
+        if not draft.linear and not (self.target.trees and getattr(self.target.family, "trees", True)):
+            raise ValueError(
+                f"{type(self.target.model).__name__} is exact with chains only, but the draft branches: leave tree out, "
+                "or choose a drafter that drafts chains, such as lookup or a model"
+            )
 
     def law(self, logits: Tensor, draft: Draft, first: int) -> Categorical:
         """A drafter's `logits` [B, M, V] over the target's own values, after columns `first` on of a draft the target has not scored:

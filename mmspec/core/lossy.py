@@ -112,40 +112,6 @@ class Ensemble(Ratio):
         return (1 - self.weight + self.weight * ratio(p, q, x)).clamp(max=1)
 
 
-@dataclass(frozen=True)
-class Lenience(Ratio):
-    """Leviathan et al. 2023: accept with min(1, p / (l q)), replace from norm((p - l q)+); no value becomes likelier than p / l.
-
-    The published replacement lies outside the class whose excess is tight, so the drift is the distance TV(output law, p) in
-    closed form at every judged position: exact, and equal to what the class would report at l = 1.
-    """
-
-    lenience: float = 0.8
-    budget: float | None = None
-    tight = False
-
-    def __post_init__(self):
-        if not 0 < self.lenience <= 1:
-            raise ValueError(f"lenience is {self.lenience}: it must be above 0 and at most 1 (1 is exact)")
-        check_budget(self.budget)
-
-    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
-        return (ratio(p, q, x) / self.lenience).clamp(max=1)
-
-    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
-        if q is None:
-            return p.without(x)
-        left = (p.probs() - self.lenience * q.probs()).clamp_(min=0)
-        return Categorical.of(torch.where(left.sum(-1, keepdim=True) > 0, left, p.probs()))
-
-    def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
-        probs = p.probs()
-        weight = Categorical.point(x, probs.shape[-1], probs.dtype).probs() if q is None else q.probs()
-        taken = torch.minimum(weight, probs / self.lenience)
-        output = taken + (1 - taken.sum(-1, keepdim=True)) * self.replacement(p, q, x).probs()
-        return 0.5 * (output - probs).abs().sum(-1)
-
-
 # --- pass-or-fail rules: any tree -------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,13 @@
 """Verify f(p, q) instead of p: the lossless rule applied to a transformed target.
 
-The output is exact for the transformed law; its distance from p is metered as drift at every judged guess. The value settled
-after a fully accepted draft has no q to be transformed with and follows p.
+The output is exact for the transformed distribution; its distance from p is metered as drift at every judged draft token. The token
+committed after a fully accepted draft has no q to be transformed with and follows p.
+
+A transform reads p and q before temperature and truncation, which are applied to its result. At temperature 0 the distributions after
+temperature are point masses and would say nothing of how sure either model is.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 from mmspec.core.accept import LOSSY, Token, over_judged, parents_law, with_meters
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
+from mmspec.core.processors import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 
 
@@ -72,25 +76,42 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class Transformed:
-    """Judge a chain by `transform(p, q)` with a lossless chain rule."""
+    """Judge a chain by `warp(transform(p, q))` with a lossless chain rule.
+
+    `warp` is temperature and truncation. The target and the drafter hand in their distributions before it; draft tokens are drawn from
+    `warp(q)`. At temperature 0 they are the drafter's most likely tokens, and the output is the argmax of the transformed distribution.
+    """
 
     transform: Transform
     rule: Any = field(default_factory=Token)
-    exactness, coupled, uses_q, trees = LOSSY, False, True, False
+    warp: Pipeline = field(default_factory=Pipeline)
+    exactness, coupled, uses_q, trees, untempered = LOSSY, False, True, False, True
+
+    def warped_by(self, warp: Pipeline) -> "Transformed":
+        """This rule for a request that samples with `warp`: processors that do not look at what came before."""
+        return replace(self, warp=warp)
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        if draft.size == draft.roots or draft.q is None:
-            return self.rule(draft, scored, noise)
-        p = parents_law(draft, scored)
-        new = self.transform(p, draft.q).where(draft.valid[:, draft.roots :], p)  # a PAD guess transforms nothing
-        before = Categorical(scored.p.scores[:, : draft.roots - 1])
-        last = Categorical(scored.p.scores[:, -1:])
-        verdict = self.rule(draft, Scored(before.cat(new).cat(last), healthy=scored.healthy), noise)
-        drift: Tensor = over_judged(verdict.judged, 0.5 * (new.probs() - p.probs()).abs().sum(-1))
+        target = self._warped(scored.p)
+        if draft.size == draft.roots:
+            return self.rule(draft, replace(scored, p=target), noise)
+        if draft.q is None:
+            name = type(self.transform).__name__
+            raise ValueError(f"{name} combines the drafter's distribution with the target's, and this drafter has none: draft with a model")
+        p, q = parents_law(draft, scored), self._warped(draft.q)
+        old = parents_law(draft, replace(scored, p=target))
+        new = self._warped(self.transform(p, draft.q)).where(draft.valid[:, draft.roots :], old)  # a PAD column transforms nothing
+        before, last = (Categorical(target.scores[:, part]) for part in (slice(draft.roots - 1), slice(-1, None)))
+        verdict = self.rule(replace(draft, q=q), Scored(before.cat(new).cat(last), healthy=scored.healthy), noise)
+        drift: Tensor = over_judged(verdict.judged, 0.5 * (new.probs() - old.probs()).abs().sum(-1))
         return with_meters(verdict, verdict.judged, drift, verdict.expected)
 
     def output_law(self, p: Categorical, q: Categorical) -> Categorical:
-        return self.transform(p, q)
+        """The distribution of one committed token, from `p` and `q` before temperature."""
+        return self._warped(self.transform(p, q))
+
+    def _warped(self, law: Categorical) -> Categorical:
+        return law if self.warp.idle else Categorical(self.warp(law.scores, None))  # type: ignore[arg-type]
 
 
 def chow(alpha: float = 0.3) -> Transformed:

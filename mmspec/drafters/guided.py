@@ -82,7 +82,7 @@ class GuidedSession:
         grown, origin = self.shape.grow(self.guide.score, own, replace(room, length=length), noise)
         bare = on_frontier(grown)
         draft = frontier.extend(bare.guesses, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
-        if isinstance(self.guide, Sharing):
+        if isinstance(self.guide, Sharing) and not getattr(self.shape, "replaces", False):
             self.guide.share(draft, origin - (own.roots - 1))
         self.guide.close()
         return draft
@@ -134,8 +134,9 @@ class Fresh:
     def of(draft: Draft, scored: Scored, verdict: Verdict) -> "Fresh":
         """What a round settled. The values after the kept nodes are the settled ones, so the two line up."""
         assert scored.hidden is not None, "the session hands out no hidden states: call its watch() first"
-        keep = verdict.keep[:, : draft.height + 1]
-        return Fresh(verdict.values[:, : draft.height + 1], pick(scored.hidden, keep), keep >= 0)
+        columns = draft.roots + draft.height  # one root, or a draft that is nothing but roots
+        keep = verdict.keep[:, :columns]
+        return Fresh(verdict.values[:, :columns], pick(scored.hidden, keep), keep >= 0)
 
     def behind(self, earlier: "Fresh | None") -> "Fresh":
         if earlier is None:

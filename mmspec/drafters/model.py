@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.decode import Target, TargetSession
+from mmspec.core.model_checks import name_of, refuse_unhealthy
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
 from mmspec.drafters.shapes import Chain, Shape
@@ -66,6 +67,8 @@ class ModelSession:
         self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
         self.origin: Tensor | None = None  # [B, G] own column of each proposed guess
         self.lag = 0
+        self.healthy: Tensor | None = None  # [B] bool: were all logits of this session numbers?
+        self.rounds = 0
 
     @property
     def session(self) -> Any:
@@ -85,7 +88,15 @@ class ModelSession:
         parents = torch.where(parents >= 0, parents - self.lag, parents)
         return frontier.extend(grown.guesses, parents, grown.q, linear=grown.linear, width=grown.width, levels=grown.levels)
 
+    def score(self, draft: Draft) -> Scored:
+        """The session's distributions, noting rows whose logits were not all numbers."""
+        scored = self.session.score(draft)
+        if scored.healthy is not None:
+            self.healthy = scored.healthy if self.healthy is None else self.healthy & scored.healthy
+        return scored
+
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+        self._check_health(draft, settled)
         if draft.size == draft.roots:  # nobody guessed, or what was guessed has been settled by others
             self._forget()
             self._wait(draft.nodes, draft.valid)
@@ -101,13 +112,23 @@ class ModelSession:
             self.session.learn(scored.p.at(verdict.keep.clamp_min(0)), own, real)
         unrun = (kept >= 0) & ~ran
         rows = torch.arange(len(kept), device=kept.device)[:, None]
-        value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
         self.session.commit(torch.cat([roots, torch.where(ran, column, -1)], 1), max(settled.accepted) + self.lag + 1)
-        self.waiting = (value, unrun.any(1, keepdim=True))
+        if getattr(self.shape, "replaces", False):
+            self.waiting = (draft.nodes[rows, kept.clamp_min(0)], unrun)
+        else:
+            value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
+            self.waiting = (value, unrun.any(1, keepdim=True))
+
+    def _check_health(self, draft: Draft, settled: Settled) -> None:
+        """FloatingPointError for logits that are no numbers. Looked at in every round whose rule reads q, which they would spoil; where
+        they only cost acceptance, in rounds 1, 2, 4, 8, ... as a look is a synchronisation."""
+        self.rounds += 1
+        if self.healthy is not None and (draft.q is not None or self.rounds & (self.rounds - 1) == 0):
+            refuse_unhealthy(self.healthy, [bool(values) for values in settled.values], _named(self.session))
 
     def _grow(self, frontier: Draft, own: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, the roots this session runs, and its guesses' own columns."""
-        return self.shape.grow(self.session.score, own, room, noise)
+        return self.shape.grow(self.score, own, room, noise)
 
     def _forget(self) -> None:
         """Give up the draft under way, if there is one, but for the values that waited: those are settled, and have now been run."""
@@ -138,6 +159,13 @@ class ModelSession:
         return settled_values(torch.cat([values, frontier.nodes], 1), torch.cat([self.fed, frontier.valid], 1), frontier.start)
 
 
+def _named(session: Any) -> str:
+    """What an error calls the model behind a session."""
+    while hasattr(session, "session"):
+        session = session.session
+    return name_of(getattr(getattr(session, "target", session), "model", session))
+
+
 def settled_values(values: Tensor, real: Tensor, start: Tensor) -> Draft:
     """A draft of roots only: `values` [B, R] one behind the other, PAD where they are not `real` [B, R]."""
     columns = torch.arange(values.shape[1], device=values.device)
@@ -152,4 +180,5 @@ def told(draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Draft, Scored,
     rows = torch.arange(len(kept), device=kept.device)[:, None]
     roots = settled_values(draft.nodes[rows, kept], real, draft.start)
     columns = torch.arange(kept.shape[1], device=kept.device)
-    return roots, Scored(scored.p.at(kept)), replace(verdict, keep=torch.where(real, columns, -1))
+    hidden = None if scored.hidden is None else scored.hidden[rows, kept]
+    return roots, Scored(scored.p.at(kept), hidden, scored.context, scored.healthy), replace(verdict, keep=torch.where(real, columns, -1))

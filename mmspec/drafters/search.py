@@ -122,9 +122,9 @@ class ExpandRerank:
             candidate = chosen + total
             total += value.shape[1]
             below = torch.arange(scored_draft.size, scored_draft.size + chosen.shape[1], device=device).expand(rows, -1)
-            parent_columns = _column_of(above[-1].gather(1, chosen), columns, roots)
-            columns[-1] = columns[-1].scatter(1, chosen, below)
-            parents = torch.where(path > -torch.inf, parent_columns, PAD)
+            parent_columns, runs = _column_of(above[-1].gather(1, chosen), columns, roots), path > -torch.inf
+            columns[-1] = _expanded(columns[-1], chosen, below, runs)
+            parents = torch.where(runs, parent_columns, PAD)
             scored_draft = scored_draft.extend(values[-1].gather(1, chosen), parents, width=self.width, levels=level + 1)
         found = [torch.cat(parts, 1) for parts in (values, scores, above, columns)]
         return self._rerank(draft, *found, levels=len(values))
@@ -148,6 +148,14 @@ class ExpandRerank:
         parents = torch.where(scores.gather(1, kept) > -torch.inf, parents, PAD)
         final = draft.extend(values.gather(1, kept), parents, width=self.width, levels=levels)
         return final, columns.gather(1, kept)
+
+
+def _expanded(columns: Tensor, chosen: Tensor, below: Tensor, runs: Tensor) -> Tensor:
+    """A level's scored columns [B, n] with those of the `chosen` candidates [B, w] filled in: `below` [B, w] where they are run.
+
+    Rows that have stopped hold PAD in these columns. Their candidates stay UNRUN, or states of PAD nodes would be taken for theirs.
+    """
+    return columns.scatter(1, chosen, torch.where(runs, below, UNRUN))
 
 
 def _column_of(candidates: Tensor, columns: list[Tensor], roots: int) -> Tensor:

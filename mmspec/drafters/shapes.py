@@ -1,7 +1,8 @@
 """Shapes a model drafter grows: chains and combs, and how guesses are drawn. Trees stand in `trees` (static) and `search`.
 
 A shape calls `score` on its growing draft and decides what hangs where. It returns the finished draft and, for each guess, the
-column it has in the draft that was scored; guesses that were never run get a column past its end.
+column it has in the draft that was scored; guesses that were never run get a column past its end. In a chain these are the last ones,
+unless the shape `replaces` what it had scored: a class attribute, True where no guess of the finished chain has been run.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from mmspec.core.laws import Categorical, Law
 from mmspec.core.noise import Keys, Noise
+from mmspec.core.processors import Pipeline
 from mmspec.core.records import PAD, Draft, Room, Scored
 from mmspec.drafters.stops import Stop
 
@@ -44,6 +46,17 @@ def drawn(law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
 def best(law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
     """The drafter's most likely value: a point mass."""
     return law.mode(), None
+
+
+@dataclass(frozen=True)
+class Warped:
+    """Drawn after `warp`, temperature and truncation; the distribution before it is recorded: for rules that read that one."""
+
+    warp: Pipeline
+
+    def __call__(self, law: Law, keys: Keys) -> tuple[Tensor, Law | None]:
+        warped = self.warp(law.scores, None)  # type: ignore[arg-type]
+        return Categorical(warped).sample(keys), law
 
 
 @dataclass(frozen=True)

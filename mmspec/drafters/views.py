@@ -29,12 +29,14 @@ def same_prompt(prompt: Any, session: Any) -> Any:
 
 def own_encoder(prompt: Any, session: Any) -> Any:
     """The target's source and its decoder's opening, whatever opening the drafter's own config asks for; its encoder runs once."""
+    if session.target.family.source in prompt:
+        prompt = {key: value for key, value in prompt.items() if key != "encoder_outputs"}  # the target's own
     return {**prompt, **_opening(prompt, session)}
 
 
 def shared_encoder(prompt: Any, session: Any) -> Any:
     """The target's encoder states, and its decoder's opening."""
-    return {**own_encoder(prompt, session), "encoder_outputs": session.state.outputs}
+    return {**prompt, **_opening(prompt, session), "encoder_outputs": session.state.outputs}
 
 
 def opening_alone(prompt: Any, session: Any) -> Any:
@@ -67,7 +69,10 @@ def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
         _check_sizes(target.model, drafter)
         return shared_encoder
     if isinstance(theirs, EncoderDecoder):
-        return shared_encoder if _same_encoder(target.model, drafter) else own_encoder
+        if _same_encoder(target.model, drafter):
+            return shared_encoder
+        _check_source(target, drafter)
+        return own_encoder
     return opening_alone if ours.source == "input_features" else same_prompt
 
 
@@ -101,6 +106,19 @@ def _check_sizes(target: Any, drafter: Any) -> None:
             f"{type(drafter).__name__} reads an encoder of {_ENCODER_SIZES} {theirs}, but the target's is {ours}: choose one distilled "
             "from this target, or load it with its own encoder (WhisperForConditionalGeneration)"
         )
+
+
+def _check_source(target: HFTarget, drafter: Any) -> None:
+    """ValueError if the features of the target's sound are not those that the drafter's own encoder takes."""
+    if target.family.source != "input_features":  # type: ignore[attr-defined]
+        return
+    for name, words in (("num_mel_bins", "mel bins"), ("max_source_positions", "positions of sound")):
+        ours, theirs = getattr(target.model.config, name, None), getattr(drafter.config, name, None)
+        if ours != theirs:
+            raise ValueError(
+                f"the target's encoder takes {ours} {words} and the drafter's {theirs}, so both cannot read the same features: "
+                "choose a drafter with the same feature extractor"
+            )
 
 
 def _same_encoder(target: Any, drafter: Any) -> bool:

@@ -15,7 +15,7 @@ check (match, token with a point mass as q), the path is a draft like any other.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -72,6 +72,7 @@ class JointPath:
     k: int = 10
     omega: float = 1.0
     draw: bool = False
+    replaces: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.k < 1 or not 0 <= self.omega < float("inf"):

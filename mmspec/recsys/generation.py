@@ -13,6 +13,7 @@ from mmspec.core.decode import Drafter, decode
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.noise import Noise
+from mmspec.core.proof import require
 from mmspec.core.records import Step
 from mmspec.core.stats import Stats
 from mmspec.core.trie import Trie
@@ -86,6 +87,7 @@ def recommend(
     trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
     drafter = None if chosen.plain else drafter
     width = 4 * k if width is None else width
+    require(model, trees=True)  # beams share their prompt: a tree
     _check(model, inputs, catalogue)
     target = _target(model, trie, k, width if drafter is not None else 0)
     guesser = _drafter(drafter, target, chosen, k, width, temperature)

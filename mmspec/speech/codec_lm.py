@@ -16,6 +16,7 @@ from mmspec.core.books import Books
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import Family
 from mmspec.core.processors import History, Processor, ban
+from mmspec.core.proof import require
 from mmspec.speech.family import Sampling, SoundStream, SpeechModel, one_voice_each
 
 
@@ -183,6 +184,11 @@ class CodecLM(SpeechModel):
     @cached_property
     def family(self) -> Family:  # pyright: ignore[reportIncompatibleVariableOverride]
         return family_of(self.model)
+
+    @property
+    def trees(self) -> bool:
+        """Whether trees may be drafted. ValueError where a self-test shows that the model cannot be run exactly."""
+        return require(self.model, self.family).trees
 
     @property
     def ends(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
-from mmspec.core.decode import decode, settled
+from mmspec.core.decode import Drafter, decode, settled
 from mmspec.core.guidance import Guided, Pairs
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
@@ -168,7 +168,7 @@ class _Saying:
     ):
         clock = perf_counter()
         sampling = model.sampling if sampling is None else sampling
-        rule = rule_of(accept, sampling.temperature)
+        rule = rule_of(accept, sampling.temperature, sampling.top_k, sampling.top_p)
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
         steps = _steps(model, max_seconds)
         first = (*model.closing(steps), *model.rules(prompt))
@@ -176,9 +176,10 @@ class _Saying:
         laws = Pipeline((*laws.steps, *sampling.last))
         if _guides(sampling.guidance):
             laws, prompt = model.guided(laws.steps, sampling), model.paired(prompt)
-        own = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024))
+        trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
+        own = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024), trees=trees)
         target = _whole(own)
-        guesser = drafter_of(_as_drafter(drafter, own, rule, tree), own, rule, tree)
+        guesser = _as_drafter(drafter, own, rule, tree)
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.on_step, self.stats = model, on_step, Stats(exactness=rule.exactness)
         self.limits = Limits(len(texts), steps, model.ends, device=model.model.device)
@@ -202,12 +203,12 @@ class _Saying:
         return Speech(waves, self.model.rate, out.sequences, out.lengths, out.stats, sounds.first, sounds.worst, sounds.seconds)
 
 
-def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Any:
-    """A speech model as a drafter: behind the target's own rules and samplers. Anything else as it is."""
+def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
+    """The drafter that `drafter` stands for; a speech model drafts behind the target's own rules and samplers."""
     if not isinstance(drafter, SpeechModel):
         if isinstance(target.processors, Guided) and hasattr(drafter, "guide"):
             raise ValueError(f"{type(drafter).__name__} reads one row's states, guidance has two: draft with a speech model, or guidance=1")
-        return drafter
+        return drafter_of(drafter, target, rule, tree)
     return ModelDrafter(_whole(replace(target, model=drafter.model, family=drafter.family)), shape_of(tree, rule))
 
 

@@ -1,6 +1,7 @@
 """`mmspec.text.generate`: a transformers model, faster, saying the same."""
 
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,15 +14,19 @@ from mmspec.core.decode import generate as run
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits, Stop
+from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Processor
+from mmspec.core.proof import require, require_reach
 from mmspec.core.records import Step
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import looking
 from mmspec.drafters.views import view_of
 from mmspec.drafters.vocabulary import Overlap, Translated
 from mmspec.options import Tree, control_of, drafter_of, laws_for, mixed, rule_of, shape_of, stopping, view_for
-from mmspec.text.processors import constraints, end_ids
+from mmspec.text.inputs import checked, tensors
+from mmspec.text.model_settings import settings
+from mmspec.text.processors import end_ids
 
 
 @torch.no_grad()
@@ -53,6 +58,8 @@ def generate(
         model: a transformers causal, encoder-decoder or speech-recognition model or a speech language model, in eval mode, on
             any one device.
         inputs: what its tokenizer or processor returned: ids or features [B, ...], `attention_mask` [B, P]; padded on either side.
+            Lists and numpy arrays become tensors, and all are moved to the model's device. A missing mask is inferred where
+            `model.generate` infers it: pad tokens are left out unless they also end texts.
         drafter: None (plain decoding, same engine), a transformers model, "lookup", "suffix", "jacobi" or another name of
             `mmspec.config.DRAFTERS`, a Drafter object, or a source of laws such as `EarlyExit(4)` or a trained net.
         accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.config.ACCEPT`, or a rule object.
@@ -76,31 +83,40 @@ def generate(
             a CPU with a C++ compiler). Compiling takes up to a minute a shape, once a process: for many requests of one shape.
 
     Returns:
-        `sequences` LongTensor [B, S], new tokens only, right-padded; `lengths` [B]; `stats`. The model's generation config is
-        honoured where it bans or forces tokens and where it names end tokens; its sampling settings are not.
+        `sequences` LongTensor [B, S], new tokens only, right-padded; `lengths` [B]; `stats`. Of the model's generation config
+        everything that changes greedy output is honoured (bans, forced ids, penalties, end tokens, Whisper's language, task and
+        timestamps) or refused by name; its lengths and sampling settings are not read. With `return_timestamps` a window of sound
+        is decoded once, as `generate(force_unique_generate_call=True)` does.
+
+    Before the first generation with a class of model or attention settings that mmspec's tests do not cover, a self-test of about a
+    second compares them with the model's own plain forwards; see `mmspec.core.proof`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
+    check_model(model)
     family = family_of(model)
-    inputs = {key: value for key, value in inputs.items() if isinstance(value, Tensor)}
-    ids, _ = family.prompt(model, inputs)
+    inputs = checked(model, family, tensors(inputs, model.device))
+    inputs, encoding = _prepared(family, model, inputs)
+    ids, mask = family.prompt(model, inputs)
     rows = ids.shape[0]
     if streamer is not None and rows != 1:
         raise ValueError(f"streamer serves one prompt, but the batch has {rows}: stream rows one at a time, or pass on_step")
-    rule = rule_of(accept, temperature)
+    rule = rule_of(accept, temperature, top_k, top_p)
     limit = positions_of(model)
     _check_length(ids, inputs, limit, max_new_tokens)
+    proof = require(model, family, trees=tree is not None)
+    require_reach(proof, ids.shape[1] + max_new_tokens)
     laws = laws_for(
         rule,
         temperature,
         top_k,
         top_p,
-        repetition_penalty,
-        (*constraints(model.generation_config, ids.shape[1], max_new_tokens, getattr(family, "unsaid", ())), *processors),
+        None,
+        (*settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty), *processors),
     )
-    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit)
+    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
     guesser = stopping(drafter_of(drafter, target, rule, tree, view), stop_below)
     if capture:
         target = target.capture(max_new_tokens + 64)
@@ -109,7 +125,7 @@ def generate(
     limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
     pad = model.generation_config.pad_token_id
     with Stream(streamer, ids) as stream:
-        return run(
+        out = run(
             target,
             guesser,
             rule,
@@ -120,6 +136,9 @@ def generate(
             pad=0 if pad is None else pad,
             on_step=_both(stream, on_step),
         )
+    for phase in ("encode", "total"):
+        out.stats.seconds[phase] += encoding
+    return out
 
 
 def aligned_drafter(
@@ -151,6 +170,13 @@ def aligned_drafter(
     target = HFTarget(model, ours)
     seen = view_of(target, drafter, translated=True) if view is None else view_for(view, target, drafter)
     return ModelDrafter(Translated(mixed(HFTarget(drafter, looking(theirs), laws), seen), overlap), shape_of(None, rule), seen)
+
+
+def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
+    """What a family makes of its inputs once a request (Whisper detects each row's language), and the seconds that took."""
+    begun = perf_counter()
+    inputs = family.prepared(model, inputs) if hasattr(family, "prepared") else inputs
+    return inputs, perf_counter() - begun
 
 
 def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, max_new_tokens: int) -> None:

@@ -142,11 +142,15 @@ def load_pair(config: Config) -> Pair:
 
 def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     """`pair` with the drafter its config names."""
+    from mmspec.composition import is_composed, named
+
     section = pair.config.drafter
     if section.tree is not None and not shaped(section.kind):
         raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
     if section.kind == "none":
         return pair
+    if is_composed(section.kind):
+        return replace(pair, drafter=named(section.kind, lambda name: _part(name, section, pair, mini, device)))
     if section.kind == "trained":
         return replace(pair, drafter=_trained(section, pair.target), drafter_name=section.path)
     if section.kind in _owned() and section.path is None:
@@ -158,6 +162,15 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     model, processor = load_model(section.path, pair.config.target.dtype, device)
     pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
     return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
+
+
+def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any) -> Any:
+    """What the `name` of a part of a cascade or relay stands for, as `generate` takes a drafter."""
+    kind, path = named_drafter(name)
+    found = _with_drafter(replace(pair, config=replace(pair.config, drafter=DrafterSection(kind=kind, path=path))), mini, device)
+    if found.own_tokenizer is not None:
+        raise ValueError(f"{name} has another vocabulary than {pair.name}, so it cannot be a part of {section.kind!r}")
+    return found.drafter
 
 
 def shaped(kind: str) -> bool:

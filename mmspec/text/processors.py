@@ -134,7 +134,8 @@ def constraints(config: Any, prompt: int, max_new_tokens: int, unsaid: Sequence[
     if config.suppress_tokens:
         found.append(native.Suppress(tuple(config.suppress_tokens)))
     if config.begin_suppress_tokens:
-        found.append(native.SuppressAt(tuple(config.begin_suppress_tokens), 0, 1))
+        first = 0 if prompt > 1 or config.forced_bos_token_id is None else 1  # a forced first token comes before
+        found.append(native.SuppressAt(tuple(config.begin_suppress_tokens), first, first + 1))
     return tuple(found)
 
 

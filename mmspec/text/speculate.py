@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput, GenerationMixin
 
+from mmspec.core import compat
 from mmspec.core.accept import Accept
 from mmspec.core.control import Control
 from mmspec.core.decode import generate
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
+from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
 from mmspec.core.processors import Pipeline, Temperature
+from mmspec.core.proof import require, require_reach
 from mmspec.options import Tree, control_of, drafter_of, rule_of
 from mmspec.text.generation import Stream
 from mmspec.text.processors import split_criteria, translate_all
@@ -46,14 +49,18 @@ def speculate(
         **model_kwargs: Any,
     ) -> Any:
         _refuse(generation_config)
+        check_model(model)
         prompt, rows = input_ids.shape[1], input_ids.shape[0]
         rule = rule_of(accept, 1.0 if generation_config.do_sample else 0.0)
         steps = translate_all(logits_processor, prompt)
         if not generation_config.do_sample and rule.exactness == "law-exact":
             steps = (*steps, Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
         inputs = _inputs(model, input_ids, model_kwargs)
-        target = HFTarget(model, family_of(model), Pipeline(steps), limit=positions_of(model))
+        family = family_of(model)
+        proof = require(model, family, trees=tree is not None)
+        target = HFTarget(model, family, Pipeline(steps), limit=positions_of(model), trees=proof.trees)
         room, ends, stops = split_criteria(stopping_criteria, prompt, _unpadded(input_ids, inputs))
+        require_reach(proof, prompt + room)
         guesser = drafter_of(drafter, target, rule, tree)
         pad = generation_config.pad_token_id
         with Stream(streamer or _callers_streamer()) as stream:
@@ -103,7 +110,7 @@ def _inputs(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> dict
         mask = model_kwargs.get("attention_mask")
         return {"input_ids": input_ids} | ({} if mask is None else {"attention_mask": mask})
     kept = {key: model_kwargs[key] for key in ("encoder_outputs", "attention_mask") if model_kwargs.get(key) is not None}
-    return {"decoder_input_ids": input_ids, **kept}
+    return {**compat.encoder_source(len(input_ids)), "decoder_input_ids": input_ids, **kept}
 
 
 def _unpadded(input_ids: Tensor, inputs: dict[str, Any]) -> list[list[int]]:

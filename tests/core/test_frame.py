@@ -10,7 +10,8 @@ from mmspec.bench.frame_acceptance import acceptance
 from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
 from mmspec.core.frame import Frame
 from mmspec.core.laws import Categorical
-from mmspec.core.lossy import Ensemble, Lenience, Tolerance, TopKGap, Typical
+from mmspec.core.lenience import Lenience
+from mmspec.core.lossy import Ensemble, Tolerance, TopKGap, Typical
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import Draft
 from mmspec.core.ssd import SSD

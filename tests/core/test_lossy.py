@@ -7,8 +7,9 @@ from mmspec.core.accept import Block, Greedy, Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.laws import Categorical
+from mmspec.core.lenience import Lenience
 from mmspec.core.limits import Limits
-from mmspec.core.lossy import Ensemble, Lenience, Rollback, Tolerance, TopKFloor, TopKGap, Typical
+from mmspec.core.lossy import Ensemble, Rollback, Tolerance, TopKFloor, TopKGap, Typical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored
 from mmspec.core.transform import Chow, Contrastive, Deferral, TokenDeferral, Transformed

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mmspec.core import per_code
 from mmspec.core.accept import LAW_EXACT, LOSSY, Block, Match, Token
-from mmspec.core.lossy import Ensemble, Lenience
+from mmspec.core.lenience import Lenience
+from mmspec.core.lossy import Ensemble
 from mmspec.core.noise import Noise
 from mmspec.core.per_code import PerCode
 from mmspec.core.ssd import SSD

@@ -12,8 +12,9 @@ from mmspec.core.decode import decode
 from mmspec.core.grouped import Grouped, grouped_tree
 from mmspec.core.lantern import Lantern, LanternPlus, Neighbours, lantern_plus_tree, lantern_tree
 from mmspec.core.laws import Categorical
+from mmspec.core.lenience import Lenience
 from mmspec.core.limits import Limits
-from mmspec.core.lossy import Ensemble, Lenience
+from mmspec.core.lossy import Ensemble
 from mmspec.core.noise import Noise
 from mmspec.core.siblings import Relaxed, TopK, Walk, WithoutReplacement, relaxed
 from mmspec.drafters.model import ModelDrafter

@@ -8,8 +8,8 @@ import torch
 from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
+from mmspec.core.lenience import Lenience
 from mmspec.core.limits import Limits
-from mmspec.core.lossy import Lenience
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, validate
 from mmspec.core.siblings import Walk, WithoutReplacement

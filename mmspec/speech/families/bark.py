@@ -26,7 +26,7 @@ from transformers.models.bark.generation_configuration_bark import (
 from mmspec.core.accept import Accept
 from mmspec.core.books import Books
 from mmspec.core.control import Control
-from mmspec.core.decode import decode
+from mmspec.core.decode import Drafter, decode
 from mmspec.core.hf import Family, HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise, mix
@@ -65,6 +65,10 @@ class Wanted:
         if isinstance(self.drafter, Bark):
             return self.drafter.network(stage)
         return self.drafter.get(stage) if isinstance(self.drafter, Mapping) else self.drafter
+
+    def form(self, stage: str) -> Tree:
+        """The tree of a stage's guesses: none in a stage that a dict of drafters leaves out."""
+        return None if isinstance(self.drafter, Mapping) and self.drafter.get(stage) is None else self.tree
 
 
 class Bark(SpeechModel):
@@ -192,10 +196,10 @@ class Bark(SpeechModel):
     ) -> list[list[int]]:
         """One problem of tokens: what every row writes, at most `room` each."""
         net, drawn = self.network(stage), replace(_sampling(self.first if stage == "semantic" else self.second), **wanted.sampling)
-        rule = rule_of(wanted.accept, drawn.temperature)
+        rule = rule_of(wanted.accept, drawn.temperature, drawn.top_k, drawn.top_p)
         laws = laws_for(rule, drawn.temperature, drawn.top_k, drawn.top_p, drawn.repetition_penalty, rules)
         target = HFTarget(net, BarkFamily.of(net), Pipeline((*laws.steps, *drawn.last)), reserve=max(room) + 32)
-        guesser = drafter_of(_as_drafter(wanted.drafting(stage), target, rule, wanted.tree), target, rule, wanted.tree)
+        guesser = _as_drafter(wanted.drafting(stage), target, rule, wanted.form(stage))
         limits = Limits(len(room), max(room), ends, device=self.model.device)
         limits.left, limits.remaining = torch.tensor(room, device=self.model.device), list(room)
         wanted.stats.exactness = rule.exactness
@@ -280,12 +284,12 @@ def _sampling(config: Any) -> Sampling:
     return Sampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)
 
 
-def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Any:
-    """A smaller network of the same stage behind the target's own rules. Anything else as it is."""
+def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
+    """The drafter that `drafter` stands for; a smaller network of the same stage drafts behind the target's own rules."""
     if hasattr(drafter, "guide"):
         raise ValueError("Bark's stages have no output embedding to share with heads: draft with a smaller Bark, or with lookup")
     if not hasattr(drafter, "input_embeds_layer"):
-        return drafter
+        return drafter_of(drafter, target, rule, tree)
     if drafter.config.output_vocab_size != target.model.config.output_vocab_size:
         sizes = drafter.config.output_vocab_size, target.model.config.output_vocab_size
         raise ValueError(f"the drafter's stage has {sizes[0]} values, the target's {sizes[1]}: take a Bark of the same ones")

@@ -1,0 +1,40 @@
+"""Proofs on disk: one small JSON file a fingerprint, in MMSPEC_CACHE, else in XDG_CACHE_HOME/mmspec, else in ~/.cache/mmspec."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def folder() -> Path:
+    """Where proofs are kept. The folder need not exist."""
+    own = os.environ.get("MMSPEC_CACHE")
+    if own:
+        return Path(own).expanduser() / "proofs"
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "mmspec" / "proofs"
+
+
+def read(fingerprint: str) -> dict[str, Any] | None:
+    """The record of `fingerprint`; None where there is none, or none that can be read."""
+    try:
+        found = json.loads((folder() / f"{fingerprint}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write(fingerprint: str, record: Mapping[str, Any]) -> None:
+    """Keep `record`. Where nothing can be written, nothing is: the next process tests again."""
+    name = None
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder(), suffix=".tmp")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(dict(record), file)
+        os.replace(name, folder() / f"{fingerprint}.json")
+    except (OSError, RuntimeError):
+        if name is not None:
+            Path(name).unlink(missing_ok=True)

@@ -1,0 +1,40 @@
+"""A canary for every reach into transformers' internals: each fails when a release no longer works as `mmspec.core.compat` assumes."""
+
+import torch
+
+from mmspec.core import compat
+from tests.families import FAMILIES, build, inputs_for
+
+
+def test_whisper_openings_are_made_by_the_models_own_method():
+    model = build(FAMILIES["Whisper"])
+    config = compat.copied(model.generation_config)
+    config.decoder_start_token_id, config.return_timestamps = 3, False
+    config.lang_to_id, config.task_to_id, config.no_timestamps_token_id = {"<|en|>": 40, "<|de|>": 41}, {"transcribe": 44}, 49
+    states = model.get_encoder()(inputs_for("Whisper", 3)["input_features"])
+    found = compat.whisper_opening(model, config, states, 3)
+    expected = model.detect_language(encoder_outputs=states, generation_config=config)
+    assert found.tolist() == [[3, language, 49] for language in expected.tolist()]
+    config.language = "en"
+    assert compat.whisper_opening(model, config, None, 2).tolist() == [[3, 40, 44, 49]] * 2
+    assert not hasattr(model.generation_config, "lang_to_id")
+
+
+def test_a_custom_decoding_function_finds_what_the_encoder_was_given():
+    seen = []
+
+    def custom(model, input_ids, **kwargs):
+        seen.append(compat.encoder_source(len(input_ids)))
+        return torch.cat([input_ids, input_ids], 1)
+
+    for name in ("Whisper", "T5"):
+        model, given = build(FAMILIES[name]), inputs_for(name, 2)
+        model.generate(**given, custom_generate=custom, max_new_tokens=2)
+        found, source = seen.pop(), model.main_input_name
+        assert list(found) == [source]
+        assert torch.equal(found[source], given[source])
+    model.generate(**given, custom_generate=custom, max_new_tokens=2, do_sample=True, num_return_sequences=2)
+    assert torch.equal(seen.pop()["input_ids"], given["input_ids"].repeat_interleave(2, 0))
+    model.generate(encoder_outputs=model.get_encoder()(**given), custom_generate=custom, max_new_tokens=2)
+    assert seen.pop() == {}
+    assert compat.encoder_source(1) == {}

@@ -1,0 +1,167 @@
+"""Every source of drafts there is for text, small and random: what the tests of products run through."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mmspec.config import DRAFTERS
+from mmspec.core.accept import Coupled, Greedy
+from mmspec.drafters.adapter import Adapter
+from mmspec.drafters.bigrams import Bigrams
+from mmspec.drafters.cascade import Cascade
+from mmspec.drafters.copy import Copy
+from mmspec.drafters.ctc import CTC
+from mmspec.drafters.datastore import Datastore, Retrieval
+from mmspec.drafters.early_exit import EarlyExit
+from mmspec.drafters.feature import Eagle1, Eagle3
+from mmspec.drafters.heads import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.jacobi import Jacobi, uniform
+from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers
+from mmspec.drafters.lookahead import Lookahead
+from mmspec.drafters.lookup import Lookup
+from mmspec.drafters.mask_tokens import MaskTokens
+from mmspec.drafters.mtp import ChainedMTP
+from mmspec.drafters.mtp_parallel import ParallelMTP
+from mmspec.drafters.nets import new_net
+from mmspec.drafters.ngram import NGram, bigram_table
+from mmspec.drafters.pools import Pools
+from mmspec.drafters.recycling import Recycling
+from mmspec.drafters.relay import Relay
+from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.shapes import Chain, best, drawn
+from mmspec.drafters.suffix import Suffix
+from mmspec.drafters.swift import Swift
+from mmspec.drafters.trees import Template
+from mmspec.drafters.viterbi import JointPath
+from mmspec.drafters.windowed import Windowed
+from tests.drafters.cascades import drafting, hf, perturbed
+from tests.drafters.test_guided import SIZES, lively
+from tests.drafters.test_mtp import LLAMA, SLIDING
+
+
+@dataclass(frozen=True)
+class World:
+    """What sources are made from: the target, a smaller model, texts that the target writes, and a folder to write to."""
+
+    big: LlamaForCausalLM
+    small: LlamaForCausalLM
+    texts: list[list[int]]
+    folder: Any
+
+
+Make = Callable[[World, float], Any]
+"""From a world and the request's temperature to what `mmspec.text.generate` takes as its drafter."""
+
+
+def of_sizes(vocabulary: int) -> LlamaForCausalLM:
+    """A small model of another vocabulary size than the target's 50."""
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=vocabulary, num_hidden_layers=1, max_position_embeddings=256, **sizes)
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(6)
+    return model
+
+
+def learned_pools(world: World) -> Any:
+    pools = Pools(branch=6, limit=64)
+    pools.learn("group", world.texts)
+    return pools.drafter("group", nodes=16)
+
+
+def glide(world: World) -> Any:
+    net = lively(new_net("glide", world.big))
+    net.start_from(world.big)
+    return net
+
+
+def chain_of(model: Any, heat: float) -> Any:
+    return drafting(model, Chain(drawn if heat else best), heat or None)
+
+
+def cascade(world: World, heat: float, middle: Any = None) -> Any:
+    middle = hf(perturbed(world.big, 0.02), heat or None) if middle is None else middle
+    return Cascade(middle, chain_of(world.small, heat), Coupled() if heat else Greedy(), 2, 2)
+
+
+def net(make: Callable[[], Any]) -> Make:
+    return lambda world, heat: lively(make())
+
+
+GROWN: dict[str, Make] = {  # sources of laws, whose guesses take the form that `tree` asks for
+    "itself": lambda world, heat: world.big,
+    "near": lambda world, heat: perturbed(world.big, 0.02),
+    "small": lambda world, heat: world.small,
+    "larger-vocabulary": lambda world, heat: of_sizes(52),
+    "smaller-vocabulary": lambda world, heat: of_sizes(48),
+    "early-exit-1": lambda world, heat: EarlyExit(1),
+    "early-exit-2": lambda world, heat: EarlyExit(2),
+    "early-exit-3": lambda world, heat: EarlyExit(3),
+    "kangaroo": net(lambda: Adapter(2, SIZES)),
+    "eesd": net(lambda: Adapter(1, SIZES, mlp=True)),
+    "layer-skip": lambda world, heat: SkipLayers((1,)),
+    "similar-layers": lambda world, heat: SimilarLayers(window=6),
+    "swift": lambda world, heat: Swift(every=1, window=8, trials=12, guided=3),
+    "windowed": lambda world, heat: Windowed(1, 6),
+    "medusa": net(lambda: Medusa(32, 5)),
+    "medusa-own-heads": net(lambda: Medusa(32, 5, own_heads=50)),
+    "latent": net(lambda: Latent(32, 5)),
+    "hydra": net(lambda: Hydra(32, 5)),
+    "recurrent": net(lambda: Recurrent(32, width=16)),
+    "amphista": net(lambda: Amphista(32, 5)),
+    "ctc": net(lambda: CTC(32, 4)),
+    "eagle1": net(lambda: Eagle1(SIZES)),
+    "eagle3": net(lambda: Eagle3((1, 2, 3), SIZES, 50)),
+    "eagle3-some-values": net(lambda: Eagle3((0, -1), SIZES, 50, 30, norm_before_residual=True, own_embedding=True)),
+    "glide": lambda world, heat: glide(world),
+    "mtp": net(lambda: ChainedMTP(LLAMA, 2)),
+    "mtp-parallel": net(lambda: ParallelMTP(LLAMA, 4)),
+    "mtp-stacked": net(lambda: ParallelMTP(SLIDING, 3, reads=(-1,), chained=True)),
+    "mask-tokens": net(lambda: MaskTokens(32, 3)),
+}
+OWN_FORM: dict[str, Make] = {  # drafters that give their guesses a form of their own
+    **{f"name {name}": (lambda world, heat, name=name: name) for name in DRAFTERS},
+    "none": lambda world, heat: None,
+    "lookup-references": lambda world, heat: Lookup(max_ngram=4, references=world.texts),
+    "suffix-corpus": lambda world, heat: Suffix(world.texts, factor=2),
+    "datastore": lambda world, heat: Retrieval(Datastore.build(world.texts, world.folder / "texts.npy")),
+    "pools": lambda world, heat: learned_pools(world),
+    "ngram-table": lambda world, heat: NGram(table=bigram_table(world.big, 3)),
+    "ngram-tree": lambda world, heat: NGram(table=bigram_table(world.big, 3), drafts=3),
+    "copy-shared": lambda world, heat: Copy(world.texts[1]),
+    "recycling": lambda world, heat: Recycling(),
+    "jacobi-uniform": lambda world, heat: Jacobi(fill=uniform),
+    "jacobi-drawn": lambda world, heat: Jacobi(draw=drawn),
+    "lookahead": lambda world, heat: Lookahead(window=3, ngram=3),
+    "lookahead-drawn": lambda world, heat: Lookahead(window=4, guesses=2, pool=6, seeded=False, draw=drawn),
+    "cascade": cascade,
+    "cascade-of-the-target": lambda world, heat: cascade(world, heat, Windowed(1, 6)),
+    "relay": lambda world, heat: Relay(chain_of(perturbed(world.big, 0.02), heat), 2, Lookup()),
+    "relay-of-models": lambda world, heat: Relay(chain_of(world.small, heat), 2, chain_of(perturbed(world.big, 0.02), heat)),
+}
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Stops rows at levels that differ from row to row and from round to round, however sure the drafter is."""
+
+    def stops(self, levels: Sequence[torch.Tensor], beam: torch.Tensor, nodes: int) -> torch.Tensor:
+        return (levels[-1].amax(-1).clamp(min=-100) * 4).long() % 2 == 0
+
+
+NAMED: dict[str, Any] = {"chain": None, "comb": "comb", "children": (3, 2, 1), "expand": "expand", "opt": "opt", "dynamic": "dynamic"}
+"""What `tree=` takes by name or by numbers."""
+OBJECTS: dict[str, Any] = {
+    "template": Template(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0), (0, 0, 0, 0))),
+    "uneven-search": ExpandRerank(3, 5, 9, Uneven()),
+    "joint-path": JointPath(Bigrams.count([torch.arange(3, 40)], 50), k=4),
+}
+"""Templates and shape objects, which `tree=` takes too."""
+TREES = NAMED | OBJECTS

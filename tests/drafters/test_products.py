@@ -1,0 +1,134 @@
+"""Every source of drafts x every tree x ragged and single rows x every way to end x greedy and coupled: the tokens of plain decoding.
+
+The rows of the ragged batch end one by one: the first by an end token, the second by a `stops` function, the third by max_new_tokens.
+Then one of them runs alone: it must write the same, and every round must draft and accept what it did in the batch.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.config import DRAFTERS, SELF_DRAFTING
+from mmspec.drafters.bigrams import Bigrams
+from mmspec.drafters.nets import NETS
+from mmspec.drafters.viterbi import JointPath
+from mmspec.options import _SEARCHES
+from tests.conftest import llama
+from tests.drafters.runs import greedy, random_prompt
+from tests.drafters.sources import GROWN, NAMED, OWN_FORM, TREES, Make, World
+
+NEW, LENGTH, HALT, HEAT, SEED = 14, 4, 6, 1.0, 7
+INPUTS = random_prompt(5, 9, 7, seed=8)
+HEATS = (0.0, HEAT)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a generation settled, and per row what each of its rounds brought: (drafted, accepted)."""
+
+    tokens: list[list[int]]
+    rounds: list[list[tuple[int, int]]]
+
+
+def decoded(model: Any, source: Any, tree: Any, heat: float, rows: Sequence[int] = (0, 1, 2), **options: Any) -> Outcome:
+    """The chosen rows of `INPUTS`; row 1 is stopped by a function after `HALT` tokens."""
+    rounds: list[list[tuple[int, int]]] = [[] for _ in rows]
+
+    def note(step: Any) -> None:
+        for row, values in enumerate(step.settled.values):
+            if values:
+                rounds[row].append((step.settled.drafted[row], step.settled.accepted[row]))
+
+    inputs = {key: value[list(rows)] for key, value in INPUTS.items()}
+    settings = {"max_new_tokens": NEW, "temperature": heat, "seed": [SEED + row for row in rows], "draft_length": LENGTH} | options
+    stop = [lambda row, values: rows[row] == 1 and len(values) >= HALT]
+    out = mmspec.text.generate(model, inputs, source, tree=tree, stops=stop, on_step=note, **settings)
+    return Outcome([ids[:length].tolist() for ids, length in zip(out.sequences, out.lengths, strict=True)], rounds)
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A target with end tokens that end the first row early and no other, greedily and sampled."""
+    model = llama(3, seed=0)
+    outputs = [decoded(model, None, None, heat).tokens for heat in HEATS]
+    others = {token for rows in outputs for row in rows[1:] for token in row} | {t for rows in outputs for t in rows[0][:4]}
+    model.generation_config.eos_token_id = [next(t for t in rows[0] if t not in others) for rows in outputs]
+    return model
+
+
+@pytest.fixture(scope="module")
+def world(target, small, tmp_path_factory):
+    noise = random_prompt(40, 40, seed=2)["input_ids"].tolist()
+    return World(target, small, greedy(target, INPUTS) + noise, tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module")
+def plain(target):
+    """Per temperature, the output of plain decoding: each row alone."""
+    return {heat: [decoded(target, None, None, heat, [row]).tokens[0] for row in range(3)] for heat in HEATS}
+
+
+def test_the_rows_end_in_three_ways(target, plain):
+    for heat in HEATS:
+        first, second, third = plain[heat]
+        assert 4 < len(first) < NEW
+        assert first[-1] in target.generation_config.eos_token_id
+        assert len(second) == HALT
+        assert len(third) == NEW
+
+
+def check(world: World, plain: Any, name: str, source: Any, tree: str, heat: float, alone: int | None = None) -> None:
+    """The batch, and one row of it alone."""
+    together = decoded(world.big, source, TREES[tree], heat)
+    assert together.tokens == plain[heat], f"{name}, {tree}, temperature {heat}: wrong tokens"
+    if alone is not None:
+        single = decoded(world.big, source, TREES[tree], heat, [alone])
+        assert single.tokens[0] == plain[heat][alone], f"{name}, {tree}, temperature {heat}, row {alone} alone: wrong tokens"
+        assert single.rounds[0] == together.rounds[alone], f"{name}, {tree}, temperature {heat}, row {alone}: other drafts than alone"
+
+
+def check_all(world: World, plain: Any, name: str, make: Make, trees: Iterable[str], rows: Iterator[int]) -> None:
+    """All named `trees` at both temperatures, and objects at one of them; each tree once with a row alone."""
+    sources = [make(world, heat) for heat in HEATS]
+    for number, tree in enumerate(trees):
+        for turn, heat in enumerate(HEATS):
+            chosen = turn == number % 2
+            if chosen or tree in NAMED:
+                check(world, plain, name, sources[turn], tree, heat, next(rows) if chosen else None)
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_what_grows_trees_is_exact_in_every_tree(name, world, plain):
+    check_all(world, plain, name, GROWN[name], TREES, cycle(range(3)))
+
+
+@pytest.mark.parametrize("name", OWN_FORM)
+def test_what_has_a_form_of_its_own_is_exact_and_takes_no_tree(name, world, plain):
+    if name.removeprefix("name ") in SELF_DRAFTING:  # names for what is tested above
+        check_all(world, plain, name, OWN_FORM[name], ("opt", "chain"), cycle(range(3)))
+        return
+    check_all(world, plain, name, OWN_FORM[name], ("chain",), cycle(range(3)))
+    for tree in (tree for tree in TREES.values() if tree is not None):
+        with pytest.raises(ValueError, match=r"^drafter .* takes no tree: leave tree out, or draft with a model") as caught:
+            decoded(world.big, OWN_FORM[name](world, 0.0), tree, 0.0)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_replaces_what_was_scored_is_run_whole(world):
+    """A model that drafts for itself accepts all of the likeliest path, in each round: it has run every value it guessed, in order."""
+    shape = JointPath(Bigrams.count([torch.arange(3, 40)], 50), k=4, omega=0.0)
+    for rows in ([0], [1], [2], [0, 1, 2]):
+        out = decoded(world.big, world.big, shape, 0.0, rows)
+        assert all(accepted == drafted or number + 1 == len(row) for row in out.rounds for number, (drafted, accepted) in enumerate(row))
+
+
+def test_no_source_and_no_tree_is_forgotten(world):
+    kinds = {getattr(make(world, 0.0), "kind", None) for make in GROWN.values()}
+    assert set(NETS) - kinds == {"hivis", "vispec"}  # these need pictures
+    assert {f"name {name}" for name in DRAFTERS} <= set(OWN_FORM)
+    assert {"comb", *_SEARCHES} <= set(NAMED)

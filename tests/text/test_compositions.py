@@ -1,0 +1,136 @@
+"""Cascades and relays of transformers models, sources and names, in one public call and on the command line."""
+
+import json
+
+import pytest
+import torch
+
+import mmspec
+from mmspec.cli import app
+from mmspec.composition import inner_rule, named
+from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
+from mmspec.drafters.cascade import Cascade
+from mmspec.drafters.early_exit import EarlyExit
+from mmspec.drafters.lookup import Lookup
+from mmspec.drafters.relay import Relay
+from mmspec.drafters.windowed import Windowed
+from tests.drafters.cascades import perturbed
+from tests.drafters.runs import random_prompt
+
+RAGGED = random_prompt(5, 9, 7, seed=1)
+NEW = 20
+
+
+@pytest.fixture(scope="module")
+def near(big):
+    return perturbed(big, 0.02)
+
+
+@pytest.fixture(scope="module")
+def further(big):
+    return perturbed(big, 0.05)
+
+
+def compositions(near, further, rule="exact") -> dict:
+    """Every way to write one down: models, drafter objects, sources and names, nested both ways."""
+    return {
+        "staged": Cascade(near, further, rule),
+        "model and object": Cascade(near, Lookup(), rule),
+        "model and name": Cascade(near, "ngram", rule),
+        "source": Cascade(Windowed(4, 8), further, rule),
+        "source and name": Cascade(EarlyExit(2), "lookup", rule),
+        "cascade of cascades": Cascade(near, Cascade(further, "lookup", rule, 1, 2), rule),
+        "relay of models": Relay(near, 2, further),
+        "relay to lookup": Relay(near, 2, Lookup()),
+        "relay of names": Relay("lookup", 2, "ngram"),
+        "relay of a cascade": Relay(Cascade(near, "lookup", rule), 2, further),
+        "name, cascade": "cascade:windowed,lookup",
+        "name, relay": "relay:early-exit,2,lookup",
+    }
+
+
+NAMES = tuple(compositions(None, None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("inputs", [random_prompt(9), RAGGED], ids=["one", "ragged"])
+def test_the_output_is_that_of_plain_decoding(big, near, further, name, inputs):
+    for options in ({}, {"temperature": 1.0, "seed": 4}, {"temperature": 1.0, "seed": 4, "accept": "match"}):
+        plain = mmspec.text.generate(big, inputs, max_new_tokens=NEW, **options)
+        for length in (3, "auto"):
+            drafter = compositions(near, further)[name]
+            out = mmspec.text.generate(big, inputs, drafter, max_new_tokens=NEW, draft_length=length, **options)
+            assert out.sequences.tolist() == plain.sequences.tolist(), f"{name}, {options}, {length}"
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_middle_draws_what_it_records(big, near, further, rule):
+    """Under rules that read q the whole cascade accepts as the middle alone would: with the target as its middle, everything."""
+    out = mmspec.text.generate(big, RAGGED, Cascade(big, further, "exact", 4, 3), rule, draft_length=3, max_new_tokens=NEW, temperature=1.0)
+    assert out.stats.rejected == 0
+    assert out.stats.drafted > 0
+
+
+def test_the_inner_rule_suits_the_outer_one():
+    outers = [(Greedy(), Greedy()), (Coupled(), Coupled()), (Match(), Match()), (Token(), Token()), (Block(), Token())]
+    assert [inner_rule(None, outer) for outer, _ in outers] == [inner for _, inner in outers]
+    assert inner_rule("block", Token()) == Block()
+    assert inner_rule(Token(), Greedy()) == Token()
+
+
+@pytest.mark.parametrize("name", ["cascade:", "cascade:lookup", "relay:lookup,ngram", "relay:lookup,x,ngram", "cascade:a,b,c"])
+def test_names_of_another_form_are_shown_the_form(name):
+    with pytest.raises(ValueError, match=r"cannot be read: write (cascade:MIDDLE,INNER|relay:FIRST,COUNT,THEN)"):
+        named(name)
+
+
+def test_a_middle_that_is_no_model_is_refused(big):
+    with pytest.raises(ValueError, match=r"the middle of a cascade is 'lookup': pass a transformers model"):
+        mmspec.text.generate(big, RAGGED, "cascade:lookup,ngram")
+
+
+@pytest.mark.parametrize("drafter", ["relay:lookup,2,windowed", "cascade:windowed,early-exit"])
+def test_drafters_that_read_the_target_come_first(big, drafter):
+    with pytest.raises(ValueError, match="make it the first of a relay or the middle of a cascade"):
+        mmspec.text.generate(big, RAGGED, drafter)
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "hydra", "kangaroo", "medusa"])
+def test_trained_drafters_go_first_in_a_relay(name):
+    mini = mmspec.load("text")
+    plain = mmspec.text.generate(mini.target, mini.examples, max_new_tokens=NEW)
+    alone = mmspec.text.generate(mini.target, mini.examples, mini.drafters[name], draft_length=2, max_new_tokens=NEW)
+    out = mmspec.text.generate(mini.target, mini.examples, Relay(mini.drafters[name], 2, "lookup"), draft_length=4, max_new_tokens=NEW)
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    assert out.stats.target_calls <= alone.stats.target_calls
+
+
+def test_other_vocabularies_are_refused(big):
+    from tests.tiny import llama
+
+    with pytest.raises(ValueError, match="mismatched vocabularies"):
+        mmspec.text.generate(big, RAGGED, Cascade(llama(400), "lookup", "exact"))
+
+
+def test_tokens_a_call_grow_with_a_better_middle(big, near, further):
+    calls = [
+        mmspec.text.generate(
+            big, RAGGED, Cascade(middle, "lookup", "exact", 4, 3), draft_length=4, max_new_tokens=NEW
+        ).stats.tokens_per_call
+        for middle in (further, big)
+    ]
+    assert calls[0] < calls[1]
+    assert torch.isfinite(torch.tensor(calls)).all()
+
+
+@pytest.mark.parametrize("drafter", ["cascade:windowed,lookup", "cascade:{small},lookup", "relay:{small},2,ngram", "relay:eagle3,2,lookup"])
+def test_the_command_line_takes_them(drafter, capsys, tmp_path):
+    mmspec.load("text").drafters["model"].save_pretrained(tmp_path)
+    mmspec.load("text").processor.save_pretrained(tmp_path)
+    said = []
+    for chosen in ("none", drafter.format(small=tmp_path)):
+        with pytest.raises(SystemExit) as stopped:
+            app(["text", "Once upon a time", "--drafter", chosen, "--max-new-tokens", "12", "--device", "cpu", "--json"])
+        assert stopped.value.code == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert said[0]["tokens"] == said[1]["tokens"]
