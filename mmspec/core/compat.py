@@ -6,12 +6,14 @@ release of transformers no longer works as assumed here. No other module of mmsp
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin
@@ -143,3 +145,67 @@ def rope_deltas_kept(model: Any) -> Iterator[None]:
     finally:
         if hasattr(base, "rope_deltas"):
             base.rope_deltas = before
+
+
+def mask_makers(model: Any) -> frozenset[str]:
+    """Names of the `create_..._mask` functions that the decoder's modelling module uses: which kinds of mask its layers can have.
+
+    Relies on modelling modules importing them from `transformers.masking_utils` by name (since 4.53).
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    homes = {kind.__module__ for module in (decoder, model) for kind in type(module).__mro__ if "modeling_" in kind.__module__}
+    names = {name for home in homes - {"transformers.modeling_utils"} for name in vars(sys.modules[home])}
+    return frozenset(name for name in names if name.startswith("create_") and "mask" in name)
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether the forward of `model`, or of its decoder, which is handed what the model's own does not name, has a parameter `name`."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return any(name in inspect.signature(module.forward).parameters for module in (model, decoder))
+
+
+def recomputes_at_rope_switch(model: Any) -> bool:
+    """Whether `generate` runs a sequence anew with the long factors when it grows past `original_max_position_embeddings`.
+
+    Relies on Phi-3's `prepare_inputs_for_generation` (and copies of it) naming that setting of the config.
+    """
+    source = inspect.getsource(type(model).prepare_inputs_for_generation)
+    return "original_max_position_embeddings" in source and hasattr(model.config, "original_max_position_embeddings")
+
+
+def ropes_by_length(model: Any) -> list[Any]:
+    """The rotary embedding modules of the decoder whose frequencies depend on the longest position of a forward (dynamic NTK, longrope).
+
+    Relies on their attribute `rope_type`, a name or one for each kind of layer (since 4.43).
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return [module for module in decoder.modules() if any(_by_length(kind) for kind in rope_types(module))]
+
+
+def rope_types(module: Any) -> tuple[str, ...]:
+    """The names of the kinds of rope a rotary module computes; none where it is no rotary module."""
+    found = getattr(module, "rope_type", None)
+    return tuple(found.values()) if isinstance(found, dict) else (found,) if isinstance(found, str) else ()
+
+
+def _by_length(kind: str) -> bool:
+    return kind == "longrope" or "dynamic" in kind
+
+
+def rope_at_length(rotary: Any, x: Tensor, positions: Tensor, length: int, **more: Any) -> tuple[Tensor, ...]:
+    """What `rotary` gives for `positions` [B, M] in a forward whose longest position is `length` - 1. `rotary` is not changed.
+
+    Positions from `length` on are clamped. Relies on the frequencies being kept in buffers `inv_freq` and `original_inv_freq` (one of each
+    for every kind of layer), on `max_seq_len_cached` saying for which length, and on outputs [B, M, ...] (since 4.48).
+    """
+    fresh = rotary.__class__.__new__(rotary.__class__)
+    vars(fresh).update({name: value for name, value in vars(rotary).items() if name != "forward"})
+    buffers = dict(rotary._buffers)
+    for name in [name for name in buffers if name.endswith("original_inv_freq")]:
+        buffers[name.replace("original_", "")] = buffers[name].clone()
+    vars(fresh)["_buffers"] = buffers
+    for name in [name for name in vars(fresh) if name.endswith("max_seq_len_cached")]:
+        setattr(fresh, name, fresh.original_max_seq_len)
+    last = positions.new_full((len(positions), 1), length - 1)
+    out = type(rotary).forward(fresh, x, torch.cat([positions.clamp(max=length - 1), last], 1), **more)
+    return tuple(part[:, :-1] for part in out)

@@ -3,11 +3,18 @@
 from inspect import signature
 from typing import Any
 
+from mmspec.core.alibi import Alibi, uses_alibi
+from mmspec.core.cache_window import CacheWindow
+from mmspec.core.compat import recomputes_at_rope_switch
 from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
+from mmspec.core.local_attention import LocalAttention
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
+from mmspec.core.position_tables import PositionTable
+from mmspec.core.rope_lengths import RopeLengths, stretched_limit
+from mmspec.core.rope_switch import RopeSwitch
 from mmspec.core.whisper import Whisper
 
 _SENSING = {
@@ -42,6 +49,18 @@ def family_of(model: Any) -> Family:
     if config.model_type == "mllama":
         return Mllama.of(model)
     _refuse_other_senses(model)
+    return _decoder_of(model)
+
+
+def _decoder_of(model: Any) -> DecoderOnly:
+    """The family of a causal language model: chosen by where its attention takes positions from."""
+    if uses_alibi(model):
+        return Alibi.of(model)
+    if RopeLengths.drives(model) and recomputes_at_rope_switch(model):
+        return RopeSwitch.of(model)
+    for family in (LocalAttention, PositionTable, RopeLengths, CacheWindow):
+        if family.drives(model):
+            return family.of(model)
     return DecoderOnly.of(model)
 
 
@@ -63,6 +82,9 @@ def positions_of(model: Any) -> int | None:
     if getattr(model.config, "is_encoder_decoder", False):
         return positions_limit(model)
     config = model.config.get_text_config(decoder=True)
+    stretched = stretched_limit(model)
+    if stretched is not None:
+        return stretched
     for name in ("max_target_positions", "max_position_embeddings"):
         if getattr(config, name, None) is not None:
             return getattr(config, name)

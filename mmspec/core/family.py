@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import mask_makers, takes_argument
 from mmspec.core.layout import Layout
 
-_ATTENTION = ("full_attention", "sliding_attention")
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def attention_mask(visible: Tensor, model: Any) -> Tensor:
@@ -56,23 +58,60 @@ def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
 
 
+def refuse_unfit_decoder(model: Any) -> None:
+    """Raise ValueError, in one line, for decoder-only models that see ahead, keep no cache or build their own masks."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    makers = mask_makers(model)
+    if getattr(config, "is_decoder", None) is False and "create_bidirectional_mask" in makers:
+        raise ValueError(f"{name} runs as an encoder, every token seeing those behind it: load it with is_decoder=True in its config")
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise ValueError(f"{name} has use_bidirectional_attention in its config, so its tokens see those behind them: it cannot generate")
+    if not takes_argument(model, "past_key_values"):
+        raise ValueError(f"{name} keeps no key-value cache that can be rolled back: use plain transformers generation for this model")
+    if not makers & {"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"}:
+        raise ValueError(f"{name} builds its own attention mask, so drafts cannot be masked: use plain transformers generation for it")
+
+
+def refuse_shared_positions(model: Any) -> None:
+    """Raise ValueError, in one line, for models whose positions cannot be given row by row."""
+    if not takes_argument(model, "position_ids"):
+        raise ValueError(
+            f"{type(model).__name__} takes no position_ids, so rows of several lengths cannot be told their positions: "
+            "use plain transformers generation for this model"
+        )
+
+
 @dataclass(frozen=True)
 class DecoderOnly:
-    """Causal language models. `window` is the sliding window, if any; `mixed` says that only some layers have it."""
+    """Causal language models that are told their positions.
+
+    `window` is the sliding window and `chunk` the size of attention chunks, if any layer has them; `mixed` says that masks are asked
+    for by kind of layer.
+    """
 
     layers: int
     window: int | None = None
     mixed: bool = False
+    chunk: int | None = None
+    keeps: bool = True  # does the model's forward take `logits_to_keep`?
 
-    @staticmethod
-    def of(model: Any) -> "DecoderOnly":
+    @classmethod
+    def of(cls, model: Any) -> "DecoderOnly":
         refuse_unsupported(model)
+        refuse_unfit_decoder(model)
+        refuse_shared_positions(model)
+        return cls.read(model)
+
+    @classmethod
+    def read(cls, model: Any, **more: Any) -> "DecoderOnly":
+        """The family with what the config and the modelling module of `model` say about layers and their masks."""
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None)
-        window = getattr(config, "sliding_window", None)
-        if kinds is not None and "sliding_attention" not in kinds:
-            window = None
-        return DecoderOnly(config.num_hidden_layers, window, bool(window) and kinds is not None and len(set(kinds)) > 1)
+        sliding = "sliding_attention" in kinds if kinds is not None else "create_sliding_window_causal_mask" in mask_makers(model)
+        window = getattr(config, "sliding_window", None) if sliding else None
+        chunk = getattr(config, "attention_chunk_size", None) if kinds is not None and "chunked_attention" in kinds else None
+        mixed = bool(window or chunk) and kinds is not None and len(set(kinds)) > 1
+        return cls(config.num_hidden_layers, window, mixed, chunk, "logits_to_keep" in signature(model.forward).parameters, **more)
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return text_prompt(inputs)
@@ -83,21 +122,27 @@ class DecoderOnly:
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        out = model(
-            input_ids=layout.ids,
-            attention_mask=self._masks(model, layout),
-            position_ids=layout.positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(states),
-        )
-        return out.logits, side_by_side(out.hidden_states, states)
+        return self.run(model, layout, cache, keep, states, position_ids=layout.positions)
+
+    def run(
+        self, model: Any, layout: Layout, cache: SlotCache, keep: int, states: Sequence[int], **extra: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """One call of `model` with this forward's ids, masks and cache, and `extra` arguments, which may replace `attention_mask`."""
+        extra = {"attention_mask": self._masks(model, layout)} | extra
+        if self.keeps:
+            extra["logits_to_keep"] = keep
+        out = model(input_ids=layout.ids, past_key_values=cache, use_cache=True, output_hidden_states=bool(states), **extra)
+        return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
     def _masks(self, model: Any, layout: Layout) -> Any:
         full = attention_mask(layout.visible, model)
-        if self.window is None:
+        if self.window is None and self.chunk is None:
             return full
-        near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
-        sliding = attention_mask(layout.visible & near, model)
-        return {"full_attention": full, "sliding_attention": sliding} if self.mixed else sliding
+        masks = {"full_attention": full}
+        if self.window is not None:
+            near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
+            masks["sliding_attention"] = attention_mask(layout.visible & near, model)
+        if self.chunk is not None:
+            same = layout.positions[:, :, None] // self.chunk == layout.slot_positions[:, None, :] // self.chunk
+            masks["chunked_attention"] = attention_mask(layout.visible & same, model)
+        return masks if self.mixed else next(reversed(masks.values()))

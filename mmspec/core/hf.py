@@ -65,6 +65,15 @@ class OwnLaws(Protocol):
     def law(self, raw: Tensor, history: History, processors: Pipeline) -> Law: ...
 
 
+@runtime_checkable
+class OwnScoring(Protocol):
+    """A family that may need more than one forward to score a draft. Its drafts are always scored whole: `ahead` is left aside."""
+
+    def scored(self, session: "HFSession", layout: Layout, keep: int) -> Tensor:
+        """Logits [B, keep, V] of the last `keep` columns; afterwards the session's cache holds all columns."""
+        ...
+
+
 @dataclass(frozen=True)
 class HFTarget:
     """A transformers model, how to drive it, and the processors its laws go through. Carries nothing between calls.
@@ -107,6 +116,8 @@ class HFTarget:
 
         `options` go to `torch.compile`; the default captures CUDA graphs on a GPU. Every draft length is captured once.
         """
+        if not getattr(self.family, "capturable", True):
+            raise ValueError(f"{type(self.model).__name__} cannot be captured: its positions are put in place anew for every forward")
         options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
         settings = torch._dynamo.config  # counted for all models together: transformers wraps every forward in one and the same function
         settings.recompile_limit = max(settings.recompile_limit, _SHAPES)
@@ -151,6 +162,7 @@ class HFSession:
         self.linear = True
         self.watched: tuple[int, ...] = ()
         self.ahead: Ahead | None = None
+        self.draft: Draft | None = None  # under way, as last scored
 
     def watch(self, states: Sequence[int]) -> None:
         """From now on `score` hands out these hidden states, numbered as in `core.stack`, side by side. For drafters that read them."""
@@ -160,11 +172,11 @@ class HFSession:
     def score(self, draft: Draft) -> Scored:
         """The target's laws after every node not scored before in this round; a draft may grow between calls. One forward."""
         self._check_shape(draft)
-        first, prompt = self.scored, self.context
+        first, prompt, self.draft = self.scored, self.context, draft
         layout = self.place(draft, first)
         fresh = draft.size - first
         ahead, self.ahead = self.ahead, None
-        if ahead is None or ahead.draft is not draft or self.target.captured is not None:
+        if ahead is None or ahead.draft is not draft or self.target.captured is not None or isinstance(self.target.family, OwnScoring):
             logits, hidden = self._forward(layout, fresh, captured=prompt is None)  # prompts differ in length: not worth capturing
         else:
             with ahead.done(self, layout):
@@ -218,7 +230,10 @@ class HFSession:
             return logits.to(torch.float32, copy=True), hidden  # the next replay of a graph writes where this one has written
         model = own_copy(target.model)
         with tapped(model, self.watched) as found:
-            logits, _ = target.family.forward(model, layout, self.cache, self.state, fresh)
+            if isinstance(target.family, OwnScoring):
+                logits = target.family.scored(self, layout, fresh)
+            else:
+                logits, _ = target.family.forward(model, layout, self.cache, self.state, fresh)
         return logits.float(), torch.cat([found[state] for state in self.watched], -1) if self.watched else None
 
     @torch.no_grad()

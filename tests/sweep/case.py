@@ -33,7 +33,7 @@ class Case:
     alone: Callable[[Any, int], Inputs]
     batch: Callable[[Any, int], Inputs]
     reference: Callable[[Any, Inputs, int], list[int]] = own_generate
-    tokens: int = 16
+    tokens: int = 12
 
 
 LENGTHS = (9, 14, 11)  # of the rows' prompts

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.sizes import IDS
 
@@ -22,7 +24,7 @@ _HEADS += ("cross_num_attention_heads", "index_n_heads", "num_ada_heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads", "kv_n_heads")
 _KEY_HEADS += ("swa_num_key_value_heads", "cross_num_key_value_heads", "linear_num_key_heads")
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "depth")
-_LAYERS += ("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_encoder_layers", "num_layers_per_stack")
+_LAYERS += ("encoder_num_hidden_layers", "decoder_num_hidden_layers", "num_encoder_layers")
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "emb_dim", "out_hidden_size", "word_embed_proj_dim", "embedding_size")
 _WIDTHS += ("input_embedding_size", "output_embedding_size", "text_hidden_size", "projection_dim", "cross_hidden_size", "output_dim")
 _WIDTHS += ("output_proj_dims", "vision_output_dim", "adapter_out_dim", "projector_hidden_size", "embedding_dim", "lru_width")
@@ -62,12 +64,25 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(_RANKS, 16),
     **{"query_pre_attn_scalar": 8, "max_window_layers": 1, "index_topk": 4, "chunk_size": 8, "num_mel_bins": 8, "num_codebooks": 2},
     **{"image_size": 8, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_channels": 3, "in_channels": 3},
-    **{"mamba_n_heads": 4, "mamba_num_heads": 4, "mamba_expand": 2, "moe_latent_size": 16, "num_mtp_layers": 0, "type_vocab_size": 2},
+    **{"mamba_n_heads": 8, "mamba_num_heads": 8, "mamba_expand": 2, "moe_latent_size": 16, "num_mtp_layers": 0, "type_vocab_size": 2},
 }
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 3, "cls_token_id": 4}
 
-OVERRIDES: dict[str, dict[str, Any]] = {}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "blt": {"patcher_config": {"hidden_size": 32}},
+    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 3},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "mamba2": {"num_heads": 8},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {"is_decoder": True},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
+}
 """By model type: fields that a name cannot tell. Values may be nested dicts for sub-configs. Modules of the sweep add to it."""
 
 
@@ -88,22 +103,28 @@ def small_fields(config_class: type, given: Mapping[str, Any] | None = None) -> 
             continue
         if size is not None and field.type is not None and "int" in str(field.type):
             found[name] = size
+    if "kv_lora_rank" in types and "num_key_value_heads" in found:
+        found["num_key_value_heads"] = found["num_attention_heads"]  # latent attention has keys of its own for every head
     found.update(_token_ids(types))
     for name, sub in (config_class.sub_configs or {}).items():
-        if name in types and sub.__name__ != "AutoConfig":
-            inner = own.pop(name, None) or {}
-            found[name] = inner if dataclasses.is_dataclass(inner) else {"model_type": sub.model_type, **small_fields(sub, inner)}
-        elif name in types and isinstance(own.get(name), Mapping) and "model_type" in own[name]:
-            found[name] = {"model_type": own[name]["model_type"], **small_fields(_class_of(own[name]["model_type"]), own.pop(name))}
+        inner = own.pop(name, None) or {}
+        if dataclasses.is_dataclass(inner):
+            found[name] = inner
+        elif name in types and (sub := _sub_config(config_class, name, sub, inner)) is not None:
+            found[name] = {"model_type": sub.model_type, **small_fields(sub, inner)}
     if "layer_types" in types and "layer_types" not in own:
         found.update(_layer_kinds(config_class, found))
     return {**found, **own}
 
 
-def _class_of(model_type: str) -> type:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return CONFIG_MAPPING[model_type]
+def _sub_config(config_class: type, name: str, declared: type, given: Mapping[str, Any]) -> type | None:
+    """The class of a sub-config: the declared one; where that is AutoConfig, the one that is asked for or the default config has."""
+    if declared.__name__ != "AutoConfig":
+        return declared
+    if "model_type" in given:
+        return CONFIG_MAPPING[given["model_type"]]
+    default = getattr(_default(config_class), name, None)
+    return type(default) if isinstance(default, PreTrainedConfig) else None
 
 
 def _standard(names: Mapping[str, str], field: str) -> str:
@@ -157,7 +178,7 @@ def sharpen(model: Any, seed: int = 0, by: float = 0.15) -> Any:
         if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
             buffer.data.nan_to_num_(0.0)
     settings = model.generation_config
-    settings.max_length, settings.pad_token_id, settings.eos_token_id = None, IDS["pad_token_id"], IDS["eos_token_id"]
+    settings.max_length, settings.pad_token_id, settings.eos_token_id = None, IDS["pad_token_id"], None  # every row to its full length
     return model
 
 
