@@ -8,7 +8,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -209,3 +209,32 @@ def rope_at_length(rotary: Any, x: Tensor, positions: Tensor, length: int, **mor
     last = positions.new_full((len(positions), 1), length - 1)
     out = type(rotary).forward(fresh, x, torch.cat([positions.clamp(max=length - 1), last], 1), **more)
     return tuple(part[:, :-1] for part in out)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
+    """For each config its id, and a copy of it that asks for attention computed step by step. Configs within configs are copied too.
+
+    Relies on `PreTrainedConfig._attn_implementation` being read in every forward (since 4.48) and setting those of the configs within.
+    """
+    found: dict[int, Any] = {}
+    for config in configs:
+        if id(config) not in found:
+            found[id(config)] = copy.deepcopy(config)
+            found[id(config)]._attn_implementation = "eager"
+    return found
+
+
+# --- torch's compiler -------------------------------------------------------------------------------------------------
+
+
+def many_shapes(count: int) -> AbstractContextManager[Any]:
+    """Inside, torch may compile one function for `count` shapes: transformers wraps the forwards of all models in the same function.
+
+    Relies on `torch._dynamo.config.patch` and the two limits (torch 2.11).
+    """
+    now = torch._dynamo.config
+    limits = {"recompile_limit": count, "accumulated_recompile_limit": 4 * count}
+    return now.patch({name: max(limit, getattr(now, name)) for name, limit in limits.items()})

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import many_shapes
 from mmspec.core.laws import Categorical, Law
 from mmspec.core.layout import Layout, draft_layout, prompt_layout
-from mmspec.core.module_copy import own_copy
+from mmspec.core.module_copy import on_copy, own_copy, refresh, shared_copy, uncompiled
 from mmspec.core.processors import History, Pipeline
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.core.stack import numbered, stack, tapped
 
-_SHAPES = 128  # that a process may compile
+_SHAPES = 128  # that a process may compile of one model
 _ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
 
 
@@ -101,28 +102,34 @@ class HFTarget:
 
     def opened(self, prompt: Mapping[str, Tensor]) -> tuple[tuple["HFTarget", SlotCache, Any, Tensor, Tensor], Draft]:
         """What a session on `prompt` is made of, for sessions of other kinds, and the first frontier."""
-        ids, mask = self.family.prompt(self.model, prompt)
+        refresh(self.model)
+        if self.captured is not None and uncompiled(self.captured) is not shared_copy(self.model):
+            raise ValueError(f"this {type(self.model).__name__} has changed since it was captured: call capture() again")
+        model = own_copy(self.model)
+        ids, mask = self.family.prompt(model, prompt)
         _check_prompt(ids, mask, self.limit)
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
         rows = torch.arange(len(ids), device=ids.device)
         packed, lengths = ids[rows[:, None], order], mask.sum(1)
         capacity = -(-(ids.shape[1] + self.reserve + 1) // _ROUND) * _ROUND
-        cache, state = self.family.begin(self.model, prompt, capacity)
+        cache, state = self.family.begin(model, prompt, capacity)
         last = packed[rows, lengths - 1]
         return (self, cache, state, packed[:, :-1], lengths - 1), Draft.root(last, torch.zeros_like(lengths))
+
+    def own(self) -> tuple[Family, Any]:
+        """The family and this thread's copy of the model it drives: hooks and changes for the length of a forward go on the copy."""
+        return on_copy(self.family, self.model), own_copy(self.model)
 
     def capture(self, reserve: int, **options: Any) -> "HFTarget":
         """This target with fixed shapes and addresses for `reserve` slots beyond the prompt, its rounds run by a compiled model.
 
-        `options` go to `torch.compile`; the default captures CUDA graphs on a GPU. Every draft length is captured once.
+        `options` go to `torch.compile`; the default captures CUDA graphs on a GPU. Every draft length is captured once. What is compiled
+        is a copy over the same weights: transformers' recorders of hidden states stay on it.
         """
         if not getattr(self.family, "capturable", True):
             raise ValueError(f"{type(self.model).__name__} cannot be captured: its positions are put in place anew for every forward")
         options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
-        settings = torch._dynamo.config  # counted for all models together: transformers wraps every forward in one and the same function
-        settings.recompile_limit = max(settings.recompile_limit, _SHAPES)
-        settings.accumulated_recompile_limit = max(settings.accumulated_recompile_limit, 4 * _SHAPES)
-        return replace(self, static=True, reserve=reserve, captured=torch.compile(self.model, **options))
+        return replace(self, static=True, reserve=reserve, captured=torch.compile(shared_copy(self.model), **options))
 
 
 def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
@@ -224,16 +231,17 @@ class HFSession:
         target = self.target
         self.cache.point(layout.slots, layout.visible.shape[-1])
         if target.captured is not None:  # hooks would be baked into the captured graph: it hands out every state
-            model = target.captured if captured else target.model  # the prompt's eager run readies transformers' own recorders
+            model = target.captured if captured else uncompiled(target.captured)  # the prompt's run readies transformers' own recorders
             layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides tell how far a draft has grown
-            logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
+            with many_shapes(_SHAPES):
+                logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
             return logits.to(torch.float32, copy=True), hidden  # the next replay of a graph writes where this one has written
-        model = own_copy(target.model)
+        family, model = target.own()
         with tapped(model, self.watched) as found:
-            if isinstance(target.family, OwnScoring):
-                logits = target.family.scored(self, layout, fresh)
+            if isinstance(family, OwnScoring):
+                logits = family.scored(self, layout, fresh)
             else:
-                logits, _ = target.family.forward(model, layout, self.cache, self.state, fresh)
+                logits, _ = family.forward(model, layout, self.cache, self.state, fresh)
         return logits.float(), torch.cat([found[state] for state in self.watched], -1) if self.watched else None
 
     @torch.no_grad()

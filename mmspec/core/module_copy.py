@@ -2,82 +2,241 @@
 
 Hooks and replaced `forward`s go on `own_copy(model)`. Each thread has its own copy of a model, so threads that run one model with
 different changes do not affect each other, and `model.generate` never sees a change. Parameters and buffers are shared: a copy costs a
-few milliseconds and no memory.
+few milliseconds and no memory. What a forward assigns to a module (a rope's buffers, a noted offset) stays on the copy.
+
+Modules that `torch.compile` has wrapped are copied without the wrapper: a compiled graph runs the modules it was traced from, so hooks
+on a copy would have no effect in it. Scripted modules are shared as they are.
 """
 
 import functools
 import threading
-from types import MethodType
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CellType, FunctionType, MethodType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
-_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")))
-_copies: "WeakSet[nn.Module]" = WeakSet()
+_HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")))
+_MARK = "_is_copied_module"  # an attribute of copies
+_MOST = 16  # copies a thread keeps: a model that its own hooks refer to would otherwise never be freed
 _local = threading.local()
+_lock = threading.Lock()
+_shared: "WeakKeyDictionary[nn.Module, _Copied]" = WeakKeyDictionary()  # of compiled models
+_newest: "WeakKeyDictionary[nn.Module, tuple[Any, ...]]" = WeakKeyDictionary()  # the state of each model when a session last began
+
+
+@dataclass(frozen=True, eq=False)
+class _Copied:
+    """One thread's copy of one model."""
+
+    state: tuple[Any, ...]  # of the model when it was copied
+    root: nn.Module
+    found: dict[int, Any]  # from the id of a module to its copy
+    held: list[Any]  # attributes that `state` has the ids of: as long as they live, no other object has these ids
 
 
 def own_copy(model: Any) -> Any:
-    """This thread's copy of `model`, made on first use; a copy is its own copy, and so is anything that is no plain module tree.
+    """This thread's copy of `model`, made on first use; a copy is its own copy, and so is anything that is no `nn.Module`.
 
     Changes must last for one forward only: the next caller in this thread is handed the same copy.
     """
-    if not isinstance(model, nn.Module) or model in _copies or hasattr(model, "_orig_mod"):  # the last: torch.compile's wrapper
-        return model
-    mine = _of_this_thread()
-    if model not in mine:
-        refresh(model)
-    return mine[model][1]
+    return model if not isinstance(model, nn.Module) or is_copy(model) else _entry(uncompiled(model)).root
+
+
+def is_copy(module: Any) -> bool:
+    """Whether `module` belongs to a copy, so that it may be changed for the length of a forward."""
+    return _MARK in vars(module)
+
+
+def on_copy(holder: Any, model: Any) -> Any:
+    """`holder`, an object that refers to modules of `model` in its attributes, with those of this thread's copy in their place.
+
+    Attributes that are modules, their methods, or lists, tuples and dicts of modules. Returns `holder` itself where there are none.
+    """
+    if not isinstance(model, nn.Module) or is_copy(model) or not hasattr(holder, "__dict__"):
+        return holder
+    found = _entry(uncompiled(model)).found
+    changed = {name: new for name, value in vars(holder).items() if (new := _rebound(value, found, depth=1)) is not value}
+    if not changed:
+        return holder
+    other = holder.__class__.__new__(holder.__class__)
+    vars(other).update(vars(holder) | changed)
+    return other
 
 
 def refresh(model: Any) -> None:
-    """Make this thread's copy anew if modules, hooks or modes of `model` have changed since it was made. Called once a session."""
-    if not isinstance(model, nn.Module) or model in _copies or hasattr(model, "_orig_mod"):
+    """Note the modules, hooks, modes and attributes of `model`. Called once a session; copies made before a change are made anew."""
+    if not isinstance(model, nn.Module) or is_copy(model):
         return
-    mine, shape = _of_this_thread(), _shape(model)
-    if model not in mine or mine[model][0] != shape:
-        mine[model] = (shape, _copied(model))
+    model = uncompiled(model)
+    state = state_of(model)
+    with _lock:
+        if _newest.get(model) != state:
+            _newest[model] = state
 
 
-def _of_this_thread() -> "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]":
+def shared_copy(model: nn.Module) -> nn.Module:
+    """The process's copy of `model`, for compiled forwards: never hooked or changed, and made anew when the model has changed."""
+    model = uncompiled(model)
+    state = state_of(model)
+    with _lock:
+        if model not in _shared or _shared[model].state != state:
+            _shared[model] = _copied(model, state)
+        return _shared[model].root
+
+
+def state_of(model: nn.Module) -> tuple[Any, ...]:
+    """What a copy depends on besides tensors, which are shared: equal as long as a copy of `model` is still right."""
+    return tuple([_state(module) for module in _tree(uncompiled(model))])
+
+
+def _entry(model: nn.Module) -> _Copied:
     if not hasattr(_local, "copies"):
         _local.copies = WeakKeyDictionary()
-    return _local.copies
+    copies: WeakKeyDictionary[nn.Module, _Copied] = _local.copies
+    with _lock:
+        state = _newest.get(model)
+    if state is None:
+        refresh(model)
+        return _entry(model)
+    if model not in copies or copies[model].state is not state:
+        copies.pop(model, None)
+        copies[model] = _copied(model, state)
+        while len(copies) > _MOST:
+            copies.pop(next(iter(copies)))
+    return copies[model]
 
 
-def _shape(model: nn.Module) -> tuple[Any, ...]:
-    """What a copy depends on besides tensors, which are shared."""
-    return tuple((id(m), m.training, id(vars(m).get("forward")), *(tuple(getattr(m, name)) for name in _HOOKS)) for m in model.modules())
+def uncompiled(module: nn.Module) -> nn.Module:
+    """`module` without the wrapper that `torch.compile` put around it, if it did."""
+    inner = module._modules.get("_orig_mod")
+    return module if inner is None else uncompiled(inner)
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def _tree(root: nn.Module) -> list[nn.Module]:
+    """Every module once, parents first, compiled ones without their wrappers."""
     found: dict[int, nn.Module] = {}
-    modules = list(model.modules())
-    for module in modules:
-        found[id(module)] = module.__class__.__new__(module.__class__)
-    for module in modules:
-        own = {name: _rebound(value, found) for name, value in vars(module).items()}
-        own |= {name: type(getattr(module, name))(getattr(module, name)) for name in _HOOKS}
-        own["_modules"] = {name: None if child is None else found[id(child)] for name, child in module._modules.items()}
-        vars(found[id(module)]).update(own)
-        _copies.add(found[id(module)])
-    return found[id(model)]
+
+    def walk(module: nn.Module) -> None:
+        if id(module) not in found:
+            found[id(module)] = module
+            for child in [] if _scripted(module) else module._modules.copy().values():
+                if child is not None:
+                    walk(uncompiled(child))
+
+    walk(root)
+    return list(found.values())
 
 
-def _rebound(value: Any, found: dict[int, nn.Module]) -> Any:
-    """`value` of a module's own attribute, with modules of the tree replaced by their copies. Anything else is shared."""
-    if id(value) in found:
-        return found[id(value)]
-    if isinstance(value, MethodType) and id(value.__self__) in found:
-        return MethodType(value.__func__, found[id(value.__self__)])
+def _state(module: nn.Module) -> tuple[Any, ...]:
+    return (id(module), *(part for name, value in list(vars(module).items()) for part in (name, _value_state(name, value))))
+
+
+def _value_state(name: str, value: Any) -> Any:
+    if name in _HOOKS:
+        return tuple(value)  # numbers that are never given twice
+    if name in ("_modules", "_buffers"):
+        return tuple((key, id(part)) for key, part in list(value.items()))
+    if isinstance(value, MethodType):
+        return (id(value.__func__), id(value.__self__))
+    return id(value)
+
+
+def _copied(model: nn.Module, state: tuple[Any, ...]) -> _Copied:
+    modules, held = _tree(model), []
+    found: dict[int, Any] = {id(module): module if _scripted(module) else module.__class__.__new__(module.__class__) for module in modules}
+    for module in modules:
+        other = found[id(module)]
+        if other is module:
+            continue
+        own = {name: _rebound(value, found) for name, value in vars(module).items() if name not in _HOOKS}
+        held += [own[name] for name in own if name != "_modules" and own[name] is vars(module)[name]]
+        own |= {name: _own_hooks(vars(module)[name], found) for name in _HOOKS & vars(module).keys()}
+        own["_modules"] = {name: None if child is None else found[id(uncompiled(child))] for name, child in module._modules.items()}
+        own["_buffers"] = dict(module._buffers)  # ropes replace theirs
+        if hasattr(module, "_hf_hook"):
+            own["_parameters"] = dict(module._parameters)  # accelerate's hooks bring weights in and take them out again
+        own["_compiled_call_impl"] = None
+        vars(other).update(own | {_MARK: True})
+    return _Copied(state, found[id(model)], found, held)
+
+
+def _own_hooks(hooks: Any, found: dict[int, Any]) -> Any:
+    """A dict of its own; hooks that are methods of a module of the tree are methods of its copy."""
+    own = type(hooks)(hooks)
+    for key, hook in hooks.items():
+        if isinstance(hook, MethodType):
+            own[key] = _rebound(hook, found)
+    return own
+
+
+def _rebound(value: Any, found: dict[int, Any], depth: int = 4) -> Any:
+    """`value` of an attribute, with modules of the tree replaced by their copies, within containers, methods and closures too.
+
+    Returns `value` itself where it holds none within `depth` levels.
+    """
+    if isinstance(value, nn.Module):
+        return found.get(id(uncompiled(value)), value)
+    if depth == 0:
+        return value
+    if (original := getattr(value, "_torchdynamo_orig_callable", None)) is not None:  # a compiled function
+        return _same_or(value, original, _rebound(original, found, depth - 1))
+    if isinstance(value, MethodType):
+        again = _rebound(value.__self__, found, depth - 1)
+        return value if again is value.__self__ else MethodType(value.__func__, again)
     if type(value) is functools.partial:  # accelerate's wrapper around `forward`
-        parts = [_rebound(part, found) for part in value.args]
-        again = functools.partial(_rebound(value.func, found), *parts, **{name: _rebound(v, found) for name, v in value.keywords.items()})
-        vars(again).update({name: _rebound(part, found) for name, part in vars(value).items()})
-        return again
-    if type(value) in (list, tuple) and any(id(part) in found for part in value):
-        return type(value)(_rebound(part, found) for part in value)
-    if type(value) is dict and any(id(part) in found for part in value.values()):
-        return {name: _rebound(part, found) for name, part in value.items()}
+        return _rebound_partial(value, found, depth - 1)
+    if type(value) is FunctionType and value.__closure__:
+        return _rebound_function(value, found, depth - 1)
+    if type(value) in (list, tuple):
+        parts = [_rebound(part, found, depth - 1) for part in value]
+        return type(value)(parts) if _differ(parts, value) else value
+    if type(value) is dict:
+        parts = [_rebound(part, found, depth - 1) for part in value.values()]
+        return dict(zip(value, parts, strict=True)) if _differ(parts, value.values()) else value
     return value
+
+
+def _same_or(value: Any, before: Any, again: Any) -> Any:
+    return value if again is before else again
+
+
+def _differ(parts: list[Any], before: Any) -> bool:
+    return any(new is not old for new, old in zip(parts, before, strict=True))
+
+
+def _rebound_partial(value: functools.partial, found: dict[int, Any], depth: int) -> functools.partial:
+    before = [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
+    if not _differ([_rebound(part, found, depth) for part in before], before):
+        return value
+    function, parts = _rebound(value.func, found, depth), [_rebound(part, found, depth) for part in value.args]
+    again = functools.partial(function, *parts, **{name: _rebound(part, found, depth) for name, part in value.keywords.items()})
+    vars(again).update({name: _rebound(part, found, depth) for name, part in vars(value).items()})
+    return again
+
+
+def _rebound_function(value: FunctionType, found: dict[int, Any], depth: int) -> FunctionType:
+    """A function put on a module that wraps what stood there before: it must wrap the copy's."""
+    before = list(_contents(value))
+    parts = [_rebound(part, found, depth) for part in before]
+    if not _differ(parts, before):
+        return value
+    again = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(CellType(part) for part in parts))
+    again.__kwdefaults__ = value.__kwdefaults__
+    vars(again).update({name: _rebound(part, found, depth) for name, part in vars(value).items()})
+    return again
+
+
+def _contents(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            yield None

@@ -1,7 +1,7 @@
 """A model run in part, for the length of one forward: whole layers, or their attention or MLP, are passed over.
 
-Only `forward` is replaced, on the modules themselves and for as long as the context lasts, so that everything else a model reads of
-its layers stays true, hooks still fire, and a model is never left changed. Two threads must not run one model at the same time.
+Only `forward` is replaced, on modules of the running thread's copy of the model (`core.module_copy`) and for as long as the context
+lasts: everything else a model reads of its layers stays true, hooks still fire, and the caller's model is not changed.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.stack import stack
+from mmspec.core.stack import check_copy, stack
 
 Change = Callable[[Callable], Callable]
 """From a module's forward to the one that stands in for it."""
@@ -62,7 +62,12 @@ def nothing(going_in: Tensor, made: Tensor | None) -> Tensor:
 
 @contextmanager
 def rewired(changes: Mapping[nn.Module, Change]) -> Iterator[None]:
-    """Forwards inside run with `changes` in place; afterwards, whatever happened, the model is what it was."""
+    """Forwards of a copy inside run with `changes` to its modules in place; afterwards, whatever happened, it is what it was.
+
+    ValueError for a module that belongs to no copy: other threads may be running it.
+    """
+    for module in changes:
+        check_copy(module)
     with ExitStack() as undo:
         for module, change in changes.items():
             undo.callback(_restore, module, vars(module).get("forward"))

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from mmspec.core.hf import HFSession
 from mmspec.core.layout import Layout
+from mmspec.core.module_copy import own_copy
 from mmspec.core.partial import Change, Skips, noted, rewired, stand_in, unchanged
 from mmspec.core.records import Draft, Scored
-from mmspec.core.stack import stack
+from mmspec.core.stack import check_copy, stack
 
 
 class SideView:
@@ -24,13 +25,27 @@ class SideView:
 
     def __init__(self, session: HFSession, skips: Skips | None = None):
         self.session = session
+        self._found: tuple[Any, Mapping[nn.Module, Change]] | None = None  # a copy of the model and the changes to its modules
         self.skip(skips or Skips())
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0
 
     def skip(self, skips: Skips) -> None:
         """From now on pass over these parts. ValueError where the model does not have them."""
-        self.changes = skips.changes(self.session.target.model)
+        self.changes_of(self.session.target.model, skips)
+        self.skips, self._found = skips, None
+
+    @property
+    def changes(self) -> Mapping[nn.Module, Change]:
+        """What is changed in the copy of the model that this thread runs."""
+        model = own_copy(self.session.target.model)
+        if self._found is None or self._found[0] is not model:
+            self._found = (model, self.changes_of(model, self.skips))
+        return self._found[1]
+
+    def changes_of(self, model: Any, skips: Skips) -> Mapping[nn.Module, Change]:
+        """What passing over `skips` changes in `model`. ValueError where it does not have them."""
+        return skips.changes(model)
 
     @property
     def ready(self) -> bool:
@@ -88,9 +103,10 @@ class Replay:
 
 
 def run(session: HFSession, layout: Layout, keep: int) -> Tensor:
-    """Logits [B, keep, V] of the model as it stands, never the captured one, without the states others watch."""
+    """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without the states others watch."""
     session.cache.point(layout.slots, layout.visible.shape[-1])
-    logits, _ = session.target.family.forward(session.target.model, layout, session.cache, session.state, keep)
+    family, model = session.target.own()
+    logits, _ = family.forward(model, layout, session.cache, session.state, keep)
     return logits
 
 
@@ -101,17 +117,19 @@ class ShallowView(SideView):
     """Runs the first `layers` layers, the final norm and the head, and keeps the exit states so that the target need not run them."""
 
     def __init__(self, session: HFSession, layers: int):
-        stacked = stack(session.target.model)
-        depth = len(stacked)
+        depth = len(stack(session.target.model))
         if not 1 <= layers <= depth:
             raise ValueError(f"layer is {layers}: the target has {depth} layers, so exit after 1 to {depth}")
-        super().__init__(session, Skips(dict.fromkeys(range(layers, depth))))
-        self.changes |= {layer: noted(layer) for layer in stacked[:layers]}  # where nothing is skipped, nothing else learns the form
         self.layers = layers
+        super().__init__(session, Skips(dict.fromkeys(range(layers, depth))))
         self.states: Tensor | None = None  # [B, N, H] leaving the last layer that runs, for the draft under way
 
+    def changes_of(self, model: Any, skips: Skips) -> Mapping[nn.Module, Change]:
+        learning = {layer: noted(layer) for layer in stack(model)[: self.layers]}  # where nothing is skipped, nothing else learns the form
+        return {**super().changes_of(model, skips), **learning}
+
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
-        with leaving(self.session.target.model, self.layers) as found:
+        with leaving(own_copy(self.session.target.model), self.layers) as found:
             logits = super().forward(draft, layout, fresh)
         self.states = found[0] if self.states is None else torch.cat([self.states, found[0]], 1)
         return logits
@@ -124,7 +142,7 @@ class ShallowView(SideView):
         """Let the target start `draft` from the exit states. `origin` [B, G]: the column each guess had here, past the end if none."""
         if self.slots is not None and self.states is not None:
             own = torch.cat([torch.zeros_like(origin[:, :1]), origin], 1)
-            self.session.ahead = Begun(draft, self.layers, own, self.slots, self.states, self.changes)
+            self.session.ahead = Begun(draft, self.layers, own, self.slots, self.states, self)
 
 
 @dataclass(frozen=True)
@@ -136,12 +154,12 @@ class Begun:
     origin: Tensor  # [B, N] the column each node had in the side view, past the end for those that never ran
     slots: Tensor  # [B, S] of the side view's columns
     states: Tensor  # [B, S, H]
-    shallow: Mapping[nn.Module, Change]  # the side view's
+    shallow: ShallowView
 
     @contextmanager
     def done(self, session: HFSession, layout: Layout) -> Iterator[None]:
         """The model starts after the first layers. Nodes that never ran are run through those now."""
-        model, ran = session.target.model, (self.origin < self.slots.shape[1]) & self.draft.valid
+        model, ran = own_copy(session.target.model), (self.origin < self.slots.shape[1]) & self.draft.valid
         column = torch.where(ran, self.origin, 0)
         states = self.states.gather(1, column[..., None].expand(-1, -1, self.states.shape[-1]))
         if not self.draft.linear:  # a chain's nodes already stand where they belong
@@ -163,8 +181,8 @@ class Begun:
         order = torch.argsort((~missing).long(), dim=1, stable=True)[:, :count]
         real = missing.gather(1, order)
         part = _columns(layout, order, real, session.cache.capacity - 1)
-        model = session.target.model
-        with rewired({**self.shallow, **_headless(model)}), leaving(model, self.layers) as found:
+        model = own_copy(session.target.model)
+        with rewired({**self.shallow.changes, **_headless(model)}), leaving(model, self.layers) as found:
             run(session, part, 1)
         index = order[..., None].expand(-1, -1, states.shape[-1])
         return states.scatter(1, index, torch.where(real[..., None], found[0], states.gather(1, index)))
@@ -184,7 +202,11 @@ def _headless(model: Any) -> dict[nn.Module, Change]:
 
 @contextmanager
 def leaving(model: Any, layers: int) -> Iterator[list[Tensor]]:
-    """During a forward inside, what leaves layer `layers` [B, M, H] is put into the list handed out. Before the final norm."""
+    """During a forward inside, what leaves layer `layers` [B, M, H] is put into the list handed out. Before the final norm.
+
+    `model` is a copy (`core.module_copy.own_copy`).
+    """
+    check_copy(model)
     found: list[Tensor] = []
 
     def hook(module: Any, args: tuple, output: Any) -> None:

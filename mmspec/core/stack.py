@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mmspec.core.module_copy import is_copy
+
 
 def stack(model: Any) -> nn.ModuleList:
     """The decoder layers of `model`, in order. ValueError where they cannot be told."""
@@ -27,12 +29,22 @@ def numbered(states: Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(state % (layers + 1) for state in states)
 
 
+def check_copy(module: Any) -> None:
+    """ValueError unless `module` belongs to a copy of a model and may be hooked."""
+    if not is_copy(module):
+        raise ValueError(f"this {type(module).__name__} belongs to no copy of a model: take it from own_copy(model)")
+
+
 @contextmanager
 def tapped(model: Any, states: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """During a forward inside, hidden states `states` [B, M, H] are put into the mapping handed out; no others are kept."""
+    """During a forward inside, hidden states `states` [B, M, H] are put into the mapping handed out; no others are kept.
+
+    `model` is a copy (`core.module_copy.own_copy`): hooks on a model that is shared would be called by other threads too.
+    """
     if not states:
         yield {}
         return
+    check_copy(model)
     layers, found = stack(model), {}
 
     def entering(state: int):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.laws import Categorical
 from mmspec.core.layout import Layout
+from mmspec.core.module_copy import own_copy, refresh
 from mmspec.core.multimodal import Merged
 from mmspec.core.partial import Change, rewired
 from mmspec.core.processors import History
@@ -57,7 +58,8 @@ class Ensemble:
 
     def begin(self, prompt: Sequence[Mapping[str, Any]]) -> tuple["EnsembleSession", Draft]:
         """Open a session on V prompts, each of B rows. Towers see each picture once, however many views look at it."""
-        with rewired(_remembered(self.target.model)):
+        refresh(self.target.model)
+        with rewired(_remembered(own_copy(self.target.model))):
             opened = [self.target.opened(own) for own in prompt]
         (_, caches, states, contexts, lengths), (frontier, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
         cache = max(caches, key=lambda cache: cache.capacity)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.hf import HFSession
+from mmspec.core.module_copy import own_copy
 from mmspec.core.partial import Skips
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.side import SideView, leaving
@@ -85,7 +86,7 @@ class SimilarGuide(ViewGuide):
 
     def _likeness(self) -> Tensor:
         """[B, L] mean cosine similarity of what enters and what leaves each layer, at the newest settled values."""
-        model = self.session.target.model
+        model = own_copy(self.session.target.model)
         layers = range(1, len(stack(model)) + 1)
         with ExitStack() as taps:
             found = [taps.enter_context(leaving(model, number)) for number in layers]

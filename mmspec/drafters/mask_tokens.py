@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.hf import HFSession
+from mmspec.core.module_copy import own_copy
 from mmspec.core.partial import Change, rewired
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 from mmspec.core.side import SideView
@@ -97,7 +98,7 @@ class MaskView(SideView):
         parents = torch.where(frontier.valid, columns, PAD)
         ahead = frontier.extend(torch.zeros_like(columns), parents, linear=True)
         layout = self.session.place(ahead, 0)
-        embed = self.session.target.model.get_decoder().get_input_embeddings()
+        embed = own_copy(self.session.target.model).get_decoder().get_input_embeddings()
         with rewired({embed: put_in(self.tokens)}):
             return self.forward(ahead, layout, count + 1)
 

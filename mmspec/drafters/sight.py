@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import eager_configs
+from mmspec.core.module_copy import own_copy
 from mmspec.core.multimodal import Merged, Multimodal
 from mmspec.core.partial import rewired
 from mmspec.core.side import SideView
-from mmspec.core.stack import stack
+from mmspec.core.stack import check_copy, stack
 from mmspec.drafters.views import View, same_prompt
 
 POOLED, KEPT = "pooled", "kept"  # what views ask of `Looking`, beside what the processor gave
@@ -111,6 +113,7 @@ def _pooling(model: Any, asked: tuple[int, int] | None) -> Iterator[None]:
         yield
         return
     (size, each), refused = asked, _otherwise(model, asked[0])
+    model = own_copy(model)
     projector = getattr(getattr(model, "model", None), "multi_modal_projector", None)
     if projector is None:
         raise ValueError(refused)
@@ -194,7 +197,7 @@ def importance(session: Any, since: Tensor) -> Tensor:
 
     Only these rows run again, and the session is left as it was. Sums to 1 over the slots settled before and these rows themselves.
     """
-    model, noted = session.target.model, []
+    model, noted = own_copy(session.target.model), []
 
     def note(module: nn.Module, args: tuple, output: Any) -> None:
         if isinstance(output, tuple) and len(output) > 1 and isinstance(output[1], Tensor) and output[1].dim() == 4:
@@ -214,14 +217,15 @@ def importance(session: Any, since: Tensor) -> Tensor:
 
 @contextmanager
 def _eager(model: Any) -> Iterator[None]:
-    """Forwards inside compute attention step by step, which alone hands its weights out."""
-    found = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    configs = [model.config, *(config for config in found.values() if config is not model.config)]
-    before = [config._attn_implementation for config in configs]
+    """Forwards of the copy `model` inside compute attention step by step, which alone hands its weights out."""
+    check_copy(model)
+    holders = [module for module in model.modules() if "config" in vars(module)]
+    before = [module.config for module in holders]
+    own = eager_configs(before)
     try:
-        for config in configs:
-            config._attn_implementation = "eager"
+        for module in holders:
+            module.config = own[id(module.config)]
         yield
     finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation = name
+        for module, config in zip(holders, before, strict=True):
+            module.config = config

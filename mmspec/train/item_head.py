@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.module_copy import own_copy, refresh
 from mmspec.core.stack import stack, tapped
 
 
@@ -30,8 +31,10 @@ def item_lesson(target: Any, batch: Mapping[str, Tensor], before: int, levels: i
     if target.config.is_encoder_decoder:
         raise ValueError("histories are read by a decoder here, and this target has an encoder: record its decoder's states instead")
     layers = len(stack(target))
-    with tapped(target, [layers]) as found:
-        logits = target(input_ids=ids, attention_mask=shown.long()).logits
+    refresh(target)
+    own = own_copy(target)
+    with tapped(own, [layers]) as found:
+        logits = own(input_ids=ids, attention_mask=shown.long()).logits
     start = torch.arange(before or levels, ids.shape[1] - levels + 1, levels, device=ids.device)
     place = start[:, None] + torch.arange(levels, device=ids.device)  # [I, L]
     whole = shown[:, place].all(-1)  # [B, I]

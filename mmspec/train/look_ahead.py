@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mmspec.core.family import DecoderOnly
 from mmspec.core.layout import Layout
+from mmspec.core.module_copy import own_copy, refresh
 from mmspec.core.partial import rewired
 from mmspec.drafters.mask_tokens import MaskTokens, put_in
 from mmspec.train.lessons import Level, Window, unroll
@@ -26,7 +27,8 @@ def _(net: MaskTokens, window: Window, embed: Any, head: Any, depth: int) -> Ite
     places = window.ids.shape[1] - 1 - count
     if places < 1:
         raise ValueError(f"windows of {window.ids.shape[1]} values are too short for {count} mask tokens: give at least {count + 2}")
-    model = net.target
+    refresh(net.target)
+    model = own_copy(net.target)
     change = put_in(net.embedding.repeat(places, 1))
     with _frozen(model), rewired({model.get_decoder().get_input_embeddings(): change}):
         logits, _ = DecoderOnly.of(model).forward(model, _columns(window.ids[:, :places], count), None, None, places * count)  # type: ignore[arg-type]

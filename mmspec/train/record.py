@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
+from mmspec.core.module_copy import own_copy, refresh
 from mmspec.core.stack import numbered, stack, tapped
 from mmspec.drafters.reading import sight_of
 from mmspec.train.lessons import Window
@@ -63,11 +64,13 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
     """
     layers = len(stack(target))
     wanted = [*numbered(states, layers), layers]
+    refresh(target)
+    own_target = own_copy(target)
 
     def windows(first: int, end: int) -> Window:
         batch = ids[first:end].to(target.device)
-        with tapped(target, wanted) as found:
-            target(batch, logits_to_keep=1)
+        with tapped(own_target, wanted) as found:
+            own_target(batch, logits_to_keep=1)
         features = torch.cat([found[state] for state in wanted[:-1]], -1) if states else found[layers][..., :0]
         return Window(batch, features, found[layers], own[first:end])
 

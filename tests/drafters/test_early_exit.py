@@ -11,6 +11,7 @@ from mmspec.core.cache import SlotCache
 from mmspec.core.control import Fixed
 from mmspec.core.family import DecoderOnly
 from mmspec.core.hf import HFTarget
+from mmspec.core.module_copy import own_copy
 from mmspec.core.partial import Skips, rewired
 from mmspec.drafters.adapter import Adapter
 from mmspec.drafters.early_exit import EarlyExit
@@ -118,8 +119,9 @@ def test_an_adapter_sees_the_whole_text(big):
         if step.draft.size > 1:
             made = step.draft.nodes[0, 1:][step.draft.valid[0, 1:]].tolist()
             known = [*text, *made]
-            with side.leaving(big, net.layer) as found, torch.no_grad():
-                big(torch.tensor([known]))
+            own = own_copy(big)
+            with side.leaving(own, net.layer) as found, torch.no_grad():
+                own(torch.tensor([known]))
                 count = len(known)
                 mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
                 state = net(found[0], torch.arange(count)[None], mask)
@@ -231,9 +233,13 @@ def test_the_model_is_left_as_it_was_whatever_happens(big):
 
         return forward
 
-    layers = big.model.layers
-    with pytest.raises(RuntimeError, match="half way"), rewired(Skips({0: None}).changes(big) | {layers[2]: broken}):
-        big(ONE["input_ids"])
+    own = own_copy(big)
+    with pytest.raises(RuntimeError, match="half way"), rewired(Skips({0: None}).changes(own) | {own.model.layers[2]: broken}):
+        own(ONE["input_ids"])
+    assert hooks(own) == hooked
+    assert not any("forward" in vars(module) for module in own.modules())
+    with pytest.raises(ValueError, match="belongs to no copy"), rewired(Skips({0: None}).changes(big)):
+        pass
     run(big, GuidedDrafter(EarlyExit(1), Chain(best)), RAGGED)
     assert all(vars(module).keys() == old.keys() for module, old in zip(big.modules(), before, strict=True))
     assert hooks(big) == hooked

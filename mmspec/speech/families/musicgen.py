@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from mmspec.core.delay import NoMore, NotYet
 from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
+from mmspec.core.module_copy import own_copy
 from mmspec.core.processors import Processor
 from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
 from mmspec.speech.family import Sampling, sampling_of
@@ -62,8 +63,9 @@ class Musicgen(DelayModel):
             return nn.functional.embedding(layout.positions, table.to(output))
 
         rows, columns, books = layout.ids.shape
-        with self.decoder.model.decoder.embed_positions.register_forward_hook(own):
-            hidden = self.decoder.model(
+        decoder = own_copy(self.decoder)
+        with decoder.model.decoder.embed_positions.register_forward_hook(own):
+            hidden = decoder.model(
                 input_ids=layout.ids.transpose(1, 2).reshape(rows * books, columns),
                 attention_mask=attention_mask(layout.visible, self.decoder),
                 encoder_hidden_states=heard.states,

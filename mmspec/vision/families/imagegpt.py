@@ -59,7 +59,6 @@ class ImageGPT(ImageModel):
         if height * width != config.n_positions:
             raise ValueError(f"size {height} x {width}: this ImageGPT makes pictures of {config.n_positions} pixels, no more and no fewer")
         self.raster = Raster.grid(height, width, config.vocab_size - 1)
-        self.view = _Masked.of(model.transformer)
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
@@ -79,7 +78,7 @@ class ImageGPT(ImageModel):
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
         hide = torch.zeros(layout.visible.shape, dtype=embeds.dtype, device=embeds.device)
         hide.masked_fill_(~layout.visible, torch.finfo(embeds.dtype).min)
-        return self.view(embeds, layout.positions, hide[:, None], cache)[0]
+        return _Masked.of(self.model.transformer)(embeds, layout.positions, hide[:, None], cache)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.lm_head(hidden)
