@@ -48,6 +48,6 @@ def test_check_passes(findings_of, drafter, tree):
 def test_mutant_columns_of_stopped_rows_fail_the_check(findings_of, tree, monkeypatch):
     """As it was: the shipped Kangaroo wrote wrong tokens in these two trees, in batches."""
     monkeypatch.setattr(search, "_expanded", lambda columns, chosen, below, runs: columns.scatter(1, chosen, below))
-    failed = {finding.name for finding in findings_of("kangaroo", tree, new=24, prompts=4) if not finding.passed}
+    failed = {finding.name for finding in findings_of("kangaroo", tree, new=12, prompts=3) if not finding.passed}
     assert failed
-    assert all("batch of 4" in name for name in failed)
+    assert all("batch of 3" in name for name in failed)
