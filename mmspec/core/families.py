@@ -15,6 +15,7 @@ _SENSING = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava"), SIGHT),
     **dict.fromkeys(("llava_next", "llava_onevision", "mistral3"), TILED_SIGHT),
 }
+_SENSING |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
 HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
 SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")
 _SENSES = {  # what `forward` takes besides text
