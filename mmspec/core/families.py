@@ -3,6 +3,11 @@
 from inspect import signature
 from typing import Any
 
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES,
+    MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+)
+
 from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
@@ -32,6 +37,7 @@ def family_of(model: Any) -> Family:
             f"{type(model).__name__} is not a transformers generation model: pass what AutoModelForCausalLM.from_pretrained returned"
         )
     config = model.config
+    _refuse_sound(model)
     if config.is_encoder_decoder:
         return EncoderDecoder.of(model)
     if config.model_type == "whisper":
@@ -42,6 +48,13 @@ def family_of(model: Any) -> Family:
         return Mllama.of(model)
     _refuse_other_senses(model)
     return DecoderOnly.of(model)
+
+
+def _refuse_sound(model: Any) -> None:
+    """ValueError for models that transformers lists as writing sound: their tokens are no text."""
+    name = type(model).__name__
+    if name in MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES.values() or name in MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES.values():
+        raise ValueError(f"{name} writes sound, not text: use mmspec.speech.synthesize, or plain transformers generation")
 
 
 def _refuse_other_senses(model: Any) -> None:

@@ -40,5 +40,5 @@ def _case(name: str, architecture: str) -> Case:
     elif name in listeners.PROMPTS:
         heard, make, reference = listeners.PROMPTS[name], listeners.make, listeners.without_placeholders
     else:
-        heard, make, reference = unfit.WORDS, unfit.make, unfit.own_generate
+        heard, make, reference = unfit.WORDS, unfit.make, unfit.none
     return Case(name, "audio", architecture, partial(make, name, architecture), heard.alone, heard.batch, reference)

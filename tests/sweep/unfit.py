@@ -1,29 +1,16 @@
-"""Models that mmspec refuses by their kind, with prompts of words alone: a refusal depends on no input."""
+"""Models that mmspec refuses by their kind: built without weights, at full size, since nothing of them is ever run."""
 
 from typing import Any
 
+import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tests.sweep.case import Inputs, own_generate, padded, text_row
-from tests.sweep.shrink import OVERRIDES, small_config, small_model
-
-LLAMA = {"model_type": "llama"}
-QWEN2 = {"model_type": "qwen2", "layer_types": ["full_attention"] * 2}
-
-OVERRIDES.update(
-    {
-        "dia": {"delay_pattern": [0, 1, 2], "decoder_config": {"num_channels": 3}},
-        "granite_speech": {"text_config": {"model_type": "granite"}, "projector_config": {"model_type": "blip_2_qformer"}},
-        "granite_speech_plus": {"text_config": {"model_type": "granite"}, "projector_config": {"model_type": "blip_2_qformer"}},
-        "kyutai_speech_to_text": {"codec_config": {"model_type": "mimi"}},
-        "voxtral_realtime": {"text_config": {"model_type": "voxtral_realtime_text"}},
-    }
-)
+from tests.sweep.case import Inputs, padded, text_row
 
 
 class Words:
-    """Prompts of words."""
+    """Prompts of words: a refusal depends on no input."""
 
     def alone(self, model: Any, row: int) -> Inputs:
         return text_row(row, 30)
@@ -36,8 +23,12 @@ WORDS = Words()
 
 
 def make(model_type: str, architecture: str) -> Any:
-    """A small random model."""
-    return small_model(getattr(transformers, architecture), small_config(CONFIG_MAPPING[model_type]))
+    """The model of its default config, its tensors without data."""
+    model_class, config = getattr(transformers, architecture), CONFIG_MAPPING[model_type]()
+    with torch.device("meta"):
+        return model_class._from_config(config).eval()
 
 
-__all__ = ["WORDS", "make", "own_generate"]
+def none(model: Any, inputs: Inputs, tokens: int) -> list[int]:
+    """No reference: there are no weights."""
+    raise NotImplementedError("built without weights, to be refused")
