@@ -3,6 +3,11 @@
 from inspect import signature
 from typing import Any
 
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES,
+    MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+)
+
 from mmspec.core.alibi import Alibi, uses_alibi
 from mmspec.core.cache_window import CacheWindow
 from mmspec.core.compat import recomputes_at_rope_switch
@@ -23,6 +28,7 @@ _SENSING = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava"), SIGHT),
     **dict.fromkeys(("llava_next", "llava_onevision", "mistral3"), TILED_SIGHT),
 }
+_SENSING |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
 HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
 SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")
 _SENSES = {  # what `forward` takes besides text
@@ -40,6 +46,7 @@ def family_of(model: Any) -> Family:
             "pass what AutoModelForCausalLM.from_pretrained returned"
         )
     config = model.config
+    _refuse_sound(model)
     if config.is_encoder_decoder:
         return (Whisper if config.model_type == "whisper" else EncoderDecoder).of(model)
     if config.model_type == "whisper":
@@ -62,6 +69,13 @@ def _decoder_of(model: Any) -> DecoderOnly:
         if family.drives(model):
             return family.of(model)
     return DecoderOnly.of(model)
+
+
+def _refuse_sound(model: Any) -> None:
+    """ValueError for models that transformers lists as writing sound: their tokens are no text."""
+    name = type(model).__name__
+    if name in MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES.values() or name in MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES.values():
+        raise ValueError(f"{name} writes sound, not text: use mmspec.speech.synthesize, or plain transformers generation")
 
 
 def _refuse_other_senses(model: Any) -> None:
