@@ -30,6 +30,7 @@ from mmspec.drafters.ensemble import Ensemble, Views
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.padding import refuse_other_tokenizer
 from mmspec.drafters.relay import Relay
 from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.sight import Pooled, Pruned, looking
@@ -43,7 +44,6 @@ Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
 _SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
 _DRAWING = ("jacobi", "lookahead")  # they draw their guesses from laws, and so as the rule wants them drawn
-_PADDING = 0.05  # one tokenizer's embedding tables differ by padding only: at most this share
 
 
 def rule_of(accept: str | Accept, temperature: float | Sequence[float], top_k: int | None = None, top_p: float | None = None) -> Accept:
@@ -192,16 +192,12 @@ def mixed(own: HFTarget, view: View) -> HFTarget | Ensemble:
 
 def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | Ensemble | Translated:
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
+    refuse_other_tokenizer(target.model, model)
     check_model(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
     own = replace(target, model=model, family=looking(family_of(model)), limit=None, trees=True)
     if mine == theirs:
         return mixed(own, view)
-    if abs(mine - theirs) > _PADDING * max(mine, theirs):
-        raise ValueError(
-            f"mismatched vocabularies: the target has {mine} tokens, the drafter {theirs}; choose a drafter with the same tokenizer, "
-            "or pass mmspec.text.aligned_drafter(model, tokenizer, drafter_model, drafter_tokenizer)"
-        )
     return Translated(mixed(replace(own, processors=_untruncated(own.processors)), view), Overlap.of_sizes(mine, theirs))
 
 

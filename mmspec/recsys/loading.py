@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmspec.core.checkpoint_loading import loaded
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.ngram import NGram
 from mmspec.recsys.retriever import Retriever
@@ -147,7 +148,7 @@ def _checkpoint(what: str, where: str | Path, dtype: str, device: torch.device |
     try:
         config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
         kind = hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM
-        model: Any = kind.from_pretrained(where, dtype=dtype, trust_remote_code=False)
+        model: Any = loaded(kind, where, dtype=dtype, trust_remote_code=False)
         return model.to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         lines = str(error).strip().splitlines()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from mmspec.core.checkpoint_loading import loaded
 from mmspec.speech.codec_lm import CodecLM
 from mmspec.speech.families import ADAPTERS, REFUSED, speech_model
 from mmspec.speech.family import SpeechModel
@@ -35,14 +36,15 @@ def load_checkpoint(
         kind = next((each for each in config.architectures or [] if each in (*ADAPTERS, *REFUSED) and hasattr(hf, each)), None)
         options = {"dtype": dtype, "trust_remote_code": False}
         if kind is not None:
-            model = getattr(hf, kind).from_pretrained(name, **options).to(device).eval()
+            model = loaded(getattr(hf, kind), name, **options).to(device).eval()
             reader = (hf.AutoTokenizer if kind == "BarkModel" else hf.AutoProcessor).from_pretrained(name, trust_remote_code=False)
             return speech_model(model, reader)
         found = _layout(name, layout)
-        model = hf.AutoModelForCausalLM.from_pretrained(name, **options).to(device).eval()  # pyright: ignore[reportArgumentType]
+        model = loaded(hf.AutoModelForCausalLM, name, **options).to(device).eval()
         tokenizer = hf.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         place = Path(name) / found.pop("codec")
-        codec = hf.AutoModel.from_pretrained(place if place.exists() else str(place.relative_to(name)), trust_remote_code=False)
+        codec_place = place if place.exists() else str(place.relative_to(name))
+        codec = loaded(hf.AutoModel, codec_place, extras=True, trust_remote_code=False)
         return CodecLM.of(model, tokenizer, HFCodec(codec.to(device), found.pop("block", BLOCK)), **found)
     except (OSError, ValueError, KeyError, ImportError) as error:
         lines = str(error).strip().splitlines()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmspec.config import DRAFTERS
+from mmspec.core.checkpoint_loading import loaded
 from mmspec.speech.family import SpeechModel
 
 MINIS = ("mini", "speech")
@@ -96,6 +97,6 @@ def _drafter(name: str, own: Mapping[str, Any], target: SpeechModel) -> Any:
     import transformers as hf
 
     try:
-        return hf.AutoModelForCausalLM.from_pretrained(home, dtype=torch.float32, trust_remote_code=False).eval()
+        return loaded(hf.AutoModelForCausalLM, home, dtype=torch.float32, trust_remote_code=False).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"drafter {name} cannot be loaded: {(str(error).strip().splitlines() or ['?'])[0]}") from None

@@ -95,8 +95,8 @@ def generate(
         ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
-    check_model(model)
     family = family_of(model)
+    check_model(model)
     inputs = checked(model, family, tensors(inputs, model.device))
     inputs, encoding = _prepared(family, model, inputs)
     ids, mask = family.prompt(model, inputs)
@@ -122,8 +122,8 @@ def generate(
         target = target.capture(max_new_tokens + 64)
         guesser = guesser.capture(max_new_tokens + 64) if isinstance(guesser, ModelDrafter) else guesser
     control = control_of(draft_length, guesser)
-    limits = Limits(rows, max_new_tokens, end_ids(model.generation_config), stops, ids.device)
-    pad = model.generation_config.pad_token_id
+    ends, pad = end_ids(model.generation_config), model.generation_config.pad_token_id
+    limits = Limits(rows, max_new_tokens, ends, stops, ids.device)
     with Stream(streamer, ids) as stream:
         out = run(
             target,
@@ -133,7 +133,7 @@ def generate(
             limits=limits,
             noise=Noise.from_seed(seed, rows, ids.device),
             control=control,
-            pad=0 if pad is None else pad,
+            pad=(ends[0] if ends else 0) if pad is None else pad,
             on_step=_both(stream, on_step),
         )
     for phase in ("encode", "total"):

@@ -52,7 +52,7 @@ def checked(model: Any, family: Any, inputs: Mapping[str, Any]) -> dict[str, Any
     found = dict(inputs)
     for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         if ids in found:
-            _check_ids(ids, found[ids], model, getattr(family, "placeholders", ()))
+            found[ids] = _checked_ids(ids, found[ids], model, getattr(family, "placeholders", ()))
         if mask in found:
             found[mask] = _checked_mask(mask, found[mask], found.get(ids))
     if "attention_mask" not in found and "input_ids" in found and not model.config.is_encoder_decoder:
@@ -85,17 +85,19 @@ def _refuse_unread(model: Any, family: Any, inputs: Mapping[str, Any]) -> None:
         raise ValueError(f"inputs has {name}, which is not read for {type(model).__name__}: leave it out, or use the model's own generate")
 
 
-def _check_ids(name: str, ids: Tensor, model: Any, placeholders: tuple[int, ...]) -> None:
+def _checked_ids(name: str, ids: Tensor, model: Any, placeholders: tuple[int, ...]) -> Tensor:
+    """`ids` as 64-bit whole numbers, all of which the model has embeddings for or knows as placeholders."""
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.is_complex():
         raise ValueError(f"{name} is {_dtype(ids)}: token ids are whole numbers; pass what the tokenizer returned")
     weight = getattr(model.get_input_embeddings(), "weight", None)
     if weight is None or ids.numel() == 0:
-        return
+        return ids.long()
     size = max(weight.shape[0], *(1 + i for i in placeholders), 0)
     least, most = ids.aminmax()
     if least < 0 or most >= size:
         wrong = int(least if least < 0 else most)
         raise ValueError(f"{name} holds {wrong}, but {type(model).__name__} has tokens 0 to {size - 1}: use the model's own tokenizer")
+    return ids.long()
 
 
 def _checked_mask(name: str, mask: Tensor, ids: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 `trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
+from mmspec.core.checkpoint_loading import loaded
 from mmspec.devices import device_of
 from mmspec.minis import HOME, shipped_drafters
 from mmspec.text.sight import Seen, look
@@ -278,6 +280,7 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
     import transformers as hf
 
     from mmspec.core.families import HEARS, SEES
+    from mmspec.text.model_settings import one_path
 
     weights = _dtype(dtype) or "auto"
     path = Path(name).expanduser()
@@ -293,9 +296,12 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
             _refuse_other_sight(config.model_type)
         reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
-        model = kind.from_pretrained(where, dtype=weights, trust_remote_code=False).to(device).eval()
+        model = loaded(kind, where, dtype=weights, trust_remote_code=False).to(device).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"model {name} cannot be loaded: {_first_line(error)}") from None
+    changed = one_path(model)
+    if changed is not None:
+        logging.getLogger(__name__).warning("%s: %s", name, changed)
     return model, _processor(where, hears or sees, "right" if config.is_encoder_decoder else "left")
 
 

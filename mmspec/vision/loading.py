@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmspec.core.checkpoint_loading import loaded
 from mmspec.vision.continuous import ContinuousPictures
 from mmspec.vision.families import ADAPTERS
 from mmspec.vision.family import ImageModel
@@ -129,7 +130,7 @@ def _checkpoint(name: str, where: str, dtype: str, device: torch.device | str) -
         kind = next((each for each in kinds if each in ADAPTERS and hasattr(hf, each)), None)
         if kind is None:
             raise ValueError(f"it is a {' or '.join(kinds) or config.model_type}, and image models mmspec knows are {', '.join(ADAPTERS)}")
-        model = getattr(hf, kind).from_pretrained(where, dtype=dtype, trust_remote_code=False).to(device).eval()
+        model = loaded(getattr(hf, kind), where, dtype=dtype, trust_remote_code=False).to(device).eval()
         pixels = kind.startswith("ImageGPT")
         processor = (hf.AutoImageProcessor if pixels else hf.AutoProcessor).from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:

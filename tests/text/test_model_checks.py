@@ -46,11 +46,15 @@ BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "in
 
 
 def test_models_without_a_head_and_bidirectional_ones_are_refused():
-    headless = hf.LlamaModel(hf.LlamaConfig(**LLAMA)).eval()
-    refused("LlamaModel is not a transformers generation model .it has no language model head", headless)
-    refused("LlamaModel is not a transformers generation model .it has no language model head", llama(), headless)
-    for kind in (hf.BertForMaskedLM, hf.BertModel, hf.BertLMHeadModel):
-        refused(rf"\({kind.__name__}\) is a bidirectional encoder \(is_decoder is False", kind(hf.BertConfig(**BERT)).eval())
+    for headless in (
+        hf.LlamaModel(hf.LlamaConfig(**LLAMA)),
+        hf.BertForMaskedLM(hf.BertConfig(**BERT)),
+        hf.BertModel(hf.BertConfig(**BERT)),
+    ):
+        words = f"{type(headless).__name__} is not a transformers generation model .it has no language model head"
+        refused(words, headless.eval())
+        refused(words, llama(), headless.eval())
+    refused(r"\(BertLMHeadModel\) is a bidirectional encoder \(is_decoder is False", hf.BertLMHeadModel(hf.BertConfig(**BERT)).eval())
     refused(r"drafter \(BertLMHeadModel\) is a bidirectional", llama(), hf.BertLMHeadModel(hf.BertConfig(**BERT)).eval())
     refused("is_causal is False", llama(is_causal=False))
     gemma = hf.Gemma2Config(**LLAMA, head_dim=8, use_bidirectional_attention=True)
