@@ -34,8 +34,8 @@ def _tensor(key: str, value: Any, device: torch.device | str) -> Tensor:
     except (ValueError, TypeError, RuntimeError):
         shapes = f" ({_shapes(value)})" if _shapes(value) else ""
         raise ValueError(
-            f"inputs has {key} as {type(value).__name__} that is no tensor{shapes}: ask the tokenizer or processor for return_tensors='pt', "
-            "with padding where rows differ"
+            f"inputs has {key} as {type(value).__name__} that is no tensor{shapes}: ask the tokenizer or processor for "
+            "return_tensors='pt', with padding where rows differ"
         ) from None
     return made.to(device, torch.get_default_dtype() if made.dtype == torch.float64 else made.dtype)
 
