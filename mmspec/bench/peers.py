@@ -110,6 +110,7 @@ def sampling(pair: Pair) -> dict[str, Any]:
 def new_tokens(model: Any, inputs: dict[str, Any], out: Tensor) -> list[list[int]]:
     """What `generate` added, each row up to and with its end token."""
     first = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    first = 0 if model.config.model_type == "whisper" else first  # its generate leaves the decoder's prompt out
     ends = set(end_ids(model.generation_config))
     return [_until_end(row, ends) for row in out[:, first:].tolist()]
 

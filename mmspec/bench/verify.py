@@ -7,36 +7,33 @@ token must be the likeliest within a margin instead. Law-exact rules are held to
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.bench.drafter_checks import check_drafter
+from mmspec.bench.drawn_from import judged, moments
+from mmspec.bench.findings import Finding, with_causes
+from mmspec.bench.model_checks import check_model
 from mmspec.bench.peers import run_transformers
 from mmspec.core.accept import GROUP_EXACT, LAW_EXACT, LOSSY, TOKEN_EXACT
 from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.laws import Categorical
 from mmspec.core.noise import Noise
+from mmspec.core.proof import prove
 from mmspec.core.records import Room
 from mmspec.core.stats import Stats
 from mmspec.options import laws_for, rule_of
+from mmspec.text.model_settings import settings
 from mmspec.text.pairs import Pair
-from mmspec.text.processors import constraints
+from mmspec.text.processors import end_ids
 
 MARGINS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.5}
 """How far below the likeliest token's logit a token may be and still be told apart by rounding alone."""
 TEMPERATURE = 0.8  # of sampled checks, where the pair's own is 0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check's outcome, over `compared` outputs."""
-
-    name: str
-    passed: bool
-    compared: int
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -46,29 +43,84 @@ class Plan:
     prompts: Sequence[Any]  # texts, or `mmspec.text.sight.Seen`: texts about pictures
     seeds: Sequence[int] = (0, 1, 2)
     margin: float | None = None
+    logits: bool = True  # check the target's logits
+    more: bool = True  # check trees, random draft lengths and the drafter
     done: Callable[..., Any] = lambda *args: None
+
+
+TREES: tuple[Any, ...] = ((3, 2, 1), "comb", "expand")
+"""Trees that a drafter which can grow them is checked with: static, siblings on a chain, a search."""
 
 
 def work(pair: Pair, plan: Plan) -> int:
     """Steps of the progress bar."""
-    return 3 + len(plan.seeds) + (pair.exactness in (LAW_EXACT, GROUP_EXACT, LOSSY))
+    return len(_steps(pair, plan, Stats()))
 
 
 def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
-    """Every check that applies to the pair's rule, and what drafting brought in them."""
+    """Check that drafting changes nothing, and that target and drafter are what exactness rests on.
+
+    The checks:
+
+    - logits: two identical forwards agree; sessions with drafts, rollbacks, unequal prompts, attention windows and trees give the logits of
+      plain forwards of each row alone (`mmspec.bench.model_checks`);
+    - tokens: greedy output is that of transformers' `generate`, for the pair's own draft length and tree, random draft lengths and every
+      kind of tree its drafter can grow; coupled sampling is plain sampling with the same seed; a batch is its rows alone;
+    - drafter: its distributions are finite, its draft tokens are drawn from them and independently of what judges them
+      (`mmspec.bench.drafter_checks`);
+    - rule: a distribution-exact rule's tokens are draws from the target's distribution.
+
+    Args:
+        pair: the target, drafter and rule: of `mmspec.text.pairs.load_pair`, or of `mmspec.bench.custom.pair_of_models`.
+        plan: prompts, seeds of sampled checks, margin of near ties.
+
+    Returns:
+        The findings, failed ones with their likely cause (`mmspec.bench.findings.likely_cause` gives one for all), and statistics of the
+        greedy check.
+    """
     stats = Stats(exactness=TOKEN_EXACT)
-    findings = [_greedy(pair, plan, stats)]
-    plan.done()
-    for seed in plan.seeds:
-        findings.append(_coupled(pair, plan, seed))
+    findings: list[Finding] = []
+    for step in _steps(pair, plan, stats):
+        findings += _run(pair, step)
         plan.done()
-    for seed in (None, plan.seeds[0]):
-        findings.append(_batch(pair, plan, seed))
-        plan.done()
+    return with_causes(findings), stats
+
+
+def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[Callable[[], Any]]:
+    """The checks that apply to a pair, none run yet."""
+    first = plan.seeds[0]
+    found: list[Callable[[], Any]] = []
+    if plan.logits:
+        found.append(lambda: check_model(pair.target, first))
+    found.append(lambda: _greedy(pair, plan, stats))
+    found += [partial(_coupled, pair, plan, seed) for seed in plan.seeds]
+    found += [partial(_batch, pair, plan, seed) for seed in (None, first)]
+    if plan.more and pair.drafter is not None:
+        found += [partial(_tree, pair, plan, tree) for tree in TREES if _grows(pair, tree)]
+        found += [lambda: _lengths(pair, plan), lambda: check_drafter(pair, plan.prompts[:2])]
     if pair.exactness in (LAW_EXACT, GROUP_EXACT, LOSSY):
-        findings.append(_rule(pair, plan))
-        plan.done()
-    return findings, stats
+        found.append(lambda: _rule(pair, plan))
+    return found
+
+
+def _run(pair: Pair, step: Callable[[], Any]) -> list[Finding]:
+    """A check's findings; one has failed that stops as logits hold NaN, or as the target's self-test has failed."""
+    try:
+        found = step()
+    except (FloatingPointError, ValueError) as error:
+        line = str(error).splitlines()[0]
+        if isinstance(error, ValueError) and "NaN" not in line and prove(pair.target).exact:
+            raise  # bad input
+        kind = "tokens" if "NaN" not in line else "drafter nan" if "drafter" in line else "nan"
+        return [Finding("generation runs", False, 0, line, kind)]
+    return found if isinstance(found, list) else [found]
+
+
+def _grows(pair: Pair, tree: Any) -> bool:
+    """Whether this pair's drafter can draft this tree, and the target score it."""
+    drafter = pair.drafter
+    can = hasattr(drafter, "guide") or (hasattr(drafter, "generate") and not hasattr(drafter, "begin"))
+    return can and pair.config.drafter.tree is None and prove(pair.target).trees
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
@@ -79,7 +131,38 @@ def _greedy(pair: Pair, plan: Plan, stats: Stats) -> Finding:
     greedy = _set(pair, 0.0, "exact")
     own = [_rows(greedy.generate(greedy.inputs([prompt]), on_step=stats.add))[0] for prompt in plan.prompts]
     plain = [run_transformers(greedy, greedy.inputs([prompt]), 0, {}).tokens[0] for prompt in plan.prompts]
+    if pair.hears:  # Whisper's generate leaves the end token out
+        ends = set(end_ids(pair.target.generation_config))
+        own, plain = ([ids[:-1] if ids and ids[-1] in ends else ids for ids in rows] for rows in (own, plain))
     return _compared("greedy: as transformers generate", greedy, plan, own, plain)
+
+
+def _tree(pair: Pair, plan: Plan, tree: Any) -> Finding:
+    """Greedy with a tree against plain decoding."""
+    name = f"greedy, tree {tree if isinstance(tree, str) else ','.join(map(str, tree))}: as plain decoding"
+    return _against_plain(pair, plan, name, "tree tokens", tree=tree, draft_length=_length(pair))
+
+
+def _lengths(pair: Pair, plan: Plan) -> Finding:
+    """Greedy with draft lengths of 1 to 9, another one for every prompt, against plain decoding."""
+    lengths = torch.randint(1, 10, (len(plan.prompts),), generator=torch.Generator().manual_seed(plan.seeds[0])).tolist()
+    name = f"greedy, draft lengths {', '.join(map(str, lengths))}: as plain decoding"
+    return _against_plain(pair, plan, name, "window tokens", lengths)
+
+
+def _length(pair: Pair) -> Any:
+    length = pair.config.drafter.length
+    return length if isinstance(length, int) and length > 0 else 4
+
+
+def _against_plain(pair: Pair, plan: Plan, name: str, kind: str, lengths: Sequence[int] | None = None, **changes: Any) -> Finding:
+    greedy = _set(pair, 0.0, "exact")
+    own = []
+    for number, prompt in enumerate(plan.prompts):
+        more = changes if lengths is None else changes | {"draft_length": lengths[number]}
+        own.append(_rows(greedy.generate(greedy.inputs([prompt]), **more))[0])
+    plain = _alone(greedy, plan, [0] * len(plan.prompts), plain=True)
+    return replace(_compared(name, greedy, plan, own, plain), kind=kind)
 
 
 def _coupled(pair: Pair, plan: Plan, seed: int) -> Finding:
@@ -95,7 +178,8 @@ def _batch(pair: Pair, plan: Plan, seed: int | None) -> Finding:
     seeds = [(seed or 0) + n for n in range(len(plan.prompts))]
     together = _rows(chosen.generate(chosen.inputs(list(plan.prompts)), seed=seeds))
     name = f"{'greedy' if seed is None else 'coupled'}, a batch of {len(together)}: as alone"
-    return _compared(name, chosen, plan, together, _alone(chosen, plan, seeds, plain=False), None if seed is None else seeds)
+    alone = _alone(chosen, plan, seeds, plain=False)
+    return replace(_compared(name, chosen, plan, together, alone, None if seed is None else seeds), kind="batch tokens")
 
 
 def _alone(pair: Pair, plan: Plan, seeds: Sequence[int], *, plain: bool) -> list[list[int]]:
@@ -126,7 +210,7 @@ def _compared(
     if not exact:
         passed = worst <= margin
         notes.append(f"every token within {worst:.2g} of the best score (allowed: {margin:g})")
-    return Finding(name, passed, len(own), "; ".join(notes))
+    return Finding(name, passed, len(own), "; ".join(notes), "tokens")
 
 
 def _gap(scores: Tensor, ids: list[int], other: list[int], place: int) -> float:
@@ -153,11 +237,11 @@ def _first(ids: list[int], other: list[int]) -> int:
 def _teach(pair: Pair, prompt: Any, rows: list[list[int]]) -> Categorical:
     """The target's laws [B, T] for `rows` of T tokens behind one prompt: no drafting, no acceptance, one forward."""
     run, model, inputs = pair.config.run, pair.target, pair.inputs([prompt] * len(rows))
-    unsaid = getattr(family_of(model), "unsaid", ())
-    first = constraints(model.generation_config, inputs["input_ids"].shape[1], run.max_new_tokens, unsaid)
+    family = family_of(model)
     chosen = rule_of(pair.accept, run.temperature, run.top_k, run.top_p)
-    laws = laws_for(chosen, run.temperature, run.top_k, run.top_p, run.repetition_penalty, first)
-    session, frontier = HFTarget(model, family_of(model), laws, limit=positions_of(model)).begin(inputs)
+    first = settings(model, family, inputs, family.prompt(model, inputs), run.max_new_tokens, run.repetition_penalty)
+    laws = laws_for(chosen, run.temperature, run.top_k, run.top_p, None, first)
+    session, frontier = HFTarget(model, family, laws, limit=positions_of(model)).begin(inputs)
     nodes = torch.tensor(rows, device=model.device)[:, :-1]
     room = Room(torch.full((len(rows),), nodes.shape[1] + 1, device=model.device), nodes.shape[1])
     return session.score(frontier.extend_chain(nodes, room.guesses)).p
@@ -185,37 +269,11 @@ def _rule(pair: Pair, plan: Plan, rows: int = 64) -> Finding:
         out = settings.generate(pair.inputs([prompt] * rows), seed=1000 * (index + 1))
         law = _teach(settings, prompt, out.sequences.tolist())
         real = torch.arange(out.sequences.shape[1], device=out.lengths.device) < out.lengths[:, None]
-        mean, variance, rank = _moments(law, out.sequences, seed=index)
+        mean, variance, rank = moments(law, out.sequences, seed=index)
         surprise.append(mean[real])
         spread.append(variance[real])
         ranks.append(rank[real])
-    return _judged(name, torch.cat(surprise), torch.cat(spread), torch.cat(ranks), rows * len(plan.prompts))
-
-
-def _moments(law: Categorical, ids: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per token [B, T]: log p minus its mean, that law's variance of log p, and the token's randomised rank in [0, 1]."""
-    log_p = law.log_probs().double()
-    p = log_p.exp()
-    safe = torch.where(p > 0, log_p, 0)
-    mean = (p * safe).sum(-1)
-    variance = (p * safe.square()).sum(-1) - mean.square()
-    own = log_p.gather(-1, ids[..., None])
-    above, equal = (p * (log_p > own)).sum(-1), (p * (log_p == own)).sum(-1)
-    generator = torch.Generator().manual_seed(seed)
-    uniform = torch.rand(ids.shape, generator=generator, dtype=torch.float64).to(p.device)
-    return own[..., 0] - mean, variance, above + uniform * equal
-
-
-def _judged(name: str, surprise: Tensor, variance: Tensor, ranks: Tensor, rows: int) -> Finding:
-    """Under the law the surprises sum to about 0 and the ranks are uniform: a z-test and a chi-square of 20 bins."""
-    z = (surprise.sum() / variance.sum().clamp_min(1e-12).sqrt()).abs().item()
-    bins = torch.histc(ranks, 20, 0, 1)
-    expected = len(ranks) / 20
-    chi = ((bins - expected).square() / expected).sum()
-    p_z = torch.erfc(torch.tensor(z / 2**0.5, dtype=torch.float64)).item()
-    p_chi = torch.special.gammaincc(torch.tensor(9.5, dtype=torch.float64), chi.double().cpu() / 2).item()
-    passed = min(p_z, p_chi) > 1e-4
-    return Finding(name, passed, rows, f"{len(ranks)} tokens: p = {p_z:.2g} (likelihood), {p_chi:.2g} (ranks); below 0.0001 fails")
+    return judged(name, torch.cat(surprise), torch.cat(spread), torch.cat(ranks), rows * len(plan.prompts))
 
 
 def _set(pair: Pair, temperature: float, accept: str) -> Pair:

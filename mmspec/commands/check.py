@@ -1,14 +1,17 @@
 """`mmspec check`: the losslessness self-test for any target, drafter and rule."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
+from mmspec.commands.check_kinds import check_custom, check_kind, kind_of
 from mmspec.config import Config
+from mmspec.devices import device_of
 
 EXAMPLES = """Examples:
 
@@ -20,17 +23,32 @@ EXAMPLES = """Examples:
   mmspec check --model ./big --drafter ./small --dtype bfloat16 --margin 0.5
   mmspec check --model vlm --drafter text --view newline
   mmspec check --model ./sees --drafter ./small --picture cat.jpg --prompts questions.txt
+  mmspec check --model vision --method jacobi
+  mmspec check --model continuous --method path
+  mmspec check --model speech --drafter vadusa
+  mmspec check --model recsys
+  mmspec check --model ./janus --modality image --prompts captions.txt
+  mmspec check --target my_models:target --drafter my_models:drafter
 """
 _NEW, _PROMPTS = 48, 4
+_MODALITY = "text (default), image, speech or recommend; minis are known by their names."
+_TARGET = "A function that returns the target: a transformers model, or (a Target, its prompts)."
+_DRAFTER = (
+    "As mmspec text takes it: none, model, lookup, a path, ...; or MODULE:FUNCTION that returns one, called with the target if it takes it."
+)
+_METHOD = "Of images and recommendations: the method or mode; the model's default where none is given."
 
 
 def check(
     model: common.MODEL = None,
+    modality: Annotated[str | None, common.option(common.WHAT, _MODALITY, metavar="NAME")] = None,
+    target: Annotated[str | None, common.option(common.WHAT, _TARGET, metavar="MODULE:FUNCTION")] = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
-    drafter: common.DRAFTER = None,
+    drafter: Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="NAME")] = None,
+    method: Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")] = None,
     view: common.VIEW = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
@@ -51,17 +69,33 @@ def check(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Test that drafting changes nothing: the tokens of plain decoding, or draws from its law."""
+    """Test that drafting changes nothing, and what that rests on: the target's logits, trees, windows, the drafter's draws.
+
+    A failed check exits with 1 and says what the likely cause is.
+    """
     given = common.with_defaults(dict(locals()), max_new_tokens=_NEW, limit=_PROMPTS)
-    settings = common.settings(given)
+    kind = kind_of(given)
+    own = given["target"] is None and kind == "text"
+    settings = common.settings(given if own else given | {"model": None, "drafter": None})
     common.begin(verbose)
-    findings, stats, pair, about = _check(settings, given)
-    passed = all(finding.passed for finding in findings)
-    if as_json:
-        found = {"passed": passed, "findings": [asdict(f) for f in findings], "model": pair.name, "drafter": pair.drafter_name}
-        common.emit({**found, "exactness": pair.exactness, "settings": asdict(settings), "stats": stats.to_dict(), "provenance": about})
+    if own:
+        findings, stats, pair, about = _check(settings, given)
+        name, drafter_name, exactness = pair.name, pair.drafter_name, pair.exactness
     else:
-        _show(findings, stats, pair, about)
+        from mmspec.bench.provenance import provenance
+
+        run = check_custom if given["target"] is not None else partial(check_kind, kind)
+        findings, stats, name, drafter_name, exactness = run(settings, given)
+        about = provenance(device_of(settings.target.device))
+    from mmspec.bench.findings import likely_cause
+
+    passed, cause = all(finding.passed for finding in findings), likely_cause(findings)
+    cause = next((f.cause for f in findings if f.cause and not f.passed), cause) if kind != "text" else cause
+    if as_json:
+        found = {"passed": passed, "findings": [asdict(f) for f in findings], "model": name, "drafter": drafter_name, "cause": cause}
+        common.emit({**found, "exactness": exactness, "settings": asdict(settings), "stats": stats.to_dict(), "provenance": about})
+    else:
+        _show(findings, stats, f"{name} with drafter {drafter_name}", cause, about)
     if not passed:
         raise typer.Exit(1)
 
@@ -80,20 +114,23 @@ def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     seed = config.run.seed
     plan = Plan(common.prompts_for(pair, given), (seed, seed + 100, seed + 200), given["margin"])
     with common.progress("check", work(pair, plan)) as done:
-        findings, stats = verify(pair, Plan(plan.prompts, plan.seeds, plan.margin, done))
+        findings, stats = verify(pair, replace(plan, done=done))
     return findings, stats, pair, provenance(pair.target.device)
 
 
-def _show(findings: Any, stats: Any, pair: Any, about: dict[str, Any]) -> None:
+def _show(findings: Any, stats: Any, what: str, cause: str, about: dict[str, Any]) -> None:
     from mmspec.bench.provenance import machine
     from mmspec.commands.stream import summary
 
     table = Table("check", "", "finding")
     for finding in findings:
-        table.add_row(finding.name, "[green]ok[/]" if finding.passed else "[red]FAILED[/]", finding.detail)
+        table.add_row(escape(finding.name), "[green]ok[/]" if finding.passed else "[red]FAILED[/]", escape(finding.detail))
     show = common.console(False)
     show.print(table)
     failed = sum(not finding.passed for finding in findings)
     verdict = f"[red]{failed} of {len(findings)} checks failed[/]" if failed else "[green]lossless: all checks passed[/]"
-    show.print(f"{pair.name} with drafter {pair.drafter_name}: {verdict}")
-    show.print(f"greedy: {summary(stats)}; {machine(about)}", soft_wrap=True)
+    show.print(f"{what}: {verdict}")
+    if cause:
+        show.print(f"likely cause: {escape(cause)}", soft_wrap=True)
+    counted = f"greedy: {summary(stats)}; " if stats.tokens else ""
+    show.print(f"{counted}{machine(about)}", soft_wrap=True)

