@@ -25,14 +25,15 @@ from mmspec.core.families import family_of, positions_of
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.processors import Pipeline, Processor, Temperature
+from mmspec.core.processors import Processor
 from mmspec.core.records import Step
-from mmspec.options import Tree, control_of, drafter_of, rule_of
+from mmspec.options import Tree, control_of, drafter_of, laws_for, rule_of
 from mmspec.text.drop_in_arguments import own_inputs, refuse
 from mmspec.text.drop_in_inputs import inputs_for, plain_reason
 from mmspec.text.drop_in_processors import PrefixAllowed, Request, form_of
 from mmspec.text.drop_in_stops import Ends, end_values, ends_of, without_form
 from mmspec.text.generation import Stream
+from mmspec.text.processors import end_ids
 
 
 def speculate(
@@ -129,12 +130,11 @@ class _Work:
     def drafted(self, inputs: Mapping[str, Any]) -> Any:
         """Decode by mmspec."""
         steps: list[Processor] = [form for form in self.forms if form is not None]
-        if not self.config.do_sample and self.rule.exactness == "law-exact":
-            steps.append(Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
+        laws = laws_for(self.rule, 1.0 if self.config.do_sample else 0.0, None, None, None, steps)
         ids = self.ids.to(self.model.device)
         checks = [form.check for form in steps if isinstance(form, PrefixAllowed)]
         ends = ends_of(self.criteria, self.ids, self.asked.stateless, checks)
-        target = HFTarget(self.model, self.family, Pipeline(tuple(steps)), limit=positions_of(self.model))
+        target = HFTarget(self.model, self.family, laws, limit=positions_of(self.model))
         guesser = drafter_of(self.asked.drafter, target, self.rule, self.asked.tree)
         with TokenStream(self.streamer) as stream:
             out = generate(
@@ -177,7 +177,7 @@ class _Work:
 
     def pad(self, ends: Ends) -> int:
         pad = self.config.pad_token_id
-        return (ends.values[0] if ends.values else 0) if pad is None else int(pad)
+        return int(pad) if pad is not None else [*end_ids(self.config), *ends.values, 0][0]
 
     def returned(self, sequences: Tensor) -> Any:
         if not self.config.return_dict_in_generate:
