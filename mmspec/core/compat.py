@@ -115,9 +115,7 @@ def encoder_source(rows: int) -> dict[str, Tensor]:
     Relies on the local variables `inputs_tensor` and `model_input_name` of `GenerationMixin.generate` (5.17 to 5.23). Empty if there is
     no such caller.
     """
-    code, frame = inspect.unwrap(vars(GenerationMixin)["generate"]).__code__, inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
+    frame = frame_of(vars(GenerationMixin)["generate"])
     if frame is None:
         return {}
     name, source = frame.f_locals.get("model_input_name"), frame.f_locals.get("inputs_tensor")

@@ -190,7 +190,7 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = None if self.target.processors.repairs else (logits < torch.inf).flatten(1).all(-1)
+        healthy = None if getattr(self.target.processors, "repairs", False) else (logits < torch.inf).flatten(1).all(-1)
         p = self.laws(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)

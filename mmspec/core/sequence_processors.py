@@ -58,19 +58,6 @@ class SequencePenalty:
 
 
 @dataclass(frozen=True, eq=False)
-class EncoderPenalty:
-    """A penalty on (below 1: a bonus for) every id of the encoder's input `source` [R, E]; row b reads line b // (B // R)."""
-
-    penalty: float
-    source: Tensor
-
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        source = _of_each_row(self.source.to(scores.device), scores)[:, None]
-        named = tally(source, torch.ones_like(source, dtype=torch.bool), scores.shape[-1]) > 0
-        return penalised(scores, self.penalty, named)
-
-
-@dataclass(frozen=True, eq=False)
 class NoRepeatNGram:
     """No n-gram of `size` ids stands twice in a sequence, the prompt included."""
 

@@ -46,21 +46,21 @@ def plain_reason(
     if ids.shape[1] == 0 or ids.dim() != 2:
         return "the prompt has no input_ids"
     if model.config.is_encoder_decoder:
-        reason = _decoder_reason(given, model_kwargs)
+        reason = _decoder_reason(model, given, model_kwargs)
     else:
-        reason = _prompt_reason(family, ids, given, model_kwargs)
+        reason = _prompt_reason(family, ids, config, given, model_kwargs)
     return reason or _length_reason(model, ids, config, model_kwargs)
 
 
-def _decoder_reason(given: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> str | None:
-    unread = [name for name in given if name not in _ENCODER]
+def _decoder_reason(model: Any, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> str | None:
+    unread = [name for name in given if name not in (*_ENCODER, model.main_input_name)]
     if unread:
         return f"{unread[0]} is given"
     mask = model_kwargs.get("decoder_attention_mask")
     return "decoder_attention_mask leaves positions out" if mask is not None and not bool((mask == 1).all()) else None
 
 
-def _prompt_reason(family: Any, ids: Tensor, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> str | None:
+def _prompt_reason(family: Any, ids: Tensor, config: Any, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> str | None:
     sensing = isinstance(family, (Multimodal, Mllama))
     unread = [name for name in given if name in _OWN_PLACES[1:] or (name not in _TEXT and not sensing)]
     if unread:
@@ -76,7 +76,7 @@ def _prompt_reason(family: Any, ids: Tensor, given: Mapping[str, Any], model_kwa
             return "attention_mask has gaps"
     if "position_ids" in given and (sensing or not _usual_positions(given["position_ids"], ids, mask)):
         return "position_ids are given"
-    if sensing and given.get("input_ids") is not None and len(given["input_ids"]) != len(ids):
+    if (config.num_return_sequences or 1) > 1 and any(name not in _TEXT for name in given):
         return "num_return_sequences repeats prompts with pictures or sound"
     return None
 

@@ -44,6 +44,17 @@ class RowWise:
         return torch.where(usable, self.processor(history.ids[:1, :1].expand(len(flat), -1), safe), flat).view_as(scores)
 
 
+@dataclass(frozen=True)
+class NodeColumns:
+    """A transformers processor that reads scores only but tells rows apart, called with the whole batch for one node of every row."""
+
+    processor: Any
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        ids = history.ids[:, :1]
+        return torch.stack([self.processor(ids, scores[:, node].clone()) for node in range(scores.shape[1])], 1)
+
+
 @dataclass(frozen=True, eq=False)
 class NodeByNode:
     """A transformers processor that is a function of one row's padded ids and scores, called for one node at a time."""
@@ -192,7 +203,7 @@ FORMS: dict[type, Form] = {
     known.InfNanRemoveLogitsProcessor: lambda p, r: whole.ReplaceInvalid(),
     known.RepetitionPenaltyLogitsProcessor: _penalty,
     known.NoRepeatNGramLogitsProcessor: lambda p, r: whole.NoRepeatNGram(p.ngram_size, r.prompt),
-    known.EncoderRepetitionPenaltyLogitsProcessor: lambda p, r: whole.EncoderPenalty(p.penalty, p.encoder_input_ids),
+    known.EncoderRepetitionPenaltyLogitsProcessor: lambda p, r: NodeColumns(p),
     known.EncoderNoRepeatNGramLogitsProcessor: _encoder_ngrams,
     known.SequenceBiasLogitsProcessor: _bias,
     known.NoBadWordsLogitsProcessor: _bias,

@@ -36,6 +36,7 @@ from mmspec.text.drop_in_inputs import inputs_for, plain_reason
 from mmspec.text.drop_in_processors import PrefixAllowed, Request, form_of
 from mmspec.text.drop_in_stops import Ends, end_values, ends_of, without_form
 from mmspec.text.generation import Stream
+from mmspec.text.processors import end_ids
 
 
 def speculate(
@@ -184,7 +185,7 @@ class _Work:
 
     def pad(self, ends: Ends) -> int:
         pad = self.config.pad_token_id
-        return (ends.values[0] if ends.values else 0) if pad is None else int(pad)
+        return int(pad) if pad is not None else [*end_ids(self.config), *ends.values, 0][0]
 
     def returned(self, sequences: Tensor) -> Any:
         if not self.config.return_dict_in_generate:

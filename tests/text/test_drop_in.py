@@ -296,3 +296,12 @@ def test_returned_rows_have_noise_of_their_own(model, drafter):
     first = {"logits_processor": LogitsProcessorList([Idle()]), "encoder_repetition_penalty": 1.2, "top_k": 0}
     expected = not_drafted(model, inputs, drafter, "Idle", seed=4, do_sample=True, num_return_sequences=3, **first)
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("accept", ["token", "coupled", "match", "block", "greedy"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_without_sampling_every_exact_rule_is_greedy(model, drafter, accept, rows):
+    inputs = inputs_for("Llama", rows)
+    how = mmspec.text.speculate(drafter, accept=accept, draft_length=3)
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS)
+    assert torch.equal(model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, custom_generate=how), expected)

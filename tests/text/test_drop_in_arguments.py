@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 import mmspec
 import tests.tiny
 from mmspec.text.drop_in_arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
+from tests.drop_in_table import table
 from tests.families import FAMILIES, VOCAB, build, inputs_for
 from tests.text.test_drop_in import TOKENS, WAYS, drafted, not_drafted, perturbed
 
@@ -351,3 +353,8 @@ def test_speech(rows):
     model, inputs = build(FAMILIES["Whisper"]), inputs_for("Whisper", rows)
     expected = plainly(model, inputs)
     assert torch.equal(drafted(model, inputs, perturbed("Whisper"), **GREEDY), expected)
+
+
+def test_the_page_is_made_from_the_tables():
+    page = Path(__file__).parents[2] / "docs" / "drop-in.md"
+    assert page.read_text(encoding="utf-8").strip() == table().strip(), "run: python -m tests.drop_in_table > docs/drop-in.md"
