@@ -4,6 +4,7 @@ import inspect
 import warnings
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig, GenerationMixin
@@ -261,7 +262,6 @@ def test_replaced_inputs_are_seen(model, drafter, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix", "lora"])
 def test_adapters_of_peft(drafter, kind):
-    peft = pytest.importorskip("peft")
     torch.manual_seed(3)
     config = {
         "prompt": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
