@@ -6,7 +6,7 @@ with `sliding_window` and no `layer_types` (Moshi's text model).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from mmspec.core.layout import Layout
 class CacheWindow(DecoderOnly):
     """Decoders with full masks and a cache of `forgets` positions."""
 
+    cached_reference: ClassVar[bool] = True
     forgets: int = 0
 
     @classmethod

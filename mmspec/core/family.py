@@ -1,7 +1,7 @@
 """How decoder-only transformers models are driven, and the masks every family shares."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -92,8 +92,8 @@ class DecoderOnly:
     layers: int
     window: int | None = None
     mixed: bool = False
-    chunk: int | None = None
-    keeps: bool = True  # does the model's forward take `logits_to_keep`?
+    chunk: int | None = field(default=None, kw_only=True)
+    keeps: bool = field(default=True, kw_only=True)  # does the model's forward take `logits_to_keep`?
 
     @classmethod
     def of(cls, model: Any) -> "DecoderOnly":
@@ -111,7 +111,8 @@ class DecoderOnly:
         window = getattr(config, "sliding_window", None) if sliding else None
         chunk = getattr(config, "attention_chunk_size", None) if kinds is not None and "chunked_attention" in kinds else None
         mixed = bool(window or chunk) and kinds is not None and len(set(kinds)) > 1
-        return cls(config.num_hidden_layers, window, mixed, chunk, "logits_to_keep" in signature(model.forward).parameters, **more)
+        keeps = "logits_to_keep" in signature(model.forward).parameters
+        return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, **more)
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return text_prompt(inputs)

@@ -28,6 +28,7 @@ class RopeLengths(DecoderOnly):
     """
 
     capturable: ClassVar[bool] = False
+    cached_reference: ClassVar[bool] = True
     original: int = 0
     switches: bool = False
 

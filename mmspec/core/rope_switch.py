@@ -7,7 +7,7 @@ own; every column then has the logits that plain decoding has there.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class Switch:
 @dataclass(frozen=True)
 class RopeSwitch(RopeLengths):
     """Decoders with longrope whose `generate` computes a sequence anew at the switch."""
+
+    cached_reference: ClassVar[bool] = False
 
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
         _, mask = self.prompt(model, inputs)

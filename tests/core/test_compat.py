@@ -1,6 +1,7 @@
 """A canary for every reach into transformers' internals: each fails when a release no longer works as `mmspec.core.compat` assumes."""
 
 import inspect
+import copy
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from mmspec.core import compat
 from tests.families import FAMILIES, build, inputs_for
 from tests.films import batch, row
 from tests.seeing import SIGHTS
+from tests.sweep.causal import DYNAMIC, LONGROPE, VARIANTS, make
 
 
 def test_whisper_openings_are_made_by_the_models_own_method():
@@ -165,3 +167,33 @@ def test_generation_goes_through_the_mixins_generate(model):
     assert "generate" not in vars(type(model))
     assert "_extract_generation_mode_kwargs" in vars(GenerationMixin)
     assert {"streamer", "assistant_model", "synced_gpus", "kwargs"} <= set(inspect.unwrap(GenerationMixin.generate).__code__.co_varnames)
+def test_mask_makers_are_read_from_the_modelling_module():
+    assert "create_sliding_window_causal_mask" in compat.mask_makers(make("MistralForCausalLM"))
+    assert "create_sliding_window_causal_mask" not in compat.mask_makers(make("MoshiForCausalLM"))
+    assert "create_chunked_causal_mask" in compat.mask_makers(make("Llama4ForCausalLM"))
+    assert compat.mask_makers(make("CpmAntForCausalLM")) == frozenset()
+
+
+def test_arguments_are_read_from_signatures():
+    assert compat.takes_argument(make("LlamaForCausalLM"), "position_ids")
+    assert not compat.takes_argument(make("BartForCausalLM"), "position_ids")
+    assert not compat.takes_argument(make("OpenAIGPTLMHeadModel"), "past_key_values")
+
+
+def test_phi3_computes_a_sequence_anew_at_the_switch():
+    assert compat.recomputes_at_rope_switch(make("Phi3ForCausalLM", **VARIANTS["phi3 (longrope)"][1]))
+    assert not compat.recomputes_at_rope_switch(make("LlamaForCausalLM", rope_parameters=LONGROPE))
+
+
+@pytest.mark.parametrize("parameters", [DYNAMIC, LONGROPE], ids=["dynamic", "longrope"])
+def test_rope_at_a_length_is_what_a_forward_of_that_length_gives(parameters):
+    model = make("LlamaForCausalLM", rope_parameters=parameters, max_position_embeddings=12)
+    (rotary,) = compat.ropes_by_length(model)
+    before = {name: value.clone() for name, value in rotary.named_buffers()}
+    for length in (9, 15, 30):
+        positions = torch.arange(length)[None]
+        found = compat.rope_at_length(rotary, torch.zeros(1), positions, length)
+        assert all(torch.equal(value, before[name]) for name, value in rotary.named_buffers())
+        expected = copy.deepcopy(rotary)(torch.zeros(1), positions)
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert compat.ropes_by_length(make("LlamaForCausalLM")) == []

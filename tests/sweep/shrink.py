@@ -71,15 +71,23 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_star
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "blt": {"patcher_config": {"hidden_size": 32}},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "num_hidden_layers": 3},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")},
+    },
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
     "dots3_note_text": {"num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "reformer": {"is_decoder": True},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
+    "xlstm": {"chunk_size": 16},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
     "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }
