@@ -27,6 +27,10 @@ _SENSING = {
     **dict.fromkeys(("aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "paligemma"), SIGHT),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava"), SIGHT),
     **dict.fromkeys(("llava_next", "llava_onevision", "mistral3"), TILED_SIGHT),
+    **dict.fromkeys(
+        ("cohere2_vision", "deepseek_vl", "got_ocr2", "pp_chart2table", "ovis2", "glm46v", "glmga", "glm4v_moe", "glm_ocr"), SIGHT
+    ),
+    **dict.fromkeys(("llava_next_video", "lighton_ocr"), TILED_SIGHT),
 }
 _SENSING |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
 HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)

@@ -1,0 +1,27 @@
+"""A fast slice of the sweep: image-text architectures that have no case in `tests.seeing`, and one of every kind that has."""
+
+import pytest
+
+from mmspec.core.families import SEES
+from tests.sweep.image import cases
+from tests.sweep.image_models import NAMED, READS
+from tests.sweep.run import EXACT, REFUSED, examine
+
+ADDED = ("cohere2_vision", "deepseek_vl", "got_ocr2", "lighton_ocr", "llava_next_video", "ovis2")
+CASES = {case.name: case for case in cases()}
+
+
+@pytest.mark.parametrize("name", [*ADDED, "idefics3", "qwen2_5_vl"])
+def test_pictures_give_the_tokens_of_each_row_alone(name):
+    record = examine(CASES[name])
+    assert record.outcome == EXACT, record.reason
+
+
+@pytest.mark.parametrize("name", ["blip", "git", "kosmos-2", "idefics"])
+def test_what_is_not_driven_is_refused(name):
+    record = examine(CASES[name])
+    assert record.outcome == REFUSED, record.reason
+
+
+def test_every_model_that_sees_is_examined_with_pictures():
+    assert {kind for kind in SEES if kind in CASES} <= {*READS, *NAMED}
