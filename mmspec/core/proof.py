@@ -87,7 +87,8 @@ def prove(model: Any, family: Any = None) -> Proof:
 def _looked_up(model: Any, family: Any) -> Proof:
     with _lock:
         digest = proof_facts.fingerprint(model, family)
-        if model in _seen and _seen[model][0] == digest:
+        state = digest + proof_facts.state(model)
+        if model in _seen and _seen[model][0] == state:
             return _seen[model][1]
         shared = not proof_facts.altered(model)  # hooks are no part of a fingerprint
         known = (_known.get((type(model), digest)) or _read(digest)) if shared else None
@@ -97,7 +98,7 @@ def _looked_up(model: Any, family: Any) -> Proof:
             _known[type(model), digest] = proof
             if known is None:
                 proof_store.write(digest, asdict(proof))
-        _seen[model] = (digest, proof)
+        _seen[model] = (state, proof)
         return proof
 
 

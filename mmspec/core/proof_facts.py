@@ -137,6 +137,12 @@ def fingerprint(model: Any, family: Any) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def state(model: torch.nn.Module) -> str:
+    """Modes and numbers of hooks of all modules: what may change in a model's life and change what it computes."""
+    found = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in vars(m)) for m in model.modules()]
+    return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
 def altered(model: torch.nn.Module) -> bool:
     """Whether a module of `model` has hooks or a `forward` of its own, so that its class does not say what it computes."""
     return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from mmspec.core.hf import HFTarget
-from mmspec.core.module_copy import own_copy
+from mmspec.core.module_copy import own_copy, refresh
 from mmspec.core.records import PAD, Draft
 
 Path = tuple[int, ...]
@@ -71,6 +71,7 @@ class Probe:
     """
 
     def __init__(self, model: Any, family: Any, lengths: Sequence[int], whole: bool):
+        refresh(model)  # hooks and modes may have changed since this thread has copied it
         self.model, self.family, self.whole = own_copy(model), family, whole
         self.device = model.device
         self._generator = torch.Generator().manual_seed(17)

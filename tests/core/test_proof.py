@@ -17,7 +17,7 @@ from mmspec.core.hf import HFTarget
 from mmspec.core.proof import Proof, prove, require
 from mmspec.options import drafter_of
 from tests.families import FAMILIES, build, inputs_for
-from tests.proof_mutants import LAYOUTS, MODELS, laid_out, untested
+from tests.proof_mutants import LAYOUTS, MODELS, laid_out, one_percent_noise, untested
 from tests.sizes import LLAMA, Case
 
 NAMED = ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma-3", "Phi-3", "GPT-2", "GPT-NeoX", "OPT", "T5", "BART", "Whisper")
@@ -192,6 +192,14 @@ def test_weights_are_looked_at_even_where_the_class_is_known():
     assert not prove(MODELS["dropout left on"]()).exact
     assert not prove(MODELS["1 % noise"]()).exact
     assert prove(untested()).exact
+
+
+def test_a_model_that_has_changed_is_looked_at_anew():
+    model = untested()
+    assert prove(model).exact
+    found = prove(one_percent_noise(model))
+    assert not found.exact
+    assert "two identical forwards differ" in found.seen
 
 
 def test_nothing_is_lost_where_nothing_can_be_written(monkeypatch, tmp_path):
