@@ -4,12 +4,13 @@ Every value t belongs to groups S(t) in equal shares, w(k, t) = 1 / |S(t)|; grou
 P(k) = sum over t of w(k, t) p(t), is a law again. Shares are held sparsely, and no V x V matrix is ever made.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from mmspec.core.quiet import ignoring
 
 _ENTRIES = 2**24
 """About how many similarities are held at a time (64 MiB)."""
@@ -136,8 +137,7 @@ def _rows(row: Tensor, column: Tensor, shape: tuple[int, int]) -> Tensor:
     """A sparse matrix of ones at `row`, `column` [M]."""
     order = torch.argsort(row * shape[1] + column)
     ends = torch.nn.functional.pad(torch.bincount(row, minlength=shape[0]).cumsum(0), (1, 0))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+    with ignoring("Sparse CSR tensor support is in beta"):
         ones = torch.ones(len(row), device=row.device)
         return torch.sparse_csr_tensor(ends.int(), column[order].int(), ones, shape, check_invariants=False)
 

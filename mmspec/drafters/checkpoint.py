@@ -69,7 +69,8 @@ def is_drafter(path: str | Path) -> bool:
 
 def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
     try:
-        return net_class(kind)(**options)
+        with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read
+            return net_class(kind)(**options)
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{folder / 'config.json'} describes no drafter: {' '.join(str(error).split())}") from None
 

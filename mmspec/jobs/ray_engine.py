@@ -32,7 +32,11 @@ def ray_engine(job: Job | Callable[[], Job], processes: Processes) -> Iterator[t
     """An engine of `mmspec.jobs.engines`: on the cluster that RAY_ADDRESS names or that is running, else on one of its own."""
     if processes.world > 1:
         raise ValueError("the ray engine shares out the work itself: start it once, and not under torchrun or accelerate launch")
-    ray = _imported()
+    with _quiet():
+        yield from _engine(_imported(), job)
+
+
+def _engine(ray: Any, job: Job | Callable[[], Job]) -> Iterator[tuple[Job, Callable[..., None]]]:
     begun = not ray.is_initialized()
     if begun:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -178,12 +182,26 @@ def _one_line() -> Iterator[None]:
         raise ValueError(f"the job cannot be sent to ray's workers ({first}): give `run` a function that builds it") from None
 
 
-def _imported() -> Any:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, ray reports no usage and its data library logs nothing: what goes wrong is told by this module, in one line."""
+    logger, asked = logging.getLogger("ray.data"), "RAY_USAGE_STATS_ENABLED" in os.environ
+    level = logger.level
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not asked:
+            os.environ.pop("RAY_USAGE_STATS_ENABLED", None)
+
+
+def _imported() -> Any:
     try:
         import ray
         import ray.data
     except ImportError:
         raise ValueError("engine 'ray' needs Ray Data, which is not installed: pip install 'mmspec[ray]'") from None
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what goes wrong is told by this module, in one line
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # again: its import sets a level of its own
     return ray

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mmspec.compact import read_bytes, save_bytes
 
 HOME = Path(__file__).parent
@@ -35,6 +37,11 @@ def load(name: str) -> Mini:
     """The mini called `name`. ValueError lists the names there are."""
     if name not in NAMES:
         raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
+    with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read
+        return _loaded(name)
+
+
+def _loaded(name: str) -> Mini:
     if name == "text":
         return load_text(HOME / "text")
     if name == "recsys":

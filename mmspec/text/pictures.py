@@ -5,12 +5,13 @@ the memory and none is handed to another program.
 """
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from mmspec.core.quiet import ignoring
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 """What files of pictures are called: others in a folder are passed over."""
@@ -49,13 +50,12 @@ def read_picture(path: str | Path, called: str | None = None) -> Any:
     if not path.is_file():
         raise ValueError(f"picture {name} is no file: give one picture, or a folder with --out answers.jsonl")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is too large is told below, and odd tags harm nobody
-            with Image.open(path, formats=[each for each in _FORMATS if each in Image.OPEN]) as picture:
-                if picture.width * picture.height > most:
-                    raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
-                picture.load()
-                return _rgb(picture)
+        formats = [each for each in _FORMATS if each in Image.OPEN]
+        with ignoring(), Image.open(path, formats=formats) as picture:  # what is too large is told below, and odd tags harm nobody
+            if picture.width * picture.height > most:
+                raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
+            picture.load()
+            return _rgb(picture)
     except Image.DecompressionBombError as error:
         size = str(error) if str(error).endswith(" pixels") else f"over {2 * most:,} pixels"
         raise ValueError(f"picture {name} has {size}, and at most {most:,} are unpacked: make it smaller first") from None

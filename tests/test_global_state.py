@@ -1,0 +1,63 @@
+"""Nothing that a whole process shares is changed by a public call, and nothing is left behind."""
+
+import pytest
+import torch
+
+import mmspec
+from tests.families import FAMILIES, build, inputs_for
+from tests.snapshots import differences, model_state, process_state
+from tests.soak.calls import CALLS
+from tests.soak.memory import watched
+
+TURNS = {"text": (0, 1, 3, 7, 8, 9, 10, 13, 16, 22, 24), "pictures": (0, 4, 5), "speech": (0, 1, 3), "recommendations": (0, 1, 2, 3, 7)}
+
+
+@pytest.mark.parametrize("what", [*TURNS, "seeing"])
+def test_public_calls_leave_the_process_as_it_was(what):
+    """Loading the mini included. The first call of a process may import: what imports set up is no residue."""
+    CALLS[what]()(0)
+    before = process_state()
+    call = CALLS[what]()
+    for turn in TURNS.get(what, range(9)):
+        call(turn)
+        assert not differences(before, process_state()), turn
+
+
+def test_capturing_leaves_the_process_and_the_model_as_they_were(monkeypatch):
+    model, inputs = build(FAMILIES["Llama"]), inputs_for("Llama", 1)
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=8)
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", fullgraph=True, dynamic=False))
+    before, own = process_state(), model_state(model)
+    for length in range(10):  # more shapes than the compiler's limit, which is raised inside
+        out = mmspec.text.generate(model, inputs, "suffix", draft_length=length, capture=True, max_new_tokens=8)
+        assert torch.equal(out.sequences, expected.sequences)
+    assert not differences(before, process_state())
+    assert not differences(own, model_state(model))
+
+
+def test_a_captured_target_whose_model_has_changed_is_refused():
+    from mmspec.core.family import DecoderOnly
+    from mmspec.core.hf import HFTarget
+
+    model = build(FAMILIES["Llama"])
+    target = HFTarget(model, DecoderOnly.of(model)).capture(64, backend="eager", mode=None)
+    target.begin(inputs_for("Llama", 1))
+    model.model.layers[0].self_attn.scaling *= 2
+    with pytest.raises(ValueError, match="has changed since it was captured"):
+        target.begin(inputs_for("Llama", 1))
+
+
+def test_sixty_text_calls_leave_no_tensor_thread_or_file():
+    """The short form of `python -m tests.soak text`."""
+    _, left = watched("text", 60)
+    assert not left
+
+
+def test_mutant_a_kept_tensor_is_found(monkeypatch):
+    kept = []
+    real = CALLS["text"]
+    monkeypatch.setitem(CALLS, "text", lambda call=None: lambda turn: kept.append(real_call(turn)))
+    real_call = real()
+    _, left = watched("text", 3)
+    assert any("tensors" in line for line in left)
