@@ -1,7 +1,7 @@
 """A canary for every reach into transformers' internals: each fails when a release no longer works as `mmspec.core.compat` assumes."""
 
-import inspect
 import copy
+import inspect
 
 import pytest
 import torch
@@ -167,6 +167,8 @@ def test_generation_goes_through_the_mixins_generate(model):
     assert "generate" not in vars(type(model))
     assert "_extract_generation_mode_kwargs" in vars(GenerationMixin)
     assert {"streamer", "assistant_model", "synced_gpus", "kwargs"} <= set(inspect.unwrap(GenerationMixin.generate).__code__.co_varnames)
+
+
 def test_mask_makers_are_read_from_the_modelling_module():
     assert "create_sliding_window_causal_mask" in compat.mask_makers(make("MistralForCausalLM"))
     assert "create_sliding_window_causal_mask" not in compat.mask_makers(make("MoshiForCausalLM"))
