@@ -1,0 +1,54 @@
+"""Options of the public call x sources x trees in a ragged batch: the tokens of plain decoding with the same options."""
+
+from itertools import cycle
+
+import pytest
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
+
+from mmspec.core.control import Thompson
+from mmspec.text.processors import Wrapped
+from tests.drafters.sources import GROWN, TREES
+from tests.drafters.test_contract import Varied
+from tests.drafters.test_products import decoded, plain, target, world  # noqa: F401  the target whose rows end in three ways
+
+OPTIONS = {
+    "one-token": {"max_new_tokens": 1},
+    "two-tokens": {"max_new_tokens": 2},
+    "varied-length": {"draft_length": Varied},
+    "thompson": {"draft_length": Thompson},
+    "auto": {"draft_length": "auto"},
+    "temperature-per-row": {"temperature": [0.0, 0.7, 1.3]},
+    "truncated": {"temperature": 1.0, "top_k": 3, "top_p": 0.8},
+    "one-value": {"temperature": 1.0, "top_k": 1},
+    "repetition-penalty": {"repetition_penalty": 1.3},
+    "repetition-penalty-sampled": {"temperature": 1.0, "repetition_penalty": 1.3, "seed": [9, 1, 5]},
+    "no-repeated-pairs": {"processors": [Wrapped(NoRepeatNGramLogitsProcessor(2))]},
+}
+SOURCES = ("near", "smaller-vocabulary", "early-exit-2", "kangaroo", "swift", "hydra", "ctc", "eagle1", "mask-tokens")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_change_what_plain_decoding_writes_and_nothing_else(name, world):  # noqa: F811
+    options = {"temperature": 0.0} | OPTIONS[name]
+    length = options.pop("draft_length", 4)
+    heat = options.pop("temperature")
+    expected = decoded(world.big, None, None, heat, **options).tokens
+    trees = cycle(tree for tree in TREES if tree != "joint-path")
+    for source in SOURCES:
+        made = GROWN[source](world, 1.0 if heat else 0.0)
+        for tree in ("opt", "uneven-search", next(trees)):
+            asked = length() if callable(length) else length
+            found = decoded(world.big, made, TREES[tree], heat, draft_length=asked, **options).tokens
+            assert found == expected, f"{name}, {source}, {tree}: wrong tokens"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_chains_that_stop_early_row_by_row(source, world):  # noqa: F811
+    for heat in (0.0, 1.0):
+        made = GROWN[source](world, heat)
+        expected = decoded(world.big, None, None, heat).tokens
+        for threshold in (0.3, 0.7):
+            together = decoded(world.big, made, None, heat, stop_below=threshold)
+            assert together.tokens == expected
+            alone = decoded(world.big, made, None, heat, [2], stop_below=threshold)
+            assert alone.rounds[0] == together.rounds[2]
