@@ -1,7 +1,7 @@
 """An architecture that mmspec's tests do not cover is tested before it runs, and refused, or without trees, where it differs."""
 
 import json
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_a_window_off_by_one_is_found(monkeypatch):
     monkeypatch.setattr(proof_facts, "TESTED", {})
     assert prove(model).exact
     real = DecoderOnly._masks
-    wider = lambda self, *args: real(SimpleNamespace(window=self.window + 1, mixed=self.mixed), *args)  # noqa: E731
+    wider = lambda self, *args: real(replace(self, window=self.window + 1), *args)  # noqa: E731
     monkeypatch.setattr(DecoderOnly, "_masks", wider)
     monkeypatch.setattr(proof, "_known", {})
     monkeypatch.setattr(proof, "_seen", type(proof._seen)())
