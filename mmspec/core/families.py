@@ -37,7 +37,7 @@ HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
 SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")
 _SENSES = {  # what `forward` takes besides text
     *("input_features", "input_values", "audio_input_features"),
-    *("pixel_values", "pixel_values_videos", "image_pixel_values", "flattened_patches"),
+    *("pixel_values", "pixel_values_videos", "image_pixel_values", "flattened_patches", "protein_input_ids"),
 }
 _FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
