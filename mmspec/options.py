@@ -65,6 +65,11 @@ def rule_of(accept: str | Accept, temperature: float | Sequence[float], top_k: i
     return rule
 
 
+def reads_raw(rule: Accept) -> bool:
+    """True for rules that at temperature 0 read distributions before temperature."""
+    return isinstance(rule, _READS_RAW_LAW)
+
+
 def laws_for(
     rule: Accept,
     temperature: float | Sequence[float],

@@ -6,7 +6,7 @@ from typing import Any
 from mmspec.core.alibi import Alibi, uses_alibi
 from mmspec.core.cache_window import CacheWindow
 from mmspec.core.compat import recomputes_at_rope_switch
-from mmspec.core.encoder_decoder import T5, Bart, DecoderAlone
+from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
 from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
 from mmspec.core.local_attention import LocalAttention
@@ -17,13 +17,6 @@ from mmspec.core.rope_lengths import RopeLengths, stretched_limit
 from mmspec.core.rope_switch import RopeSwitch
 from mmspec.core.whisper import Whisper
 
-_BY_MODEL_TYPE = {
-    "t5": T5,
-    "mt5": T5,
-    "bart": Bart,
-    "mbart": Bart,
-    "whisper": Whisper,
-}
 _SENSING = {
     **dict.fromkeys(("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral"), HEARING),
     **dict.fromkeys(("aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "paligemma"), SIGHT),
@@ -48,12 +41,11 @@ def family_of(model: Any) -> Family:
         )
     config = model.config
     if config.is_encoder_decoder:
-        if config.model_type not in _BY_MODEL_TYPE:
-            known = ", ".join(sorted(_BY_MODEL_TYPE))
-            raise ValueError(f"encoder-decoder models of type {config.model_type!r} are not supported; supported: {known}")
-        return _BY_MODEL_TYPE[config.model_type].of(model)
+        return (Whisper if config.model_type == "whisper" else EncoderDecoder).of(model)
     if config.model_type == "whisper":
         return DecoderAlone.of(model)
+    if config.model_type in (*_SENSING, "mllama"):
+        _refuse_rope_by_length(model)
     if config.model_type in _SENSING:
         return Multimodal.of(model, _SENSING[config.model_type])
     if config.model_type == "mllama":
@@ -74,6 +66,14 @@ def _decoder_of(model: Any) -> DecoderOnly:
     return DecoderOnly.of(model)
 
 
+def _refuse_rope_by_length(model: Any) -> None:
+    """ValueError for models that read more than text and whose rope depends on the length of the sequence."""
+    if RopeLengths.drives(model):
+        raise ValueError(
+            f"{type(model).__name__} has dynamic rope or longrope, which is supported for text alone: use plain transformers generation"
+        )
+
+
 def _refuse_other_senses(model: Any) -> None:
     """ValueError for models that read more than text and are not listed above: as plain decoders they would run blind."""
     refuse_unsupported(model)  # no family could drive these
@@ -89,9 +89,9 @@ def _refuse_other_senses(model: Any) -> None:
 
 def positions_of(model: Any) -> int | None:
     """The positions a model has room for; None where they are relative and without limit."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return positions_limit(model)
     config = model.config.get_text_config(decoder=True)
-    if getattr(config, "model_type", "") in ("t5", "mt5"):
-        return None
     stretched = stretched_limit(model)
     if stretched is not None:
         return stretched

@@ -15,6 +15,7 @@ from torch import Tensor
 from mmspec.core.cache import SlotCache
 from mmspec.core.laws import Categorical, Law
 from mmspec.core.layout import Layout, draft_layout, prompt_layout
+from mmspec.core.module_copy import own_copy
 from mmspec.core.processors import History, Pipeline
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.core.stack import numbered, stack, tapped
@@ -182,7 +183,7 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = (logits < torch.inf).flatten(1).all(-1)
+        healthy = None if self.target.processors.repairs else (logits < torch.inf).flatten(1).all(-1)
         p = self.laws(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
@@ -227,11 +228,12 @@ class HFSession:
             layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides tell how far a draft has grown
             logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
             return logits.to(torch.float32, copy=True), hidden  # the next replay of a graph writes where this one has written
-        with tapped(target.model, self.watched) as found:
+        model = own_copy(target.model)
+        with tapped(model, self.watched) as found:
             if isinstance(target.family, OwnScoring):
                 logits = target.family.scored(self, layout, fresh)
             else:
-                logits, _ = target.family.forward(target.model, layout, self.cache, self.state, fresh)
+                logits, _ = target.family.forward(model, layout, self.cache, self.state, fresh)
         return logits.float(), torch.cat([found[state] for state in self.watched], -1) if self.watched else None
 
     @torch.no_grad()

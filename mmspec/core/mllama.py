@@ -2,6 +2,10 @@
 
 The layers that attend to pictures keep what they made of them for the whole request; only the others have slots, so rolling a draft
 back leaves the pictures alone.
+
+transformers fills a batch up to the most pictures any row has, and a position that looks at none (all before a row's first picture) then
+attends to all of them, filled-up ones included, so its rows depend on their neighbours. Here a row gives what it gives alone: such a
+position attends to the row's own pictures, and rows without pictures attend to zeros, which is to skip these layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +17,9 @@ from torch import Tensor
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
+from mmspec.core.intercept import at_the_door, handing
 from mmspec.core.layout import Layout
-from mmspec.core.multimodal import at_the_door, placeholders_of, unsaid_of
+from mmspec.core.multimodal import placeholders_of, refuse_unread, unsaid_of
 
 _NEEDS = ("aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask")
 
@@ -23,9 +28,11 @@ _NEEDS = ("aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask")
 class Looked:
     """Pictures a request has brought, and which of them each position of its prompt looks at."""
 
-    states: Tensor | None  # [B * pictures * tiles, patches, D]; None where there are no pictures
+    states: Tensor | None  # [B * pictures * tiles, patches, D], zeros for filled-up pictures; None where there are no pictures
     mask: Tensor | None  # [B, P, pictures, tiles] packed to the left
     lengths: Tensor  # [B]
+    real: Tensor | None = None  # [B, pictures] bool: which are no fillings; None where all rows have the same number
+    blind: bool = False  # the last position of a row with fillings looks at no picture
 
     def at(self, positions: Tensor) -> Tensor | None:
         """[B, M, pictures, tiles] for columns at `positions` [B, M]; behind the prompt as at its end."""
@@ -33,6 +40,17 @@ class Looked:
             return None
         place = torch.minimum(positions, self.lengths[:, None] - 1)
         return self.mask[torch.arange(len(place), device=place.device)[:, None], place]
+
+    def masks(self, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The language model's own masks, for columns that look at no picture in rows with fillings; none where none are needed."""
+        if self.real is None or not (layout.opening or self.blind):
+            return {}
+        looks = self.at(layout.positions).bool()  # type: ignore[union-attr]
+        nothing = ~looks.flatten(2).any(-1)  # [B, M]
+        own = self.real | ~self.real.any(1, keepdim=True)  # rows without pictures see all fillings, which are zeros
+        sees = torch.where(nothing[..., None, None], own[:, None, :, None], looks).repeat_interleave(self.states.shape[1], 3)  # type: ignore
+        mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
+        return {"cross_attention_mask": mask.flatten(2)[:, None], "full_text_row_masked_out_mask": (~nothing)[:, None, :, None].to(dtype)}
 
 
 @dataclass(frozen=True)
@@ -57,17 +75,18 @@ class Mllama(DecoderOnly):
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Looked, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        out = model(
-            input_ids=layout.ids,
-            attention_mask=attention_mask(layout.visible, model),
-            position_ids=layout.positions,
-            cross_attention_states=None if cache.crossed else state.states,
-            cross_attention_mask=state.at(layout.positions),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=bool(states),
-        )
+        with handing(model, state.masks(layout, model.dtype)) as model:
+            out = model(
+                input_ids=layout.ids,
+                attention_mask=attention_mask(layout.visible, model),
+                position_ids=layout.positions,
+                cross_attention_states=None if cache.crossed else state.states,
+                cross_attention_mask=state.at(layout.positions),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                output_hidden_states=bool(states),
+            )
         return out.logits, side_by_side(out.hidden_states, states)
 
     def _look(self, model: Any, inputs: Mapping[str, Any]) -> Looked:
@@ -75,6 +94,7 @@ class Mllama(DecoderOnly):
         marks = (torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).sum(1)
         marked = bool(marks.any())
         name = type(model).__name__
+        refuse_unread(model, inputs, ("input_ids", "attention_mask", "pixel_values", *_NEEDS))
         if marked != ("pixel_values" in inputs):
             why = "placeholders for pictures but no pixel_values" if marked else "pixel_values but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
@@ -94,7 +114,18 @@ class Mllama(DecoderOnly):
                 f"cross_attention_mask has shape {tuple(crossing.shape)}: expected [{ids.shape[0]}, {ids.shape[1]}, pictures, tiles]"
             )
         packed = crossing[torch.arange(len(ids), device=ids.device)[:, None], order]
-        return Looked(given["cross_attention_states"], packed, mask.sum(1))
+        return _looked(given["cross_attention_states"], packed, mask.sum(1), inputs["aspect_ratio_ids"] > 0)
+
+
+def _looked(states: Tensor, mask: Tensor, lengths: Tensor, real: Tensor) -> Looked:
+    """`states` and `mask` as the model made them; `real` [B, pictures] bool says which pictures are no fillings."""
+    if real.all():
+        return Looked(states, mask, lengths)
+    per_picture = states.unflatten(0, (*real.shape, -1))
+    states = torch.where(real[..., None, None, None], per_picture, 0).flatten(0, 2)
+    mask = torch.where(real[:, None, :, None], mask, 0)
+    last = mask[torch.arange(len(mask), device=mask.device), lengths - 1].flatten(1)
+    return Looked(states, mask, lengths, real, bool((~last.bool().any(1) & real.any(1) & ~real.all(1)).any()))
 
 
 def _check_counts(marks: Tensor, ratios: Tensor) -> None:

@@ -48,7 +48,7 @@ def _of_this_thread() -> "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]":
 
 def _shape(model: nn.Module) -> tuple[Any, ...]:
     """What a copy depends on besides tensors, which are shared."""
-    return tuple((id(m), m.training, id(vars(m).get("forward")), *(len(getattr(m, name)) for name in _HOOKS)) for m in model.modules())
+    return tuple((id(m), m.training, id(vars(m).get("forward")), *(tuple(getattr(m, name)) for name in _HOOKS)) for m in model.modules())
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -6,8 +6,7 @@ blocks that see each other in both directions, and features for inner layers (De
 are fed from it and all others by their ids; nothing of a request stays on the model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
+from mmspec.core.intercept import at_the_door, handing
 from mmspec.core.layout import Layout
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -38,6 +38,8 @@ _VIDEOS = {"pixel_values_videos": ("video_grid_thw", *_TYPES)}
 SIGHT = Sense("pictures", {"pixel_values": ("image_grid_thw", *_TYPES), **_VIDEOS})
 TILED_SIGHT = Sense("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
 HEARING = Sense("sound", {"input_features": ("feature_attention_mask", "input_features_mask")})
+ENCODED = "mm_encoder_outputs"  # what the model's own encoder has made of pictures, by modality, in place of pixels
+_OWN_ARGUMENTS = ("position_ids", "inputs_embeds", "past_key_values", "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
     *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
@@ -60,13 +62,15 @@ class Merged:
         return torch.where(self._within(positions)[..., None], _rows(self.embeds, self._place(positions)), embeds)
 
     def along(self, positions: Tensor) -> Tensor:
-        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt all axes go on from its greatest position."""
+        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt each axis goes on from its last position there.
+
+        That is what `generate` does. The last position is often not the greatest: a video's time axis can run ahead of the text behind it.
+        """
         if self.axes is None:
             return positions
-        real = torch.arange(self.axes.shape[-1], device=positions.device) < self.lengths[:, None]
-        delta = torch.where(real, self.axes, -1).amax((0, 2)) + 1 - self.lengths
+        last = self.axes.gather(2, (self.lengths - 1)[:, None].expand(len(self.axes), -1, 1))  # [A, B, 1]
         inside = self.axes.gather(2, self._place(positions).expand(len(self.axes), -1, -1))
-        return torch.where(self._within(positions), inside, positions + delta[:, None])
+        return torch.where(self._within(positions), inside, last + 1 + positions - self.lengths[:, None])
 
     def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
         """`visible` [B, M, S] with the prompt's columns seeing what they see in attention of this `kind`."""
@@ -140,7 +144,8 @@ class Multimodal(DecoderOnly):
     def of(cls, model: Any, sense: Sense = SIGHT) -> "Multimodal":
         base, marks = DecoderOnly.of(model), placeholders_of(model)
         trims, pali = "logits_to_keep" in signature(model.forward).parameters, model.config.model_type == "paligemma"
-        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), trims, pali and base.mixed)
+        own = {"chunk": base.chunk, "keeps": base.keeps}
+        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), trims, pali and base.mixed, **own)
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
@@ -157,7 +162,7 @@ class Multimodal(DecoderOnly):
             embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
         if self.rebuilds:
             more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
-        with _handing(model, more):
+        with handing(model, more) as model:
             out = model(
                 inputs_embeds=embeds,
                 attention_mask=masks,
@@ -186,9 +191,7 @@ class Multimodal(DecoderOnly):
         ids, mask = text_prompt(inputs)
         marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
         self._check(model, inputs, bool(marked.any()))
-        known = signature(model.forward).parameters
-        with _left_as_found(model):
-            given = at_the_door(model, {key: value for key, value in inputs.items() if key in known}, self.sense.noun)
+        given = at_the_door(model, self._read(model, inputs), self.sense.noun)
         embeds = given["inputs_embeds"]
         if embeds.shape[1] != ids.shape[1]:
             raise ValueError(
@@ -213,17 +216,38 @@ class Multimodal(DecoderOnly):
         found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in masks.items() if m is not None}
         return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
 
+    def _read(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What of `inputs` the model's forward takes."""
+        known = signature(model.forward).parameters
+        found = {key: value for key, value in inputs.items() if key in known}
+        return found | {key: dict(found[key]) for key in (ENCODED,) if key in found}  # the model writes into it
+
     def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
         name, known, noun = type(model).__name__, signature(model.forward).parameters, self.sense.noun
-        brought = [feature for feature in self.sense.brings if feature in inputs]
+        refuse_unread(model, inputs, known)
+        brought = [feature for feature in (*self.sense.brings, ENCODED) if feature in inputs]
         if marked != bool(brought):
             features = " or ".join(brought or [feature for feature in self.sense.brings if feature in known])
             why = f"placeholders for {noun} but no {features}" if marked else f"{features} but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
         for feature in brought:
-            for need in self.sense.brings[feature]:
+            for need in self.sense.brings.get(feature) or _beside_encoded(inputs):
                 if need in known and need not in inputs:
                     raise ValueError(f"inputs has {feature} but no {need}: pass what {name}'s processor returned")
+
+
+def _beside_encoded(inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """What must come along with `mm_encoder_outputs`: positions are made of it."""
+    return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + _TYPES
+
+
+def refuse_unread(model: Any, inputs: Mapping[str, Any], known: Collection[str]) -> None:
+    """ValueError, by name, for inputs that are not among the `known` ones or that only mmspec itself may set."""
+    unread = [key for key in inputs if key not in known or key in _OWN_ARGUMENTS]
+    if unread:
+        raise ValueError(
+            f"inputs has {', '.join(unread)}, which mmspec does not pass on to {type(model).__name__}: pass what its processor returned"
+        )
 
 
 def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, order: Tensor) -> Tensor:
@@ -232,57 +256,3 @@ def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, orde
     for layer, features in zip(spread, deep, strict=True):
         layer[where] = features.to(layer.dtype)
     return torch.stack([_rows(layer, order) for layer in spread])
-
-
-class _Door(Exception):
-    """Raised in front of the language model, so that it does not run; `given` is what it was handed."""
-
-    def __init__(self, given: dict[str, Any]):
-        super().__init__()
-        self.given = given
-
-
-def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, Any]:
-    """What `model` hands its language model. ValueError where pictures or sound and prompt do not fit together."""
-
-    def door(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        raise _Door(kwargs)
-
-    handle = model.get_decoder().register_forward_pre_hook(door, with_kwargs=True)
-    try:
-        model(**inputs, use_cache=False)
-    except _Door as found:
-        return found.given
-    except torch.OutOfMemoryError:
-        raise
-    except (ValueError, RuntimeError, IndexError, TypeError, StopIteration) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"prompt and {noun} do not fit together ({why}): pass what the processor returned") from None
-    finally:
-        handle.remove()
-    raise AssertionError(f"{type(model).__name__} ran without its language model")
-
-
-@contextmanager
-def _left_as_found(model: Any) -> Iterator[None]:
-    """Families with several axes note their offset on the module: it is a request's, and is put back."""
-    base = getattr(model, "model", None)
-    before = getattr(base, "rope_deltas", None)
-    try:
-        yield
-    finally:
-        if hasattr(base, "rope_deltas"):
-            base.rope_deltas = before  # type: ignore[union-attr]
-
-
-@contextmanager
-def _handing(model: Any, more: Mapping[str, Any]) -> Iterator[None]:
-    """During a forward inside, the language model is handed `more` besides."""
-    if not more:
-        yield
-        return
-    handle = model.get_decoder().register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs | more), with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -78,7 +78,7 @@ def _one_of(ids: Sequence[int], scores: Tensor) -> Tensor:
 def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
     """[size] bool, made once: every step of every request asks for the same few."""
     mask = torch.zeros(size, dtype=torch.bool)
-    mask[[i for i in ids if i < size]] = True
+    mask[[i for i in ids if 0 <= i < size]] = True
     return mask.to(device)
 
 
@@ -211,6 +211,11 @@ class Pipeline:
     def idle(self) -> bool:
         """Does it leave every law as it is?"""
         return not self.steps
+
+    @property
+    def repairs(self) -> bool:
+        """Do its processors replace NaN and infinities?"""
+        return any(getattr(step, "repairs", False) for step in self.steps)
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         for step in self.steps:

@@ -157,6 +157,10 @@ class Pruned:
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Any]:
         family = session.target.family
+        if "mm_encoder_outputs" in prompt:
+            raise ValueError(
+                "pruned pictures are encoded by the drafter, which cannot use mm_encoder_outputs: pass pixels, or choose 'drop'"
+            )
         ids, mask = family.prompt(session.target.model, prompt)
         marked = torch.isin(ids, torch.tensor(family.placeholders, device=ids.device)) & mask
         if not marked.any():

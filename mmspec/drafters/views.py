@@ -45,6 +45,12 @@ def opening_alone(prompt: Any, session: Any) -> Any:
     return {"input_ids": opening["decoder_input_ids"], "attention_mask": opening["decoder_attention_mask"]}
 
 
+def own_pixels(prompt: Any, session: Any) -> Any:
+    """All that the target reads, for the drafter's own encoder. Features the target's encoder made (`mm_encoder_outputs`) are not the
+    drafter's: then the words alone."""
+    return text_alone(prompt, session) if "mm_encoder_outputs" in prompt else prompt
+
+
 def shared_senses(prompt: Any, session: Any) -> Any:
     """The target's prompt as the target has seen or heard it."""
     return {**prompt, "merged": session.state}
@@ -78,7 +84,7 @@ def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
 
 def seeing(target: HFTarget, drafter: Any) -> View:
     """Own pixels: all that the target reads. Where the drafter's model is the target's, what that has seen already."""
-    return shared_senses if drafter is target.model else same_prompt
+    return shared_senses if drafter is target.model else own_pixels
 
 
 def can_see(target: HFTarget, drafter: Any) -> bool:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mmspec.core.encoder_decoder import DecoderAlone, EncoderDecoder
 from mmspec.core.mllama import Mllama
 from mmspec.core.multimodal import Multimodal
+from mmspec.text.model_inputs import as_tensors
 from mmspec.text.processors import end_ids
 
 _DECODER = ("input_ids", "attention_mask")
@@ -22,38 +22,22 @@ _BESIDE_THE_POINT = ("labels", "length", "num_frames", "offset_mapping", "overfl
 def tensors(inputs: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
     """`inputs` with every entry a tensor on `device`.
 
-    Lists, numbers and numpy arrays become tensors (64-bit floats become the default dtype); a list of tensors of one shape is stacked;
-    entries that are None are left out; `encoder_outputs` stays what `get_encoder()` returned, or becomes a tuple around a tensor.
+    Lists and numpy arrays become tensors (`as_tensors`); entries that are None are left out; what an encoder has made (`encoder_outputs`,
+    `mm_encoder_outputs`) stays as it is, `encoder_outputs` as a tuple where it is a tensor.
 
     Raises:
         ValueError: for an entry that is no tensor and cannot become one, by name.
     """
     if not isinstance(inputs, Mapping):
         raise ValueError(f"inputs is a {type(inputs).__name__}: pass the dict that the tokenizer or processor returned")
-    found = {}
-    for name, value in inputs.items():
-        if name == "encoder_outputs" and value is not None:
-            found[name] = (value.to(device),) if isinstance(value, Tensor) else value
-        elif value is not None:
-            found[name] = _tensor(name, value).to(device)
-    return found
+    found = as_tensors(inputs, device)
+    return {name: _placed(name, value, device) for name, value in found.items()}
 
 
-def _tensor(name: str, value: Any) -> Tensor:
+def _placed(name: str, value: Any, device: torch.device | str) -> Any:
     if isinstance(value, Tensor):
-        return value
-    why = f"is a {type(value).__name__}"
-    try:
-        if isinstance(value, (list, tuple)) and value and all(isinstance(each, Tensor) for each in value):
-            return torch.stack(list(value))
-        if isinstance(value, (list, tuple)) and value and all(isinstance(each, np.ndarray) for each in value):
-            value = np.stack(value)
-        if isinstance(value, (np.ndarray, list, tuple, bool, int, float)):
-            made = torch.as_tensor(value)
-            return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
-    except (ValueError, TypeError, RuntimeError) as error:
-        why = f"cannot become a tensor ({str(error).splitlines()[0]})"
-    raise ValueError(f"inputs[{name!r}] {why}: ask the tokenizer or processor for return_tensors='pt' and padding=True")
+        return (value.to(device),) if name == "encoder_outputs" else value.to(device)
+    return value
 
 
 def checked(model: Any, family: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:

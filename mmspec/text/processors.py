@@ -4,14 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import LogitsProcessor
 from transformers.generation import logits_process as known
-from transformers.generation import stopping_criteria as criteria
 
 from mmspec.core import processors as native
-from mmspec.core.limits import Stop
 from mmspec.core.processors import History, Processor
 
 
@@ -29,18 +26,6 @@ class Wrapped:
 
 
 @dataclass(frozen=True)
-class WrappedStop:
-    """Any transformers criterion, asked after every value of every row, in order."""
-
-    criterion: StoppingCriteria
-    prompts: tuple[tuple[int, ...], ...]
-
-    def __call__(self, row: int, settled: list[int]) -> bool:
-        ids = torch.tensor([[*self.prompts[row], *settled]])
-        return bool(self.criterion(ids, None).any())  # pyright: ignore[reportArgumentType]
-
-
-@dataclass(frozen=True)
 class StopStrings:
     """End a row once its text holds one of `strings`; the value that completes it is kept. `decode` turns ids into text."""
 
@@ -54,61 +39,6 @@ class StopStrings:
     def __call__(self, row: int, settled: list[int]) -> bool:
         tail = self.decode(settled[-(max(map(len, self.strings)) + 4) :])
         return any(string in tail for string in self.strings)
-
-
-def translate(processor: LogitsProcessor, prompt: int) -> Processor | None:
-    """mmspec's form of a transformers processor, for prompts of `prompt` columns (padding included, as transformers counts)."""
-    match processor:
-        case known.TemperatureLogitsWarper():
-            return native.Temperature(processor.temperature)
-        case known.TopKLogitsWarper():
-            return native.TopK(max(processor.top_k, 1))
-        case known.TopPLogitsWarper() if processor.min_tokens_to_keep == 1:
-            return None if processor.top_p >= 1 else native.TopP(processor.top_p)
-        case known.MinPLogitsWarper() if processor.min_tokens_to_keep == 1:
-            return native.MinP(processor.min_p)
-        case known.RepetitionPenaltyLogitsProcessor() if processor.prompt_ignore_length is None:
-            return native.RepetitionPenalty(processor.penalty)
-        case known.SuppressTokensLogitsProcessor():
-            return native.Suppress(tuple(processor.suppress_tokens.tolist()))
-        case known.SuppressTokensAtBeginLogitsProcessor():
-            first = processor.begin_index - prompt
-            return native.SuppressAt(tuple(processor.begin_suppress_tokens.tolist()), first, first + 1)
-        case known.MinLengthLogitsProcessor():
-            return native.SuppressAt(_ids(processor.eos_token_id), 0, processor.min_length - prompt)
-        case known.MinNewTokensLengthLogitsProcessor():
-            stop = processor.min_new_tokens - max(0, prompt - processor.prompt_length_to_skip)
-            return native.SuppressAt(_ids(processor.eos_token_id), 0, stop)
-        case known.ForcedBOSTokenLogitsProcessor():
-            return native.ForceAt((processor.bos_token_id,), 1 - prompt)
-        case known.ForcedEOSTokenLogitsProcessor():
-            return native.ForceAt(_ids(processor.eos_token_id), processor.max_length - prompt - 1)
-        case known.LogitNormalization():
-            return None
-        case _:
-            return Wrapped(processor)
-
-
-def translate_all(processors: Sequence[LogitsProcessor], prompt: int) -> tuple[Processor, ...]:
-    found = [translate(processor, prompt) for processor in processors]
-    return tuple(step for step in found if step is not None)
-
-
-def split_criteria(found: Sequence[StoppingCriteria], prompt: int, prompts: Sequence[Sequence[int]]) -> tuple[int, list[int], list[Stop]]:
-    """(room, end values, other stops) that a list of transformers criteria asks for."""
-    room, ends, stops = None, [], []
-    whole = tuple(tuple(ids) for ids in prompts)
-    for criterion in found:
-        match criterion:
-            case criteria.MaxLengthCriteria():
-                room = criterion.max_length - prompt
-            case criteria.EosTokenCriteria():
-                ends += criterion.eos_token_id.tolist()
-            case _:
-                stops.append(WrappedStop(criterion, whole))
-    if room is None:
-        raise ValueError("the generation config sets no length: give max_new_tokens or max_length")
-    return room, ends, stops
 
 
 def constraints(config: Any, prompt: int, max_new_tokens: int, unsaid: Sequence[int] = ()) -> tuple[Processor, ...]:
@@ -143,7 +73,3 @@ def end_ids(config: Any) -> list[int]:
     """The end-of-sequence ids of a generation config."""
     ends = config.eos_token_id
     return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]
-
-
-def _ids(tensor: Any) -> tuple[int, ...]:
-    return tuple(tensor.flatten().tolist()) if isinstance(tensor, Tensor) else tuple(tensor)

@@ -68,3 +68,13 @@ def test_a_copy_does_not_keep_its_model_alive():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_a_hook_in_place_of_another_one_is_seen():
+    model, heard = llama(2, seed=1), []
+    for name in ("first", "second"):
+        handle = model.lm_head.register_forward_hook(lambda *_, name=name: heard.append(name))
+        refresh(model)
+        own_copy(model)(torch.tensor([[5, 6]]))
+        handle.remove()
+    assert heard == ["first", "second"]

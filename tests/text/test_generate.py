@@ -209,7 +209,7 @@ def test_bad_inputs_get_one_clear_line(pair):
     for inputs, message in ((empty, "the batch is empty"), (blank, "prompt 0 is empty"), ({}, "inputs has no input_ids")):
         with pytest.raises(ValueError, match=message):
             mmspec.text.generate(target, inputs, max_new_tokens=8)
-    small = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 1000}))
+    small = LlamaForCausalLM(LlamaConfig(**{**LLAMA, "vocab_size": 1000})).eval()
     with pytest.raises(ValueError, match="mismatched vocabularies: the target has 60 tokens, the drafter 1000"):
         mmspec.text.generate(target, good, small, max_new_tokens=8)
     with pytest.raises(ValueError, match="not a transformers generation model"):

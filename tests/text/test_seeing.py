@@ -27,6 +27,7 @@ from mmspec.drafters.shapes import Chain, best, drawn
 from mmspec.drafters.views import same_prompt, shared_senses
 from mmspec.text.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
+from tests.crossing import as_one_batch, generated_alone, row_of
 from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
 from tests.sizes import VOCAB, build
 
@@ -70,6 +71,8 @@ def run(model, inputs, **options):
 
 
 def greedy(model, inputs):
+    if model.config.model_type == "mllama":
+        return as_one_batch(generated_alone(model, inputs, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model))))
     new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model)))
     return new[:, inputs["input_ids"].shape[1] :]
 
@@ -172,6 +175,8 @@ def continued(name, inputs, new):
 
 def full_forward(name, model, inputs, keep):
     """Logits [B, keep, V] of the model's own forward without a cache, its positions told where it does not count padding out."""
+    if name == "Mllama" and len(inputs["input_ids"]) > 1:
+        return torch.cat([full_forward(name, model, row_of(inputs, row), keep) for row in range(len(inputs["input_ids"]))])
     places = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0) + name.startswith("PaliGemma")
     own = {} if "image_grid_thw" in inputs else {"position_ids": places}
     before = getattr(model.model, "rope_deltas", None)
