@@ -26,6 +26,7 @@ class Cursor:
 
     capacity: int
     view: int  # slots attention reads: the first ones, all of them by default
+    contiguous: bool = False  # are keys and values handed out in memory order?
     flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * M] row * capacity + slot
 
 
@@ -56,7 +57,8 @@ class SlotLayer(CacheLayerMixin):
             new = new.transpose(1, 2)
             store.view(-1, *store.shape[2:]).index_copy_(0, self.cursor.flat, new.reshape(-1, *new.shape[2:]))
         view = self.cursor.view
-        return self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)  # pyright: ignore[reportOptionalSubscript]
+        keys, values = self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)  # pyright: ignore[reportOptionalSubscript]
+        return (keys.contiguous(), values.contiguous()) if self.cursor.contiguous else (keys, values)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots `source` to `target`, both flat indices [B * K]."""
@@ -89,8 +91,8 @@ class SlotCache(Cache):
     Layers `crossing` attend to something that is not the row's own past: they keep what their first forward gives them.
     """
 
-    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = ()):
-        self.cursor = Cursor(capacity, capacity)
+    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False):
+        self.cursor = Cursor(capacity, capacity, contiguous)
         every: list[Any] = [DynamicLayer() if index in crossing else SlotLayer(self.cursor) for index in range(layers)]
         self.slot_layers = [layer for layer in every if isinstance(layer, SlotLayer)]
         self.crossing_layers = [layer for layer in every if isinstance(layer, DynamicLayer)]

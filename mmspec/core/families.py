@@ -55,6 +55,8 @@ def family_of(model: Any) -> Family:
         return (Whisper if config.model_type == "whisper" else EncoderDecoder).of(model)
     if config.model_type == "whisper":
         return DecoderAlone.of(model)
+    if config.model_type in (*_SENSING, "mllama"):
+        _refuse_rope_by_length(model)
     if config.model_type in _SENSING:
         return Multimodal.of(model, _SENSING[config.model_type])
     if config.model_type == "mllama":
@@ -80,6 +82,14 @@ def _refuse_sound(model: Any) -> None:
     name = type(model).__name__
     if name in MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES.values() or name in MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES.values():
         raise ValueError(f"{name} writes sound, not text: use mmspec.speech.synthesize, or plain transformers generation")
+
+
+def _refuse_rope_by_length(model: Any) -> None:
+    """ValueError for models that read more than text and whose rope depends on the length of the sequence."""
+    if RopeLengths.drives(model):
+        raise ValueError(
+            f"{type(model).__name__} has dynamic rope or longrope, which is supported for text alone: use plain transformers generation"
+        )
 
 
 def _refuse_other_senses(model: Any) -> None:

@@ -12,6 +12,7 @@ from mmspec.core.cache import SlotCache
 from mmspec.core.compat import mask_makers, takes_argument
 from mmspec.core.layout import Layout
 
+_VIEWS_KEYS = ("gpt_neox_japanese",)  # whose attention takes `view`s of cached keys
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -64,8 +65,6 @@ def refuse_unfit_decoder(model: Any) -> None:
     makers = mask_makers(model)
     if getattr(config, "is_decoder", None) is False and "create_bidirectional_mask" in makers:
         raise ValueError(f"{name} runs as an encoder, every token seeing those behind it: load it with is_decoder=True in its config")
-    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
-        raise ValueError(f"{name} has use_bidirectional_attention in its config, so its tokens see those behind them: it cannot generate")
     if not takes_argument(model, "past_key_values"):
         raise ValueError(f"{name} keeps no key-value cache that can be rolled back: use plain transformers generation for this model")
     if not makers & {"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"}:
@@ -118,7 +117,7 @@ class DecoderOnly:
         return text_prompt(inputs)
 
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
-        return SlotCache(self.layers, capacity), None
+        return SlotCache(self.layers, capacity, contiguous=model.config.model_type in _VIEWS_KEYS), None
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()

@@ -144,7 +144,8 @@ class Multimodal(DecoderOnly):
     def of(cls, model: Any, sense: Sense = SIGHT) -> "Multimodal":
         base, marks = DecoderOnly.of(model), placeholders_of(model)
         trims, pali = "logits_to_keep" in signature(model.forward).parameters, model.config.model_type == "paligemma"
-        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), trims, pali and base.mixed)
+        own = {"chunk": base.chunk, "keeps": base.keeps}
+        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), trims, pali and base.mixed, **own)
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:

@@ -199,3 +199,11 @@ def test_rope_at_a_length_is_what_a_forward_of_that_length_gives(parameters):
         expected = copy.deepcopy(rotary)(torch.zeros(1), positions)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert compat.ropes_by_length(make("LlamaForCausalLM")) == []
+
+
+def test_rope_deltas_are_noted_on_the_base_module_and_put_back():
+    model, inputs = build(SIGHTS["Qwen2-VL"].case), batch("Qwen2-VL", [row("Qwen2-VL", 2, ("picture", 4, 8), 3)])
+    with torch.no_grad(), compat.rope_deltas_kept(model):
+        model(**inputs)
+        assert model.model.rope_deltas is not None
+    assert model.model.rope_deltas is None
