@@ -1,4 +1,4 @@
-"""A fast slice of the sweep: one model of every mechanism of encoder-decoder models and of hearing, and every refusal by kind."""
+"""A fast slice of the sweep: a model of each mechanism by which decoders are told positions, and every refusal by kind."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from tests.sweep import audio, seq2seq, speech
 from tests.sweep.run import EXACT, NOT_RUN, REFUSED, examine
 
 CASES = {case.name: case for case in (*speech.cases(), *audio.cases(), *seq2seq.cases())}
-SLICE = ("marian", "m2m_100", "led", "pegasus_x", "fsmt", "umt5", "switch_transformers", "nllb-moe", "moonshine", "speech_to_text")
+SLICE = ("led", "fsmt", "umt5", "moonshine")
 HELD_BACK = {
     "prophetnet": "in no known way",
     "pop2piano": "generate of its own",
@@ -20,7 +20,7 @@ HELD_BACK = {
 
 @pytest.mark.parametrize("name", SLICE)
 def test_a_model_of_every_mechanism_gives_the_tokens_of_its_own_generate(name):
-    record = examine(replace(CASES[name], tokens=8))
+    record = examine(replace(CASES[name], tokens=6))
     assert record.outcome == EXACT, record.reason
 
 
