@@ -46,7 +46,7 @@ def _refuse_bidirectional(model: Any, noun: str) -> None:
     text, why = config.get_text_config(decoder=True), None
     if getattr(text, "is_causal", True) is False:
         why = "is_causal is False"
-    elif getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+    elif text is config and getattr(text, "use_bidirectional_attention", None) in (True, "all"):  # else within a picture's prompt alone
         why = f"use_bidirectional_attention is {text.use_bidirectional_attention!r}"
     elif hasattr(type(text), "is_decoder") and text.is_decoder is False and text.model_type not in _CAUSAL_ALL_THE_SAME:
         why = "is_decoder is False"
