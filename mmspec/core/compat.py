@@ -225,6 +225,69 @@ def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
     return found
 
 
+def attention_of(config: Any) -> str:
+    """The attention that modules with this config run: "sdpa", "eager", ...
+
+    Relies on `PreTrainedConfig._attn_implementation` (since 4.48): the public argument `attn_implementation` can only be set.
+    """
+    return config._attn_implementation
+
+
+def ask_attention(config: Any, name: str) -> None:
+    """Modules made from `config` run attention `name`. For layers made by hand, which `from_pretrained` has not dispatched.
+
+    Relies on `PreTrainedConfig._attn_implementation` (since 4.48).
+    """
+    config._attn_implementation = name
+
+
+# --- what models say of themselves ------------------------------------------------------------------------------------
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether `model` keeps a recurrent state besides keys and values. Relies on `PreTrainedModel._is_stateful` (since 4.45)."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def name_of(config: Any) -> str:
+    """Where a model was loaded from. Relies on `PreTrainedConfig._name_or_path` (since 3.5; empty for models made by hand)."""
+    return getattr(config, "_name_or_path", "")
+
+
+# --- models of speech -------------------------------------------------------------------------------------------------
+
+
+def csm_embeddings(model: Any, ids: Tensor, values: Tensor | None, cutoffs: Tensor | None) -> Tensor:
+    """Embeddings [B, P, D] of a CSM prompt, its sound put in.
+
+    Relies on `CsmForConditionalGeneration._merge_input_ids_with_input_values(ids, values, cutoffs)` (since 4.53).
+    """
+    return model._merge_input_ids_with_input_values(ids, values, cutoffs)["inputs_embeds"]
+
+
+def pocket_placeholders(model: Any) -> Any:
+    """The ids that stand for sound in Pocket TTS prompts. Relies on its `_placeholder_token_ids()`."""
+    return model._placeholder_token_ids()
+
+
+def vibevoice_scheduler(model: Any, generation: Any) -> Any:
+    """The noise scheduler that VibeVoice makes where none is given. Relies on its `_build_default_noise_scheduler` (since 5.17)."""
+    return model._build_default_noise_scheduler(generation)
+
+
+def is_vibevoice(model: Any) -> bool:
+    """Whether `model` draws sound as VibeVoice does. Relies on its method `_sample_audio_latent` (since 5.17)."""
+    return hasattr(model, "_sample_audio_latent")
+
+
+def encodec_frame(codec: Any, codes: Tensor) -> Tensor:
+    """The sound of one chunk of EnCodec codes, which the class would join to others.
+
+    Relies on `EncodecModel._decode_frame(codes)` (since 4.31).
+    """
+    return codec._decode_frame(codes)
+
+
 # --- torch's compiler -------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.cache import SlotCache
-from mmspec.core.compat import mask_makers, takes_argument
+from mmspec.core.compat import attention_of, is_stateful, mask_makers, takes_argument
 from mmspec.core.layout import Layout
 
 _VIEWS_KEYS = ("gpt_neox_japanese",)  # whose attention takes `view`s of cached keys
@@ -27,7 +27,7 @@ def attention_mask(visible: Tensor, model: Any) -> Tensor:
 
 def _attention(model: Any) -> str:
     """The decoder's own: a model that sees or hears may run its towers otherwise."""
-    return getattr(model.config, "text_config", model.config)._attn_implementation
+    return attention_of(getattr(model.config, "text_config", model.config))
 
 
 def side_by_side(found: Sequence[Tensor] | None, states: Sequence[int]) -> Tensor | None:
@@ -39,7 +39,7 @@ def refuse_unsupported(model: Any) -> None:
     """Raise ValueError, in one line, for models whose state cannot be rolled back or masked."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or []) - set(_ATTENTION)
-    if getattr(model, "_is_stateful", False) or kinds:
+    if is_stateful(model) or kinds:
         why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "a recurrent state"
         raise ValueError(
             f"{name} has {why}, which cannot be rolled back after a rejected draft: use plain transformers generation for this model"

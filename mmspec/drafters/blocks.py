@@ -9,6 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
+from mmspec.core.compat import ask_attention
 from mmspec.core.stack import stack
 from mmspec.drafters.guided import llama_sizes
 
@@ -40,7 +41,7 @@ class Blocks:
             config: Any = AutoConfig.for_model(str(rest.pop("model_type", None)), **rest)
         except (TypeError, ValueError, StrictDataclassError) as error:
             raise ValueError(f"this drafter's layer is no transformers config: {' '.join(str(error).split())}") from None
-        config._attn_implementation = "sdpa"
+        ask_attention(config, "sdpa")
         for kind in set(getattr(config, "layer_types", None) or ()) - {_FULL, _SLIDING}:
             raise ValueError(f"this drafter's layer has {kind}, which cannot be rolled back: only {_FULL} and {_SLIDING} can")
         with torch.device("meta"):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import MtpLayer, MtpModel
 
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import ask_attention
 from mmspec.core.hf import HFSession, HFTarget
 from mmspec.core.layout import Layout
 from mmspec.core.records import Draft, Scored, Verdict
@@ -75,7 +76,7 @@ class ChainedMTP(nn.Module):
         options = {**found.config.to_diff_dict(), "model_type": found.config.model_type}
         with torch.device("meta"):
             net = cls(options, found.num_mtp_layers, bool(getattr(found.config, "mtp_hidden_states_first", False)))
-        found.config._attn_implementation = "sdpa"
+        ask_attention(found.config, "sdpa")
         net.layers, net.rotary = found.layers, copy.deepcopy(found.rotary_emb)
         return net.eval()
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.core.compat import encodec_frame
 from mmspec.speech.family import SoundStream
 
 BLOCK = 8
@@ -205,7 +206,7 @@ class HFCodec:
             return torch.zeros(0)
         codes = self.tensor(steps)
         if self.model.config.model_type == "encodec":
-            return self.model._decode_frame(codes).flatten().float().cpu()
+            return encodec_frame(self.model, codes).flatten().float().cpu()
         return self.model.decode(audio_codes=codes).audio_values.flatten().float().cpu()
 
     def stream(self) -> SoundStream:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.core.compat import name_of
 from mmspec.core.stack import numbered, stack
 from mmspec.drafters.feature import Eagle1, Eagle3
 from mmspec.drafters.published.eagle import IDS, eagle1, eagle3
@@ -72,7 +73,7 @@ def _is_speculator(folder: Path) -> bool:
 
 def _common(net: Eagle1 | Eagle3, target: Any, tokens: int, verifier_name: str | None) -> dict[str, Any]:
     """Everything but what the two kinds differ in. There must be no `model_type`, or transformers would look for such a model."""
-    kind, name = "eagle" if isinstance(net, Eagle1) else net.kind, verifier_name or getattr(target.config, "_name_or_path", "")
+    kind, name = "eagle" if isinstance(net, Eagle1) else net.kind, verifier_name or name_of(target.config)
     if not name:
         raise ValueError("the target has no name: give verifier_name=, the path or hub name it is served by")
     method = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}

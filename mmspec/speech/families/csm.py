@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import csm_embeddings
 from mmspec.core.depth import Choose, DepthFrame, Writer, one_by_one
 from mmspec.core.family import attention_mask, refuse_unsupported
 from mmspec.core.layout import Layout
@@ -90,7 +91,7 @@ class CsmModel(FrameModel):
         ids, *sound = (
             row[key].to(self.model.device) if key in row else None for key in ("input_ids", "input_values", "input_values_cutoffs")
         )
-        embeds = self.model._merge_input_ids_with_input_values(ids, *sound)["inputs_embeds"][0]
+        embeds = csm_embeddings(self.model, ids, *sound)[0]
         return embeds if row.get("attention_mask") is None else embeds[row["attention_mask"][0].bool().to(embeds.device)]
 
     def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmspec.core.aligned import aligned
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import pocket_placeholders
 from mmspec.core.family import attention_mask, text_prompt
 from mmspec.core.gaussian import Gaussian
 from mmspec.core.layout import Layout
@@ -144,6 +145,6 @@ def _check_voices(model: Any, inputs: Inputs, places: int) -> None:
 def budget(model: Any, inputs: Inputs) -> list[int]:
     """Frames every row may take, by the ids of its own text: what the class allows the longest of a batch."""
     ids, mask = text_prompt(inputs)
-    other = torch.tensor(model._placeholder_token_ids(), device=ids.device)
+    other = torch.tensor(pocket_placeholders(model), device=ids.device)
     words = (~torch.isin(ids, other) & mask).sum(1).tolist()
     return [ceil((count / 3 + 2) * model.config.frame_rate) for count in words]

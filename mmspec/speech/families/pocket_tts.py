@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.compat import pocket_placeholders
 from mmspec.core.family import refuse_unsupported
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
@@ -131,7 +132,7 @@ def _same_latents(target: Any, drafter: Any) -> None:
         raise ValueError(
             f"the drafter's latents are {other.latent_dim} wide, the target's {own.latent_dim}: draft with a model of its codec"
         )
-    if other.vocab_size != own.vocab_size or drafter._placeholder_token_ids() != target._placeholder_token_ids():
+    if other.vocab_size != own.vocab_size or pocket_placeholders(drafter) != pocket_placeholders(target):
         raise ValueError("the drafter's ids are not the target's: draft with a model of the same processor")
     wide = [each.model.audio_prompt_proj.in_features for each in (target, drafter)]
     if wide[0] != wide[1]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.compat import is_vibevoice, vibevoice_scheduler
 from mmspec.core.family import refuse_unsupported, text_prompt
 from mmspec.core.hf import HFTarget
 from mmspec.core.limits import Limits
@@ -46,7 +47,7 @@ class VibeVoice(LatentModel):
         refuse_unsupported(model.model.language_model)
         self.model, self.processor, self.sigma = model.eval(), processor, checked_sigma(sigma_out)
         own = model.generation_config
-        found = noise_scheduler or getattr(own, "noise_scheduler", None) or model._build_default_noise_scheduler(own)
+        found = noise_scheduler or getattr(own, "noise_scheduler", None) or vibevoice_scheduler(model, own)
         self.scheduler, self.steps = _deterministic(found), num_diffusion_steps or getattr(own, "num_diffusion_steps", None) or 10
         self.guidance = 1.0 if own.guidance_scale is None else own.guidance_scale
         reader = getattr(processor, "feature_extractor", None)
@@ -76,7 +77,7 @@ class VibeVoice(LatentModel):
         return Streams(HFTarget(self.model, family, reserve=256), family.streams)
 
     def own(self, drafter: Any) -> "VibeVoice | None":
-        if not isinstance(drafter, VibeVoice) and not hasattr(drafter, "_sample_audio_latent"):
+        if not isinstance(drafter, VibeVoice) and not is_vibevoice(drafter):
             return None
         found = drafter if isinstance(drafter, VibeVoice) else VibeVoice(drafter)
         mine, theirs = (each.model.config for each in (self, found))
