@@ -193,7 +193,7 @@ def _opens_itself(model: Any) -> bool:
 def _refuse_own_generate(model: Any) -> None:
     """ValueError for classes whose `generate` does more than decode tokens: sound out, inputs made on the way, retrieval."""
     kind = type(model)
-    if kind.generate is GenerationMixin.generate or model.config.model_type == "whisper" or kind.__name__ in _TEXT_BY_OWN_GENERATE:
+    if kind.generate is vars(GenerationMixin)["generate"] or model.config.model_type == "whisper" or kind.__name__ in _TEXT_BY_OWN_GENERATE:
         return
     raise ValueError(
         f"{kind.__name__} has a generate of its own, which mmspec does not know: use plain transformers generation for this model"

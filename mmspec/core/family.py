@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class DecoderOnly:
         return cls.read(model)
 
     @classmethod
-    def read(cls, model: Any, **more: Any) -> "DecoderOnly":
+    def read(cls, model: Any, **more: Any) -> Self:
         """The family with what the config and the modelling module of `model` say about layers and their masks."""
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None)

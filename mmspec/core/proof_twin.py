@@ -164,9 +164,10 @@ def _small_rope(rope: Mapping[str, Any], pairs: int | None) -> dict[str, Any]:
         elif name == "original_max_position_embeddings" and value is not None:
             value = SWITCH
         elif name in ("short_factor", "long_factor") and pairs is not None:
-            value = list(value)[:pairs] if name == "short_factor" else list(value)[-pairs:]
+            factors = list(value or ())
+            value = factors[:pairs] if name == "short_factor" else factors[-pairs:]
         elif name == "mrope_section" and pairs is not None:
-            parts = len(value)
+            parts = len(value or ())
             value = [pairs - (parts - 1) * (pairs // parts), *[pairs // parts] * (parts - 1)]
         found[name] = value
     return found

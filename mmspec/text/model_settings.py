@@ -121,8 +121,10 @@ def _encoder_penalties(model: Any, inputs: Mapping[str, Any], ids: Tensor, mask:
     config, found = model.generation_config, []
     penalty, size = config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size
     if model.config.is_encoder_decoder:
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if ids is None or not ((penalty and penalty != 1) or size):
+        if inputs.get("input_ids") is None:
+            return found
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")  # pyright: ignore[reportAssignmentType]
+    if not ((penalty and penalty != 1) or size):
         return found
     rows = [row if mask is None else row[keep.bool()] for row, keep in zip(ids, ids if mask is None else mask, strict=True)]
     most = model.config.get_text_config(decoder=True).vocab_size
@@ -130,7 +132,8 @@ def _encoder_penalties(model: Any, inputs: Mapping[str, Any], ids: Tensor, mask:
         unique = [row[row < most].unique()[None] for row in rows]
         found.append(PerRow(tuple(known.EncoderRepetitionPenaltyLogitsProcessor(float(penalty), row) for row in unique)))
     if size:
-        found.append(PerRow(tuple(known.EncoderNoRepeatNGramLogitsProcessor(size, row[None]) for row in rows)))
+        prompts: list[Any] = [row[None] for row in rows]
+        found.append(PerRow(tuple(known.EncoderNoRepeatNGramLogitsProcessor(size, prompt) for prompt in prompts)))
     return found
 
 
