@@ -16,8 +16,9 @@ from transformers import LogitsProcessor
 from transformers.generation import logits_process as known
 
 from mmspec.core.processors import History, Processor, pipeline
+from mmspec.core.sequence_processors import SequenceBias, biases_of
 from mmspec.core.whisper import Timestamps, writes_timestamps
-from mmspec.text.processors import Wrapped, constraints, end_ids
+from mmspec.text.processors import constraints, end_ids
 
 _ONE = "set model.generation_config.{name} = {off} to decode one path a row"
 _OFF = "set model.generation_config.{name} = {off} to decode without it"
@@ -92,7 +93,7 @@ def settings(
     config, (ids, mask) = model.generation_config, prompt
     found: list[Processor] = []
     if config.sequence_bias:
-        found.append(Wrapped(known.SequenceBiasLogitsProcessor(config.sequence_bias)))
+        found.append(SequenceBias(biases_of(known.SequenceBiasLogitsProcessor(config.sequence_bias).sequence_bias)))
     found += _encoder_penalties(model, inputs, ids, mask)
     penalty = config.repetition_penalty if repetition_penalty is None else repetition_penalty
     found += pipeline(repetition_penalty=penalty).steps
@@ -105,7 +106,7 @@ def settings(
 
 @dataclass(frozen=True)
 class PerRow:
-    """A transformers processor for each row, called with that row's unpadded ids. One call a node, as `Wrapped`."""
+    """A transformers processor for each row, called with that row's unpadded ids: one call a node."""
 
     processors: tuple[LogitsProcessor, ...]
 
