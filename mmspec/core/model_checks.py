@@ -1,11 +1,13 @@
 """What makes a model unfit to generate with, told before it runs: train mode, weights without data, attention to what comes after."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
 from mmspec.core.compat import has_weights
+from mmspec.core.module_copy import uncompiled
 
 _CAUSAL_ALL_THE_SAME = ("gpt_neox", "gpt_neox_japanese")  # their configs have is_decoder, which their attention does not read
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -23,6 +25,8 @@ def check_model(model: Any, noun: str = "model") -> None:
     if not isinstance(model, nn.Module):
         return
     name = type(model).__name__
+    if uncompiled(model) is not model:
+        warnings.warn(f"the {noun} ({name}) is compiled, but runs uncompiled here: pass the plain model and capture=True", stacklevel=3)
     if model.training:
         raise ValueError(f"the {noun} ({name}) is in train mode, where dropout makes outputs random: call {noun}.eval()")
     for place, module in model.named_modules():
