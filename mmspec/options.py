@@ -105,7 +105,6 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
     if hasattr(made, "begin"):
         _check_draws(made, rule)
         return _composed(made, target, rule) if isinstance(made, (Cascade, Relay)) else made
-    check_model(drafter, "drafter")
     seen = view_for(view, target, drafter)
     return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
 

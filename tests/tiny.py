@@ -24,7 +24,7 @@ IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 
 def llama(vocabulary: int = 2048, **changes) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**(SIZES | {"vocab_size": vocabulary, "max_position_embeddings": 64} | IDS | changes)))
+    return LlamaForCausalLM(LlamaConfig(**(SIZES | {"vocab_size": vocabulary, "max_position_embeddings": 64} | IDS | changes))).eval()
 
 
 def save_all(root: Path) -> None:

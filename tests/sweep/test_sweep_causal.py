@@ -29,7 +29,7 @@ SHOWN = {  # model type: the family that drives it
     "phi3 (longrope)": "RopeSwitch",
 }
 NOT_FIT = {  # model type: what its refusal says
-    "bert (is_decoder=False)": "bidirectional encoder",
+    "bert (is_decoder=False)": "runs as an encoder",
     "cpmant": "its own attention mask",
     "mamba": "cannot be rolled back",
     "openai-gpt": "no key-value cache",

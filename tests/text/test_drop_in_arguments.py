@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 import mmspec
 import tests.tiny
 from mmspec.text.drop_in_arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
+from tests.crossing import as_one_batch, generated_alone
 from tests.drop_in_table import table
 from tests.families import FAMILIES, VOCAB, build, inputs_for
 from tests.text.test_drop_in import TOKENS, WAYS, drafted, not_drafted, perturbed
@@ -338,7 +339,11 @@ SENSING = ["LLaVA", "Qwen2-VL", "Qwen2.5-VL", "Gemma-3 VLM", "Idefics3", "Mllama
 def test_pictures_and_sound_reach_the_model(family, rows, tree):
     model, inputs = build(FAMILIES[family]), inputs_for(family, rows)
     options = {"repetition_penalty": 1.2}
-    assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), plainly(model, inputs, **options))
+    expected = plainly(model, inputs, **options)
+    if family == "Mllama":  # in transformers' own batches a row depends on its neighbours' pictures; each row's new tokens by itself
+        alone = generated_alone(model, inputs, max_new_tokens=TOKENS, **options)
+        expected = torch.cat([inputs["input_ids"], as_one_batch(alone)], 1)
+    assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected)
 
 
 def test_pictures_for_several_sequences_each():

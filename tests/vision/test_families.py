@@ -240,7 +240,7 @@ def test_drafters_can_read_hidden_states(name):
         scored = session.score(root)
         states = scored.hidden.unflatten(-1, (3, -1))[:, -1]
         assert torch.equal(adapter.logits(states[:, None, 2]), scored.p.scores)
-        first = adapter.encode(prompts, False).embeds[:, -1] + (adapter.view.wpe.weight[0] if name == "imagegpt" else 0)
+        first = adapter.encode(prompts, False).embeds[:, -1] + (adapter.model.get_decoder().wpe.weight[0] if name == "imagegpt" else 0)
         assert torch.equal(first, states[:, 0])
     assert not adapter.model.get_decoder()._forward_hooks
 
