@@ -14,6 +14,7 @@ from mmspec.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSectio
 from mmspec.core.checkpoint_loading import loaded
 from mmspec.devices import device_of
 from mmspec.minis import HOME, shipped_drafters
+from mmspec.text.processor_loading import load_processor
 from mmspec.text.sight import Seen, look
 
 MINIS = {"mini": "text", "vlm": "vlm"}
@@ -78,7 +79,9 @@ class Pair:
 
             raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
         found, target = look(self.processor, requests, self.name, self.chat), self.target
-        return {key: value.to(target.device, target.dtype if value.is_floating_point() else None) for key, value in found.items()}
+        exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
+        dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
+        return {key: value.to(target.device, dtypes[key]) for key, value in found.items()}
 
     def wrapped(self, prompt: str) -> str:
         """The prompt as the target reads it."""
@@ -302,7 +305,7 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
     changed = one_path(model)
     if changed is not None:
         logging.getLogger(__name__).warning("%s: %s", name, changed)
-    return model, _processor(where, hears or sees, "right" if config.is_encoder_decoder else "left")
+    return model, load_processor(where, hears or sees, "right" if config.is_encoder_decoder else "left")
 
 
 def _refuse_other_sight(model_type: str) -> None:
@@ -313,21 +316,6 @@ def _refuse_other_sight(model_type: str) -> None:
 
     if model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ValueError(f"models of type {model_type!r} read pictures in a way that is not supported; supported: {', '.join(SEES)}")
-
-
-def _processor(where: str, senses: bool, side: str) -> Any:
-    """A checkpoint's tokenizer or processor, ready for batches."""
-    import transformers as hf
-
-    try:
-        processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(f"the tokenizer of {where} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
-    tokenizer = getattr(processor, "tokenizer", processor)
-    tokenizer.padding_side = side
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return processor
 
 
 def _is_path(name: str) -> bool:
