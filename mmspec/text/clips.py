@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.core.compat import sampled_frames
-
 CLIP_SUFFIXES = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi")
 """Endings of files that are read as clips."""
 _SAFE = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"}
@@ -52,6 +50,8 @@ class Clip:
         Raises:
             ValueError: the video processor cannot sample a clip of this length.
         """
+        from mmspec.core.compat import sampled_frames
+
         asked = self.sampling
         count = asked.frames
         if asked.fps is not None:

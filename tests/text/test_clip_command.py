@@ -83,7 +83,14 @@ def tokens(result):
 
 
 QWEN = "<|vision_start|><|video_pad|><|vision_end|>"
-TEXTS = {"qwen2": f"{QWEN}{ASKED} ?", "qwen2.5": f"{QWEN}{ASKED} ?", "llava": f"<video>{ASKED}"}
+TEXTS = {
+    "qwen2": f"{QWEN}{ASKED} ?",
+    "qwen2.5": f"{QWEN}{ASKED} ?",
+    "qwen3": f"{QWEN}{ASKED} ?",
+    "llava": f"<video>{ASKED}",
+    "intern": f"<video>{ASKED}",
+}
+TEXTS["glm"] = f"<|begin_of_video|><|video|><|end_of_video|>{ASKED}"
 
 
 @pytest.mark.parametrize("model", TEXTS)
@@ -102,9 +109,21 @@ def test_an_answer_is_that_of_generate(caption, home, media, model):
     assert tokens(blind) == expected
 
 
-def test_clips_differ(caption, media):
+@pytest.mark.parametrize("model", TEXTS)
+def test_clips_differ(caption, media, model):
     asked = (ASKED, *SHORT, "--json", "--drafter", "none")
-    assert len({tuple(tokens(caption(media / name, *asked))) for name in ("a.mp4", "c.mkv", "e.mov")}) == 3
+    assert len({tuple(tokens(caption(media / name, *asked, model=model))) for name in ("a.mp4", "c.mkv", "e.mov")}) == 3
+
+
+@pytest.mark.parametrize("model", ["qwen2.5", "qwen3"])
+@pytest.mark.parametrize("view", [("newline",), ("own+drop",), ("pruned",), ("caption", "--caption", "red circles")])
+def test_views_leave_the_answer_alone(caption, home, media, view, model):
+    args = (media / "a.mp4", ASKED, *SHORT, "--json")
+    code, out, err = caption(*args, "--drafter", home / model, "--draft-length", 3, "--view", *view, model=model)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["tokens"] == tokens(caption(*args, "--drafter", "none", model=model))
+    assert found["stats"]["drafted"] > 0
 
 
 def test_clips_and_pictures_in_one_prompt(caption, home, media):
@@ -145,7 +164,7 @@ def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("model", ["qwen2.5", "llava"])
+@pytest.mark.parametrize("model", ["qwen2.5", "qwen3", "llava", "intern"])
 def test_a_folder_of_clips_and_pictures_is_a_job(batch, caption, home, media, model):
     seen = {"model": home / model, "out": f"{model}.jsonl"}
     code, out, err, path = batch(media, *SHORT, "--temperature", 1, "--seed", 3, "--batch-size", 5, "--json", **seen)
