@@ -3,7 +3,7 @@
 Only MP4, MOV, Matroska, WebM and AVI containers on this machine are opened, so that a playlist under another name reads no further files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +68,7 @@ class Clip:
                 f"clip {self.name} has {self.frames} frames, which the model's processor cannot sample ({_why(error)}): give --frames N"
             ) from None
 
-    def metadata(self, indices: Sequence[int] | None = None) -> Any:
+    def metadata(self, indices: list[int] | None = None) -> Any:
         """What transformers' processors are told of the clip. `indices` are the frames that were taken."""
         from transformers.video_utils import VideoMetadata
 

@@ -8,7 +8,7 @@ from transformers.video_utils import load_video
 
 from mmspec.core.multimodal import unsaid_of
 from mmspec.text import pairs
-from mmspec.text.pairs import load_model
+from mmspec.text.model_loading import load_model
 from tests import small_clips, small_seers
 from tests.commands import refused, runner
 

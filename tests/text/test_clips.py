@@ -13,9 +13,10 @@ from transformers.video_utils import load_video
 
 from mmspec.text import clips
 from mmspec.text.clips import Sampling, is_clip, read_clip
+from mmspec.text.model_loading import load_model
 from mmspec.text.pictures import pictures_and_clips_in, pictures_in, split_arguments
 from mmspec.text.sight import Seen, default_prompt, look
-from tests.small_clips import QWEN, film, qwen
+from tests.small_clips import QWEN, film, qwen, save
 
 EVERY = SimpleNamespace(do_sample_frames=False)  # a video processor that takes all frames
 
@@ -215,14 +216,12 @@ def test_without_pyav(tmp_path, monkeypatch):
 
 
 def test_without_torchvision(tmp_path, monkeypatch):
-    from mmspec.text.processor_loading import load_processor
-
     def missing(*args, **more):
         raise ImportError("\nQwen2VLVideoProcessor requires the Torchvision library but it was not found in your environment.")
 
     monkeypatch.setattr(hf.AutoProcessor, "from_pretrained", missing)
     with pytest.raises(ValueError, match=r"needs torchvision: pip install 'mmspec\[video\]'$"):
-        load_processor(str(tmp_path), True, "left")
+        load_model(str(save("qwen2.5", tmp_path)), "float32", "cpu")
 
 
 def test_names_of_clips(tmp_path):
