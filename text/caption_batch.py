@@ -1,14 +1,14 @@
-"""Ask about every picture of a folder, or every line of a file, in shards: a killed run is started again and goes on where it was.
+"""Ask about every picture and clip of a folder, or every line of a file, in shards: a killed run is started again and goes on where it was.
 
     python text/caption_batch.py photos --prompt "what do you see?" --out answers.jsonl --batch-size 16
     python text/caption_batch.py asked.jsonl --out answers --model ./big --drafter ./small --view own+newline --device cuda --dtype bfloat16
     accelerate launch text/caption_batch.py photos --out answers --model ./big --drafter ./small
     python text/caption_batch.py photos --out answers --model ./big --drafter ./small --engine ray
 
-Input: a folder of pictures, or JSON lines with "file" (or "files", asked about together) and, if wished, "prompt"; other keys are kept.
-Output: "index", "file", "prompt", "answer" and "tokens" (ids), a line a picture: one file where --out ends in .jsonl (its job lies beside
-it), else a folder of out/part-00000.jsonl and so on. Pictures that cannot be read go to rejects.jsonl of the job. Record i draws with
-seed + i, so the output does not depend on shards, batches or processes. docs/jobs.md tells what may change when a job goes on.
+Input: a folder of pictures and clips, or JSON lines with "file" (or "files", asked about together) and, if wished, "prompt"; other keys
+are kept. Output: "index", "file", "prompt", "answer" and "tokens" (ids), a line a picture: one file where --out ends in .jsonl (its job
+lies beside it), else a folder of out/part-00000.jsonl and so on. Pictures that cannot be read go to rejects.jsonl of the job. Record i
+draws with seed + i, so the output does not depend on shards, batches or processes. docs/jobs.md tells what may change when a job goes on.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.jobs import Report, Stopped, run
 from mmspec.text.captioning import Asked, job_folder, make_job, one_file
+from mmspec.text.clips import Sampling
 from mmspec.text.pairs import named_drafter
-from mmspec.text.sight import DESCRIBE
 
 
 def asked_for(args: argparse.Namespace) -> Asked:
@@ -34,14 +34,16 @@ def asked_for(args: argparse.Namespace) -> Asked:
     )
     captions = tuple(args.caption or ())
     told = {"prompt": args.prompt, "view": args.view, "captions": captions, "batch_size": args.batch_size, "shard_size": args.shard_size}
-    return Asked(config, (str(args.pictures),), job_folder(args.out), **told)
+    return Asked(config, (str(args.pictures),), job_folder(args.out), sampling=Sampling(args.fps, args.frames), **told)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pictures", type=Path, nargs="?", help="a folder of pictures, or JSON lines with a file each")
     parser.add_argument("--out", type=Path, help="answers.jsonl, or a folder; that of the same job, to go on with it")
-    parser.add_argument("--prompt", default=DESCRIBE, help="what is asked where a line does not say")
+    parser.add_argument("--prompt", help="what is asked where a line does not say; to describe the picture or video by default")
+    parser.add_argument("--fps", type=float, help="frames taken a second of clips; as the model's video processor says by default")
+    parser.add_argument("--frames", type=int, help="frames taken of each clip, evenly spaced, in place of --fps")
     parser.add_argument("--model", default="mini", help="the shipped mini, a folder or a hub name")
     parser.add_argument("--drafter", help="a name that `mmspec models` lists, or a path; the mini's own, or lookup, by default")
     parser.add_argument("--view", help="what the drafter reads: drop, newline, caption, own, pooled, pruned, or several joined by +")

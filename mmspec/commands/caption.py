@@ -1,4 +1,4 @@
-"""`mmspec caption`: say what a picture shows, or answer a question about one or several; or about every picture of a folder, as a job."""
+"""`mmspec caption`: describe pictures and clips, or answer a question about one or several; or about each of a folder, as a job."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -20,6 +20,7 @@ EXAMPLES = """Examples:
   mmspec caption picture.png
   mmspec caption picture.png "how many red circles?"
   mmspec caption left.png right.png "describe both pictures." --view own+newline
+  mmspec caption clip.mp4 "what happens?" --model Qwen/Qwen2.5-VL-7B-Instruct --fps 2
   mmspec caption picture.png --view caption --caption "two red circles" --compare
   mmspec caption photos/ "what do you see?" --out answers.jsonl --batch-size 16
   mmspec caption one.png two.png --out answers.jsonl
@@ -27,19 +28,23 @@ EXAMPLES = """Examples:
   mmspec caption cat.jpg "<image>caption en" --no-chat --model google/paligemma-3b-mix-224
 """
 _INPUTS = (
-    "Pictures, and then what to ask about them ('describe the picture.' by default). Several are asked about together; with --out each "
+    "Pictures or clips (.mp4, .mkv, .webm, .mov, .avi), and then what to ask about them ('describe the picture.' by default). Several are "
 )
-_INPUTS += "by itself, as is every picture of a folder, or every line of a JSON lines file (file or files, and prompt)."
+_INPUTS += "asked about together; with --out each by itself, as is each of a folder, or every line of a JSON lines file (file(s), prompt)."
 _MODEL = "Target that sees: the shipped mini (default), a folder or a hub name."
 _CAPTION = "What the caption view reads in place of pictures; once, or once a picture."
 _CHAT = "Put the prompt in the model's chat template; by default where it has one."
-_PROMPT = "What to ask, where it is not the last argument; <image> marks where pictures stand, in front by default."
+_PROMPT = (
+    "What to ask, where it is not the last argument; <image> marks where pictures stand and <video> where clips do, in front by default."
+)
+_FPS = "Take F frames a second of clips; by default as the model's video processor says."
+_FRAMES = "Take N frames of each clip, evenly spaced, in place of --fps."
 _OUT = "A batch: answers.jsonl (its job in answers.job, so that the same command goes on where it stopped), or a folder for a job's shards."
 _ENGINE = "local (default; also under torchrun) or ray."
 
 
 def caption(
-    inputs: Annotated[list[str] | None, typer.Argument(help=_INPUTS, metavar="PICTURE... [PROMPT]")] = None,
+    inputs: Annotated[list[str] | None, typer.Argument(help=_INPUTS, metavar="FILE... [PROMPT]")] = None,
     model: Annotated[str | None, option(WHAT, _MODEL, metavar="PATH")] = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
@@ -59,6 +64,8 @@ def caption(
     max_new_tokens: common.MAX_NEW = None,
     prompt: Annotated[str | None, option(FILES, _PROMPT, metavar="TEXT")] = None,
     chat: Annotated[bool | None, option(FILES, _CHAT, "--chat/--no-chat")] = None,
+    fps: Annotated[float | None, option(FILES, _FPS, "--fps", metavar="F")] = None,
+    frames: Annotated[int | None, option(FILES, _FRAMES, "--frames", metavar="N")] = None,
     out: Annotated[str | None, option(FILES, _OUT, "--out", "--output", metavar="PATH")] = None,
     engine: Annotated[str, option("Bulk", _ENGINE, metavar="NAME")] = "local",
     batch_size: Annotated[int, option("Bulk", "Pictures of a batch looked at together; 8 by default.", metavar="N")] = 8,
@@ -68,7 +75,7 @@ def caption(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Describe pictures or answer questions about them: the tokens of plain decoding, in fewer calls of the target."""
+    """Describe pictures and clips or answer questions about them: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
     common.begin(verbose)
     from mmspec.text.pictures import split_arguments
@@ -77,7 +84,7 @@ def caption(
     if not files:
         raise ValueError('no picture: give one (mmspec caption picture.png "what do you see?"), or a folder with --out answers.jsonl')
     if prompt is not None and last is not None:
-        raise ValueError(f"--prompt and {last!r} were both given: give one prompt; pictures end in .png, .jpg, ...")
+        raise ValueError(f"--prompt and {last!r} were both given: give one prompt; pictures end in .png, .jpg, ..., clips in .mp4, ...")
     asked = prompt if prompt is not None else last
     if asked is not None and not asked.strip():
         raise ValueError("the prompt is empty: ask something, or leave it out to have the picture described")
@@ -97,17 +104,15 @@ def _one(config: Config, given: dict[str, Any], files: list[str], asked: str | N
     """One prompt about all of the pictures, answered as it settles."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.text.captioning import load_seeing
-    from mmspec.text.pictures import marked, read_picture
-    from mmspec.text.sight import DESCRIBE, MARK, Seen
+    from mmspec.text.clips import Sampling
+    from mmspec.text.sight import read_seen
 
     for name in files:
         if Path(name).is_dir() or Path(name).suffix == ".jsonl":
             raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")
-    pictures = tuple(read_picture(name) for name in files)
-    marked(asked or "", len(files), MARK)  # before a model is loaded
+    request = read_seen(asked, files, sampling=Sampling(given["fps"], given["frames"]))  # before a model is loaded
     captions = tuple(given["captions"] or ())
     pair = common.waiting(config, partial(load_seeing, config, given["chat"], given["view"], captions))
-    request = Seen(asked or DESCRIBE, pictures)
     inputs = pair.inputs([request])
     plain = _plainly(pair, inputs) if given["compare"] else None
     with nullcontext() if given["as_json"] else Flow(pair.decode, given["show_rounds"]) as flow:
@@ -133,9 +138,13 @@ def _plainly(pair: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _told(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
+    from mmspec.text.clips import is_clip
+
     ids = _ids(found)
     about = {"model": pair.name, "drafter": pair.drafter_name, "view": given["view"], "settings": asdict(pair.config)}
-    told = {"pictures": files, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
+    clips = [name for name in files if is_clip(name)]
+    seen = {"pictures": [name for name in files if name not in clips]} | ({"clips": clips} if clips else {})
+    told = {**seen, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
     if plain is not None:
         told["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
     return told
@@ -170,18 +179,19 @@ def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | 
         raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
     from mmspec.jobs import run
     from mmspec.text.captioning import Asked, job_folder, make_job, one_file
-    from mmspec.text.sight import DESCRIBE
+    from mmspec.text.clips import Sampling
 
     asking = Asked(
         config,
         tuple(files),
         job_folder(given["out"]),
-        asked or DESCRIBE,
+        asked,
         given["chat"],
         given["view"],
         tuple(given["captions"] or ()),
         given["batch_size"],
         given["shard_size"],
+        Sampling(given["fps"], given["frames"]),
     )
     report = run(partial(make_job, asking), engine=given["engine"])
     if report is None:  # another process of a launch tells

@@ -61,7 +61,7 @@ def check(
         int | None, common.option(common.DRAWING, "The most tokens a prompt may get; 48 by default.", metavar="N")
     ] = None,
     pictures: Annotated[
-        list[str] | None, common.option(common.FILES, "Ask about this picture; may be repeated.", "--picture", metavar="FILE")
+        list[str] | None, common.option(common.FILES, "Ask about this picture or clip; may be repeated.", "--picture", metavar="FILE")
     ] = None,
     prompts: common.PROMPTS = None,
     limit: Annotated[int | None, common.option(common.FILES, "Use the first N prompts; 4 by default.", metavar="N")] = None,

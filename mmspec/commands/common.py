@@ -203,16 +203,17 @@ def prompts_for(pair: Any, given: dict[str, Any]) -> list[Any]:
 
 def _asked(pair: Any, prompts: str | None, pictures: Sequence[str]) -> list[Any]:
     """The prompts of a file; with pictures each is about all of them, and without a file they are to be described."""
-    from mmspec.text.pictures import read_picture
-    from mmspec.text.sight import DESCRIBE, Seen
+    from mmspec.text.sight import DESCRIBE, default_prompt, read_seen
 
-    texts = [DESCRIBE] if prompts is None else [record["prompt"] for record in read_prompts(prompts)]
+    texts = (
+        [default_prompt(pictures) if pictures else DESCRIBE] if prompts is None else [record["prompt"] for record in read_prompts(prompts)]
+    )
     if not pictures:
         return texts
     if not pair.sees:
         raise ValueError(f"{pair.name} reads no pictures: leave --picture out, or give a model that sees")
-    seen = tuple(read_picture(each) for each in pictures)
-    return [Seen(text, seen) for text in texts]
+    seen = read_seen(None, pictures)
+    return [replace(seen, prompt=text) for text in texts]
 
 
 def begin(verbose: bool) -> None:

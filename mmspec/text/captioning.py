@@ -1,10 +1,10 @@
-"""Questions about pictures, one request or a job of many: what `mmspec caption` and `text/caption_batch.py` run."""
+"""Questions about pictures and clips, one request or a job of many: what `mmspec caption` and `text/caption_batch.py` run."""
 
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,9 +16,10 @@ from mmspec.drafters.text_views import retold
 from mmspec.jobs import Facts, Job, JsonLines, Lines, Processes, Reject, Report
 from mmspec.jobs.files import whole
 from mmspec.text.bulk import COUNTED, identity
+from mmspec.text.clips import Sampling
 from mmspec.text.pairs import Pair, load_pair
-from mmspec.text.pictures import pictures_in, read_picture
-from mmspec.text.sight import DESCRIBE, Seen, has_template
+from mmspec.text.pictures import pictures_and_clips_in
+from mmspec.text.sight import DESCRIBE, Seen, default_prompt, has_template, read_seen, reads_clips
 from mmspec.text.views import brackets, encoded, ensemble, view
 
 _PREFIX = "image: "  # what a caption is introduced by
@@ -28,17 +29,18 @@ Asking = tuple[dict[str, Any], Seen]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a job is asked for: `inputs` are pictures, one folder, or one file of JSON lines."""
+    """What a job is asked for: `inputs` are pictures and clips, one folder, or one file of JSON lines."""
 
     config: Config
     inputs: tuple[str, ...]
     out: Path  # the job's folder
-    prompt: str = DESCRIBE
+    prompt: str | None = None  # None: to describe the picture or the video
     chat: bool | None = None  # None: where there is a template
     view: str | None = None
     captions: tuple[str, ...] = ()
     batch_size: int = 8
     shard_size: int = 64
+    sampling: Sampling = field(default_factory=Sampling)  # which frames of clips are taken
 
 
 def load_seeing(config: Config, chat: bool | None = None, views: str | None = None, captions: Sequence[str] = ()) -> Pair:
@@ -90,7 +92,7 @@ class SameCaption:
 
 @dataclass(frozen=True)
 class Pictures:
-    """A source of `mmspec.jobs`: a record {"file": path} a picture. `files` are told apart by their names below `root` and their bytes."""
+    """A source of `mmspec.jobs`: a record {"file": path} a picture or clip. `files` are told apart by names below `root` and bytes."""
 
     files: tuple[str, ...]
     root: Path = Path()
@@ -117,12 +119,12 @@ class Pictures:
 def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
     """(the source, the folder its files are relative to). ValueError for what is not there."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
-        return Pictures(tuple(pictures_in(inputs[0])), Path(inputs[0])), Path(inputs[0])
+        return Pictures(tuple(pictures_and_clips_in(inputs[0])), Path(inputs[0])), Path(inputs[0])
     if len(inputs) == 1 and Path(inputs[0]).suffix == ".jsonl":
         return Lines(Path(inputs[0])), Path(inputs[0]).parent
     for each in inputs:
         if Path(each).is_dir() or Path(each).suffix == ".jsonl":
-            raise ValueError(f"{each} was given with other pictures: give one folder, one file of JSON lines, or pictures")
+            raise ValueError(f"{each} was given with other pictures: give one folder, one file of JSON lines, or pictures and clips")
         if not Path(each).exists():
             raise ValueError(f"picture {each} does not exist: give the path of one that does")
     return Pictures(tuple(inputs)), Path()
@@ -132,12 +134,14 @@ def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
 class Caption:
     """A worker of `mmspec.jobs`: answers a record's "prompt", or else `prompt`, about its "file" or "files"; adds "answer" and "tokens".
 
-    Record i draws with seed + i, so under an exact rule its output does not depend on the batch it was in.
+    Record i draws with seed + i, so under an exact rule its output does not depend on its batch. Requests with pictures, with clips and
+    with both are decoded apart: processors pad clips to one length or refuse to mix them.
     """
 
     pair: Pair
-    prompt: str = DESCRIBE
+    prompt: str | None = None
     root: Path = Path()
+    sampling: Sampling = field(default_factory=Sampling)
     stats: Stats = field(default_factory=Stats)
 
     def check(self, record: dict[str, Any]) -> Asking:
@@ -145,28 +149,39 @@ class Caption:
         files: Any = record["files"] if "files" in record else [record.get("file")]
         if not isinstance(files, list) or not files or not all(isinstance(each, str) and each for each in files):
             raise ValueError('no "file" with the path of a picture in it, nor "files" with a list of them')
-        prompt = record.get("prompt", self.prompt)
+        prompt = record.get("prompt", self.prompt or default_prompt(files))
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError('"prompt" has no text in it: ask something, or leave it out')
-        request = Seen(prompt, tuple(read_picture(self.root / each, each) for each in files))
+        request = read_seen(prompt, [self.root / each for each in files], files, self.sampling)
         return {**record, "prompt": prompt}, request
 
     def __call__(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[dict[str, Any] | Reject]:
-        requests = [request for _, (_, request) in batch]
-        try:  # mostly all is well
-            inputs, refused = self._looked(requests), [None] * len(batch)
-        except ValueError:
-            refused = [self._trouble(request) for request in requests]
-            taken = [request for request, why in zip(requests, refused, strict=True) if why is None]
-            inputs = self._looked(taken) if taken else None
-        seeds = [self.pair.config.run.seed + index for (index, _), why in zip(batch, refused, strict=True) if why is None]
-        answers = iter(self._answers(inputs, seeds) if inputs is not None else ())
-        for (_, (record, _)), why in zip(batch, refused, strict=True):
-            if why is not None:
-                yield Reject(why)
-                continue
-            ids = next(answers)
-            yield record | {"answer": self.pair.decode(ids), "tokens": ids}
+        found: dict[int, list[int] | Reject] = {}
+        for rows in self._groups(batch):
+            found |= self._found(rows)
+        for index, (record, _) in batch:
+            ids = found[index]
+            yield ids if isinstance(ids, Reject) else record | {"answer": self.pair.decode(ids), "tokens": ids}
+
+    def _groups(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[list[tuple[int, Seen]]]:
+        """The requests of a batch that are decoded together, each with its index."""
+        groups: dict[Any, list[tuple[int, Seen]]] = {}
+        for index, (_, request) in batch:
+            lengths = frame_counts(self.pair.processor, request)
+            groups.setdefault((bool(request.pictures), lengths), []).append((index, request))
+        yield from groups.values()
+
+    def _found(self, rows: Sequence[tuple[int, Seen]]) -> dict[int, list[int] | Reject]:
+        """The answers of `rows` by index. Where they cannot be taken together, each half is tried, down to the ones to reject."""
+        try:
+            inputs = self._looked([request for _, request in rows])
+        except ValueError as error:
+            if len(rows) == 1:
+                return {rows[0][0]: Reject(str(error))}
+            half = len(rows) // 2
+            return self._found(rows[:half]) | self._found(rows[half:])
+        answers = self._answers(inputs, [self.pair.config.run.seed + index for index, _ in rows])
+        return {index: ids for (index, _), ids in zip(rows, answers, strict=True)}
 
     def _answers(self, inputs: dict[str, Any], seeds: list[int]) -> list[list[int]]:
         out = self.pair.generate(inputs, seed=seeds, on_step=self.stats.add)
@@ -186,17 +201,25 @@ class Caption:
             )
         return inputs
 
-    def _trouble(self, request: Seen) -> str | None:
-        """Why a request cannot be taken; None where it can."""
-        try:
-            self._looked([request])
-        except ValueError as error:
-            return str(error)
-        return None
-
     def measures(self) -> dict[str, float]:
         """What was counted so far."""
         return {name: getattr(self.stats, name) for name in COUNTED}
+
+
+def frame_counts(processor: Any, request: Seen) -> tuple[int, ...]:
+    """How many frames are taken of each clip, where clips of one batch must have as many; else a 0 for each.
+
+    Models that take patches with a grid for each clip (Qwen-VL, GLM-4V) have clips of any length in one batch.
+    """
+    if not reads_clips(processor):
+        return (0,) * len(request.clips)
+    video = processor.video_processor
+    if "video_grid_thw" in video.model_input_names:
+        return (0,) * len(request.clips)
+    try:
+        return tuple(len(clip.indices(video)) for clip in request.clips)
+    except ValueError:  # what cannot be sampled is rejected when it is looked at
+        return (0,) * len(request.clips)
 
 
 def make_job(asked: Asked) -> Job:
@@ -212,23 +235,30 @@ def make_job(asked: Asked) -> Job:
             f"accept {asked.config.accept.kind!r} draws otherwise with another draft length, and {length!r} follows the clock: "
             "give --draft-length a number, so that a job that goes on says the same"
         )
-    work = Caption(pair, asked.prompt, root)
+    work = Caption(pair, asked.prompt, root, asked.sampling)
     model, options = identity(pair)
-    seen = hashlib.sha256(json.dumps(pair.processor.image_processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
+    seen = {"pictures": fingerprint(pair.processor.image_processor)}
+    seen |= {"clips": fingerprint(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
+    sampling = {name: value for name, value in asdict(asked.sampling).items() if value is not None}
     return Job(
         source=source,
         sink=JsonLines(),  # pyright: ignore[reportArgumentType] - its extension is the class's
         work=work,
         check=work.check,
         out=asked.out,
-        model=model | {"pictures": seen},
-        options=options | {"prompt": asked.prompt, "view": asked.view, "captions": list(asked.captions)},
+        model=model | seen,
+        options=options | sampling | {"prompt": asked.prompt or DESCRIBE, "view": asked.view, "captions": list(asked.captions)},
         batch_size=asked.batch_size,
         shard_size=asked.shard_size,
         noun="pictures",
         about=provenance(pair.target.device) | {"exactness": pair.exactness},
         measures=work.measures,
     )
+
+
+def fingerprint(processor: Any) -> str:
+    """A digest of all settings of an image or video processor."""
+    return hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def job_folder(out: str | Path) -> Path:

@@ -69,6 +69,8 @@ def _processor(where: str, senses: bool, side: str) -> Any:
     try:
         processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, ImportError) and "torchvision" in str(error).lower():
+            raise ValueError(f"the processor of {where} reads video and needs torchvision: pip install 'mmspec[video]'") from None
         raise ValueError(f"the tokenizer of {where} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
     tokenizer = getattr(processor, "tokenizer", processor)
     tokenizer.padding_side = side

@@ -75,7 +75,9 @@ class Pair:
 
             raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
         found, target = look(self.processor, requests, self.name, self.chat), self.target
-        return {key: value.to(target.device, target.dtype if value.is_floating_point() else None) for key, value in found.items()}
+        exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
+        dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
+        return {key: value.to(target.device, dtypes[key]) for key, value in found.items()}
 
     def wrapped(self, prompt: str) -> str:
         """The prompt as the target reads it."""

@@ -5,13 +5,14 @@ the memory and none is handed to another program.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmspec.core.quiet import ignoring
+from mmspec.text.clips import CLIP_SUFFIXES, is_clip
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 """What files of pictures are called: others in a folder are passed over."""
@@ -26,12 +27,28 @@ def is_picture(name: str | Path) -> bool:
 
 def pictures_in(folder: str | Path) -> list[str]:
     """The pictures in a folder and those within it, by their paths from there, sorted. ValueError where there is none."""
+    found = _files_in(folder, is_picture)
+    if not found:
+        raise ValueError(f"folder {folder} holds no picture: give one with files that end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def pictures_and_clips_in(folder: str | Path) -> list[str]:
+    """The pictures and clips in a folder and those within it, as `pictures_in` gives pictures. ValueError where there is none."""
+    found = _files_in(folder, lambda name: is_picture(name) or is_clip(name))
+    if not found:
+        raise ValueError(
+            f"folder {folder} holds no picture and no clip: give one with files that end in {', '.join(SUFFIXES + CLIP_SUFFIXES)}"
+        )
+    return found
+
+
+def _files_in(folder: str | Path, takes: Callable[[str], bool]) -> list[str]:
+    """Files whose names `takes` is true of, by their paths from `folder`, sorted; hidden ones are passed over."""
     root, found = Path(folder), []
     for here, folders, names in os.walk(root):
         folders[:] = [each for each in folders if not each.startswith(".")]
-        found += [Path(here, name).relative_to(root).as_posix() for name in names if is_picture(name) and not name.startswith(".")]
-    if not found:
-        raise ValueError(f"folder {folder} holds no picture: give one with files that end in {', '.join(SUFFIXES)}")
+        found += [Path(here, name).relative_to(root).as_posix() for name in names if takes(name) and not name.startswith(".")]
     return sorted(found)
 
 
@@ -91,23 +108,24 @@ def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
     return (255 * (levels - low) / max(high - low, 1e-12)).round().astype(np.uint8)
 
 
-def marked(prompt: str, count: int, mark: str) -> list[str]:
+def marked(prompt: str, count: int, mark: str, noun: str = "picture") -> list[str]:
     """`prompt` cut at its marks, one piece more than pictures; without marks the pictures stand in front.
 
-    ValueError where it has marks, but not one for each of `count` pictures.
+    ValueError where it has marks, but not one for each of `count` pictures (or whatever the `noun` is).
     """
     pieces = prompt.split(mark)
     if len(pieces) == 1:
         return [""] * count + pieces
     if len(pieces) - 1 != count:
-        told = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} picture{'s' if count != 1 else ''}"
-        raise ValueError(f"the prompt has {told}: give one for each picture, or none to have the pictures in front")
+        told = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} {noun}{'s' if count != 1 else ''}"
+        raise ValueError(f"the prompt has {told}: give one for each {noun}, or none to have the {noun}s in front")
     return pieces
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """(pictures or folders, prompt) on a command line: the last argument is the prompt unless it is, or is called as, a picture."""
-    if len(arguments) < 2 or is_picture(arguments[-1]) or Path(arguments[-1]).suffix == ".jsonl" or _exists(arguments[-1]):
+    """(pictures, clips or folders, prompt) on a command line: the last argument is the prompt unless it is, or is called as, a file."""
+    last = arguments[-1] if arguments else ""
+    if len(arguments) < 2 or is_picture(last) or is_clip(last) or Path(last).suffix == ".jsonl" or _exists(last):
         return list(arguments), None
     return list(arguments[:-1]), arguments[-1]
 

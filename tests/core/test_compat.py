@@ -12,6 +12,7 @@ import transformers as hf
 from transformers import GenerationConfig, GenerationMixin
 from transformers.generation import logits_process as known
 from transformers.generation.streamers import BaseStreamer
+from transformers.video_utils import VideoMetadata
 
 from mmspec.core import compat
 from tests.conftest import llama
@@ -273,6 +274,15 @@ def test_the_compilers_limits_are_put_back():
         assert torch._dynamo.config.recompile_limit == 1000
         assert torch._dynamo.config.accumulated_recompile_limit == 4000
     assert (torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit) == before
+
+
+def test_video_processors_sample_as_assumed():
+    video = hf.Qwen2VLVideoProcessor(patch_size=4, temporal_patch_size=2, do_sample_frames=True, fps=2, max_frames=6)
+    metadata = VideoMetadata(70, fps=7.0, duration=10.0)
+    found = video(torch.zeros(70, 3, 32, 32), video_metadata=[metadata], return_metadata=True)["video_metadata"][0].frames_indices
+    assert compat.sampled_frames(video, metadata) == found.tolist()
+    assert len(found) == 6
+    assert compat.sampled_frames(hf.Qwen2VLVideoProcessor(), metadata) == list(range(70))
 
 
 # --- no reach elsewhere -----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from mmspec.core.compat.positions import (
     with_bias_table,
 )
 from mmspec.core.compat.speech import csm_embeddings, encodec_frame, is_vibevoice, pocket_placeholders, vibevoice_scheduler
+from mmspec.core.compat.video import sampled_frames
 
 __all__ = [
     "GenerateCall",
@@ -63,6 +64,7 @@ __all__ = [
     "rope_deltas_kept",
     "rope_types",
     "ropes_by_length",
+    "sampled_frames",
     "takes_argument",
     "vibevoice_scheduler",
     "weighs_timestamps",
