@@ -111,13 +111,14 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
     rows = len(verdict.count)
     zero = torch.zeros(rows, dtype=torch.float64, device=verdict.count.device)
     healthy = zero + 1 if scored.healthy is None else scored.healthy
+    drafter_healthy = zero + 1 if draft.drafter_healthy is None else draft.drafter_healthy
     columns = [
         verdict.count,
         verdict.accepted,
         verdict.judged,
         draft.valid[:, draft.roots :].sum(1),
         verdict.frontier.parents[:, -1] == PAD,
-        healthy,
+        healthy + 2 * drafter_healthy.to(torch.float64),
         zero if verdict.drift is None else verdict.drift,
         zero if verdict.expected is None else verdict.expected,
     ]
@@ -134,9 +135,10 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Settled:
         judged=[int(line[2]) for line in packed],
         drafted=[int(line[3]) for line in packed],
         ended=[bool(line[4]) for line in packed],
-        healthy=[bool(line[5]) for line in packed],
+        healthy=[bool(int(line[5]) & 1) for line in packed],
         drift=[line[6] for line in packed],
         expected=[line[7] for line in packed],
+        drafter_healthy=[bool(int(line[5]) & 2) for line in packed],
     )
 
 

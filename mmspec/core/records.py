@@ -37,6 +37,7 @@ class Draft:
     drift: Tensor | None = None  # [B] total variation spent so far by a lossy rule
     score: Tensor | None = None  # [B, N] path log-probability, for beams
     aux: Any = None  # luggage from drafter to target
+    drafter_healthy: Tensor | None = None  # [B] bool: the drafter's logits held no NaN or +inf; None: nobody looked
 
     @staticmethod
     def root(values: Tensor, start: Tensor, alive: Tensor | None = None, drift: Tensor | None = None) -> "Draft":
@@ -143,6 +144,7 @@ class Settled:
     healthy: list[bool]  # its logits held no NaN or +inf
     drift: list[float]
     expected: list[float]
+    drafter_healthy: list[bool] | None = None  # the drafter's held none, as far as its draft says
 
 
 @dataclass(frozen=True, slots=True)

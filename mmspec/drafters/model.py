@@ -68,7 +68,6 @@ class ModelSession:
         self.origin: Tensor | None = None  # [B, G] own column of each proposed guess
         self.lag = 0
         self.healthy: Tensor | None = None  # [B] bool: were all logits of this session numbers?
-        self.rounds = 0
 
     @property
     def session(self) -> Any:
@@ -86,7 +85,8 @@ class ModelSession:
         self.lag = own.roots - frontier.roots
         parents = grown.parents[:, own.roots :]
         parents = torch.where(parents >= 0, parents - self.lag, parents)
-        return frontier.extend(grown.guesses, parents, grown.q, linear=grown.linear, width=grown.width, levels=grown.levels)
+        draft = frontier.extend(grown.guesses, parents, grown.q, linear=grown.linear, width=grown.width, levels=grown.levels)
+        return draft if self.healthy is None else replace(draft, drafter_healthy=self.healthy)
 
     def score(self, draft: Draft) -> Scored:
         """The session's distributions, noting rows whose logits were not all numbers."""
@@ -96,7 +96,7 @@ class ModelSession:
         return scored
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
-        self._check_health(draft, settled)
+        self._check_health(settled)
         if draft.size == draft.roots:  # nobody guessed, or what was guessed has been settled by others
             self._forget()
             self._wait(draft.nodes, draft.valid)
@@ -119,11 +119,9 @@ class ModelSession:
             value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
             self.waiting = (value, unrun.any(1, keepdim=True))
 
-    def _check_health(self, draft: Draft, settled: Settled) -> None:
-        """FloatingPointError for logits that are no numbers. Looked at in every round whose rule reads q, which they would spoil; where
-        they only cost acceptance, in rounds 1, 2, 4, 8, ... as a look is a synchronisation."""
-        self.rounds += 1
-        if self.healthy is not None and (draft.q is not None or self.rounds & (self.rounds - 1) == 0):
+    def _check_health(self, settled: Settled) -> None:
+        """FloatingPointError for logits that are no numbers. Reads from the device where the round's outcome says that there are some."""
+        if self.healthy is not None and settled.drafter_healthy is not None and not all(settled.drafter_healthy):
             refuse_unhealthy(self.healthy, [bool(values) for values in settled.values], _named(self.session))
 
     def _grow(self, frontier: Draft, own: Draft, room: Room, noise: Noise) -> tuple[Draft, Tensor]:

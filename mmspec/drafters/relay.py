@@ -1,6 +1,6 @@
 """The horizontal cascade of CS Drafting (Chen et al. 2023): a smaller drafter for the guesses further on, which matter less."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -48,14 +48,19 @@ class RelaySession:
         tail = self.then.propose(whole, rest, LaterNoise(noise, frontier.start))  # type: ignore[arg-type]
         if tail.size == whole.roots:
             return head
-        return head.extend(
+        draft = head.extend(
             tail.guesses, tail.parents[:, head.size :], tail.q, linear=tail.linear, width=tail.width, levels=made + tail.height
         )
+        return replace(draft, drafter_healthy=_both(head.drafter_healthy, tail.drafter_healthy))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
         kept = told(draft, scored, verdict)
         self.first.observe(*kept, settled)
         self.then.observe(*kept, settled)
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return one if other is None else other if one is None else one & other
 
 
 @dataclass(frozen=True)
