@@ -254,6 +254,16 @@ def name_of(config: Any) -> str:
     return getattr(config, "_name_or_path", "")
 
 
+def per_layer_inputs(model: Any, ids: Tensor, placeholders: Sequence[int], fill: int) -> Tensor:
+    """What each layer of Gemma-4 adds for `ids` [B, M], beside their embeddings: [B, M, layers, D]. Placeholders read as id `fill`.
+
+    Relies on `Gemma4TextModel.get_per_layer_inputs(input_ids, inputs_embeds)` (since 5.17), which would look for ids by their embeddings
+    where only those are given.
+    """
+    marked = torch.isin(ids, torch.tensor(placeholders, device=ids.device))
+    return model.get_decoder().get_per_layer_inputs(ids.masked_fill(marked, fill), None)
+
+
 # --- models of speech -------------------------------------------------------------------------------------------------
 
 
