@@ -22,13 +22,14 @@ class _Intercepted(Exception):
         self.given = given
 
 
-def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, Any]:
+def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str, encoder: bool = False) -> dict[str, Any]:
     """The keyword arguments with which `model`, run on `inputs`, calls its language model, which does not run.
 
     Args:
         model: a transformers model with `get_decoder`.
         inputs: what its `forward` takes.
         noun: what the inputs hold besides text, for the message: "pictures" or "sound".
+        encoder: stop at the encoder of the language model (`get_encoder`), not at its decoder.
 
     Raises:
         ValueError: pictures or sound and prompt do not fit together.
@@ -38,7 +39,7 @@ def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, A
     def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         raise _Intercepted(kwargs)
 
-    handle = copy.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
+    handle = (copy.get_encoder() if encoder else copy.get_decoder()).register_forward_pre_hook(stop, with_kwargs=True)
     try:
         with rope_deltas_kept(copy):
             copy(**inputs, use_cache=False)

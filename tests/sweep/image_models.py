@@ -15,6 +15,7 @@ PIXTRAL = {"model_type": "pixtral", **TOWER}
 GLM_TOWER = {"model_type": "glm4v_vision"}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
 
+EMBEDDER = {"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32}
 OMNI = {"vision_start_token_id": 31, "vision_end_token_id": 32, "audio_start_token_id": 33, "audio_end_token_id": 34}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -44,6 +45,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vq_config": {"num_embeddings": 10, "base_channels": 32, "latent_channels": 16, "embed_dim": 16, "channel_multiplier": [1, 1]},
         "vocabulary_map": {"<image>": 60, **{f"IMGIMG{chr(65 + i)}Z": 40 + i for i in range(10)}},
     },
+    "florence2": {
+        "text_config": {"model_type": "bart"},
+        "vision_config": {
+            **{"depths": [1, 1], "patch_size": [3, 3], "patch_stride": [2, 2], "patch_padding": [1, 1], "patch_prenorm": [False, True]},
+            **{"embed_dim": [8, 16], "num_heads": [2, 2], "num_groups": [2, 2], "window_size": 4, "projection_dim": 32},
+        },
+    },
+    "t5gemma2": {"encoder": {"mm_tokens_per_image": 4, "vision_config": SIGLIP | {"image_size": 16}}},
     "aria": {"projector_patch_to_query_dict": {4: 2}},
     "deepseek_vl_hybrid": {
         "high_res_vision_config": {"image_size": 32, "patch_size": 4, "global_attn_indexes": [1], "output_channels": 16},
@@ -52,7 +61,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"use_bidirectional_attention": "vision", "num_kv_shared_layers": 1},
         "vision_config": {"model_type": "gemma4_vision", "pooling_kernel_size": 2},
     },
-    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision", "pooling_kernel_size": 1, "mm_posemb_size": 16}},
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision", "pooling_kernel_size": 1, **EMBEDDER}},
     "kimi_k25": {"projection_hidden_size": 32},
     "muse_glimmer": {"out_hidden_size": 128},
     "paddleocr_vl": {"text_config": {"rope_parameters": ROPE}},
@@ -163,6 +172,8 @@ READS: dict[str, Read] = {
     **dict.fromkeys(("paddleocr_vl", "kimi_k25"), Read(conv_patches)),
     "hunyuan_vl": patches(48),
     "llama4": square(8, takes=1),
+    "florence2": square(16, first=True),
+    "t5gemma2": square(16, takes=4),
     "video_llama_3": Read(merged_patches),
     "deepseek_vl_hybrid": Read(two_resolutions),
     "emu3": sized(8),
