@@ -41,7 +41,7 @@ def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStat
         The encoder states and their mask.
     """
     encoder, given = model.get_encoder(), _arguments(model, source, inputs)
-    if _PICTURES in inputs and _PICTURES not in signature(encoder.forward).parameters:
+    if source == "input_ids" and _PICTURES in signature(model.forward).parameters.keys() - signature(encoder.forward).parameters.keys():
         source, given = "inputs_embeds", _with_pictures(model, inputs)
     mask = given.get("attention_mask")
     main = given[source]

@@ -106,13 +106,14 @@ def alone(model_type: str, model: Any, row: int) -> Inputs:
 
 
 def batch(model_type: str, model: Any, rows: int) -> Inputs:
-    """The first `rows` rows, padded on the left."""
+    """The first `rows` rows, padded on the left; for encoders, which count from the first column, on the right."""
     if model_type == "mllama":
         return seen("Mllama", PICTURES[:rows])
     if model_type not in READS:
         return padded([text_row(row, LAST, first=FIRST) for row in range(rows)])
     parts = [row_parts(model, model_type, row) for row in range(rows)]
-    return with_pictures(model, model_type, padded([text for text, _ in parts]), [pictures for _, pictures in parts])
+    text = padded([text for text, _ in parts], left=not model.config.is_encoder_decoder)
+    return with_pictures(model, model_type, text, [pictures for _, pictures in parts])
 
 
 def reference(model: Any, inputs: Inputs, tokens: int) -> list[int]:
