@@ -97,7 +97,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
     if isinstance(made, str):
         made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
     if hasattr(made, "guide"):  # a source of laws: heads, feature nets, the target itself run short
-        return GuidedDrafter(made, shape_of(tree, rule))
+        return GuidedDrafter(made, shape_of(tree, rule))  # pyright: ignore[reportArgumentType]
     if tree is not None and (made is None or hasattr(made, "begin")):
         raise ValueError(f"drafter {_named(drafter)} takes no tree: leave tree out, or draft with a model or a trained drafter")
     if made is None:
@@ -105,6 +105,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
     if hasattr(made, "begin"):
         _check_draws(made, rule)
         return _composed(made, target, rule) if isinstance(made, (Cascade, Relay)) else made
+    check_model(drafter, "drafter")
     seen = view_for(view, target, drafter)
     return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
 

@@ -97,7 +97,7 @@ def resources() -> State:
     """What is alive: tensors and their bytes, threads, open files, temporary files. After a collection."""
     gc.collect()
     linecache.clearcache()
-    tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+    tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, nn.Parameter)]
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.layout == torch.strided and not t.is_meta
     }

@@ -20,7 +20,8 @@ from mmspec.config import Config, RunSection, TargetSection
 from mmspec.drafters.checkpoint import save_drafter
 from mmspec.drafters.nets import new_net
 from mmspec.drafters.published import export_speculators
-from mmspec.text.pairs import DTYPES, Pair, load_pair
+from mmspec.text.model_loading import DTYPES
+from mmspec.text.pairs import Pair, load_pair
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:

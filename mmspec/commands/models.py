@@ -67,12 +67,12 @@ def _size(model: Any) -> str:
 
 def families() -> list[dict[str, str]]:
     """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
-    from mmspec.core.families import _BY_MODEL_TYPE, HEARS, SEES
+    from mmspec.core.families import HEARS, SEES
     from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
 
-    decoders = "decoder-only models with full or sliding-window attention (Llama, Qwen, Mistral, Gemma, GPT-2, ...)"
-    kinds = ", ".join(sorted(_BY_MODEL_TYPE))
+    decoders = "decoder-only models with full, sliding-window or chunked attention (Llama, Qwen, Mistral, Gemma, GPT-2, BLOOM, ...)"
+    kinds = "T5, BART, Marian, Pegasus, M2M100, LED, T5Gemma, Whisper, Moonshine and kin; docs/families.md lists every architecture"
     return [
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.changed import replaced, with_arguments
@@ -87,7 +87,7 @@ def _mpt_bias(decoder: Any, layout: Layout) -> Tensor:
     return table[:, 0, layout.slot_positions].transpose(0, 1)[:, :, None]
 
 
-def _mpt_attention(attention: nn.Module, bias: Tensor, hidden: Tensor) -> Any:
+def _mpt_attention(attention: Any, bias: Tensor, hidden: Tensor) -> Any:
     """The forward of an MPT attention with a bias of its own for every row, which the model's does not take.
 
     Args:

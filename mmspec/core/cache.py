@@ -103,6 +103,10 @@ class SlotCache(Cache):
         """Whether the crossing layers, if there are any, have been given what they attend to."""
         return any(layer.is_initialized for layer in self.crossing_layers)
 
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0, as positions are always given; 1 once the crossing layers are filled: transformers 5.17 asks this before it reads them."""
+        return int(self.crossed)
+
     @property
     def capacity(self) -> int:
         return self.cursor.capacity

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mmspec.core.compat import relative_buckets
 from mmspec.core.layout import Layout
 
 Lookup = Callable[[nn.Module, Layout, Any], Tensor]
@@ -228,14 +229,6 @@ def _bias_of(attention: Any, layout: Layout) -> Callable[..., Tensor]:
 
     def compute_bias(*args: Any, **kwargs: Any) -> Tensor:
         distance = layout.slot_positions[:, None, :] - layout.positions[:, :, None]
-        known = {
-            "bidirectional": False,
-            "num_buckets": attention.relative_attention_num_buckets,
-            "max_distance": attention.relative_attention_max_distance,
-        }
-        bucket = attention._relative_position_bucket
-        taken = signature(bucket).parameters
-        buckets = bucket(distance, **{name: value for name, value in known.items() if name in taken})
-        return attention.relative_attention_bias(buckets).permute(0, 3, 1, 2)
+        return attention.relative_attention_bias(relative_buckets(attention, distance)).permute(0, 3, 1, 2)
 
     return compute_bias

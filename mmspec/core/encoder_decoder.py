@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from mmspec.core.cache import SlotCache, with_cross_attention
+from mmspec.core.compat import attention_of
 from mmspec.core.decoder_positions import Change, PositionIds, Positions, changed, positions_in
 from mmspec.core.encoder import EncoderStates, encode
 from mmspec.core.family import attention_mask, refuse_unsupported, side_by_side
 from mmspec.core.layout import Layout
-from mmspec.core.module_copy import own_copy
+from mmspec.core.module_copy import own_copy, uncompiled
 
 _TEXT_BY_OWN_GENERATE = (
     *("SeamlessM4TForTextToText", "SeamlessM4TForSpeechToText", "SeamlessM4Tv2ForTextToText", "SeamlessM4Tv2ForSpeechToText"),
@@ -92,7 +93,7 @@ class EncoderDecoder:
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        own = model if hasattr(model, "_orig_mod") else own_copy(model)  # a compiled model is nobody else's
+        own = model if uncompiled(model) is not model else own_copy(model)  # a compiled model is nobody else's
         decoder = decoder_of(own)
         with changed([*self.positions.changes(decoder, layout), *_uncapped(decoder)]), self._told(own, decoder, layout, state) as extra:
             out = own(
@@ -202,7 +203,7 @@ def _opens_itself(model: Any) -> bool:
 def _refuse_own_generate(model: Any) -> None:
     """ValueError for classes whose `generate` does more than decode tokens: sound out, inputs made on the way, retrieval."""
     kind = type(model)
-    if kind.generate is GenerationMixin.generate or model.config.model_type == "whisper" or kind.__name__ in _TEXT_BY_OWN_GENERATE:
+    if kind.generate is vars(GenerationMixin)["generate"] or model.config.model_type == "whisper" or kind.__name__ in _TEXT_BY_OWN_GENERATE:
         return
     raise ValueError(
         f"{kind.__name__} has a generate of its own, which mmspec does not know: use plain transformers generation for this model"
@@ -214,7 +215,7 @@ def _refuse_decoder(model: Any, config: Any) -> None:
     name = type(model).__name__
     if any(getattr(module, "second_expert_policy", "all") != "all" for module in model.modules()):
         raise ValueError(f"{name} draws its second experts at random: set second_expert_policy='all' in its config")
-    kind = config._attn_implementation
+    kind = attention_of(config)
     if kind not in ("sdpa", "eager"):
         raise ValueError(f"{name} runs {kind} attention in its decoder, which takes no 4-D mask: load it with attn_implementation='sdpa'")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,10 +40,10 @@ def refuse_unsupported(model: Any) -> None:
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or []) - set(_ATTENTION)
     if is_stateful(model) or kinds:
-        why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "a recurrent state"
-        raise ValueError(
-            f"{name} has {why}, which cannot be rolled back after a rejected draft: use plain transformers generation for this model"
-        )
+        what = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "a recurrent state"
+        chooses = kinds and all(kind.endswith(("indexed_attention", "compressed_attention", "sparse_attention")) for kind in kinds)
+        why = "choose the keys they read, so that no mask can be given" if chooses else "cannot be rolled back after a rejected draft"
+        raise ValueError(f"{name} has {what}, which {why}: use plain transformers generation for this model")
     if _attention(model) not in ("sdpa", "eager"):
         raise ValueError(f"{name} runs {_attention(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'")
 
@@ -102,7 +102,7 @@ class DecoderOnly:
         return cls.read(model)
 
     @classmethod
-    def read(cls, model: Any, **more: Any) -> "DecoderOnly":
+    def read(cls, model: Any, **more: Any) -> Self:
         """The family with what the config and the modelling module of `model` say about layers and their masks."""
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mmspec.core.compat import rope_deltas_kept
-from mmspec.core.module_copy import own_copy, refresh
+from mmspec.core.module_copy import own_copy, refresh, uncompiled
 
 
 class _Intercepted(Exception):
@@ -80,6 +80,6 @@ def handing(model: Any, more: Mapping[str, Any]) -> Iterator[Any]:
 
 def _copy_of(model: Any) -> Any:
     """This thread's copy of `model`, without torch.compile's wrapper, with the hooks `model` has now."""
-    plain = getattr(model, "_orig_mod", model)
+    plain = uncompiled(model)
     refresh(plain)
     return own_copy(plain)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.changed import replaced, with_arguments
+from mmspec.core.compat import with_bias_table
 from mmspec.core.family import DecoderOnly, attention_mask
 from mmspec.core.layout import Layout
 from mmspec.core.module_copy import own_copy
@@ -34,6 +35,6 @@ class LocalAttention(DecoderOnly):
         masks = {"global": attention_mask(layout.visible, model), "local": attention_mask(layout.visible & near, model)}
         kind = dict(zip(layers, config.attention_layers, strict=True))
         open_table = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layout.ids.device).expand(1, 1, view, view)
-        tables = [(layer.attn.attention, "_buffers", {**layer.attn.attention._buffers, "bias": open_table}) for layer in layers]
+        tables = [with_bias_table(layer.attn.attention, open_table) for layer in layers]
         with replaced(*tables), with_arguments(layers, lambda layer, kwargs: kwargs | {"attention_mask": masks[kind[layer]]}):
             return self.run(model, layout, cache, keep, states, position_ids=layout.positions)

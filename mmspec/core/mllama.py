@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.core.cache import SlotCache
 from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
@@ -75,13 +75,16 @@ class Mllama(DecoderOnly):
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Looked, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        looks = state.at(layout.positions)
+        if looks is not None and cache.crossed:  # the model leaves out as many columns as the cache says it has
+            looks = nn.functional.pad(looks, (0, 0, 0, 0, cache.get_seq_length(), 0))
         with handing(model, state.masks(layout, model.dtype)) as model:
             out = model(
                 input_ids=layout.ids,
                 attention_mask=attention_mask(layout.visible, model),
                 position_ids=layout.positions,
                 cross_attention_states=None if cache.crossed else state.states,
-                cross_attention_mask=state.at(layout.positions),
+                cross_attention_mask=looks,
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=keep,

@@ -1,11 +1,17 @@
 """What makes a model unfit to generate with, told before it runs: train mode, weights without data, attention to what comes after."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
 
+from mmspec.core.compat import has_weights
+from mmspec.core.module_copy import uncompiled
+
 _CAUSAL_ALL_THE_SAME = ("gpt_neox", "gpt_neox_japanese")  # their configs have is_decoder, which their attention does not read
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop", "jitter_noise", "router_jitter_noise")
 
 
@@ -19,21 +25,23 @@ def check_model(model: Any, noun: str = "model") -> None:
     if not isinstance(model, nn.Module):
         return
     name = type(model).__name__
+    if uncompiled(model) is not model:
+        warnings.warn(f"the {noun} ({name}) is compiled, but runs uncompiled here: pass the plain model and capture=True", stacklevel=3)
     if model.training:
         raise ValueError(f"the {noun} ({name}) is in train mode, where dropout makes outputs random: call {noun}.eval()")
     for place, module in model.named_modules():
         if module.training and _random(module):
             raise ValueError(f"{place} of the {noun} ({name}) is in train mode, where its outputs are random: call {noun}.eval()")
-        if any(weight.is_meta for weight in module._parameters.values() if weight is not None) and not hasattr(module, "_hf_hook"):
+        if not has_weights(module):
             raise ValueError(f"{place or name} of the {noun} ({name}) has no data (meta device): load its weights first")
     _refuse_bidirectional(model, noun)
 
 
 def _random(module: nn.Module) -> bool:
     """True if the module's own forward is random in train mode, or changes its state."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):
+    if isinstance(module, _DROPOUTS):
         return module.p > 0
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, _NORMS):
         return True
     return any(isinstance(getattr(module, rate, None), float) and getattr(module, rate) > 0 for rate in _RATES)
 

@@ -193,9 +193,9 @@ def _rebound(value: Any, found: dict[int, Any], depth: int = 4) -> Any:
         return value if again is value.__self__ else MethodType(value.__func__, again)
     if type(value) is functools.partial:  # accelerate's wrapper around `forward`
         return _rebound_partial(value, found, depth - 1)
-    if type(value) is FunctionType and value.__closure__:
+    if isinstance(value, FunctionType) and value.__closure__:
         return _rebound_function(value, found, depth - 1)
-    if type(value) in (list, tuple):
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         parts = [_rebound(part, found, depth - 1) for part in value]
         return type(value)(parts) if _differ(parts, value) else value
     if type(value) is dict:

@@ -67,6 +67,6 @@ class PositionTable(DecoderOnly):
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         model = own_copy(model)
-        table = position_table(model)
+        table: Any = position_table(model)
         with replaced((table, "forward", at_positions(table, layout.positions, layout.visible.shape[-1]))):
             return self.run(model, layout, cache, keep, states)

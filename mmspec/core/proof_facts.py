@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from mmspec.core.compat import attention_of, hooks_of
 from mmspec.core.proof_twin import WINDOWS
 
 _FLAGS = ("alibi", "use_alibi", "position_embedding_type", "use_bidirectional_attention", "is_causal", "use_sliding_window")
@@ -128,7 +129,7 @@ def fingerprint(model: Any, family: Any) -> str:
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "family": f"{type(family).__module__}.{type(family).__qualname__} {family!r}",
         "config": _plain(model.config.to_dict()),
-        "attention": str(getattr(model.config, "_attn_implementation", None)),
+        "attention": str(attention_of(model.config)),
         "dtype": str(model.dtype),
         "device": model.device.type,
         "versions": [torch.__version__, transformers.__version__],
@@ -139,13 +140,13 @@ def fingerprint(model: Any, family: Any) -> str:
 
 def state(model: torch.nn.Module) -> str:
     """Modes and numbers of hooks of all modules: what may change in a model's life and change what it computes."""
-    found = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks), "forward" in vars(m)) for m in model.modules()]
+    found = [(m.training, *hooks_of(m), "forward" in vars(m)) for m in model.modules()]
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def altered(model: torch.nn.Module) -> bool:
     """Whether a module of `model` has hooks or a `forward` of its own, so that its class does not say what it computes."""
-    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules())
+    return any(any(hooks_of(m)) or "forward" in vars(m) for m in model.modules())
 
 
 def _plain(fields: Any) -> Any:

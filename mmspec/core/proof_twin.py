@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from mmspec.core.compat import ask_attention, attention_of
+
 WINDOW, SWITCH, POSITIONS = 12, 18, 64
 VOCAB = 96
 _WIDEST = 60_000_000
@@ -64,7 +66,7 @@ def twin_of(model: Any, seed: int = 0) -> Any:
     for narrow in (True, False):
         try:
             small = type(config).from_dict(_small(config.to_dict(), narrow))
-            small._attn_implementation = config._attn_implementation
+            ask_attention(small, attention_of(config))
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in kind(copy.deepcopy(small)).parameters())
             if size > _WIDEST:
@@ -162,9 +164,10 @@ def _small_rope(rope: Mapping[str, Any], pairs: int | None) -> dict[str, Any]:
         elif name == "original_max_position_embeddings" and value is not None:
             value = SWITCH
         elif name in ("short_factor", "long_factor") and pairs is not None:
-            value = list(value)[:pairs] if name == "short_factor" else list(value)[-pairs:]
+            factors = list(value or ())
+            value = factors[:pairs] if name == "short_factor" else factors[-pairs:]
         elif name == "mrope_section" and pairs is not None:
-            parts = len(value)
+            parts = len(value or ())
             value = [pairs - (parts - 1) * (pairs // parts), *[pairs // parts] * (parts - 1)]
         found[name] = value
     return found

@@ -128,7 +128,7 @@ class Timestamps:
         if not isinstance(end, int):
             raise ValueError(f"generation_config.eos_token_id is {end!r}: with return_timestamps give one id")
         most = getattr(config, "max_initial_timestamp_index", None)
-        return cls(config.no_timestamps_token_id + 1, end, most, getattr(config, "_detect_timestamp_from_logprob", True))
+        return cls(config.no_timestamps_token_id + 1, end, most, compat.weighs_timestamps(config))
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         values = torch.arange(scores.shape[-1], device=scores.device)

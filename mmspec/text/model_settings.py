@@ -16,8 +16,9 @@ from transformers import LogitsProcessor
 from transformers.generation import logits_process as known
 
 from mmspec.core.processors import History, Processor, pipeline
+from mmspec.core.sequence_processors import SequenceBias, biases_of
 from mmspec.core.whisper import Timestamps, writes_timestamps
-from mmspec.text.processors import Wrapped, constraints, end_ids
+from mmspec.text.processors import constraints, end_ids
 
 _ONE = "set model.generation_config.{name} = {off} to decode one path a row"
 _OFF = "set model.generation_config.{name} = {off} to decode without it"
@@ -92,7 +93,7 @@ def settings(
     config, (ids, mask) = model.generation_config, prompt
     found: list[Processor] = []
     if config.sequence_bias:
-        found.append(Wrapped(known.SequenceBiasLogitsProcessor(config.sequence_bias)))
+        found.append(SequenceBias(biases_of(known.SequenceBiasLogitsProcessor(config.sequence_bias).sequence_bias)))
     found += _encoder_penalties(model, inputs, ids, mask)
     penalty = config.repetition_penalty if repetition_penalty is None else repetition_penalty
     found += pipeline(repetition_penalty=penalty).steps
@@ -105,7 +106,7 @@ def settings(
 
 @dataclass(frozen=True)
 class PerRow:
-    """A transformers processor for each row, called with that row's unpadded ids. One call a node, as `Wrapped`."""
+    """A transformers processor for each row, called with that row's unpadded ids: one call a node."""
 
     processors: tuple[LogitsProcessor, ...]
 
@@ -121,8 +122,10 @@ def _encoder_penalties(model: Any, inputs: Mapping[str, Any], ids: Tensor, mask:
     config, found = model.generation_config, []
     penalty, size = config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size
     if model.config.is_encoder_decoder:
-        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if ids is None or not ((penalty and penalty != 1) or size):
+        if inputs.get("input_ids") is None:
+            return found
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")  # pyright: ignore[reportAssignmentType]
+    if not ((penalty and penalty != 1) or size):
         return found
     rows = [row if mask is None else row[keep.bool()] for row, keep in zip(ids, ids if mask is None else mask, strict=True)]
     most = model.config.get_text_config(decoder=True).vocab_size
@@ -130,7 +133,8 @@ def _encoder_penalties(model: Any, inputs: Mapping[str, Any], ids: Tensor, mask:
         unique = [row[row < most].unique()[None] for row in rows]
         found.append(PerRow(tuple(known.EncoderRepetitionPenaltyLogitsProcessor(float(penalty), row) for row in unique)))
     if size:
-        found.append(PerRow(tuple(known.EncoderNoRepeatNGramLogitsProcessor(size, row[None]) for row in rows)))
+        prompts: list[Any] = [row[None] for row in rows]
+        found.append(PerRow(tuple(known.EncoderNoRepeatNGramLogitsProcessor(size, prompt) for prompt in prompts)))
     return found
 
 

@@ -3,22 +3,19 @@
 `trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
 """
 
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mmspec.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
-from mmspec.core.checkpoint_loading import loaded
 from mmspec.devices import device_of
 from mmspec.minis import HOME, shipped_drafters
+from mmspec.text.model_loading import dtype_of, is_path, load_model
 from mmspec.text.sight import Seen, look
 
 MINIS = {"mini": "text", "vlm": "vlm"}
 """Names of the shipped pairs on the command line, and in `mmspec.load`."""
-DTYPES = ("float32", "bfloat16", "float16", "auto")
 _BESIDES = 0.02  # models that see have tokens for pictures that their drafters lack
 _TRAINED = ("stop_below", "states", "layer_ids")
 
@@ -127,7 +124,7 @@ def load_pair(config: Config) -> Pair:
         import mmspec
 
         mini = mmspec.load(MINIS[name])
-        target, processor = mini.target.to(device, _dtype(config.target.dtype)), mini.processor
+        target, processor = mini.target.to(device, dtype_of(config.target.dtype)), mini.processor
         if name == "vlm":
             from mmspec.minis.sights import examples_of
 
@@ -266,80 +263,6 @@ def rule(config: Config) -> Any:
     return build(kind, {"exact": "", **ACCEPT}, "accept rule", options)
 
 
-def _dtype(name: str) -> Any:
-    """The torch dtype called `name`; None for "auto"."""
-    import torch
-
-    if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}; valid: {', '.join(DTYPES)}")
-    return None if name == "auto" else getattr(torch, name)
-
-
-def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
-    """A transformers model in eval mode, and its tokenizer or processor, by local path or hub name."""
-    import transformers as hf
-
-    from mmspec.core.families import HEARS, SEES
-    from mmspec.text.model_settings import one_path
-
-    weights = _dtype(dtype) or "auto"
-    path = Path(name).expanduser()
-    if not path.exists() and _is_path(name):
-        raise FileNotFoundError(f"model path {name} does not exist: give a folder with config.json and weights, or a hub name")
-    where = str(path) if path.exists() else name
-    try:
-        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
-        hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
-        writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
-        sees = config.model_type in SEES
-        if not sees:
-            _refuse_other_sight(config.model_type)
-        reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
-        kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
-        model = loaded(kind, where, dtype=weights, trust_remote_code=False).to(device).eval()
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model {name} cannot be loaded: {_first_line(error)}") from None
-    changed = one_path(model)
-    if changed is not None:
-        logging.getLogger(__name__).warning("%s: %s", name, changed)
-    return model, _processor(where, hears or sees, "right" if config.is_encoder_decoder else "left")
-
-
-def _refuse_other_sight(model_type: str) -> None:
-    """ValueError for models that read pictures and are not among those that run."""
-    from transformers.models.auto import modeling_auto as known
-
-    from mmspec.core.families import SEES
-
-    if model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ValueError(f"models of type {model_type!r} read pictures in a way that is not supported; supported: {', '.join(SEES)}")
-
-
-def _processor(where: str, senses: bool, side: str) -> Any:
-    """A checkpoint's tokenizer or processor, ready for batches."""
-    import transformers as hf
-
-    try:
-        processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(f"the tokenizer of {where} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
-    tokenizer = getattr(processor, "tokenizer", processor)
-    tokenizer.padding_side = side
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return processor
-
-
-def _is_path(name: str) -> bool:
-    """Whether a name can only mean a place on this machine; hub names are `name` or `owner/name`."""
-    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
 def named_drafter(name: str) -> tuple[str, str | None]:
     """(kind, path) that a drafter on the command line means: a kind, the folder of a trained one, or the path or hub name of a model."""
     if name in ("none", *DRAFTERS, *_owned()) or ":" in name:
@@ -352,7 +275,7 @@ def named_drafter(name: str) -> tuple[str, str | None]:
         from mmspec.drafters.checkpoint import is_drafter
 
         return ("trained" if is_drafter(name) else "model"), name
-    if Path(name).expanduser().exists() or _is_path(name) or "/" in name:
+    if Path(name).expanduser().exists() or is_path(name) or "/" in name:
         return "model", name
     known = ", ".join(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")
     files = "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz)"

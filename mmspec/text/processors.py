@@ -1,28 +1,14 @@
-"""transformers' processors and criteria as mmspec's: known ones vectorised, others called node by node with the node's own history."""
+"""What a generation config rules out or forces, as mmspec's processors, and stop strings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-from transformers import LogitsProcessor
 from transformers.generation import logits_process as known
 
 from mmspec.core import processors as native
-from mmspec.core.processors import History, Processor
-
-
-@dataclass(frozen=True)
-class Wrapped:
-    """Any transformers processor. It sees one unpadded sequence at a time; costs a synchronisation and a call per node."""
-
-    processor: LogitsProcessor
-
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        out = scores.clone()
-        for row, node, ids in history.paths():
-            out[row, node] = self.processor(ids[None], scores[row, node][None])[0]  # pyright: ignore[reportArgumentType]
-        return out
+from mmspec.core.processors import Processor
+from mmspec.core.sequence_processors import NoRepeatNGram, SequenceBias, biases_of
 
 
 @dataclass(frozen=True)
@@ -49,9 +35,9 @@ def constraints(config: Any, prompt: int, max_new_tokens: int, unsaid: Sequence[
     found: list[Processor] = [native.Suppress(tuple(unsaid))] if unsaid else []
     ends = end_ids(config)
     if config.no_repeat_ngram_size:
-        found.append(Wrapped(known.NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size)))
+        found.append(NoRepeatNGram(config.no_repeat_ngram_size))
     if config.bad_words_ids:
-        found.append(Wrapped(known.NoBadWordsLogitsProcessor(config.bad_words_ids, ends)))
+        found.append(SequenceBias(biases_of(known.NoBadWordsLogitsProcessor(config.bad_words_ids, ends).sequence_bias)))
     if config.min_length and ends:
         found.append(native.SuppressAt(tuple(ends), 0, config.min_length - prompt))
     if config.min_new_tokens and ends:

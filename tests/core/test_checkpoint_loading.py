@@ -12,7 +12,7 @@ from mmspec.core.checkpoint_loading import loaded
 from mmspec.recsys.loading import _checkpoint as load_recommender
 from mmspec.speech.checkpoints import NEEDED
 from mmspec.speech.checkpoints import load_checkpoint as load_speech
-from mmspec.text.pairs import load_model
+from mmspec.text.model_loading import load_model
 from mmspec.vision.loading import _checkpoint as load_images
 from tests.families import FAMILIES, build
 from tests.tiny import save_all

@@ -291,8 +291,6 @@ ALLOWED = {  # (file, name): why
     ("minis/shop.py", "_base"): "mmspec's own",
     ("vision/families/glm_image.py", "_resize"): "mmspec's own",
     ("vision/lanes.py", "_cut"): "mmspec's own",
-    ("core/encoder_decoder.py", "_relative_position_bucket"): "moves to core.compat with the other encoder-decoder models",
-    ("text/speculate.py", "currentframe"): "moves to core.compat with the drop-in",
 }
 
 
@@ -319,6 +317,17 @@ def reaches(source: str) -> set[str]:
     return found
 
 
+def test_gemma4_looks_up_what_layers_add_by_ids_and_not_by_embeddings():
+    from tests.sweep.image import make as small_vlm
+
+    model = small_vlm("gemma4", "Gemma4ForConditionalGeneration")
+    text, ids = model.get_decoder(), torch.tensor([[5, 6, 7, 8]])
+    found = compat.per_layer_inputs(model, ids, (7,), 0)
+    assert found.shape == (1, 4, model.config.text_config.num_hidden_layers, model.config.text_config.hidden_size_per_layer_input)
+    assert torch.equal(found, text.get_per_layer_inputs(torch.tensor([[5, 6, 0, 8]]), None))
+    assert torch.equal(found[:, :2], text.get_per_layer_inputs(None, model.get_input_embeddings()(ids[:, :2])))
+
+
 def test_nothing_else_reaches_into_other_libraries():
     files = {str(path.relative_to(ROOT / "mmspec")): path for path in (ROOT / "mmspec").rglob("*.py")}
     found = {
@@ -337,3 +346,42 @@ def test_nothing_else_reaches_into_other_libraries():
 )
 def test_mutant_a_new_reach_is_found(line):
     assert reaches(line)
+
+
+def test_relative_buckets_are_those_of_the_models_own_bias():
+    for name in ("T5", "LongT5"):
+        model = build(FAMILIES["T5"]) if name == "T5" else make("LongT5ForConditionalGeneration")
+        attention = model.get_decoder().block[0].layer[0].SelfAttention
+        distance = torch.arange(9)[None, None, :] - torch.arange(9)[None, :, None]
+        found = attention.relative_attention_bias(compat.relative_buckets(attention, distance)).permute(0, 3, 1, 2)
+        assert torch.equal(found, attention.compute_bias(9, 9))
+
+
+def test_gpt_neos_causal_table_is_its_buffer_bias():
+    model = make("GPTNeoForCausalLM")
+    attention = model.get_decoder().h[0].attn.attention
+    module, name, value = compat.with_bias_table(attention, torch.ones(1))
+    assert (module, name) == (attention, "_buffers")
+    assert value.keys() == attention._buffers.keys()
+    assert attention._buffers["bias"].dtype == torch.bool
+
+
+def test_hooks_are_counted_and_weights_without_data_are_seen():
+    linear = torch.nn.Linear(2, 2)
+    linear.register_forward_hook(lambda *_: None)
+    linear.register_forward_pre_hook(lambda *_: None)
+    assert compat.hooks_of(linear) == (1, 1)
+    assert compat.has_weights(linear)
+    empty = torch.nn.Linear(2, 2, device="meta")
+    assert not compat.has_weights(empty)
+    empty._hf_hook = object()
+    assert compat.has_weights(empty)
+
+
+def test_whisper_reads_how_timestamps_are_weighed_from_the_generation_config():
+    config = GenerationConfig(eos_token_id=1, no_timestamps_token_id=40, return_timestamps=True)
+    assert compat.weighs_timestamps(config)
+    config._detect_timestamp_from_logprob = False
+    assert not compat.weighs_timestamps(config)
+    config.no_timestamps_token_id = 40
+    assert known.WhisperTimeStampLogitsProcessor(config, begin_index=1)._detect_timestamp_from_logprob is False

@@ -3,10 +3,9 @@
 from itertools import cycle
 
 import pytest
-from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from mmspec.core.control import Thompson
-from mmspec.text.processors import Wrapped
+from mmspec.core.sequence_processors import NoRepeatNGram
 from tests.drafters.sources import GROWN, TREES
 from tests.drafters.test_contract import Varied
 from tests.drafters.test_products import decoded, plain, target, world  # noqa: F401  the target whose rows end in three ways
@@ -22,7 +21,7 @@ OPTIONS = {
     "one-value": {"temperature": 1.0, "top_k": 1},
     "repetition-penalty": {"repetition_penalty": 1.3},
     "repetition-penalty-sampled": {"temperature": 1.0, "repetition_penalty": 1.3, "seed": [9, 1, 5]},
-    "no-repeated-pairs": {"processors": [Wrapped(NoRepeatNGramLogitsProcessor(2))]},
+    "no-repeated-pairs": {"processors": [NoRepeatNGram(2)]},
 }
 SOURCES = ("near", "smaller-vocabulary", "early-exit-2", "kangaroo", "swift", "hydra", "ctc", "eagle1", "mask-tokens")
 

@@ -10,6 +10,7 @@ import torch
 import mmspec
 from mmspec.core.families import family_of
 from mmspec.core.hf import HFTarget
+from mmspec.core.module_copy import own_copy
 from mmspec.core.records import Draft
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import Looking, Pooled, Pruned, chosen, importance, looking
@@ -155,7 +156,7 @@ def test_importance_is_the_attention_of_the_text_behind_the_pictures(target, sid
     session.score(frontier)
     session.commit(torch.zeros(3, 1, dtype=torch.long), 1)
     before = [session.lengths.tolist(), session.ids.clone()]
-    with counted(target.model.language_model.layers[0]) as calls:
+    with counted(own_copy(target).model.language_model.layers[0]) as calls:
         found = importance(session, torch.tensor([17, 33, 3]))
     assert calls == [[3]]
     assert [session.lengths.tolist(), session.ids[:, :64].tolist()] == [before[0], before[1][:, :64].tolist()]

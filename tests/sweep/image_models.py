@@ -53,6 +53,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "t5gemma2": {"encoder": {"mm_tokens_per_image": 4, "vision_config": SIGLIP | {"image_size": 16}}},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [16, 16]}},
+    "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"]}},
+    "cosmos3_edge": {"text_config": {"rope_parameters": ROPE}},
+    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]], "image_grid_pinpoints": [[8, 16], [16, 8]]},
+    "molmo2": {"vision_config": {"image_size": [8, 8]}},
     "aria": {"projector_patch_to_query_dict": {4: 2}},
     "deepseek_vl_hybrid": {
         "high_res_vision_config": {"image_size": 32, "patch_size": 4, "global_attn_indexes": [1], "output_channels": 16},

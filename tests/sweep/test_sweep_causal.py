@@ -35,7 +35,7 @@ NOT_FIT = {  # model type: what its refusal says
     "openai-gpt": "no key-value cache",
     "qwen3_next": "cannot be rolled back",
     "roformer": "takes no position_ids",
-    "deepseek_v32": "indexed_attention",
+    "deepseek_v32": "choose the keys they read",
 }
 CASES = {case.name: case for case in cases()}
 PAGE = {record.name: record for record in page.read() if record.kind == "causal"}

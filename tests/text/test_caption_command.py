@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmspec
 from mmspec.text import captioning, pairs
-from mmspec.text.pairs import load_model
+from mmspec.text.model_loading import load_model
 from tests import small_seers
 from tests.commands import refused, runner
 

@@ -25,7 +25,8 @@ from mmspec.drafters.early_exit import EarlyExit
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.shapes import Chain, best
 from mmspec.drafters.views import own_encoder, same_prompt, shared_encoder, shared_senses, text_alone, view_of
-from mmspec.text.pairs import Pair, load_model
+from mmspec.text.model_loading import load_model
+from mmspec.text.pairs import Pair
 from mmspec.text.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
 from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for

@@ -81,3 +81,11 @@ def test_a_drafter_that_gives_nan_for_one_token_spoils_no_token_rule():
         mmspec.text.generate(
             model, inputs_for("Llama", 3), drafter=broken, max_new_tokens=40, temperature=1.0, accept="token", draft_length=3
         )
+
+
+def test_a_compiled_model_is_said_to_run_uncompiled():
+    model, inputs = build(FAMILIES["Llama"]), inputs_for("Llama", 1)
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=4)
+    with pytest.warns(UserWarning, match="pass the plain model and capture=True"):
+        found = mmspec.text.generate(torch.compile(model), inputs, max_new_tokens=4)
+    assert torch.equal(found.sequences, expected.sequences)

@@ -91,7 +91,7 @@ class CsmModel(FrameModel):
         ids, *sound = (
             row[key].to(self.model.device) if key in row else None for key in ("input_ids", "input_values", "input_values_cutoffs")
         )
-        embeds = csm_embeddings(self.model, ids, *sound)[0]
+        embeds = csm_embeddings(self.model, ids, *sound)[0]  # pyright: ignore[reportArgumentType]
         return embeds if row.get("attention_mask") is None else embeds[row["attention_mask"][0].bool().to(embeds.device)]
 
     def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:

@@ -1,0 +1,131 @@
+"""`generate` from the inside: the call under way, its own decoding loop, and how Whisper's decoder is prompted."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation import GenerationMixin
+
+
+def copied(generation_config: Any) -> Any:
+    """A deep copy of a generation config, with the fields that a checkpoint added (`lang_to_id`, `task`)."""
+    return copy.deepcopy(generation_config)
+
+
+def whisper_opening(model: Any, generation_config: Any, encoder_outputs: Any, rows: int) -> Tensor:
+    """The decoder's prompt [B, P] of Whisper for `rows` rows: start, language, task and no-timestamps tokens.
+
+    Relies on `WhisperForConditionalGeneration._retrieve_init_tokens` (private, same signature from 5.17 to 5.23), which calls the
+    documented `detect_language` where no language is set. Languages are read from `encoder_outputs`; None if none is to be detected.
+    """
+    return model._retrieve_init_tokens(
+        None,
+        batch_size=rows,
+        generation_config=generation_config,
+        config=model.config,
+        num_segment_frames=2 * model.config.max_source_positions,
+        kwargs={} if encoder_outputs is None else {"encoder_outputs": encoder_outputs},
+    )
+
+
+def frame_of(function: Callable[..., Any]) -> FrameType | None:
+    """The innermost frame on this thread's stack that runs `function`; None if there is none."""
+    code, frame = inspect.unwrap(function).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """What the caller gave `generate` that it does not pass on to a custom decoding function."""
+
+    streamer: Any = None
+    assistant_model: Any = None
+    assistant_tokenizer: Any = None
+    synced_gpus: bool | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # every other keyword, model inputs in the form the caller gave them
+
+
+def generate_call() -> GenerateCall | None:
+    """The call of `generate` under way on this thread; None if there is none.
+
+    Relies on the local variables `streamer`, `assistant_model`, `synced_gpus` and `kwargs` of `GenerationMixin.generate` (5.17 to 5.23):
+    transformers drops the first three on the way to a custom decoding function and encodes pictures before it.
+    """
+    frame = frame_of(vars(GenerationMixin)["generate"])
+    if frame is None:
+        return None
+    found = frame.f_locals
+    keywords = {key: value for key, value in found.get("kwargs", {}).items() if value is not None}
+    return GenerateCall(
+        found.get("streamer"), found.get("assistant_model"), keywords.get("assistant_tokenizer"), found.get("synced_gpus"), keywords
+    )
+
+
+def keep_tokenizer() -> None:
+    """Give `generate` back the tokenizer it has taken out of its keywords, if this is called while it looks for them.
+
+    `GenerationMixin._extract_generation_mode_kwargs` (5.17 to 5.23) takes `tokenizer` and `assistant_tokenizer` out of `kwargs`, drops
+    both for a custom decoding function, and then asks for keywords that the function names itself. Stop strings and token healing need
+    the tokenizer. Relies on the local variables `kwargs` and `generation_mode_kwargs` of that method.
+    """
+    frame = frame_of(vars(GenerationMixin)["_extract_generation_mode_kwargs"])
+    if frame is None:
+        return
+    taken, keywords = frame.f_locals.get("generation_mode_kwargs"), frame.f_locals.get("kwargs")
+    if isinstance(taken, dict) and isinstance(keywords, dict):
+        for name in ("tokenizer", "assistant_tokenizer"):
+            if taken.get(name) is not None:
+                keywords.setdefault(name, taken[name])
+
+
+def plain_sample(model: Any, input_ids: Tensor, **arguments: Any) -> Any:
+    """transformers' own decoding loop, `GenerationMixin._sample` (private, 5.17 to 5.23): one forward and one call of each processor
+    a step, over the whole padded batch. Takes what `generate` hands a custom decoding function, and a streamer."""
+    return type(model)._sample(model, input_ids, **arguments)
+
+
+def prefix_function(processor: Any) -> tuple[Callable[[int, Tensor], Sequence[int]], int]:
+    """The function of a `PrefixConstrainedLogitsProcessor` and its number of beams (private attributes, 5.17 to 5.23)."""
+    return processor._prefix_allowed_tokens_fn, processor._num_beams
+
+
+def generation_defaults() -> dict[str, Any]:
+    """What `generate` fills into settings that are None: `GenerationConfig._get_default_generation_params` (private, 5.17 to 5.23)."""
+    return dict(getattr(GenerationConfig, "_get_default_generation_params", dict)())
+
+
+def encoder_source(rows: int) -> dict[str, Tensor]:
+    """What the innermost `generate` that called this thread's custom decoding function gave its encoder, by name, for `rows` rows.
+
+    `generate` hands a custom decoding function the encoder's states only; a drafter with an encoder of its own needs what that reads.
+    Relies on the local variables `inputs_tensor` and `model_input_name` of `GenerationMixin.generate` (5.17 to 5.23). Empty if there is
+    no such caller.
+    """
+    frame = frame_of(vars(GenerationMixin)["generate"])
+    if frame is None:
+        return {}
+    name, source = frame.f_locals.get("model_input_name"), frame.f_locals.get("inputs_tensor")
+    if name is None or not isinstance(source, Tensor) or (not source.is_floating_point() and bool((source < 0).any())):
+        return {}  # where the caller passed encoder_outputs, `generate` fills ids with -100
+    return {name: source.repeat_interleave(rows // len(source), dim=0)}
+
+
+def inputs_replaced(model: Any) -> bool:
+    """Has someone replaced how `model` prepares its inputs? PEFT's prompt and prefix tuning set `prepare_inputs_for_generation` on the
+    instance (peft 0.10 to 0.21) and slip in virtual tokens there, which no other decoding loop would see."""
+    return "prepare_inputs_for_generation" in vars(model)
+
+
+def weighs_timestamps(generation_config: Any) -> bool:
+    """Whether timestamps are written where together they are likelier than every other token.
+
+    Relies on `WhisperTimeStampLogitsProcessor` reading `_detect_timestamp_from_logprob` from the generation config (5.17 to 5.23).
+    """
+    return getattr(generation_config, "_detect_timestamp_from_logprob", True)

@@ -1,0 +1,67 @@
+"""What models and configs do not say in public: their attention, their state, where they were loaded from, data that is elsewhere."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
+    """For each config its id, and a copy of it that asks for attention computed step by step. Configs within configs are copied too.
+
+    Relies on `PreTrainedConfig._attn_implementation` being read in every forward (since 4.48) and setting those of the configs within.
+    """
+    found: dict[int, Any] = {}
+    for config in configs:
+        if id(config) not in found:
+            found[id(config)] = copy.deepcopy(config)
+            found[id(config)]._attn_implementation = "eager"
+    return found
+
+
+def attention_of(config: Any) -> str:
+    """The attention that modules with this config run: "sdpa", "eager", ...
+
+    Relies on `PreTrainedConfig._attn_implementation` (since 4.48): the public argument `attn_implementation` can only be set.
+    """
+    return config._attn_implementation
+
+
+def ask_attention(config: Any, name: str) -> None:
+    """Modules made from `config` run attention `name`. For layers made by hand, which `from_pretrained` has not dispatched.
+
+    Relies on `PreTrainedConfig._attn_implementation` (since 4.48).
+    """
+    config._attn_implementation = name
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether `model` keeps a recurrent state besides keys and values. Relies on `PreTrainedModel._is_stateful` (since 4.45)."""
+    return bool(getattr(model, "_is_stateful", False))
+
+
+def name_of(config: Any) -> str:
+    """Where a model was loaded from. Relies on `PreTrainedConfig._name_or_path` (since 3.5; empty for models made by hand)."""
+    return getattr(config, "_name_or_path", "")
+
+
+def has_weights(module: Any) -> bool:
+    """Whether the parameters of `module` itself hold data, or accelerate's hook (`_hf_hook`) brings it in for each forward."""
+    return hasattr(module, "_hf_hook") or not any(weight.is_meta for weight in module.parameters(recurse=False))
+
+
+def hooks_of(module: Any) -> tuple[int, int]:
+    """How many forward hooks and forward pre-hooks a module has (torch keeps them in `_forward_hooks` and `_forward_pre_hooks`)."""
+    return len(module._forward_hooks), len(module._forward_pre_hooks)
+
+
+def per_layer_inputs(model: Any, ids: Tensor, placeholders: Sequence[int], fill: int) -> Tensor:
+    """What each layer of Gemma-4 adds for `ids` [B, M], beside their embeddings: [B, M, layers, D]. Placeholders read as id `fill`.
+
+    Relies on `Gemma4TextModel.get_per_layer_inputs(input_ids, inputs_embeds)` (since 5.17), which would look for ids by their embeddings
+    where only those are given.
+    """
+    marked = torch.isin(ids, torch.tensor(placeholders, device=ids.device))
+    return model.get_decoder().get_per_layer_inputs(ids.masked_fill(marked, fill), None)

@@ -1,0 +1,109 @@
+"""How models are told positions: offsets kept on modules, masks by kind, rope by length, relative buckets."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def rope_deltas_kept(model: Any) -> Iterator[None]:
+    """Puts back `rope_deltas`, which models with several position axes (Qwen2-VL and kin, since 4.45) note on their base module.
+
+    Inside, `model` may run on the prompt of one request; the offset it notes belongs to that request alone.
+    """
+    base = getattr(model, "model", model)
+    before = getattr(base, "rope_deltas", None)
+    try:
+        yield
+    finally:
+        if hasattr(base, "rope_deltas"):
+            base.rope_deltas = before
+
+
+def mask_makers(model: Any) -> frozenset[str]:
+    """Names of the `create_..._mask` functions that the decoder's modelling module uses: which kinds of mask its layers can have.
+
+    Relies on modelling modules importing them from `transformers.masking_utils` by name (since 4.53).
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    homes = {kind.__module__ for module in (decoder, model) for kind in type(module).__mro__ if "modeling_" in kind.__module__}
+    names = {name for home in homes - {"transformers.modeling_utils"} for name in vars(sys.modules[home])}
+    return frozenset(name for name in names if name.startswith("create_") and "mask" in name)
+
+
+def takes_argument(model: Any, name: str) -> bool:
+    """Whether the forward of `model`, or of its decoder, which is handed what the model's own does not name, has a parameter `name`."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return any(name in inspect.signature(module.forward).parameters for module in (model, decoder))
+
+
+def recomputes_at_rope_switch(model: Any) -> bool:
+    """Whether `generate` runs a sequence anew with the long factors when it grows past `original_max_position_embeddings`.
+
+    Relies on Phi-3's `prepare_inputs_for_generation` (and copies of it) naming that setting of the config.
+    """
+    source = inspect.getsource(type(model).prepare_inputs_for_generation)
+    return "original_max_position_embeddings" in source and hasattr(model.config, "original_max_position_embeddings")
+
+
+def ropes_by_length(model: Any) -> list[Any]:
+    """The rotary embedding modules of the decoder whose frequencies depend on the longest position of a forward (dynamic NTK, longrope).
+
+    Relies on their attribute `rope_type`, a name or one for each kind of layer (since 4.43).
+    """
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    return [module for module in decoder.modules() if any(_by_length(kind) for kind in rope_types(module))]
+
+
+def rope_types(module: Any) -> tuple[str, ...]:
+    """The names of the kinds of rope a rotary module computes; none where it is no rotary module."""
+    found = getattr(module, "rope_type", None)
+    return tuple(found.values()) if isinstance(found, dict) else (found,) if isinstance(found, str) else ()
+
+
+def _by_length(kind: str) -> bool:
+    return kind == "longrope" or "dynamic" in kind
+
+
+def rope_at_length(rotary: Any, x: Tensor, positions: Tensor, length: int, **more: Any) -> tuple[Tensor, ...]:
+    """What `rotary` gives for `positions` [B, M] in a forward whose longest position is `length` - 1. `rotary` is not changed.
+
+    Positions from `length` on are clamped. Relies on the frequencies being kept in buffers `inv_freq` and `original_inv_freq` (one of each
+    for every kind of layer), on `max_seq_len_cached` saying for which length, and on outputs [B, M, ...] (since 4.48).
+    """
+    fresh = rotary.__class__.__new__(rotary.__class__)
+    vars(fresh).update({name: value for name, value in vars(rotary).items() if name != "forward"})
+    buffers = dict(rotary._buffers)
+    for name in [name for name in buffers if name.endswith("original_inv_freq")]:
+        buffers[name.replace("original_", "")] = buffers[name].clone()
+    vars(fresh)["_buffers"] = buffers
+    for name in [name for name in vars(fresh) if name.endswith("max_seq_len_cached")]:
+        setattr(fresh, name, fresh.original_max_seq_len)
+    last = positions.new_full((len(positions), 1), length - 1)
+    out = type(rotary).forward(fresh, x, torch.cat([positions.clamp(max=length - 1), last], 1), **more)
+    return tuple(part[:, :-1] for part in out)
+
+
+def relative_buckets(attention: Any, distance: Tensor) -> Tensor:
+    """The bucket of every `distance` [B, M, S] between a key and a query, for T5's decoder and its kin.
+
+    Relies on `_relative_position_bucket` and the settings `relative_attention_num_buckets` and `relative_attention_max_distance` of the
+    attention module (5.17 to 5.23; UMT5 keeps the settings to itself).
+    """
+    known = {
+        "bidirectional": False,
+        "num_buckets": attention.relative_attention_num_buckets,
+        "max_distance": attention.relative_attention_max_distance,
+    }
+    bucket = attention._relative_position_bucket
+    return bucket(distance, **{name: value for name, value in known.items() if name in inspect.signature(bucket).parameters})
+
+
+def with_bias_table(attention: Any, table: Tensor) -> tuple[Any, str, Any]:
+    """(module, attribute, value) that gives GPT-Neo's attention another causal table, its buffer `bias` (5.17 to 5.23)."""
+    return attention, "_buffers", {**attention._buffers, "bias": table}

@@ -1,0 +1,36 @@
+"""Models of speech and codecs: parts without a public name."""
+
+from typing import Any
+
+from torch import Tensor
+
+
+def csm_embeddings(model: Any, ids: Tensor, values: Tensor | None, cutoffs: Tensor | None) -> Tensor:
+    """Embeddings [B, P, D] of a CSM prompt, its sound put in.
+
+    Relies on `CsmForConditionalGeneration._merge_input_ids_with_input_values(ids, values, cutoffs)` (since 4.53).
+    """
+    return model._merge_input_ids_with_input_values(ids, values, cutoffs)["inputs_embeds"]
+
+
+def pocket_placeholders(model: Any) -> Any:
+    """The ids that stand for sound in Pocket TTS prompts. Relies on its `_placeholder_token_ids()`."""
+    return model._placeholder_token_ids()
+
+
+def vibevoice_scheduler(model: Any, generation: Any) -> Any:
+    """The noise scheduler that VibeVoice makes where none is given. Relies on its `_build_default_noise_scheduler` (since 5.17)."""
+    return model._build_default_noise_scheduler(generation)
+
+
+def is_vibevoice(model: Any) -> bool:
+    """Whether `model` draws sound as VibeVoice does. Relies on its method `_sample_audio_latent` (since 5.17)."""
+    return hasattr(model, "_sample_audio_latent")
+
+
+def encodec_frame(codec: Any, codes: Tensor) -> Tensor:
+    """The sound of one chunk of EnCodec codes, which the class would join to others.
+
+    Relies on `EncodecModel._decode_frame(codes)` (since 4.31).
+    """
+    return codec._decode_frame(codes)
