@@ -128,7 +128,7 @@ def unsaid_of(model: Any) -> tuple[int, ...]:
 
 
 def _axes(model: Any) -> int:
-    """How many axes a decoder's positions have: as many as its `mrope_section` has parts, at least three. One more in front is for masks."""
+    """How many axes a decoder's positions have: as many as its `mrope_section` has parts, at least three. Others in front are for masks."""
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     return max(3, len(rope.get("mrope_section") or ()))
 

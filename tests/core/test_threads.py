@@ -13,7 +13,11 @@ from tests.drafters.runs import random_prompt
 from tests.snapshots import differences, model_state
 from tests.soak.threads import OPTIONS, family_world, llama_world, run_threads, sight_world
 
-WORLDS = {"Llama": llama_world, "LLaVA": sight_world, **{name: lambda name=name: family_world(name) for name in ("T5", "BART", "Gemma-3", "GPT-2")}}
+WORLDS = {
+    "Llama": llama_world,
+    "LLaVA": sight_world,
+    **{name: lambda name=name: family_world(name) for name in ("T5", "BART", "Gemma-3", "GPT-2")},
+}
 
 
 @pytest.mark.parametrize("name", WORLDS)
