@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmspec.core.intercept import at_the_door
 from mmspec.core.module_copy import own_copy
 
+_PICTURES = "pixel_values"
 _LOCAL = ("attention_window", "block_size", "encoder_attention_type")
 """Settings of encoders whose attention is cut into blocks or windows, so that its outcome depends on the padded length."""
 
@@ -39,9 +41,13 @@ def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStat
         The encoder states and their mask.
     """
     encoder, given = model.get_encoder(), _arguments(model, source, inputs)
+    if source == "input_ids" and _PICTURES in signature(model.forward).parameters.keys() - signature(encoder.forward).parameters.keys():
+        source, given = "inputs_embeds", _with_pictures(model, inputs)
     mask = given.get("attention_mask")
     main = given[source]
     whole = mask is None or mask.dim() != 2 or bool(mask.all())
+    if _PICTURES in inputs and not whole:  # pictures of all rows stand one behind the other, and only their own tower has convolutions
+        return EncoderStates(last_hidden_state=_run(model, given)[0], attention_mask=mask.bool())
     if len(main) > 1 and (_capacity(encoder) or (not whole and _mixes(encoder))) and _along(main, mask) == 1:
         return _stacked([_run(model, _row(given, row, mask)) for row in range(len(main))])
     if whole:
@@ -51,6 +57,14 @@ def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStat
     if _mixes(encoder):
         return _run(model, _row(given, 0, mask))
     return EncoderStates(last_hidden_state=_run(model, given)[0], attention_mask=mask.bool())
+
+
+def _with_pictures(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The encoder's arguments where the model puts pictures among the embeddings of its prompt (Florence-2)."""
+    known = signature(model.forward).parameters
+    given = at_the_door(model, {name: value for name, value in inputs.items() if name in known}, "pictures", encoder=True)
+    mask = given.get("attention_mask")
+    return {"inputs_embeds": given["inputs_embeds"], "attention_mask": _assumed(model, inputs["input_ids"]) if mask is None else mask}
 
 
 def _arguments(model: Any, source: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,8 @@ _TEXT_BY_OWN_GENERATE = (
 """Classes with a `generate` of their own that only sets the decoder's opening."""
 _OWN_OPENING = ("whisper", "donut")
 """Types whose decoder prompts need not begin with the start token; transformers puts it in front of all others."""
+_PICTURES_IN_PROMPTS = ("florence2", "t5gemma2")
+"""Types whose encoder reads pictures where placeholders stand in its prompt."""
 _NO_LIMIT = 1 << 30
 
 
@@ -47,16 +49,18 @@ class EncoderDecoder:
     source: str  # the encoder's main input: input_ids or input_features
     positions: Positions = field(default_factory=PositionIds)
     window: int | None = None
+    beside: tuple[str, ...] = ()  # what the encoder reads besides its main input
 
     @classmethod
     def of(cls, model: Any) -> "EncoderDecoder":
         refuse_unsupported(model)
-        decoder = model.get_decoder()
+        decoder = decoder_of(model)
         config = getattr(decoder, "config", model.config)
         _refuse_own_generate(model)
         _refuse_decoder(model, config)
         positions = positions_in(decoder, type(model).__name__)
-        return cls(_layers(decoder, config), _source(model), positions, _window(config))
+        beside = ("pixel_values",) if model.config.model_type in _PICTURES_IN_PROMPTS else ()
+        return cls(_layers(decoder, config), _source(model), positions, _window(config), beside)
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if self.source not in inputs and "encoder_outputs" not in inputs:
@@ -90,7 +94,7 @@ class EncoderDecoder:
         self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         own = model if uncompiled(model) is not model else own_copy(model)  # a compiled model is nobody else's
-        decoder = own.get_decoder()
+        decoder = decoder_of(own)
         with changed([*self.positions.changes(decoder, layout), *_uncapped(decoder)]), self._told(own, decoder, layout, state) as extra:
             out = own(
                 decoder_input_ids=layout.ids,
@@ -139,6 +143,12 @@ class EncoderDecoder:
 _CROSS = "encoder_attention_mask"
 _MASK_OF_SEVERAL = ("led",)
 """Types whose decoder drops its mask where there is one column; stale slots would then be visible."""
+
+
+def decoder_of(model: Any) -> Any:
+    """The decoder of an encoder-decoder model. Florence-2 gives its whole language model, encoder included, for it."""
+    found = model.get_decoder()
+    return found.decoder if hasattr(found, "encoder") and hasattr(found, "decoder") else found
 
 
 def _adding(more: Mapping[str, Any]) -> Any:
@@ -212,7 +222,7 @@ def _refuse_decoder(model: Any, config: Any) -> None:
 
 def positions_limit(model: Any) -> int | None:
     """The positions the decoder of an encoder-decoder model has room for; None for no limit."""
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     return positions_in(decoder, type(model).__name__).limit(decoder, getattr(decoder, "config", model.config))
 
 
@@ -254,9 +264,8 @@ def _check_width(model: Any, states: Tensor) -> None:
 def start_ids(model: Any) -> list[int]:
     """The decoder's opening: the start token."""
     config = model.generation_config
-    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else model.config.decoder_start_token_id
-    if start is None:
-        start = config.bos_token_id if config.bos_token_id is not None else model.config.bos_token_id
+    own = [getattr(each, name, None) for name in ("decoder_start_token_id", "bos_token_id") for each in (config, model.config)]
+    start = next((token for token in own if token is not None), None)
     if start is None:
         raise ValueError(
             f"{type(model).__name__} has no decoder_start_token_id: set it on the generation config, or pass decoder_input_ids"

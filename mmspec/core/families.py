@@ -16,7 +16,7 @@ from mmspec.core.family import DecoderOnly, refuse_unsupported
 from mmspec.core.hf import Family
 from mmspec.core.local_attention import LocalAttention
 from mmspec.core.mllama import Mllama
-from mmspec.core.multimodal import HEARING, SIGHT, TILED_SIGHT, Multimodal
+from mmspec.core.multimodal import HEARING, SIGHT, SIGHT_AND_HEARING, TILED_SIGHT, Multimodal
 from mmspec.core.position_tables import PositionTable
 from mmspec.core.rope_lengths import RopeLengths, stretched_limit
 from mmspec.core.rope_switch import RopeSwitch
@@ -32,6 +32,10 @@ _SENSING = {
     ),
     **dict.fromkeys(("llava_next_video", "lighton_ocr"), TILED_SIGHT),
 }
+_SENSING |= dict.fromkeys(("aria", "deepseek_vl_hybrid", "exaone4_5", "fuyu", "hunyuan_vl", "kimi_k25", "llama4", "paddleocr_vl"), SIGHT)
+_SENSING |= dict.fromkeys(("qianfan_ocr", "video_llama_3", "video_llava", "hyperclovax_vision_v2", "cosmos3_omni", "janus"), SIGHT)
+_SENSING |= dict.fromkeys(("muse_glimmer", "minimax_m3_vl", "cohere_compass", "emu3", "step3p7", "chameleon"), SIGHT)
+_SENSING |= dict.fromkeys(("gemma4", "gemma4_unified", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), SIGHT_AND_HEARING)
 _SENSING |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
 HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
 SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")

@@ -5,6 +5,7 @@ They stand on this thread's own copy of the model (`mmspec.core.module_copy`) an
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,23 +23,29 @@ class _Intercepted(Exception):
         self.given = given
 
 
-def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str) -> dict[str, Any]:
+def at_the_door(model: Any, inputs: Mapping[str, Any], noun: str, encoder: bool = False) -> dict[str, Any]:
     """The keyword arguments with which `model`, run on `inputs`, calls its language model, which does not run.
+
+    Where the language model itself puts pictures among its embeddings (Chameleon), these alone, as its first layer is given them.
 
     Args:
         model: a transformers model with `get_decoder`.
         inputs: what its `forward` takes.
         noun: what the inputs hold besides text, for the message: "pictures" or "sound".
+        encoder: stop at the encoder of the language model (`get_encoder`), not at its decoder.
 
     Raises:
         ValueError: pictures or sound and prompt do not fit together.
     """
     copy = _copy_of(model)
 
-    def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        raise _Intercepted(kwargs)
+    place = copy.get_encoder() if encoder else copy.get_decoder()
+    reads_pictures = not encoder and "pixel_values" in signature(place.forward).parameters
 
-    handle = copy.get_decoder().register_forward_pre_hook(stop, with_kwargs=True)
+    def stop(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        raise _Intercepted({"inputs_embeds": args[0]} if reads_pictures else kwargs)
+
+    handle = (place.layers[0] if reads_pictures else place).register_forward_pre_hook(stop, with_kwargs=True)
     try:
         with rope_deltas_kept(copy):
             copy(**inputs, use_cache=False)

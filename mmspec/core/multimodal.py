@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.cache import SlotCache
+from mmspec.core.compat import per_layer_inputs
 from mmspec.core.family import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.core.intercept import at_the_door, handing
 from mmspec.core.layout import Layout
@@ -34,10 +35,13 @@ class Sense:
 
 
 _TYPES = ("mm_token_type_ids", "token_type_ids")
-_VIDEOS = {"pixel_values_videos": ("video_grid_thw", *_TYPES)}
-SIGHT = Sense("pictures", {"pixel_values": ("image_grid_thw", *_TYPES), **_VIDEOS})
+_PICTURES = ("image_grid_thw", "image_position_ids", "image_merge_sizes", "high_res_pixel_values", *_TYPES)
+_VIDEOS = {"pixel_values_videos": ("video_grid_thw", "video_position_ids", "video_merge_sizes", *_TYPES)}
+_SOUND = {"input_features": ("feature_attention_mask", "input_features_mask")}
+SIGHT = Sense("pictures", {"pixel_values": _PICTURES, **_VIDEOS})
 TILED_SIGHT = Sense("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
-HEARING = Sense("sound", {"input_features": ("feature_attention_mask", "input_features_mask")})
+HEARING = Sense("sound", _SOUND)
+SIGHT_AND_HEARING = Sense("pictures or sound", {**SIGHT.brings, **_SOUND})
 ENCODED = "mm_encoder_outputs"  # what the model's own encoder has made of pictures, by modality, in place of pixels
 _OWN_ARGUMENTS = ("position_ids", "inputs_embeds", "past_key_values", "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
@@ -123,6 +127,12 @@ def unsaid_of(model: Any) -> tuple[int, ...]:
     return tuple(i for i in _ids(model.config, _PLACEHOLDERS + _BRACKETS) if i < size)
 
 
+def _axes(model: Any) -> int:
+    """How many axes a decoder's positions have: as many as its `mrope_section` has parts, at least three. Others in front are for masks."""
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return max(3, len(rope.get("mrope_section") or ()))
+
+
 def _ids(config: Any, names: Sequence[str]) -> tuple[int, ...]:
     found = [getattr(config, name, None) for name in names]
     return tuple(dict.fromkeys(i for i in found if isinstance(i, int)))
@@ -139,13 +149,17 @@ class Multimodal(DecoderOnly):
     first: int = 0
     trims: bool = False  # it can leave logits out
     rebuilds: bool = False  # it makes masks of its own out of the one it is given: those by kind of layer are handed in behind it
+    fills: int | None = None
+    """The id read in place of placeholders where every layer takes inputs made from ids (Gemma-4); None where none does."""
 
     @classmethod
     def of(cls, model: Any, sense: Sense = SIGHT) -> "Multimodal":
-        base, marks = DecoderOnly.of(model), placeholders_of(model)
-        trims, pali = "logits_to_keep" in signature(model.forward).parameters, model.config.model_type == "paligemma"
-        own = {"chunk": base.chunk, "keeps": base.keeps}
-        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), trims, pali and base.mixed, **own)
+        base, marks, known = DecoderOnly.of(model), placeholders_of(model), signature(model.forward).parameters
+        pali, text = model.config.model_type == "paligemma", model.config.get_text_config(decoder=True)
+        own = {"chunk": base.chunk, "keeps": base.keeps, "trims": "logits_to_keep" in known, "rebuilds": pali and base.mixed}
+        if "per_layer_inputs" in known and text.hidden_size_per_layer_input:
+            own["fills"] = text.pad_token_id
+        return cls(base.layers, base.window, base.mixed, sense, marks, unsaid_of(model), int(pali), **own)
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
@@ -162,6 +176,9 @@ class Multimodal(DecoderOnly):
             embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
         if self.rebuilds:
             more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
+        given = {"logits_to_keep": keep} if self.trims else {}
+        if self.fills is not None:
+            given["per_layer_inputs"] = per_layer_inputs(model, layout.ids, self.placeholders, self.fills)
         with handing(model, more) as model:
             out = model(
                 inputs_embeds=embeds,
@@ -170,7 +187,7 @@ class Multimodal(DecoderOnly):
                 past_key_values=cache,
                 use_cache=True,
                 output_hidden_states=bool(states),
-                **({"logits_to_keep": keep} if self.trims else {}),
+                **given,
             )
         return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
@@ -203,7 +220,7 @@ class Multimodal(DecoderOnly):
         return Merged(
             _rows(embeds, order),
             mask.sum(1),
-            _repacked(places[-3:], order) if places is not None and places.dim() == 3 else None,
+            _repacked(places[-_axes(model) :], order) if places is not None and places.dim() == 3 else None,
             self._sees(given.get("attention_mask"), order),
             None if deep is None else _packed_features(deep, given["visual_pos_masks"], embeds, order),
         )

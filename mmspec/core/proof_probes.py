@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
+from mmspec.core.encoder_decoder import start_ids
 from mmspec.core.hf import HFTarget
 from mmspec.core.module_copy import own_copy, refresh
 from mmspec.core.records import PAD, Draft
@@ -175,8 +176,7 @@ class Probe:
     def _prompt(self, length: int) -> Path:
         ids = self._draw(length).tolist()
         if self.model.config.is_encoder_decoder:
-            start = getattr(self.model.config, "decoder_start_token_id", None)
-            ids[0] = ids[0] if start is None else start
+            ids[0] = start_ids(self.model)[0]
         return tuple(ids)
 
     def _source(self, length: int) -> dict[str, Any]:

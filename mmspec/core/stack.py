@@ -15,7 +15,9 @@ from mmspec.core.module_copy import is_copy
 
 def stack(model: Any) -> nn.ModuleList:
     """The decoder layers of `model`, in order. ValueError where they cannot be told."""
-    found = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList)]
+    decoder = model.get_decoder()
+    decoder = decoder.decoder if hasattr(decoder, "encoder") and hasattr(decoder, "decoder") else decoder  # a whole language model
+    found = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     if len(found) != 1:
         raise ValueError(f"{type(model).__name__} keeps its decoder in {len(found)} lists of layers: one was expected; use another drafter")
     return found[0]

@@ -76,7 +76,7 @@ def _refuse_unread(model: Any, family: Any, inputs: Mapping[str, Any]) -> None:
     if isinstance(family, (Multimodal, Mllama)):
         reads = taken
     elif isinstance(family, EncoderDecoder):
-        reads = {family.source, *_ENCODER}
+        reads = {family.source, *family.beside, *_ENCODER}
     else:
         reads = set(_DECODER)
     for name in inputs:

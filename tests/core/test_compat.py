@@ -327,6 +327,17 @@ def reaches(source: str) -> set[str]:
     return found
 
 
+def test_gemma4_looks_up_what_layers_add_by_ids_and_not_by_embeddings():
+    from tests.sweep.image import make as small_vlm
+
+    model = small_vlm("gemma4", "Gemma4ForConditionalGeneration")
+    text, ids = model.get_decoder(), torch.tensor([[5, 6, 7, 8]])
+    found = compat.per_layer_inputs(model, ids, (7,), 0)
+    assert found.shape == (1, 4, model.config.text_config.num_hidden_layers, model.config.text_config.hidden_size_per_layer_input)
+    assert torch.equal(found, text.get_per_layer_inputs(torch.tensor([[5, 6, 0, 8]]), None))
+    assert torch.equal(found[:, :2], text.get_per_layer_inputs(None, model.get_input_embeddings()(ids[:, :2])))
+
+
 def test_nothing_else_reaches_into_other_libraries():
     files = {str(path.relative_to(ROOT / "mmspec")): path for path in (ROOT / "mmspec").rglob("*.py")}
     found = {

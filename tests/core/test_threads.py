@@ -11,9 +11,13 @@ from mmspec.drafters.early_exit import EarlyExit
 from mmspec.drafters.layer_skip import SkipLayers
 from tests.drafters.runs import random_prompt
 from tests.snapshots import differences, model_state
-from tests.soak.threads import OPTIONS, family_world, llama_world, run_threads
+from tests.soak.threads import OPTIONS, family_world, llama_world, run_threads, sight_world
 
-WORLDS = {"Llama": llama_world, **{name: lambda name=name: family_world(name) for name in ("T5", "BART", "Gemma-3", "GPT-2")}}
+WORLDS = {
+    "Llama": llama_world,
+    "LLaVA": sight_world,
+    **{name: lambda name=name: family_world(name) for name in ("T5", "BART", "Gemma-3", "GPT-2")},
+}
 
 
 @pytest.mark.parametrize("name", WORLDS)

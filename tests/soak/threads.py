@@ -20,6 +20,7 @@ from mmspec.drafters.windowed import Windowed
 from tests.conftest import llama
 from tests.drafters.runs import random_prompt
 from tests.families import FAMILIES, build, inputs_for
+from tests.seeing import SIGHTS, seen
 from tests.snapshots import differences, model_state
 
 NEW = 12
@@ -27,7 +28,7 @@ NEW = 12
 
 @dataclass
 class World:
-    """One model, what drafts for it, and requests with the right outputs."""
+    """One model, what drafts for it (a drafter, or a drafter with its options), and requests with the right outputs."""
 
     model: Any
     drafters: Mapping[str, Any]
@@ -88,9 +89,20 @@ def family_world(name: str) -> World:
     return World(model, drafters, requests)
 
 
+def sight_world() -> World:
+    """A model that reads pictures; its drafters see them as it does, pooled, pruned by its attention, or not at all."""
+    case = SIGHTS["LLaVA"].case
+    model = build(case)
+    drafters: dict[str, Any] = {view: {"drafter": build(case, seed=1), "view": view} for view in ("own", "drop", "pooled", "pruned")}
+    drafters |= {"layer skip": SkipLayers(layers=(1,)), "itself": model, "lookup": "lookup"}
+    requests = [(inputs, options) for options in OPTIONS for inputs in (seen("LLaVA", (1,)), seen("LLaVA", (1, 2, 1)))]
+    return World(model, drafters, requests)
+
+
 def run_threads(world: World, threads: int, calls: int, told: Callable[[str], None] = lambda line: None) -> list[str]:
     """What was wrong: outputs of any of `threads` x `calls` calls, changes to the model, or another output of its own `generate`."""
-    before, generated, wrong = model_state(world.model), world.generated(), []
+    generated, wrong = world.generated(), []  # transformers hooks vision towers at their first forward, for good
+    before = model_state(world.model)
     start = threading.Barrier(threads)
 
     def work(number: int) -> None:
@@ -100,7 +112,9 @@ def run_threads(world: World, threads: int, calls: int, told: Callable[[str], No
             name, which = names[(number * 5 + call) % len(names)], (number + call) % len(world.requests)
             try:
                 inputs, options = world.requests[which]
-                out = mmspec.text.generate(world.model, inputs, drafter=world.drafters[name], draft_length=3, **options)
+                drafter = world.drafters[name]
+                chosen = drafter if isinstance(drafter, Mapping) else {"drafter": drafter}
+                out = mmspec.text.generate(world.model, inputs, draft_length=3, **chosen, **options)
                 if out.sequences.tolist() != world.expected[which]:
                     wrong.append(f"thread {number}, call {call}, {name}, request {which}: another output")
             except Exception as error:  # told with its place, and the run goes on

@@ -46,12 +46,13 @@ def text_row(row: int, vocab: int, lengths: tuple[int, ...] = LENGTHS, first: in
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def padded(rows: list[dict[str, Tensor]], pad: int = 0) -> dict[str, Tensor]:
-    """Rows of `text_row` in one batch, padded on the left."""
+def padded(rows: list[dict[str, Tensor]], pad: int = 0, left: bool = True) -> dict[str, Tensor]:
+    """Rows of `text_row` in one batch, padded on the left, or on the right."""
     longest = max(row["input_ids"].shape[1] for row in rows)
 
     def side(tensor: Tensor, value: int) -> Tensor:
-        return torch.nn.functional.pad(tensor, (longest - tensor.shape[1], 0), value=value)
+        missing = longest - tensor.shape[1]
+        return torch.nn.functional.pad(tensor, (missing, 0) if left else (0, missing), value=value)
 
     return {
         "input_ids": torch.cat([side(row["input_ids"], pad) for row in rows]),

@@ -39,10 +39,16 @@ def make(model_type: str, architecture: str) -> Any:
 
 
 def sub_configs(model_type: str) -> dict[str, Any]:
-    """Of the table, or small common ones where the config leaves their class open."""
+    """Of the table, or small common ones where neither the config class nor its default says which class they have."""
     config_class = CONFIG_MAPPING[model_type]
+    if model_type in CONFIGS:
+        return CONFIGS[model_type]
     is_open = [name for name, sub in (config_class.sub_configs or {}).items() if sub.__name__ == "AutoConfig"]
-    return CONFIGS.get(model_type) or {name: TEXT if "text" in name else SIGLIP for name in is_open}
+    try:
+        default = config_class()
+    except (TypeError, ValueError, AttributeError, KeyError):
+        default = None
+    return {name: TEXT if "text" in name else SIGLIP for name in is_open if getattr(default, name, None) is None}
 
 
 def takes(model: Any, picture: dict[str, Tensor], by_row: bool) -> int:
@@ -60,7 +66,9 @@ def row_parts(model: Any, model_type: str, row: int) -> tuple[dict[str, Tensor],
     """The ids of a row and its pictures."""
     look, words = READS[model_type], text_row(row, LAST, lengths=LENGTHS, first=FIRST)["input_ids"][0]
     pictures = [look.picture(torch.Generator().manual_seed(10 * row + number)) for number in range(PICTURES[row])]
-    places = [torch.full((takes(model, picture, look.by_row),), model.config.image_token_id) for picture in pictures]
+    sizes = [look.takes or takes(model, picture, look.by_row) for picture in pictures]
+    start = torch.tensor([model.config.vision_start_token_id] if look.opens else [], dtype=torch.long)
+    places = [torch.cat([start, torch.full((size,), model.config.image_token_id)]) for size in sizes]
     parts = [] if look.first else [words[:3]]
     for number, place in enumerate(places):
         parts += [place] if look.first else [place, words[3 + number : 4 + number]]
@@ -98,13 +106,14 @@ def alone(model_type: str, model: Any, row: int) -> Inputs:
 
 
 def batch(model_type: str, model: Any, rows: int) -> Inputs:
-    """The first `rows` rows, padded on the left."""
+    """The first `rows` rows, padded on the left; for encoders, which count from the first column, on the right."""
     if model_type == "mllama":
         return seen("Mllama", PICTURES[:rows])
     if model_type not in READS:
         return padded([text_row(row, LAST, first=FIRST) for row in range(rows)])
     parts = [row_parts(model, model_type, row) for row in range(rows)]
-    return with_pictures(model, model_type, padded([text for text, _ in parts]), [pictures for _, pictures in parts])
+    text = padded([text for text, _ in parts], left=not model.config.is_encoder_decoder)
+    return with_pictures(model, model_type, text, [pictures for _, pictures in parts])
 
 
 def reference(model: Any, inputs: Inputs, tokens: int) -> list[int]:

@@ -1,7 +1,7 @@
 """How the sweep builds small image-text models, and what of a picture each of them reads: tables by model type."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ SIGLIP = {"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False
 PIXTRAL = {"model_type": "pixtral", **TOWER}
 GLM_TOWER = {"model_type": "glm4v_vision"}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "partial_rotary_factor": 1.0}
+
+EMBEDDER = {"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32}
+OMNI = {"vision_start_token_id": 31, "vision_end_token_id": 32, "audio_start_token_id": 33, "audio_end_token_id": 34}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "cohere2_vision": {"text_config": {"model_type": "cohere2"}, "vision_config": SIGLIP | {"image_size": 16}, "downsample_factor": 2},
@@ -30,7 +33,57 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "perception_lm": {"text_config": TEXT},
     "ovis2": {"text_config": {"model_type": "qwen2"}},
     "video_llava": {"text_config": TEXT, "vision_config": CLIP, "vision_feature_layer": -1},
-    "janus": {"text_config": TEXT},
+    "janus": {
+        "vision_config": {**TOWER, "projection_dim": 32, "num_image_tokens": 4, "depth": 2},
+        "vq_config": {"base_channels": 32, "latent_channels": 16, "num_patches": 2, "projection_dim": 32, "num_embeddings": 16},
+    },
+    "emu3": {
+        "vq_config": {"codebook_size": 8, "base_channels": 32, "hidden_size": 32, "channel_multiplier": [1, 1], "embed_dim": 4},
+        "vocabulary_map": {"<image>": 60, "<|extra_200|>": 59, **{f"<|visual token {i:06d}|>": 40 + i for i in range(8)}},
+    },
+    "chameleon": {
+        "vq_config": {"num_embeddings": 10, "base_channels": 32, "latent_channels": 16, "embed_dim": 16, "channel_multiplier": [1, 1]},
+        "vocabulary_map": {"<image>": 60, **{f"IMGIMG{chr(65 + i)}Z": 40 + i for i in range(10)}},
+    },
+    "florence2": {
+        "text_config": {"model_type": "bart"},
+        "vision_config": {
+            **{"depths": [1, 1], "patch_size": [3, 3], "patch_stride": [2, 2], "patch_padding": [1, 1], "patch_prenorm": [False, True]},
+            **{"embed_dim": [8, 16], "num_heads": [2, 2], "num_groups": [2, 2], "window_size": 4, "projection_dim": 32},
+        },
+    },
+    "t5gemma2": {"encoder": {"mm_tokens_per_image": 4, "vision_config": SIGLIP | {"image_size": 16}}},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [16, 16]}},
+    "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"]}},
+    "cosmos3_edge": {"text_config": {"rope_parameters": ROPE}},
+    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]], "image_grid_pinpoints": [[8, 16], [16, 8]]},
+    "molmo2": {"vision_config": {"image_size": [8, 8]}},
+    "aria": {"projector_patch_to_query_dict": {4: 2}},
+    "deepseek_vl_hybrid": {
+        "high_res_vision_config": {"image_size": 32, "patch_size": 4, "global_attn_indexes": [1], "output_channels": 16},
+    },
+    "gemma4": {
+        "text_config": {"use_bidirectional_attention": "vision", "num_kv_shared_layers": 1},
+        "vision_config": {"model_type": "gemma4_vision", "pooling_kernel_size": 2},
+    },
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision", "pooling_kernel_size": 1, **EMBEDDER}},
+    "kimi_k25": {"projection_hidden_size": 32},
+    "muse_glimmer": {"out_hidden_size": 128},
+    "paddleocr_vl": {"text_config": {"rope_parameters": ROPE}},
+    "qwen2_5_omni_thinker": {**OMNI, "text_config": {"rope_parameters": ROPE}},
+    "qwen3_omni_moe_thinker": {
+        **OMNI,
+        "text_config": {"rope_parameters": ROPE, "sliding_window": None},
+        "vision_config": {"deepstack_visual_indexes": [0, 1]},
+    },
+    "cosmos3_omni": {"text_config": {"rope_parameters": ROPE}, "vision_config": {"deepstack_visual_indexes": [0, 1]}},
+    "cohere_compass": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
+    "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}}},
+    "video_llama_3": {},
+    "qianfan_ocr": {"vision_config": {"image_size": [8, 8], "patch_size": [2, 2]}},
+    "llama4": {
+        "vision_config": {"intermediate_size": 128, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+    },
     **{
         key: {"text_config": {"model_type": "glm4v_text", "rope_parameters": ROPE}, "vision_config": GLM_TOWER}
         for key in ("glm46v", "glmga")
@@ -48,6 +101,8 @@ class Read:
     picture: Callable[[torch.Generator], dict[str, Tensor]]
     by_row: bool = False  # pictures stand in a row's own axis, filled up to the most of the batch
     first: bool = False  # all pictures stand in front of the words
+    takes: int | None = None  # positions, where the model's `get_image_features` does not show them
+    opens: bool = False  # the id that starts pictures stands in front of each
 
 
 def square(side: int, **more: Any) -> Read:
@@ -85,6 +140,26 @@ def masked(generator: torch.Generator) -> dict[str, Tensor]:
     }
 
 
+def conv_patches(generator: torch.Generator) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(32, 3, 4, 4, generator=generator), "image_grid_thw": torch.tensor([[1, 4, 8]])}
+
+
+def merged_patches(generator: torch.Generator) -> dict[str, Tensor]:
+    return {**patches(48).picture(generator), "image_merge_sizes": torch.tensor([2])}
+
+
+def two_resolutions(generator: torch.Generator) -> dict[str, Tensor]:
+    small, large = (torch.randn(1, 3, side, side, generator=generator) for side in (8, 32))
+    return {"pixel_values": small, "high_res_pixel_values": large}
+
+
+def placed_patches(generator: torch.Generator) -> dict[str, Tensor]:
+    """Patches with their places; those behind the picture's own are padding."""
+    places = torch.full((1, 16, 2), -1)
+    places[0, :8] = torch.cartesian_prod(torch.arange(4), torch.arange(2))
+    return {"pixel_values": torch.rand(1, 16, 48, generator=generator), "image_position_ids": places}
+
+
 READS: dict[str, Read] = {
     **dict.fromkeys(("llava", "vipllava", "internvl", "deepseek_vl", "ovis2"), square(8)),
     **dict.fromkeys(("aya_vision", "gemma3", "shieldgemma2", "cohere2_vision"), square(16)),
@@ -95,6 +170,21 @@ READS: dict[str, Read] = {
     **dict.fromkeys(("idefics2", "idefics3", "smolvlm"), Read(masked, by_row=True)),
     **dict.fromkeys(("mistral3", "lighton_ocr"), sized(16)),
     "paligemma": square(8, first=True),
+    **dict.fromkeys(("janus", "video_llava", "qianfan_ocr", "aria", "emu3", "chameleon", "step3p7"), square(8)),
+    **dict.fromkeys(("exaone4_5", "cosmos3_omni", "cohere_compass"), patches(96)),
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), replace(patches(96), opens=True)),
+    **dict.fromkeys(("hyperclovax_vision_v2", "muse_glimmer", "minimax_m3_vl"), patches(96)),
+    **dict.fromkeys(("paddleocr_vl", "kimi_k25"), Read(conv_patches)),
+    "hunyuan_vl": patches(48),
+    "llama4": square(8, takes=1),
+    "florence2": square(16, first=True),
+    "t5gemma2": square(16, takes=4),
+    "video_llama_3": Read(merged_patches),
+    "deepseek_vl_hybrid": Read(two_resolutions),
+    "emu3": sized(8),
+    "fuyu": Read(lambda generator: {"pixel_values": torch.randn(1, 4, 48, generator=generator)}, takes=4),
+    "gemma4_unified": Read(placed_patches),
+    "gemma4": Read(placed_patches),
 }
 """What the processor of a model type makes of one picture."""
 

@@ -102,7 +102,12 @@ def _outcome(case: Case) -> tuple[str, str]:
     except Exception as error:
         return NOT_RUN, f"no small model could be built: {one_line(error)}"
     try:
-        expected, own = [case.reference(model, case.alone(model, row), case.tokens) for row in range(3)], ""
+        alone = [case.alone(model, row) for row in range(3)]
+        case.batch(model, 3)
+    except Exception as error:
+        return NOT_RUN, f"no inputs could be made for the small model: {type(error).__name__}: {one_line(error)}"
+    try:
+        expected, own = [case.reference(model, inputs, case.tokens) for inputs in alone], ""
     except Exception as error:
         expected, own = [], f"transformers' own generate fails on the small model: {type(error).__name__}: {one_line(error)}"
     try:

@@ -19,7 +19,16 @@ from mmspec.core.compat.generation import (
     weighs_timestamps,
     whisper_opening,
 )
-from mmspec.core.compat.models import ask_attention, attention_of, eager_configs, has_weights, hooks_of, is_stateful, name_of
+from mmspec.core.compat.models import (
+    ask_attention,
+    attention_of,
+    eager_configs,
+    has_weights,
+    hooks_of,
+    is_stateful,
+    name_of,
+    per_layer_inputs,
+)
 from mmspec.core.compat.positions import (
     mask_makers,
     recomputes_at_rope_switch,
@@ -55,6 +64,7 @@ __all__ = [
     "many_shapes",
     "mask_makers",
     "name_of",
+    "per_layer_inputs",
     "plain_sample",
     "pocket_placeholders",
     "prefix_function",

@@ -4,6 +4,9 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 
 def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
     """For each config its id, and a copy of it that asks for attention computed step by step. Configs within configs are copied too.
@@ -52,3 +55,13 @@ def has_weights(module: Any) -> bool:
 def hooks_of(module: Any) -> tuple[int, int]:
     """How many forward hooks and forward pre-hooks a module has (torch keeps them in `_forward_hooks` and `_forward_pre_hooks`)."""
     return len(module._forward_hooks), len(module._forward_pre_hooks)
+
+
+def per_layer_inputs(model: Any, ids: Tensor, placeholders: Sequence[int], fill: int) -> Tensor:
+    """What each layer of Gemma-4 adds for `ids` [B, M], beside their embeddings: [B, M, layers, D]. Placeholders read as id `fill`.
+
+    Relies on `Gemma4TextModel.get_per_layer_inputs(input_ids, inputs_embeds)` (since 5.17), which would look for ids by their embeddings
+    where only those are given.
+    """
+    marked = torch.isin(ids, torch.tensor(placeholders, device=ids.device))
+    return model.get_decoder().get_per_layer_inputs(ids.masked_fill(marked, fill), None)
