@@ -195,7 +195,8 @@ def fsmt_sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
     weights, padding = table.weight, table.padding_idx
     size = layout.visible.shape[-1] + padding + 2
     if size > len(weights):
-        weights = table.get_embedding(size, table.embedding_dim, padding).to(weights)
+        more = table.get_embedding(size, table.embedding_dim, padding).to(weights)
+        weights = torch.cat([weights, more[len(weights) :]])
     return nn.functional.embedding(layout.positions + padding + (layout.ids != padding), weights)
 
 

@@ -50,6 +50,7 @@ class EncoderDecoder:
     positions: Positions = field(default_factory=PositionIds)
     window: int | None = None
     beside: tuple[str, ...] = ()  # what the encoder reads besides its main input
+    cached_reference: bool = False  # its experts drop tokens of a long forward, as they never do where one token is decoded at a time
 
     @classmethod
     def of(cls, model: Any) -> "EncoderDecoder":
@@ -60,7 +61,7 @@ class EncoderDecoder:
         _refuse_decoder(model, config)
         positions = positions_in(decoder, type(model).__name__)
         beside = ("pixel_values",) if model.config.model_type in _PICTURES_IN_PROMPTS else ()
-        return cls(_layers(decoder, config), _source(model), positions, _window(config), beside)
+        return cls(_layers(decoder, config), _source(model), positions, _window(config), beside, bool(_uncapped(decoder)))
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if self.source not in inputs and "encoder_outputs" not in inputs:

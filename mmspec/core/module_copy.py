@@ -88,6 +88,12 @@ def shared_copy(model: nn.Module) -> nn.Module:
         return _shared[model].root
 
 
+def throwaway_copy(model: nn.Module) -> nn.Module:
+    """A copy of its own, kept by nobody else: whatever a forward leaves behind on its modules goes with it."""
+    model = uncompiled(model)
+    return _copied(model, state_of(model)).root
+
+
 def state_of(model: nn.Module) -> tuple[Any, ...]:
     """What a copy depends on besides tensors, which are shared: equal as long as a copy of `model` is still right."""
     return tuple([_state(module) for module in _tree(uncompiled(model))])

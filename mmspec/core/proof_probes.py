@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
 
+from mmspec.core.encoder import EncoderStates
 from mmspec.core.encoder_decoder import start_ids
 from mmspec.core.hf import HFTarget
-from mmspec.core.module_copy import own_copy, refresh
+from mmspec.core.module_copy import throwaway_copy
 from mmspec.core.records import PAD, Draft
 
 Path = tuple[int, ...]
@@ -72,8 +72,7 @@ class Probe:
     """
 
     def __init__(self, model: Any, family: Any, lengths: Sequence[int], whole: bool):
-        refresh(model)  # hooks and modes may have changed since this thread has copied it
-        self.model, self.family, self.whole = own_copy(model), family, whole
+        self.model, self.family, self.whole = throwaway_copy(model), family, whole  # some forwards leave a mode behind
         self.device = model.device
         self._generator = torch.Generator().manual_seed(17)
         self._ids = usable_ids(model, family)
@@ -119,7 +118,7 @@ class Probe:
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
         source = dict(self._sources[row])
         if "encoder_outputs" in source:
-            source["encoder_outputs"] = BaseModelOutput(last_hidden_state=source["encoder_outputs"])
+            source["encoder_outputs"] = EncoderStates(last_hidden_state=source["encoder_outputs"])
         return self.model(**source, decoder_input_ids=ids, use_cache=False).logits[0].float()
 
     def control(self, row: int) -> float:

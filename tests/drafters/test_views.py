@@ -15,7 +15,7 @@ from mmspec.core.records import Draft
 from mmspec.drafters.model import ModelDrafter
 from mmspec.drafters.sight import Looking, Pooled, Pruned, chosen, importance, looking
 from mmspec.drafters.text_views import Drop, Newline, marks_of, runs
-from mmspec.drafters.views import same_prompt, shared_senses, text_alone
+from mmspec.drafters.views import own_pixels, same_prompt, shared_senses, text_alone
 from mmspec.options import view_for
 from mmspec.text import aligned_drafter, view
 from tests.drafters.looking import IMAGE, LINE, TAKES, asked, counted, llava, patches_of, perturbed, session_of, tokenizer, told, words_only
@@ -293,7 +293,7 @@ def test_views_of_every_kind_of_prompt(name):
 def test_without_a_view_one_is_chosen(target, small):
     mine = HFTarget(target, family_of(target))
     assert view_for(None, mine, target) is shared_senses
-    assert view_for(None, mine, small) is same_prompt
+    assert view_for(None, mine, small) is own_pixels
     assert view_for(None, mine, words_only(target)) is text_alone
     assert view_for("own", mine, target) is view_for(view("own"), mine, target) is shared_senses
     assert view_for("pruned", mine, target) == Pruned(base=shared_senses)

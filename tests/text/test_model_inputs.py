@@ -95,7 +95,7 @@ def test_pictures_encoded_beforehand(name):
         ({"pixel_values": [torch.zeros(3, 8, 8), torch.zeros(3, 8, 6)]}, r"pixel_values as list that is no tensor \(shapes \(3, 8, 8\), "),
         ({"input_ids": [[5, 6, 7], [5, 6]]}, r"input_ids as list that is no tensor \(shapes \(3,\), \(2,\)\): .* padding"),
         ({"pixel_values": [object()]}, "pixel_values as list that is no tensor: ask"),
-        ({"image_grid_thw": torch.ones(3, 3)}, "inputs has image_grid_thw, which mmspec does not pass on to Llava"),
+        ({"image_grid_thw": torch.ones(3, 3)}, "inputs has image_grid_thw, which is not read for Llava"),
         ({"position_ids": torch.ones(2, 4)}, "inputs has position_ids, which mmspec does not pass on to Llava"),
         ({"inputs_embeds": torch.ones(2, 4, 8)}, "inputs has inputs_embeds, which mmspec does not pass on"),
         ({"mm_encoder_outputs": {}}, "prompt and pictures do not fit together"),
@@ -108,5 +108,5 @@ def test_what_is_not_read_is_refused_by_name(more, match):
 
 
 def test_mllama_refuses_by_name_what_it_does_not_read():
-    with pytest.raises(ValueError, match="inputs has image_sizes, which mmspec does not pass on to Mllama"):
+    with pytest.raises(ValueError, match="inputs has image_sizes, which is not read for Mllama"):
         run(model_of("Mllama"), inputs_of("Mllama") | {"image_sizes": torch.ones(3, 2)})
