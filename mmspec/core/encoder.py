@@ -64,7 +64,7 @@ def _with_pictures(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     known = signature(model.forward).parameters
     given = at_the_door(model, {name: value for name, value in inputs.items() if name in known}, "pictures", encoder=True)
     mask = given.get("attention_mask")
-    return {"inputs_embeds": given["inputs_embeds"], "attention_mask": _assumed(model, inputs["input_ids"]) if mask is None else mask}
+    return {"inputs_embeds": given["inputs_embeds"], "attention_mask": _assumed(inputs["input_ids"]) if mask is None else mask}
 
 
 def _arguments(model: Any, source: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -73,17 +73,12 @@ def _arguments(model: Any, source: str, inputs: Mapping[str, Tensor]) -> dict[st
     given = {name: value for name, value in inputs.items() if name in takes and not name.startswith("decoder_")}
     given[source] = inputs[source]
     if "attention_mask" in takes and "attention_mask" not in given and "attention_mask" in signature(model.forward).parameters:
-        given["attention_mask"] = _assumed(model, given[source])
+        given["attention_mask"] = _assumed(given[source])
     return given
 
 
-def _assumed(model: Any, main: Tensor) -> Tensor:
-    """The mask transformers assumes: padding ids are padding unless they are end ids too; anything else is all there."""
-    pad, ends = model.generation_config.pad_token_id, model.generation_config.eos_token_id
-    if main.dim() == 2 and not main.is_floating_point() and pad is not None and bool((main == pad).any()):
-        ends = ends if isinstance(ends, (list, tuple)) else [ends]
-        if pad not in ends:
-            return (main != pad).long()
+def _assumed(main: Tensor) -> Tensor:
+    """The mask `generate` takes for an encoder where none is given: nothing is padding, padding ids included."""
     return torch.ones(main.shape[:2], dtype=torch.long, device=main.device)
 
 

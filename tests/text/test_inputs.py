@@ -75,10 +75,10 @@ def test_features_may_be_arrays_and_encoder_states_may_be_what_the_encoder_retur
 
 def test_tensors_keeps_what_it_is_given():
     ids = torch.tensor([[1, 2]])
-    found = tensors({"a": ids, "b": [1.5], "c": None, "d": 3}, "cpu")
+    found = tensors({"a": ids, "b": [1.5], "c": None, "d": [3]}, "cpu")
     assert found["a"] is ids
     assert found["b"].dtype == torch.float32
-    assert found["d"].tolist() == 3
+    assert found["d"].tolist() == [3]
     assert "c" not in found
 
 
@@ -93,8 +93,8 @@ BAD = {
     "input_ids is float32: token ids are whole numbers": GOOD | {"input_ids": GOOD["input_ids"].float()},
     f"input_ids holds {VOCAB}, but LlamaForCausalLM has tokens 0 to {VOCAB - 1}": GOOD | {"input_ids": GOOD["input_ids"].clamp(min=VOCAB)},
     "input_ids holds -100": GOOD | {"input_ids": GOOD["input_ids"] * 0 - 100},
-    r"inputs..input_ids.. cannot become a tensor": {"input_ids": [[1, 2], [3]]},
-    r"inputs..input_ids.. is a str": {"input_ids": "Once upon a time"},
+    r"inputs has input_ids as list that is no tensor \(shapes \(2,\), \(1,\)\)": {"input_ids": [[1, 2], [3]]},
+    r"inputs has input_ids of type str: pass a tensor": {"input_ids": "Once upon a time"},
     "inputs has position_ids, which is not read for LlamaForCausalLM": GOOD | {"position_ids": GOOD["input_ids"]},
     "inputs has inputs_embeds, which is not read": GOOD | {"inputs_embeds": torch.zeros(3, 12, 32)},
     "inputs has pixel_values, which is not read": GOOD | {"pixel_values": torch.zeros(3, 3, 8, 8)},
