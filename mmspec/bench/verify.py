@@ -104,7 +104,7 @@ def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[Callable[[], Any]]:
 
 
 def _run(pair: Pair, step: Callable[[], Any], failed: bool) -> list[Finding]:
-    """A check's findings; one has failed that stops as logits hold NaN, as the target's self-test has failed, or after one that `failed`."""
+    """A check's findings; one has failed that stops at NaN, at the target's failed self-test, or after one that `failed`."""
     try:
         found = step()
     except (FloatingPointError, ValueError) as error:
