@@ -88,7 +88,7 @@ def shared_copy(model: nn.Module) -> nn.Module:
         return _shared[model].root
 
 
-def throwaway_copy(model: nn.Module) -> nn.Module:
+def throwaway_copy(model: nn.Module) -> Any:
     """A copy of its own, kept by nobody else: whatever a forward leaves behind on its modules goes with it."""
     model = uncompiled(model)
     return _copied(model, state_of(model)).root

@@ -176,7 +176,7 @@ class Multimodal(DecoderOnly):
             embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
         if self.rebuilds:
             more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
-        given = {"logits_to_keep": keep} if self.trims else {}
+        given: dict[str, Any] = {"logits_to_keep": keep} if self.trims else {}
         if self.fills is not None:
             given["per_layer_inputs"] = per_layer_inputs(model, layout.ids, self.placeholders, self.fills)
         with handing(model, more) as model:
