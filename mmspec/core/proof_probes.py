@@ -185,7 +185,7 @@ class Probe:
             return {}
         if self.model.main_input_name == "input_ids":
             return {"input_ids": self._draw(length)[None], "attention_mask": torch.ones(1, length, dtype=torch.long, device=self.device)}
-        width = getattr(config, "d_model", None) or config.hidden_size
+        width = _width(self.model)
         states = torch.randn(1, 8, width, generator=self._generator)
         return {"encoder_outputs": states.to(self.device, self.model.dtype)}
 
@@ -209,6 +209,13 @@ def difference(logits: Tensor, expected: Tensor) -> float:
         return float("inf")
     away = (logits[finite].double() - expected[finite].double()).square().mean().sqrt()
     return (away / expected[finite].double().std(correction=0).clamp_min(1e-9)).item()
+
+
+def _width(model: Any) -> int:
+    """How wide the states are that the decoder is handed: the encoder's own, where the model's config does not say."""
+    encoder = getattr(model.get_encoder(), "config", None)
+    found = [getattr(config, name, None) for config in (model.config, encoder) for name in ("d_model", "hidden_size")]
+    return next(width for width in found if width is not None)
 
 
 def usable_ids(model: Any, family: Any) -> Tensor:
