@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mmspec._audio import check_torchaudio
+from mmspec.utils.torchaudio_check import check_torchaudio
 
 try:
     check_torchaudio()
@@ -33,9 +33,9 @@ def load_drafter(path: str | Path, target: Any = None, **options: Any) -> Any:
     """The trained drafter in a folder, its own or a published one; `generate` takes it as `drafter`.
 
     `target` is the transformers model it is for: needed by layouts that leave out what it tells, and given its device and dtype.
-    `options` are those of `mmspec.drafters.checkpoint.load_drafter`. ValueError, in one line, for what is broken or does not fit.
+    `options` are those of `mmspec.drafters.checkpoints.load.load_drafter`. ValueError, in one line, for what is broken or does not fit.
     """
-    return import_module("mmspec.drafters.checkpoint").load_drafter(path, target, **options)
+    return import_module("mmspec.drafters.checkpoints.load").load_drafter(path, target, **options)
 
 
 def __getattr__(name: str) -> Any:

@@ -25,10 +25,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.jobs import Report, Stopped, run
-from mmspec.jobs.files import whole
+from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_job
 from mmspec.minis.shop import Shop
-from mmspec.recsys import MODES, Catalogue
-from mmspec.recsys.job import Asked, make_job
+from mmspec.recsys import METHODS, Catalogue
+from mmspec.utils.files import whole
 
 GROUP = 8192  # users made and written at a time
 LISTS = pa.list_(pa.int64())
@@ -89,7 +89,7 @@ def recommend(args: argparse.Namespace) -> Report | None:
         print(f"{args.users}: {args.simulate} simulated users, {bad} of them bad; {peak()}", flush=True)
     names = ("users", "out", "model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "seed", "rows")
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
-    asked = Asked(**{name: getattr(args, name) for name in names})
+    asked = RecommendationJobSpec(**{name: getattr(args, name) for name in names})
     return run(partial(make_job, asked), engine=args.engine)
 
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--model", default="mini", help="mini, a folder or a hub name")
     parser.add_argument("--catalogue", help="default: the model's own")
     parser.add_argument("--drafter", help="none, model, another name in the mini, a folder, a hub name or a file of counts")
-    parser.add_argument("--mode", choices=MODES, help="default strict with a drafter, plain without")
+    parser.add_argument("--mode", choices=METHODS, help="default strict with a drafter, plain without")
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--width", type=int, help="beams drafted a level, default 4 k")
     parser.add_argument("--draft-length", type=lambda text: text if text == "auto" else int(text), default="auto")

@@ -18,11 +18,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
-from mmspec.bench.provenance import machine, provenance
-from mmspec.bench.recommendations import Prefixes, overlap, shared_bytes, usual
-from mmspec.jobs.files import write_json
+from mmspec.bench.compare.recommendations import Prefixes, overlap, shared_bytes, usual
 from mmspec.minis.shop import Shop
 from mmspec.recsys import recommend
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import machine, provenance
 
 SAMPLED = ("coupled", "sample", "relaxed")
 """Modes that draw their beams: how many of plain search's items they meet stands beside what undrafted sampling meets."""

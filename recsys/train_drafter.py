@@ -6,9 +6,9 @@
     python recsys/train_drafter.py --loss '{"atspeed-s": 0.7}' --past '{"ce": 0.3}'
     python recsys/train_drafter.py --data amazon-beauty --target build/recsys-amazon-beauty/mini
 
-The target searches its best items for training users; the drafter learns the target's laws along them (--loss) and inside the histories
-before them (--past; {} for none); mmspec.train.losses has the names. Printed are target calls a user on users held
-out, and how often each level's guesses held all of the target's beams. A stopped run goes on; delete the work folder to start again.
+The target searches its best items for training users; the drafter learns the target's distributions along them (--loss) and inside the
+histories before them (--past; {} for none); mmspec.train.losses has the names. Printed are target calls a user on users held
+out, and how often each level's draft tokens held all of the target's beams. A stopped run goes on; delete the work folder to start again.
 """
 
 import argparse
@@ -24,14 +24,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.recurrent_head import RecurrentHead
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.minis.items import note, write_counts, write_model
-from mmspec.minis.shop import lessons
+from mmspec.minis.shop import examples
 from mmspec.recsys import Catalogue
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.train import Fit, fit
-from mmspec.train.beams import BeamLesson, HeadLesson, beam_rows, best_items, counted
+from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, counted
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
 SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -40,7 +40,7 @@ SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "
 def read(args: argparse.Namespace) -> Data:
     catalogue = Catalogue.read(args.target / "catalogue.parquet")
     if args.data == "shop":
-        return lessons(catalogue)
+        return examples(catalogue)
     return replace(beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / args.data), catalogue=catalogue)
 
 
@@ -56,25 +56,25 @@ def searched(args: argparse.Namespace, target: nn.Module, data: Data) -> list[tu
     return list(zip(*json.loads(path.read_text(encoding="utf-8")), strict=True))
 
 
-def model_lesson(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn.Module, nn.Module, Callable]:
+def model_example(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn.Module, nn.Module, Callable]:
     """A small model of the target's kind, its lesson, and the loss of one batch: users next to each other in length."""
     tokens = {name: getattr(target.config, name) for name in ("vocab_size", "bos_token_id", "pad_token_id", "max_position_embeddings")}
     drafter = LlamaForCausalLM(LlamaConfig(**SIZES | args.sizes, **tokens, eos_token_id=None, tie_word_embeddings=True))
-    lesson, users = BeamLesson(drafter, target, data.catalogue.trie, args.loss, args.past), searched(args, target, data)
+    example, users = BeamExample(drafter, target, data.catalogue.trie, args.loss, args.past), searched(args, target, data)
 
     def loss(module: nn.Module, turn: int) -> Tensor:
         start = random.Random(turn).randrange(len(users) - args.rows + 1)
         histories, best = zip(*users[start : start + args.rows], strict=True)
         return module(beam_rows(data.catalogue, histories, best).to(target.device))
 
-    return drafter, lesson, loss
+    return drafter, example, loss
 
 
-def head_lesson(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn.Module, nn.Module, Callable]:
+def head_example(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn.Module, nn.Module, Callable]:
     """The recurrent head learns on every item of training histories."""
     head, batch = RecurrentHead.of(target, data.catalogue.paths), batches(data, args.rows)
-    lesson = HeadLesson(head, target, len(data.catalogue.before), data.catalogue.levels)
-    return head, lesson, lambda module, turn: module({name: table.to(target.device) for name, table in batch(turn).items()})
+    example = HeadExample(head, target, len(data.catalogue.before), data.catalogue.levels)
+    return head, example, lambda module, turn: module({name: table.to(target.device) for name, table in batch(turn).items()})
 
 
 def named(losses: dict[str, float]) -> str:
@@ -84,7 +84,7 @@ def named(losses: dict[str, float]) -> str:
 def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn.Module, str]:
     """The drafter as it ships, in half precision on disk, and how it learnt."""
     torch.manual_seed(0)
-    drafter, lesson, loss = (model_lesson if args.kind == "model" else head_lesson)(args, target, data)
+    drafter, example, loss = (model_example if args.kind == "model" else head_example)(args, target, data)
     held = [items[:-1] for items in data.held[: min(200, args.held)]]
 
     def validate(module: nn.Module, step: int) -> None:
@@ -92,7 +92,7 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
         print(f"step {step}: {found['calls']:.3f} calls a user, levels {found['levels']}", flush=True)
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=max(1, args.steps // 4), mixed_precision=args.precision)
-    fit(lesson.to(target.device), loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    fit(example.to(target.device), loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
     learnt = f"{args.steps} steps of {args.rows} users, peak rate {args.lr:g}"
     if args.kind == "head":
         learnt += "; KL to the target over all items of their histories"
@@ -109,8 +109,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="default build/recsys-drafter-DATA")
     parser.add_argument("--out", type=Path, help="default TARGET: drafter/ in it, or drafters/KIND")
     parser.add_argument("--sizes", type=json.loads, default={}, help='of the drafter model, as JSON, such as {"hidden_size": 96}')
-    parser.add_argument("--loss", type=json.loads, default={"kl": 0.3}, help="of the laws that a search asks for, as JSON")
-    parser.add_argument("--past", type=json.loads, default={"kl": 1.0}, help="of the laws inside histories")
+    parser.add_argument("--loss", type=json.loads, default={"kl": 0.3}, help="of the distributions that a search asks for, as JSON")
+    parser.add_argument("--past", type=json.loads, default={"kl": 1.0}, help="of the distributions inside histories")
     parser.add_argument("--users", type=int, default=12000, help="training users whose best items the target searches")
     parser.add_argument("--k", type=int, default=20, help="best items a user")
     parser.add_argument("--steps", type=int, default=1600)

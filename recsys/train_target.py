@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.jobs.files import write_json
 from mmspec.minis.items import note
-from mmspec.minis.shop import Shop, lessons
+from mmspec.minis.shop import Shop, examples
 from mmspec.recsys import Catalogue, metrics, recommend
 from mmspec.recsys.baselines import CoOccurrence
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.recsys.semantic_ids import make
 from mmspec.train import Fit, fit
+from mmspec.utils.files import write_json
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
 WRITTEN = {"offset": OFFSET, "before": (1,), "most": 20}
@@ -60,7 +60,7 @@ def read(name: str, ids: str) -> Data:
         return beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / name, ids, **WRITTEN)
     shop, size = Shop.of(), SETS[name]["codes"]
     codes = make(torch.from_numpy(shop.embeddings), levels=4, size=size)
-    return lessons(Catalogue.of_codes(range(len(shop)), codes, size, names=shop.names, **WRITTEN))
+    return examples(Catalogue.of_codes(range(len(shop)), codes, size, names=shop.names, **WRITTEN))
 
 
 def model_for(levels: int, codes: int, sizes: dict) -> LlamaForCausalLM:
@@ -115,14 +115,14 @@ def main() -> None:
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
 
-    def loss(lesson: nn.Module, turn: int) -> Tensor:
-        return lesson(**batch(turn)).loss
+    def loss(example: nn.Module, turn: int) -> Tensor:
+        return example(**batch(turn)).loss
 
-    def held_out(lesson: nn.Module, step: int) -> None:
-        facts = {"step": step, **report(ranked(lesson, data.catalogue, held), held, len(data.catalogue))}
+    def held_out(example: nn.Module, step: int) -> None:
+        facts = {"step": step, **report(ranked(example, data.catalogue, held), held, len(data.catalogue))}
         print(json.dumps(facts), flush=True)
         if not best.exists() or torch.load(best)["NDCG@10"] < facts["NDCG@10"]:
-            torch.save({**facts, "model": lesson.state_dict()}, best)
+            torch.save({**facts, "model": example.state_dict()}, best)
 
     begun = time.perf_counter()
     plan = Fit(steps=args.steps, warmup=100, checkpoint_every=every, mixed_precision=args.precision, **chosen["plan"])

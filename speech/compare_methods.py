@@ -19,14 +19,15 @@ from typing import Any
 from rich.progress import track
 
 import mmspec
-from mmspec.bench.provenance import provenance
-from mmspec.bench.run import Spread
-from mmspec.bench.speech_ways import FOLDER, unchecked, ways
-from mmspec.jobs.files import write_json
-from mmspec.minis import Mini, spoken
-from mmspec.minis.utterances import load_recogniser
+from mmspec.bench.compare.run import Spread
+from mmspec.bench.compare.speech import FOLDER, always_accept, ways
+from mmspec.minis import Mini
+from mmspec.minis import speech_data as spoken
+from mmspec.minis.speech_model import load_recogniser
 from mmspec.speech import Speech, synthesize
-from mmspec.speech.recogniser import word_errors
+from mmspec.speech.sound.recogniser import word_errors
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import provenance
 
 
 def numbers(count: int, seed: int = 1) -> list[tuple[str, str]]:
@@ -97,8 +98,8 @@ def main() -> None:
         args.utterances, args.timed, args.only, args.max_seconds = 4, 2, ["model"], 0.5
     mini, asked = mmspec.load("speech"), numbers(args.utterances)
     rows = {name: options for name, options in ways(mini).items() if args.only is None or name in ("plain", *args.only)}
-    if args.only is None or "unchecked" in args.only:
-        rows["unchecked"] = unchecked(mini)
+    if args.only is None or "always_accept" in args.only:
+        rows["always_accept"] = always_accept(mini)
     times = timed(mini, rows, asked, args)
     table = [judged(mini, name, options, asked, args) | times[name] for name, options in rows.items()]
     for row in table:

@@ -4,21 +4,23 @@
     python speech/plan_tree.py --drafter build/speech/medusa --nodes 32 --out tree.json
     mmspec speech "three five seven" --drafter vadusa --tree tree.json
 
-Calibration says texts that the table of `compare_methods.py` does not share, with a tree broad at every level, as the laws of speech
-codes are flat. Siblings are the heads' likeliest codes, and the rule is `match`: VADUSA's at tau 1, which keeps what plain sampling draws.
+Calibration says texts that the table of `compare_methods.py` does not share, with a tree broad at every level, as the distributions of
+speech codes are flat. Siblings are the heads' likeliest codes, and the rule is `match`: VADUSA's at tau 1, which keeps what plain sampling
+draws.
 """
 
 import argparse
 from pathlib import Path
 
-from mmspec.drafters.calibration import broad, calibrate
-from mmspec.drafters.checkpoint import load_drafter
-from mmspec.drafters.planners import expected_length, sparse_tree
-from mmspec.drafters.trees import Template
-from mmspec.jobs.files import write_json
-from mmspec.minis import HOME, spoken
-from mmspec.minis.utterances import speaker
+from mmspec.drafters.checkpoints.load import load_drafter
+from mmspec.drafters.trees.calibration import broad, calibrate
+from mmspec.drafters.trees.planners import expected_length, sparse_tree
+from mmspec.drafters.trees.static import Template
+from mmspec.minis import HOME
+from mmspec.minis import speech_data as spoken
+from mmspec.minis.speech_model import speaker
 from mmspec.speech import synthesize
+from mmspec.utils.files import write_json
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=96)
     parser.add_argument("--utterances", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--least", type=int, default=100, help="guesses judged before a rank at a level is planned on")
+    parser.add_argument("--least", type=int, default=100, help="draft tokens judged before a rank at a level is planned on")
     parser.add_argument("--out", type=Path, help="default: MINI/tree.json")
     parser.add_argument("--smoke", action="store_true", help="two short utterances, a tree of six")
     args = parser.parse_args()

@@ -22,13 +22,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.jobs import Stopped, run
-from mmspec.minis.letters import FIRST_CODE, TEMPLATE, letter_tokenizer
-from mmspec.minis.spoken import VOICES
-from mmspec.speech.codec import PatchCodec, PatchCodecConfig
-from mmspec.speech.codec_lm import CodecLM, Letters
-from mmspec.speech.files import SUBTYPES
-from mmspec.speech.job import Asked, make_job
-from mmspec.speech.loading import Speaker
+from mmspec.jobs.speech_job import SpeechJobSpec, make_job
+from mmspec.loading.speech import Speaker
+from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
+from mmspec.minis.speech_data import VOICES
+from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
+from mmspec.speech.families.codec_lm import CodecLM, Letters
+from mmspec.speech.sound.files import SUBTYPES
 
 
 def tiny() -> Speaker:
@@ -71,14 +71,14 @@ def main() -> None:
                 args |= {"texts": Path(folder, "in.jsonl"), "out": Path(folder, "out"), "batch_size": 2, "shard_size": 2}
                 asked = [{"text": "one two"}, {"text": "six", "voice": "theo", "seed": 7}, {"text": "42"}, {"text": "ten", "voice": "x"}]
                 args["texts"].write_text("\n".join([*map(json.dumps, [*asked, {"text": "the end"}]), "no JSON"]), encoding="utf-8")
-                report = run(partial(make_job, Asked(**args), tiny()), engine)
+                report = run(partial(make_job, SpeechJobSpec(**args), tiny()), engine)
                 assert report
                 assert (report.outputs, report.rejects) == (3, 3)
                 assert len(list((args["out"] / "sounds").glob("*.wav"))) == 3
         elif args["texts"] is None or args["out"] is None:
             parser.error("give a file of texts and --out FOLDER, or --smoke")
         else:
-            report = run(partial(make_job, Asked(**args)), engine)
+            report = run(partial(make_job, SpeechJobSpec(**args)), engine)
     except (ValueError, FileNotFoundError) as error:
         parser.error(" ".join(str(error).split()))
     except Stopped as error:

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.minis import spoken
-from mmspec.speech.codec import PatchCodec, PatchCodecConfig
-from mmspec.speech.sound import QUIET, logs
+from mmspec.minis import speech_data as spoken
+from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
+from mmspec.speech.sound.audio import QUIET, logs
 from mmspec.train import Fit, fit
-from mmspec.train.kmeans import kmeans
+from mmspec.utils.kmeans import kmeans
 
 
 def made_up() -> spoken.Spoken:
@@ -68,7 +68,7 @@ def main() -> None:
     codes = [codec.encode(wave) for wave in waves]
     length = 48
 
-    def loss(lesson: nn.Module, step: int) -> Tensor:
+    def loss(example: nn.Module, step: int) -> Tensor:
         pick, rows, sounds = random.Random(step), [], []
         for _ in range(32):
             which = pick.randrange(len(waves))
@@ -76,7 +76,7 @@ def main() -> None:
             line, sound = codes[which][start : start + length], waves[which][start * config.samples :][: length * config.samples]
             rows.append(F.pad(line, (0, length - len(line)), value=int(codes[which][-1])))
             sounds.append(F.pad(sound, (0, length * config.samples - len(sound)), value=QUIET / 100))
-        return lesson(torch.stack(rows), torch.stack(sounds))
+        return example(torch.stack(rows), torch.stack(sounds))
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=50, checkpoint_every=500)
     losses = fit(Lesson(codec), loss, plan, args.work / "codec.pt", title="codec")

@@ -5,7 +5,7 @@
     python speech/train_drafter.py medusa --joint --out build/speech/joint    (the target learns to foretell, too: another target)
 
 Three stages, each resumed where it was stopped (delete --work to start again): the target says numbers and sentences under the settings
-it is drawn with, its hidden states there are recorded once, and the drafter learns the target's laws on them.
+it is drawn with, its hidden states there are recorded once, and the drafter learns the target's distributions on them.
 """
 
 import argparse
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.nets import NETS, new_net
-from mmspec.minis import HOME, save_llama, spoken
-from mmspec.minis.utterances import speaker
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.nets import NETS, new_net
+from mmspec.minis import HOME, save_llama
+from mmspec.minis import speech_data as spoken
+from mmspec.minis.speech_model import speaker
 from mmspec.speech import synthesize
 from mmspec.train import Fit, fit
-from mmspec.train.lessons import Aim, Joint, Lesson, acceptance_text
+from mmspec.train.distillation import Aim, DistillationLoss, Joint, acceptance_text
 from mmspec.train.record import record
 
 
@@ -49,7 +50,7 @@ def own_words(target, count: int, width: int, kept: Path, seconds: float | None 
     return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))  # pyright: ignore[reportReturnType]
 
 
-def laws_apart(drafter: nn.Module, target: nn.Module, ids: Tensor, own: Tensor) -> Tensor:
+def distributions_apart(drafter: nn.Module, target: nn.Module, ids: Tensor, own: Tensor) -> Tensor:
     """Mean KL(target, drafter) over the target's own values."""
     with torch.no_grad():
         goal = target(input_ids=ids).logits[:, :-1].log_softmax(-1)
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--joint", action="store_true", help="train the target as well (Medusa-2, VADUSA): its law changes")
+    parser.add_argument("--joint", action="store_true", help="train the target as well (Medusa-2, VADUSA): its distribution changes")
     parser.add_argument("--smoke", action="store_true", help="a few short utterances, two steps")
     args = parser.parse_args()
     seconds = None
@@ -97,22 +98,28 @@ def main() -> None:
     path = args.work / f"drafter-{args.kind}{'-joint' if args.joint else ''}.pt"
     if args.kind == "model":
         drafter = small(target, 1, 96)
-        fit(drafter, lambda m, turn: laws_apart(m, target, *(x[drawn(turn, len(ids))] for x in (ids, own))), plan, path, title="model")
-        print(json.dumps({"nats apart, held out": laws_apart(drafter, target, ids[:held], own[:held]).item()}))
+        fit(
+            drafter,
+            lambda m, turn: distributions_apart(m, target, *(x[drawn(turn, len(ids))] for x in (ids, own))),
+            plan,
+            path,
+            title="model",
+        )
+        print(json.dumps({"nats apart, held out": distributions_apart(drafter, target, ids[:held], own[:held]).item()}))
         return save_llama(drafter, out)
     net = new_net(args.kind, target, args.options)
     aim = Aim(depth=getattr(net, "most", None) or 4)
     if args.joint:
-        joint = Joint(net, target, Aim(depth=aim.depth, laws={"ce": 1.0}, summed=True), own_only=True)
+        joint = Joint(net, target, Aim(depth=aim.depth, distributions={"ce": 1.0}, summed=True), own_only=True)
         warm = args.steps // 10
         fit(joint, lambda m, turn: m(*(x[drawn(turn, len(ids))] for x in (ids, own)), frozen=turn < warm), plan, path, title="joint")
         save_llama(target, out / "target")
     states = args.work / f"states-{'-'.join(map(str, net.reads))}{'-joint' if args.joint else ''}"
     data = record(target, ids, own, net.reads, states)
-    lesson = Lesson(net, target, aim)
+    example = DistillationLoss(net, target, aim)
     if not args.joint:
-        fit(lesson, lambda m, turn: m(data.draw(turn, args.rows, held)), plan, path, title=args.kind)
-    print(f"held-out acceptance {acceptance_text(lesson.acceptance(data.window(range(held))))}")
+        fit(example, lambda m, turn: m(data.draw(turn, args.rows, held)), plan, path, title=args.kind)
+    print(f"held-out acceptance {acceptance_text(example.acceptance(data.window(range(held))))}")
     save_drafter(net, out, torch.float16)
 
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mmspec.minis import spoken
-from mmspec.speech.codec import PatchCodec
-from mmspec.speech.recogniser import Recogniser, RecogniserConfig, word_errors
+from mmspec.minis import speech_data as spoken
+from mmspec.speech.codecs.small import PatchCodec
+from mmspec.speech.sound.recogniser import Recogniser, RecogniserConfig, word_errors
 from mmspec.train import Fit, fit
 
 Heard = list[tuple[Tensor, str]]
 
 
-def lessons(model: Recogniser, sounds: spoken.Spoken, codec: PatchCodec | None, share: float = 0.5) -> Heard:
+def examples(model: Recogniser, sounds: spoken.Spoken, codec: PatchCodec | None, share: float = 0.5) -> Heard:
     """Features and texts; a share of the sounds has been through the codec."""
     through = random.Random(0)
     made = []
@@ -64,7 +64,7 @@ def main() -> None:
         sounds = spoken.corpus(args.work / "recogniser.pt.sounds", args.count, 3)
         held, codec, sizes = spoken.corpus(args.work / "held-spoken.pt", 200, 2, "test"), PatchCodec.load(args.out / "codec"), {}
     model = Recogniser(RecogniserConfig(words, **sizes))
-    found, true = lessons(model, sounds, codec), nn.CTCLoss(blank=len(words), zero_infinity=True)
+    found, true = examples(model, sounds, codec), nn.CTCLoss(blank=len(words), zero_infinity=True)
 
     def loss(model: nn.Module, step: int) -> Tensor:
         pick = random.Random(step)

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.minis import save_llama, spoken
-from mmspec.minis.letters import FIRST_CODE, TEMPLATE, letter_tokenizer
-from mmspec.speech.codec import PatchCodec, PatchCodecConfig
+from mmspec.minis import save_llama
+from mmspec.minis import speech_data as spoken
+from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
+from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.train import Fit, fit
 
 SIZES = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
@@ -96,11 +97,11 @@ def main() -> None:
     args.out = args.out or (args.work if args.smoke else Path("mmspec/minis/speech"))
     torch.manual_seed(0)
     if args.smoke:
-        args.layers, args.width, args.rows, args.steps, lessons = 1, 32, 2, 2, made_up()
-        held = lessons
+        args.layers, args.width, args.rows, args.steps, examples = 1, 32, 2, 2, made_up()
+        held = examples
     else:
         codec = PatchCodec.load(args.out / "codec")
-        lessons = read(args.work / "lines.pt", args.work / "spoken.pt", args.count, 1, "train", codec)
+        examples = read(args.work / "lines.pt", args.work / "spoken.pt", args.count, 1, "train", codec)
         held = read(args.work / "held.pt", args.work / "held-spoken.pt", 200, 2, "test", codec)
     sizes = SIZES | {"num_hidden_layers": args.layers, "hidden_size": args.width, "intermediate_size": args.width * 8 // 3 // 16 * 16}
     config = LlamaConfig(
@@ -116,12 +117,12 @@ def main() -> None:
     model = LlamaForCausalLM(config)
 
     def loss(model: nn.Module, step: int) -> Tensor:
-        return nats(model, *batch(lessons, alike(lessons, random.Random(step), args.rows)))
+        return nats(model, *batch(examples, alike(examples, random.Random(step), args.rows)))
 
     @torch.no_grad()
     def held_out(model: nn.Module, step: int) -> dict[str, float]:
-        halves = {"numbers": range(len(held.ids) // 2), "sentences": range(len(held.ids) // 2, len(held.ids))}
-        facts = {f"nats a code, held-out {name}": nats(model, *batch(held, list(some))).item() for name, some in halves.items()}
+        fp16_layers = {"numbers": range(len(held.ids) // 2), "sentences": range(len(held.ids) // 2, len(held.ids))}
+        facts = {f"nats a code, held-out {name}": nats(model, *batch(held, list(some))).item() for name, some in fp16_layers.items()}
         print(step, json.dumps(facts), flush=True)
         return facts
 

@@ -9,16 +9,17 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from mmspec.core.beams import BeamLimits, BeamRule, BeamTarget, TopK
+from mmspec.core.beams.search import BeamRule, BeamStopping, TopKBeams
+from mmspec.core.beams.trie import NOWHERE, Trie
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Draft, Step, validate
-from mmspec.core.trie import NOWHERE, Trie
-from mmspec.drafters.beams import Anchored, BeamDrafter, BeamModel
+from mmspec.drafters.model.beams import Anchored, BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
+from mmspec.models.beam_target import BeamTarget
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import Catalogue
 
 CODES, LEVELS, OFFSET = 12, 4, 2
@@ -50,7 +51,7 @@ SPREAD = {"llama": 3.0, "qwen2": 3.0, "qwen3": 3.0, "t5": 2.0}
 
 
 def make(family: str = "llama", hidden: int = 32, layers: int = 2, seed: int = 0) -> Any:
-    """A random model in eval mode, its weights spread so that its laws are peaked and paths do not tie."""
+    """A random model in eval mode, its weights spread so that its distributions are peaked and paths do not tie."""
     torch.manual_seed(seed)
     model = FAMILIES[family](hidden, layers).eval()
     for parameter in model.parameters():
@@ -76,7 +77,7 @@ def shop(items: int = 260, seed: int = 0, twins: int = 0, **options: Any) -> Cat
 
 
 def tall_shop(items: int = 300, seed: int = 0) -> Catalogue:
-    """Six levels: a drafter of two a round goes on, in the round after, from guesses it has run itself."""
+    """Six levels: a drafter of two a round goes on, in the round after, from draft tokens it has run itself."""
     codes = torch.unique(torch.randint(0, 8, (items, 6), generator=torch.Generator().manual_seed(seed)), dim=0)
     return Catalogue.of_codes(range(len(codes)), codes, 8, OFFSET, before=(1,))
 
@@ -109,7 +110,7 @@ class Found:
     @property
     def row_calls(self) -> list[int]:
         """How many rounds each row was under way in."""
-        return [sum(bool(values) for values in rounds) for rounds in zip(*(step.settled.values for step in self.steps), strict=True)]
+        return [sum(bool(values) for values in rounds) for rounds in zip(*(step.committed.values for step in self.steps), strict=True)]
 
 
 def target_of(model: Any, trie: Trie) -> BeamTarget:
@@ -124,19 +125,19 @@ def drafter_of(model: Any, trie: Trie, k: int, width: int, spread: Any = None) -
 def search(target: Any, inputs: Inputs, k: int, drafter: Any = None, length: int = LEVELS - 1, rule: BeamRule | None = None) -> Found:
     """A whole search, every draft of which is checked against what must be true of it. `target` is a BeamTarget."""
     trie, rows = target.trie, len(inputs["input_ids"])
-    limits, control = BeamLimits(rows, trie.levels, k), Fixed(length if drafter else 0)
-    rule, noise = rule or TopK(trie, k), Noise.from_seed(0, rows)
+    stopping, control = BeamStopping(rows, trie.levels, k), Fixed(length if drafter else 0)
+    rule, noise = rule or TopKBeams(trie, k), Noise.from_seed(0, rows)
     steps = []
-    for step in decode(target, drafter or NoDraft(), rule, inputs, limits=limits, noise=noise, control=control):
+    for step in decode(target, drafter or NoDraft(), rule, inputs, stopping=stopping, noise=noise, control=control):
         validate(step.draft)
-        validate(step.verdict.frontier)
+        validate(step.verdict.pending)
         grows_in(trie, step.draft)
         steps.append(step)
-    return Found(limits.state, limits.score, steps)
+    return Found(stopping.state, stopping.score, steps)
 
 
 def grows_in(trie: Trie, draft: Draft) -> None:
-    """Every column is the child of its parent in the trie, and no node stands twice among a level's guesses."""
+    """Every column is the child of its parent in the trie, and no node stands twice among a level's draft tokens."""
     state, valid, first = draft.aux.state, draft.valid, draft.roots
     assert torch.equal(state != NOWHERE, valid)
     assert torch.equal(torch.where(valid, trie.token[state.clamp_min(0)], 0)[:, 1:], torch.where(valid, draft.nodes, 0)[:, 1:])
@@ -159,7 +160,7 @@ def gaps(target: Any, inputs: Inputs, k: int) -> Tensor:
     """[B] the smallest gap between one path's score and the next one's that decided anything in a row's search."""
     found = torch.full((len(inputs["input_ids"]),), torch.inf)
 
-    class Watching(TopK):
+    class Watching(TopKBeams):
         def pick(self, level, noise):
             nonlocal found
             score = level.score.topk(min(self.k + 1, level.score.shape[1])).values
@@ -213,15 +214,15 @@ def transformers_beams(model: Any, inputs: Inputs, catalogue: Catalogue, k: int,
     if k > 1:
         scores = out.sequences_scores
     else:
-        laws = torch.stack(out.logits, 1).log_softmax(-1)
-        scores = laws.gather(-1, paths[..., None])[..., 0].mean(-1)
+        distributions = torch.stack(out.logits, 1).log_softmax(-1)
+        scores = distributions.gather(-1, paths[..., None])[..., 0].mean(-1)
     lines = zip(paths.tolist(), scores.tolist(), strict=True)
     whole = [(tuple(path), score) for path, score in lines]
     return [[one for one in whole[row * k : (row + 1) * k] if one[1] > -1e6] for row in range(rows)]
 
 
 def alone(model: Any, inputs: Inputs, row: int, tokens: list[list[int]]) -> Tensor:
-    """[n, V] the laws' logits after `tokens`, n continuations of a row's prompt, each by a forward of its own, uncached."""
+    """[n, V] the distributions' logits after `tokens`, n continuations of a row's prompt, each by a forward of its own, uncached."""
     if model.config.is_encoder_decoder:
         begin, names = [model.config.decoder_start_token_id], {"input_ids": inputs["input_ids"][row : row + 1]}
         names["attention_mask"] = inputs["attention_mask"][row : row + 1]

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from mmspec.core.accept import Token
+from mmspec.core.rules.token import Token
 from tests.sizes import LLAMA, Case, build
 
 

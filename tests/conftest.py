@@ -31,7 +31,7 @@ def small() -> LlamaForCausalLM:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Results of self-tests (`mmspec.core.proof_store`) are kept apart from the user's."""
+    """Results of self-tests (`mmspec.models.proof.store`) are kept apart from the user's."""
     before = os.environ.get("MMSPEC_CACHE")
     os.environ["MMSPEC_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield

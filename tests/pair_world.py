@@ -1,4 +1,4 @@
-"""Tiny laws over tries for the rules that sample beams: one level judged alone, and whole searches without a model."""
+"""Tiny distributions over tries for the rules that sample beams: one level judged alone, and whole searches without a model."""
 
 import itertools
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.core.beams import BeamLimits, BeamRule, Drawn, Forest, Level, _own, of_children
+from mmspec.core.beams.search import BeamLevel, BeamRule, BeamStopping, DrawnChildren, Forest, _own, of_children
+from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import Draft, Scored
-from mmspec.core.trie import Trie
-from mmspec.drafters.beams import BeamDrafter
+from mmspec.drafters.model.beams import BeamDrafter
 from mmspec.drafters.none import NoDraft
 
 # --- one level --------------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ Sets = dict[frozenset[int], float]
 
 @dataclass(frozen=True)
 class Toy:
-    """Laws over pairs. The drafter has all six; the target keeps the nodes `kept`, in that order, and has their children."""
+    """Distributions over pairs. The drafter has all six; the target keeps the nodes `kept`, in that order, and has their children."""
 
     p: Tensor  # [6] weights, of which those below `kept` count
     q: Tensor  # [6]
@@ -39,13 +39,13 @@ class Toy:
         return Toy(p, q, kept)
 
     @property
-    def law(self) -> dict[int, float]:
+    def distribution(self) -> dict[int, float]:
         """P over the leaves that can come."""
         leaves = [2 * (node - 1) + child for node in self.kept for child in range(2)]
         return {leaf: float(self.p[leaf] / self.p[leaves].sum()) for leaf in leaves}
 
     @property
-    def guessed(self) -> dict[int, float]:
+    def drafted(self) -> dict[int, float]:
         return dict(enumerate((self.q / self.q.sum()).tolist()))
 
     def winners(self, rule: BeamRule, spread, noise, rows: int) -> Tensor:
@@ -54,53 +54,53 @@ class Toy:
         nodes = torch.tensor([1, 2, 3]).expand(rows, 3)
         mine = TRIE.children(torch.tensor(self.kept).expand(rows, -1), 1)
         score = self.p.log()[(mine.state - LEAF).flatten(1)] - 3  # a path's score: any constant may be in it
-        level = Level(mine, score, start[:, None], start)
+        level = BeamLevel(mine, score, start[:, None], start)
         if spread is not None:
             all_pairs = TRIE.children(nodes, 1)
             draft = Draft.root(start, start)
             drawn = spread.draw(self.q.log().expand(rows, 6) + 1, all_pairs.state.flatten(1), draft, 0, noise)
             place = torch.tensor(self.kept).expand(rows, -1) - 1
-            log_q, guesses = _own(Drawn(drawn.log_q.view(rows, 3, 2), drawn.index), place, 3)
-            level = replace(level, log_q=log_q, guesses=guesses)
+            log_q, draft_tokens = _own(DrawnChildren(drawn.log_q.view(rows, 3, 2), drawn.index), place, 3)
+            level = replace(level, log_q=log_q, draft_tokens=draft_tokens)
         index = rule.pick(level, noise)
         found = level.state.gather(1, index.clamp_min(0)) - LEAF
         return torch.where(index >= 0, found, -1)
 
-    def guesses(self, spread, noise, rows: int) -> Tensor:
-        """[rows, N] the leaves guessed."""
+    def draft_tokens(self, spread, noise, rows: int) -> Tensor:
+        """[rows, N] the leaves drafted."""
         start = torch.zeros(rows, dtype=torch.long)
         state = TRIE.children(torch.tensor([1, 2, 3]).expand(rows, 3), 1).state.flatten(1)
         return spread.draw(self.q.log().expand(rows, 6), state, Draft.root(start, start), 0, noise).index
 
 
-def with_replacement(law: Mapping[int, float], k: int) -> Sets:
-    """The law of the set of k independent draws."""
+def with_replacement(distribution: Mapping[int, float], k: int) -> Sets:
+    """The distribution of the set of k independent draws."""
     found: Sets = {}
-    for values in itertools.product(law, repeat=k):
+    for values in itertools.product(distribution, repeat=k):
         chance = 1.0
         for value in values:
-            chance *= law[value]
+            chance *= distribution[value]
         found[frozenset(values)] = found.get(frozenset(values), 0.0) + chance
     return found
 
 
-def in_turn(law: Mapping[int, float], k: int) -> dict[tuple[int, ...], float]:
-    """The law of k draws one after the other without replacement, or of all there are."""
-    total = sum(law.values())
-    if k == 0 or not law or total <= 0:
+def in_turn(distribution: Mapping[int, float], k: int) -> dict[tuple[int, ...], float]:
+    """The distribution of k draws one after the other without replacement, or of all there are."""
+    total = sum(distribution.values())
+    if k == 0 or not distribution or total <= 0:
         return {(): 1.0}
     found = {}
-    for value, weight in law.items():
+    for value, weight in distribution.items():
         if weight > 0:
-            rest = {other: mass for other, mass in law.items() if other != value}
+            rest = {other: mass for other, mass in distribution.items() if other != value}
             for tail, chance in in_turn(rest, k - 1).items():
                 found[(value, *tail)] = weight / total * chance
     return found
 
 
-def as_sets(law: Mapping[tuple[int, ...], float]) -> Sets:
+def as_sets(distribution: Mapping[tuple[int, ...], float]) -> Sets:
     found: Sets = {}
-    for values, chance in law.items():
+    for values, chance in distribution.items():
         found[frozenset(values)] = found.get(frozenset(values), 0.0) + chance
     return found
 
@@ -111,12 +111,12 @@ def code(leaves: Tensor) -> Tensor:
     return torch.where(there, 1 << leaves.clamp_min(0), 0).sum(1)
 
 
-def codes_law(sets: Sets, leaves: int) -> Tensor:
-    """[2 ** leaves] a law of sets, by their numbers."""
-    law = torch.zeros(1 << leaves, dtype=torch.float64)
+def codes_distribution(sets: Sets, leaves: int) -> Tensor:
+    """[2 ** leaves] a distribution of sets, by their numbers."""
+    distribution = torch.zeros(1 << leaves, dtype=torch.float64)
     for values, chance in sets.items():
-        law[sum(1 << value for value in values)] += chance
-    return law
+        distribution[sum(1 << value for value in values)] += chance
+    return distribution
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -128,7 +128,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Shop:
-    """A trie, and for every node of it a law over the tokens that may follow: the target's and a drafter's."""
+    """A trie, and for every node of it a distribution over the tokens that may follow: the target's and a drafter's."""
 
     trie: Trie
     p: Tensor  # [nodes, V]
@@ -142,7 +142,7 @@ class Shop:
         trie = Trie.of(paths[kept])
         shape = torch.ones(len(trie.token), tokens, dtype=torch.float64)
         p, other = (torch._standard_gamma(shape, generator) + 0.05 for _ in range(2))
-        p, other = (law / law.sum(-1, keepdim=True) for law in (p, other))
+        p, other = (distribution / distribution.sum(-1, keepdim=True) for distribution in (p, other))
         return Shop(trie, p, near * p + (1 - near) * other)
 
     def begin(self, prompt: int) -> tuple["Session", Draft]:
@@ -173,8 +173,8 @@ class Shop:
             return node == leaf
         return bool(self.trie.span[node, 0] <= leaf - self.trie.starts[-1] < self.trie.span[node, 1])
 
-    def law(self, k: int, temperature: float = 1.0, draws=with_replacement) -> Sets:
-        """The law of a search's last beams, when `draws(pairs' law, k)` is that of every level's."""
+    def distribution(self, k: int, temperature: float = 1.0, draws=with_replacement) -> Sets:
+        """The distribution of a search's last beams, when `draws(pairs' distribution, k)` is that of every level's."""
         mass: dict[int, float] = {0: 1.0}
         for leaf in range(self.trie.size):
             mass |= self.score(leaf)
@@ -183,22 +183,22 @@ class Shop:
             following: Sets = {}
             for beams, chance in sets.items():
                 pairs = [n for beam in beams for n in range(int(self.trie.child[beam]), int(self.trie.child[beam + 1]))]
-                law = {pair: mass[pair] ** (1 / temperature) for pair in pairs}
-                total = sum(law.values())
-                for winners, share in draws({pair: weight / total for pair, weight in law.items()}, k).items():
+                distribution = {pair: mass[pair] ** (1 / temperature) for pair in pairs}
+                total = sum(distribution.values())
+                for winners, share in draws({pair: weight / total for pair, weight in distribution.items()}, k).items():
                     following[winners] = following.get(winners, 0.0) + chance * share
             sets = following
         return {frozenset(node - self.trie.starts[-1] for node in beams): chance for beams, chance in sets.items()}
 
     def search(self, rule: BeamRule, spread, noise, rows: int, length: int = 2) -> tuple[Tensor, int]:
         """The leaves found [rows, k], and how many calls of a row that took."""
-        limits = BeamLimits(rows, self.trie.levels, rule.k)
-        limits.score = limits.score.double()
+        stopping = BeamStopping(rows, self.trie.levels, rule.k)
+        stopping.score = stopping.score.double()
         drafter = NoDraft() if spread is None else BeamDrafter(self, self.trie, spread)
         calls = 0
-        for step in decode(self, drafter, rule, rows, limits=limits, noise=noise, control=Fixed(0 if spread is None else length)):  # pyright: ignore[reportArgumentType]
-            calls += sum(map(bool, step.settled.values))
-        return torch.where(limits.state >= 0, limits.state - self.trie.starts[-1], -1), calls
+        for step in decode(self, drafter, rule, rows, stopping=stopping, noise=noise, control=Fixed(0 if spread is None else length)):  # pyright: ignore[reportArgumentType]
+            calls += sum(map(bool, step.committed.values))
+        return torch.where(stopping.state >= 0, stopping.state - self.trie.starts[-1], -1), calls
 
 
 @dataclass
@@ -207,7 +207,7 @@ class Session:
     scored: int = 0
 
     def score(self, draft: Draft) -> Scored:
-        return Scored(_laws(self.table, draft))
+        return Scored(_distributions(self.table, draft))
 
     def commit(self, keep: Tensor, most: int) -> None:
         pass
@@ -220,11 +220,11 @@ class Guide:
     def weigh(self, draft: Draft, children) -> Tensor:
         count = children.state.shape[1]
         columns = torch.arange(draft.size - count, draft.size).expand(len(draft.start), -1)
-        return of_children(_laws(self.table, draft), columns, children)
+        return of_children(_distributions(self.table, draft), columns, children)
 
     def observe(self, draft, scored, verdict) -> None:
         pass
 
 
-def _laws(table: Tensor, draft: Draft) -> Categorical:
+def _distributions(table: Tensor, draft: Draft) -> Categorical:
     return Categorical(table[draft.aux.state.clamp_min(0)].log())

@@ -1,4 +1,4 @@
-"""Models and families with one planted mistake each, for the tests of `mmspec.core.proof` and `mmspec check`."""
+"""Models and families with one planted mistake each, for the tests of `mmspec.models.proof.require` and `mmspec check`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import transformers as hf
 
-from mmspec.core import hf as sessions
-from mmspec.core.layout import Layout
 from mmspec.core.records import PAD, Draft
+from mmspec.models import target as sessions
+from mmspec.models.layout import Layout
 from tests.sizes import LLAMA, Case, build
 
 NEW = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

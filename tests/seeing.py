@@ -20,7 +20,7 @@ Looks = tuple[list[int], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisionView:
     """A family, what its processor makes of `pictures` a row, and where its pictures are looked at."""
 
     case: Case
@@ -106,20 +106,20 @@ def crossed(ids: Tensor, tiles: Tensor) -> Tensor:
 def seen(name: str, pictures: Sequence[int] = (1, 2, 1), side: str = "left", seed: int = 1) -> dict[str, Tensor]:
     """Ragged prompts with so many pictures each, between words, padded on the given side."""
     torch.manual_seed(seed)
-    sight = SIGHTS[name]
-    takes, looks = sight.look(pictures) if sum(pictures) else ([], {})
+    vision_width = SIGHTS[name]
+    takes, looks = vision_width.look(pictures) if sum(pictures) else ([], {})
     left, prompts = iter(takes), []
     for row, count in enumerate(pictures):
-        parts = [] if sight.first else [words((2, 5, 3)[row % 3])]
+        parts = [] if vision_width.first else [words((2, 5, 3)[row % 3])]
         for _ in range(count):
-            place = torch.full((next(left),), sight.place)
-            parts += [torch.tensor([START]), place, torch.tensor([END])] if sight.brackets else [place]
-            parts += [] if sight.first else [words(2)]
+            place = torch.full((next(left),), vision_width.place)
+            parts += [torch.tensor([START]), place, torch.tensor([END])] if vision_width.brackets else [place]
+            parts += [] if vision_width.first else [words(2)]
         prompts.append(torch.cat([*parts, words(3 + row)]))
     longest = max(map(len, prompts))
     fill = [longest - len(prompt) for prompt in prompts]
     ids = torch.stack([pad(prompt, (n, 0) if side == "left" else (0, n)) for prompt, n in zip(prompts, fill, strict=True)])
-    found = {"input_ids": ids, "attention_mask": (ids != 0).long(), **looks, **sight.types(ids)}
+    found = {"input_ids": ids, "attention_mask": (ids != 0).long(), **looks, **vision_width.types(ids)}
     if "aspect_ratio_mask" in looks:
         found["cross_attention_mask"] = crossed(ids, looks["aspect_ratio_mask"] * (looks["aspect_ratio_ids"] > 0)[..., None])
     return found
@@ -319,29 +319,29 @@ KIND = "decoder, images in"
 GRIDS = ("image_grid_thw", "mm_token_type_ids")
 VISION = "model.vision_tower"
 SIGHTS = {
-    "LLaVA": Sight(Case(llava, KIND, images()), squares(8, 4), VISION, brackets=False),
-    "LLaVA-NeXT": Sight(Case(llava_next, KIND, images("tiles")), tiled, VISION, ("image_sizes",), brackets=False),
-    "LLaVA-OneVision": Sight(Case(llava_onevision, KIND, images("tiles")), tiled, VISION, ("image_sizes",), brackets=False),
-    "VipLLaVA": Sight(Case(vip_llava, KIND, images()), squares(8, 4), VISION, brackets=False),
-    "Qwen2-VL": Sight(Case(qwen2_vl, KIND, images("M-RoPE")), gridded(48), "model.visual", GRIDS, types=modalities),
-    "Qwen2.5-VL": Sight(Case(qwen2_5_vl, KIND, images("M-RoPE")), gridded(48), "model.visual", GRIDS, types=modalities),
-    "Qwen3-VL": Sight(Case(qwen3_vl, KIND, images("M-RoPE, DeepStack")), gridded(48), "model.visual", GRIDS, types=modalities),
-    "Qwen3-VL-MoE": Sight(Case(qwen3_vl_moe, KIND, images("M-RoPE, DeepStack")), gridded(48), "model.visual", GRIDS, types=modalities),
-    "GLM-4V": Sight(Case(glm4v, KIND, images("M-RoPE")), gridded(48), "model.visual", GRIDS, types=modalities),
-    "Idefics2": Sight(Case(idefics2, KIND, images()), padded, "model.vision_model"),
-    "Idefics3": Sight(Case(idefics3, KIND, images()), padded, "model.vision_model"),
-    "SmolVLM": Sight(Case(smolvlm, KIND, images()), padded, "model.vision_model"),
-    "InternVL": Sight(Case(internvl, KIND, images()), squares(8, 4), VISION),
-    "Aya Vision": Sight(Case(aya_vision, KIND, images("full and sliding layers mixed")), squares(16, 4), VISION),
-    "Mistral 3": Sight(Case(mistral3, KIND, images("pictures of several sizes")), sized, VISION, ("image_sizes",)),
-    "Gemma-3 VLM": Sight(
+    "LLaVA": VisionView(Case(llava, KIND, images()), squares(8, 4), VISION, brackets=False),
+    "LLaVA-NeXT": VisionView(Case(llava_next, KIND, images("tiles")), tiled, VISION, ("image_sizes",), brackets=False),
+    "LLaVA-OneVision": VisionView(Case(llava_onevision, KIND, images("tiles")), tiled, VISION, ("image_sizes",), brackets=False),
+    "VipLLaVA": VisionView(Case(vip_llava, KIND, images()), squares(8, 4), VISION, brackets=False),
+    "Qwen2-VL": VisionView(Case(qwen2_vl, KIND, images("M-RoPE")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "Qwen2.5-VL": VisionView(Case(qwen2_5_vl, KIND, images("M-RoPE")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "Qwen3-VL": VisionView(Case(qwen3_vl, KIND, images("M-RoPE, DeepStack")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "Qwen3-VL-MoE": VisionView(Case(qwen3_vl_moe, KIND, images("M-RoPE, DeepStack")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "GLM-4V": VisionView(Case(glm4v, KIND, images("M-RoPE")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "Idefics2": VisionView(Case(idefics2, KIND, images()), padded, "model.vision_model"),
+    "Idefics3": VisionView(Case(idefics3, KIND, images()), padded, "model.vision_model"),
+    "SmolVLM": VisionView(Case(smolvlm, KIND, images()), padded, "model.vision_model"),
+    "InternVL": VisionView(Case(internvl, KIND, images()), squares(8, 4), VISION),
+    "Aya Vision": VisionView(Case(aya_vision, KIND, images("full and sliding layers mixed")), squares(16, 4), VISION),
+    "Mistral 3": VisionView(Case(mistral3, KIND, images("pictures of several sizes")), sized, VISION, ("image_sizes",)),
+    "Gemma-3 VLM": VisionView(
         Case(gemma3, KIND, images("pictures see both ways, past the sliding window")),
         squares(16, 4),
         VISION,
         ("token_type_ids",),
         types=lambda ids: {"token_type_ids": (ids == PLACE).long()},
     ),
-    "PaliGemma": Sight(
+    "PaliGemma": VisionView(
         Case(paligemma, KIND, images("prompts see both ways, positions from 1")),
         squares(8, 4),
         VISION,
@@ -350,7 +350,7 @@ SIGHTS = {
         types=lambda ids: {"token_type_ids": torch.zeros_like(ids)},
         first=True,
     ),
-    "PaliGemma 2": Sight(
+    "PaliGemma 2": VisionView(
         Case(paligemma2, KIND, images("prompts see both ways, full and sliding layers mixed")),
         squares(8, 4),
         VISION,
@@ -359,7 +359,7 @@ SIGHTS = {
         types=lambda ids: {"token_type_ids": torch.zeros_like(ids)},
         first=True,
     ),
-    "Mllama": Sight(
+    "Mllama": VisionView(
         Case(mllama, "decoder, images in", "cross-attention to several pictures, encoded once"),
         crossing,
         "model.vision_model",

@@ -9,7 +9,8 @@ from PIL import Image
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from mmspec.minis import scenes, sights
+from mmspec.minis import scenes
+from mmspec.minis import vlm_model as sights
 
 WORDS = "describe the picture pictures . ? what do you see how many red blue green circles squares is there left right a of and".split()
 TEMPLATE = (
@@ -32,9 +33,9 @@ def processor() -> Any:
 
 
 def seer(own: Any, seed: int = 0) -> Any:
-    """A LLaVA whose laws differ from picture to picture and from place to place."""
+    """A LLaVA whose distributions differ from picture to picture and from place to place."""
     torch.manual_seed(seed)
-    model = sights.new_llava(own, width=32, layers=2, heads=2, feed=64, sight=16).eval()
+    model = sights.new_llava(own, width=32, layers=2, heads=2, feed=64, vision_width=16).eval()
     for parameter in model.parameters():
         parameter.data.mul_(10 if parameter.dim() > 1 else 1)
     model.lm_head.weight.data.mul_(4)

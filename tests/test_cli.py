@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from mmspec.cli import app
-from mmspec.drafters.pools import Pools
+from mmspec.drafters.retrieval.pools import Pools
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
@@ -288,17 +288,17 @@ def test_stdout_holds_one_json_object_and_nothing_else():
 
 
 def test_models_lists_everything_there_is(mmspec):
-    from mmspec.config import ACCEPT, DRAFTERS
     from mmspec.minis import NAMES
-    from mmspec.recsys import MODES
+    from mmspec.recsys import METHODS
+    from mmspec.run.config import ACCEPT, DRAFTERS
 
     found = json.loads(mmspec("models", "--json")[1])
     assert [mini["name"] for mini in found["minis"]] == list(NAMES)
     assert set(DRAFTERS) < {row["name"] for row in found["drafters"]}
     rules = {row["name"]: row["exactness"] for row in found["accept_rules"]}
     assert set(rules) == {"exact", *ACCEPT}
-    assert (rules["coupled"], rules["block"], rules["typical"]) == ("token-exact", "law-exact", "lossy")
+    assert (rules["coupled"], rules["block"], rules["typical"]) == ("token-exact", "distribution-exact", "lossy")
     modes = {row["name"]: row["exactness"] for row in found["recommendation_modes"]}
-    assert set(modes) == set(MODES)
+    assert set(modes) == set(METHODS)
     assert (modes["plain"], modes["strict"]) == ("token-exact", "token-exact")
     assert "accept rules" in mmspec("models")[1]

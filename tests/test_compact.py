@@ -4,10 +4,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.compact import read_bytes, save_bytes
-from mmspec.core.packing import packed, unpacked
 from mmspec.minis import llama, save_llama
 from mmspec.minis.card import as_stored
+from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import packed, unpacked
 
 
 def test_a_matrix_is_off_by_half_a_step_of_its_row_at_most(tmp_path):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mmspec.config import load_config
-from mmspec.text.pairs import load_pair
+from mmspec.loading.text import load_pair
+from mmspec.run.config import load_config
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

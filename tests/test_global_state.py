@@ -37,8 +37,8 @@ def test_capturing_leaves_the_process_and_the_model_as_they_were(monkeypatch):
 
 
 def test_a_captured_target_whose_model_has_changed_is_refused():
-    from mmspec.core.family import DecoderOnly
-    from mmspec.core.hf import HFTarget
+    from mmspec.models.families.base import DecoderOnly
+    from mmspec.models.target import HFTarget
 
     model = build(FAMILIES["Llama"])
     target = HFTarget(model, DecoderOnly.of(model)).capture(64, backend="eager", mode=None)

@@ -19,7 +19,7 @@ from typing import Any
 from rich.progress import track
 
 import mmspec
-from mmspec.drafters.datastore import Datastore
+from mmspec.drafters.retrieval.datastore import Datastore
 
 
 def texts(paths: list[Path]) -> Iterator[str]:
@@ -76,8 +76,8 @@ def main() -> None:
 
 def smoke() -> None:
     """Build a small one and draft from it."""
-    from mmspec.config import Config, DrafterSection, RunSection
-    from mmspec.text.pairs import load_pair
+    from mmspec.loading.text import load_pair
+    from mmspec.run.config import Config, DrafterSection, RunSection
 
     with TemporaryDirectory() as folder:
         source, out = Path(folder, "corpus.txt"), Path(folder, "store.npy")

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.jobs import Report, Stopped, run
-from mmspec.text.captioning import Asked, job_folder, make_job, one_file
-from mmspec.text.clips import Sampling
-from mmspec.text.pairs import named_drafter
+from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_job, one_file
+from mmspec.loading.text import named_drafter
+from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
+from mmspec.text.inputs.clips import FrameSampling
 
 
-def asked_for(args: argparse.Namespace) -> Asked:
+def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
     kind, path = named_drafter(args.drafter or ("model" if args.model == "mini" else "lookup"))
     length = int(args.draft_length) if args.draft_length.isdigit() else args.draft_length
     config = Config(
@@ -34,7 +34,7 @@ def asked_for(args: argparse.Namespace) -> Asked:
     )
     captions = tuple(args.caption or ())
     told = {"prompt": args.prompt, "view": args.view, "captions": captions, "batch_size": args.batch_size, "shard_size": args.shard_size}
-    return Asked(config, (str(args.pictures),), job_folder(args.out), sampling=Sampling(args.fps, args.frames), **told)
+    return CaptionJobSpec(config, (str(args.pictures),), job_folder(args.out), sampling=FrameSampling(args.fps, args.frames), **told)
 
 
 def main() -> None:
@@ -86,7 +86,8 @@ def ask(args: argparse.Namespace) -> Report | None:
 
 def smoke(args: argparse.Namespace) -> Report | None:
     """Draws, answers with an untrained model, and looks at what came out."""
-    from mmspec.minis import scenes, sights
+    from mmspec.minis import scenes
+    from mmspec.minis import vlm_model as sights
 
     with TemporaryDirectory() as folder:
         args.pictures, args.out, args.model = Path(folder, "in"), Path(folder, "out.jsonl"), f"{folder}/model"
@@ -97,7 +98,7 @@ def smoke(args: argparse.Namespace) -> Report | None:
         (args.pictures / "2.png").write_bytes(b"broken")
         processor = sights.new_processor()
         processor.save_pretrained(args.model)
-        sights.new_llava(processor, width=32, layers=1, heads=1, feed=32, sight=16).save_pretrained(args.model)
+        sights.new_llava(processor, width=32, layers=1, heads=1, feed=32, vision_width=16).save_pretrained(args.model)
         report = ask(args)
         assert report
         assert (report.outputs, report.rejects, len(args.out.read_text().splitlines())) == (2, 1, 2)

@@ -5,7 +5,7 @@
 
 Counts are exact and the same on every machine; ratios are seconds against plain transformers `generate`, prompt by prompt at batch 1,
 contenders taking turns in one process, medians with quartiles. A chain and the trees take the same number of drafter calls a round,
-and both trees have --nodes guesses: the static one has the form that suits chances falling by 0.4 a rank, the planned one is made from
+and both trees have --nodes draft tokens: the static one has the form that suits chances falling by 0.4 a rank, the planned one is made from
 acceptance counted on --calibrate prompts (the mini: openings of training documents), which the table's prompts do not share.
 """
 
@@ -17,32 +17,32 @@ from time import perf_counter
 
 from rich.progress import track
 
-from mmspec.bench.peers import run_transformers
-from mmspec.bench.provenance import provenance
-from mmspec.bench.run import Spread
-from mmspec.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.bench.compare.peers import run_transformers
+from mmspec.bench.compare.run import Spread
 from mmspec.core.stats import Stats
-from mmspec.drafters.calibration import Calibration
-from mmspec.drafters.planners import sparse_tree
-from mmspec.drafters.trees import Template
-from mmspec.jobs.files import read_prompts, write_json
+from mmspec.drafters.trees.calibration import Calibration
+from mmspec.drafters.trees.planners import sparse_tree
+from mmspec.drafters.trees.static import Template
+from mmspec.loading.text import Pair, load_pair, named_drafter, shaped
 from mmspec.minis import shipped_drafters
 from mmspec.minis.corpus import documents, openings
-from mmspec.text.pairs import Pair, load_pair, named_drafter, shaped
+from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.provenance import provenance
 
 FREE = ("none", "lookup", "suffix", "recycling", "lookahead", "layer-skip", "model")
 
 
-def contenders(args: argparse.Namespace, heat: float) -> list[tuple[str, str, Pair, Template | None]]:
+def contenders(args: argparse.Namespace, temperature: float) -> list[tuple[str, str, Pair, Template | None]]:
     """(drafter, form, pair, tree) of every row of the table."""
     base = Config(
         target=TargetSection(path=args.model, device=args.device),
-        run=RunSection(max_new_tokens=args.max_new_tokens, temperature=heat, seed=args.seed),
+        run=RunSection(max_new_tokens=args.max_new_tokens, temperature=temperature, seed=args.seed),
     )
     broad = sparse_tree([[0.6 * 0.4**rank for rank in range(8)]] * args.depth, 3 * args.nodes)
     static = sparse_tree([[0.6 * 0.4**rank for rank in range(8)]] * args.depth, args.nodes)
     found = []
-    for name in track(args.drafters, f"calibrate at {heat:g}"):
+    for name in track(args.drafters, f"calibrate at {temperature:g}"):
         kind, path = named_drafter(name)
         pair = load_pair(replace(base, drafter=DrafterSection(kind=kind, path=path, length=args.depth)))
         if not shaped(kind):
@@ -62,13 +62,13 @@ def calibrate(pair: Pair, args: argparse.Namespace, tree: Template) -> Calibrati
     return counts
 
 
-def measure(args: argparse.Namespace, heat: float) -> list[dict]:
+def measure(args: argparse.Namespace, temperature: float) -> list[dict]:
     """Rows of the table at one temperature."""
-    rows = contenders(args, heat)
+    rows = contenders(args, temperature)
     prompts = args.given or list(rows[0][2].examples)[: args.limit]
     stats = [Stats() for _ in rows]
     ratios: list[list[float]] = [[] for _ in rows]
-    for turn, prompt in enumerate(track(prompts, f"measure at {heat:g}")):
+    for turn, prompt in enumerate(track(prompts, f"measure at {temperature:g}")):
         inputs = rows[0][2].inputs([prompt])
         plain = run_transformers(rows[0][2], inputs, args.seed + turn, {})
         order = [(turn + index) % len(rows) for index in range(len(rows))]
@@ -82,7 +82,7 @@ def measure(args: argparse.Namespace, heat: float) -> list[dict]:
         {
             "drafter": name,
             "form": form,
-            "temperature": heat,
+            "temperature": temperature,
             "nodes": args.depth if tree is None else tree.size,
             "tokens_per_call": found.tokens_per_call,
             "ratio": vars(Spread.of(ratio)) if ratio else None,
@@ -93,13 +93,13 @@ def measure(args: argparse.Namespace, heat: float) -> list[dict]:
 
 def markdown(rows: list[dict]) -> str:
     """Drafters down, forms and temperatures across: tokens a call, then the ratio to plain decoding."""
-    heats = sorted({row["temperature"] for row in rows})
-    title = "| drafter | form |" + "".join(f" T={heat:g}: tokens a call | x plain |" for heat in heats)
-    lines = [title, "|---" * (2 + 2 * len(heats)) + "|"]
+    temperatures = sorted({row["temperature"] for row in rows})
+    title = "| drafter | form |" + "".join(f" T={temperature:g}: tokens a call | x plain |" for temperature in temperatures)
+    lines = [title, "|---" * (2 + 2 * len(temperatures)) + "|"]
     for key in dict.fromkeys((row["drafter"], row["form"]) for row in rows):
         cells = []
-        for heat in heats:
-            row = next(row for row in rows if (row["drafter"], row["form"], row["temperature"]) == (*key, heat))
+        for temperature in temperatures:
+            row = next(row for row in rows if (row["drafter"], row["form"], row["temperature"]) == (*key, temperature))
             spread = row["ratio"]
             cells += [f"{row['tokens_per_call']:.2f}", f"{spread['median']:.2f} ({spread['low']:.2f}-{spread['high']:.2f})"]
         lines.append("| " + " | ".join((*key, *cells)) + " |")
@@ -114,8 +114,8 @@ def main() -> None:
     parser.add_argument("--calibrate", type=Path, help="other prompts, to plan trees on")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--depth", type=int, default=5, help="drafter calls a round")
-    parser.add_argument("--nodes", type=int, default=16, help="guesses in a tree")
-    parser.add_argument("--least", type=int, default=20, help="guesses judged before a rank at a level is planned on")
+    parser.add_argument("--nodes", type=int, default=16, help="draft tokens in a tree")
+    parser.add_argument("--least", type=int, default=20, help="draft tokens judged before a rank at a level is planned on")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--limit", type=int, help="use the first N prompts only")
     parser.add_argument("--seed", type=int, default=0)
@@ -129,7 +129,7 @@ def main() -> None:
     try:
         args.given = [record["prompt"] for record in read_prompts(args.prompts)][: args.limit] if args.prompts else None
         args.calibration = calibration_prompts(args)
-        rows = [row for heat in args.temperatures for row in measure(args, heat)]
+        rows = [row for temperature in args.temperatures for row in measure(args, temperature)]
         if args.out is not None:
             write_json(args.out, {"rows": rows, "provenance": provenance(load_pair(Config()).target.device)})
     except (ValueError, FileNotFoundError) as error:

@@ -6,7 +6,7 @@
 Counts are exact and the same on every machine; outputs are asserted to be those of transformers' plain `generate`. Ratios are seconds,
 request by request at batch 1, contenders taking turns in one process, medians with quartiles: encoders, prefill, the drafter's own
 prefill, and for the caption view the making of the caption, are all counted. "x assisted" is against transformers' own assisted
-generation with the same drafter, at 5 or 12 guesses a round, whichever was faster for that request (it runs the seeing drafter without
+generation with the same drafter, at 5 or 12 draft tokens a round, whichever was faster for that request (it runs the seeing drafter without
 its picture); heads are set beside the latter.
 Captured ways compile their forwards once a process, in their first, untimed request (that takes a C++ compiler, and up to a minute).
 """
@@ -18,20 +18,21 @@ from typing import Any
 from rich.progress import track
 
 import mmspec
-from mmspec.bench.peers import Outcome
-from mmspec.bench.provenance import provenance
-from mmspec.bench.run import Spread
-from mmspec.bench.vlm_ways import PLAIN, Peer, Tally, answered, by_transformers, captured, in_turns, peers, peers_of, ways
-from mmspec.jobs.files import write_json
-from mmspec.minis import Mini, sights
+from mmspec.bench.compare.peers import Outcome
+from mmspec.bench.compare.run import Spread
+from mmspec.bench.compare.vlm import PLAIN, AnswerTally, Peer, answered, by_transformers, captured, in_turns, peers, peers_of, ways
+from mmspec.minis import Mini
+from mmspec.minis import vlm_model as sights
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import provenance
 
 HELD = 7 * 10**9  # scenes from here on were neither trained on nor looked at
 
 
-def counted(mini: Mini, rows: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, Tally]:
+def counted(mini: Mini, rows: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, AnswerTally]:
     """Counts of every way over all requests, in batches. Outputs must be plain transformers'."""
     asked = sights.asked(HELD, args.requests, args.form)
-    tallies = {name: Tally() for name in rows}
+    tallies = {name: AnswerTally() for name in rows}
     for first in track(range(0, len(asked), args.batch_size), f"count {args.form}"):
         inputs = sights.inputs_of(mini.processor, asked[first : first + args.batch_size])
         wanted = by_transformers(mini, inputs, Peer(), args.max_new_tokens).tokens
@@ -42,19 +43,19 @@ def counted(mini: Mini, rows: dict[str, dict[str, Any]], args: argparse.Namespac
     return tallies
 
 
-def timed(mini: Mini, rows: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, Tally]:
+def timed(mini: Mini, rows: dict[str, dict[str, Any]], args: argparse.Namespace) -> dict[str, AnswerTally]:
     """Seconds of every way and of transformers', in turns, at batch 1."""
     others = peers(mini)
-    tallies = {name: Tally() for name in (*others, *rows)}
+    tallies = {name: AnswerTally() for name in (*others, *rows)}
     asked = sights.asked(HELD, args.requests, args.form)
 
-    def run(name: str, inputs: Any, tally: Tally) -> Outcome:
+    def run(name: str, inputs: Any, tally: AnswerTally) -> Outcome:
         if name in others:
             return by_transformers(mini, inputs, others[name], args.max_new_tokens)
         return answered(mini, inputs, rows[name], args.max_new_tokens, tally)
 
     for name in track(tallies, "warm up"):
-        run(name, sights.inputs_of(mini.processor, asked[-1:]), Tally())
+        run(name, sights.inputs_of(mini.processor, asked[-1:]), AnswerTally())
     step = max(1, len(asked) // max(1, args.timed))
     for turn, each in enumerate(track(asked[::step][: args.timed], "time")):
         inputs = sights.inputs_of(mini.processor, [each])
@@ -64,10 +65,10 @@ def timed(mini: Mini, rows: dict[str, dict[str, Any]], args: argparse.Namespace)
     return tallies
 
 
-def table(counts: dict[str, Tally], times: dict[str, Tally]) -> list[dict[str, Any]]:
+def table(counts: dict[str, AnswerTally], times: dict[str, AnswerTally]) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys((*times, *counts)):
-        tally, own = counts.get(name) or times[name], times.get(name, Tally())
+        tally, own = counts.get(name) or times[name], times.get(name, AnswerTally())
         best = [min(each) for each in zip(*(times[peer].seconds for peer in peers_of(name) if peer in times), strict=True)]
         found.append(
             {
@@ -75,7 +76,7 @@ def table(counts: dict[str, Tally], times: dict[str, Tally]) -> list[dict[str, A
                 "tokens_per_call": tally.tokens / max(1, tally.calls),
                 "accepted_per_call": tally.stats.accepted_per_call if name in counts else None,
                 "requests": tally.asked,
-                "ratio_to_plain": _spread(times.get(PLAIN, Tally()).seconds, own.seconds),
+                "ratio_to_plain": _spread(times.get(PLAIN, AnswerTally()).seconds, own.seconds),
                 "ratio_to_assisted": None if name in (PLAIN, "plain", "plain, captured") else _spread(best, own.seconds),
                 "seconds": own.phases or None,
             }

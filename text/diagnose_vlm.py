@@ -4,7 +4,7 @@
     python text/diagnose_vlm.py --model ./big --drafter ./small --view own --pictures ./photos --prompt "Describe the picture."
     python text/diagnose_vlm.py --model ./big --drafter ./small --pictures ./photos --words words.json    # {"red": "colour", ...}
 
-Drafts are chains of a fixed length, the rule is greedy, so counts are the same on every machine (float32). "judged" guesses are
+Drafts are chains of a fixed length, the rule is greedy, so counts are the same on every machine (float32). "judged" draft tokens are
 those looked at: the accepted ones and the first refused of a round. "seen" tokens are those whose chance the picture at least doubles.
 The wrong picture is the next request's: a drafter that sees must then need more calls, request by request (exact sign test).
 """
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 import mmspec
+from mmspec.bench.diagnosis import diagnose, own_drafter
 from mmspec.core.stats import PHASES
-from mmspec.jobs.files import write_json
-from mmspec.minis import scenes, sights
-from mmspec.text.diagnosis import diagnose, own_drafter
+from mmspec.minis import scenes
+from mmspec.minis import vlm_model as sights
+from mmspec.utils.files import write_json
 
 HELD = 2 * 10**9 + 10**8  # scenes that no training and no table has seen
 
@@ -46,7 +47,7 @@ def scenes_for(processor: Any, args: argparse.Namespace) -> list[dict[str, Any]]
 def untrained(args: argparse.Namespace) -> Subject:
     torch.manual_seed(0)
     processor = sights.new_processor()
-    target, small = (sights.new_llava(processor, width=32, layers=layers, heads=2, feed=64, sight=16).eval() for layers in (2, 1))
+    target, small = (sights.new_llava(processor, width=32, layers=layers, heads=2, feed=64, vision_width=16).eval() for layers in (2, 1))
     drafters = {"untrained, own": (small, "own"), "untrained, drop": (small, "drop")}
     return Subject(target, drafters, processor, scenes_for(processor, args), scenes.kinds)
 
@@ -60,17 +61,17 @@ def mini(args: argparse.Namespace) -> Subject:
 
 def given(args: argparse.Namespace) -> Subject:
     """Models by path, and the pictures of a folder brought to one size, so that they can change places."""
-    from mmspec.config import Config, DrafterSection, TargetSection
-    from mmspec.text.captioning import load_seeing, view_named
-    from mmspec.text.pictures import pictures_in, read_picture
-    from mmspec.text.sight import Seen, look
+    from mmspec.jobs.captions import load_seeing, view_named
+    from mmspec.run.config import Config, DrafterSection, TargetSection
+    from mmspec.text.inputs.pictures import pictures_in, read_picture
+    from mmspec.text.inputs.vision_inputs import VisionPrompt, look
 
     if args.drafter is None or args.pictures is None:
         raise ValueError("--model needs --drafter and --pictures")
     target = TargetSection(path=args.model, dtype=args.dtype, device=args.device)
     pair = load_seeing(Config(target=target, drafter=DrafterSection(kind="model", path=args.drafter)))
     files = [Path(args.pictures) / name for name in pictures_in(args.pictures)[: args.requests]]
-    asked = [Seen(args.prompt, (read_picture(file).resize((args.side, args.side)),)) for file in files]
+    asked = [VisionPrompt(args.prompt, (read_picture(file).resize((args.side, args.side)),)) for file in files]
     parts = [asked[first : first + args.batch_size] for first in range(0, len(asked), args.batch_size)]
     batches = [look(pair.processor, part, pair.name, chat=bool(pair.chat)) for part in parts if len(part) > 1]
     batches = [{key: value.to(pair.target.device) for key, value in batch.items() if hasattr(value, "to")} for batch in batches]

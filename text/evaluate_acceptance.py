@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rich.progress import track
 
-from mmspec.bench.provenance import provenance
-from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.core.stats import Stats
-from mmspec.jobs.files import read_prompts, write_json
-from mmspec.text.pairs import Pair, load_pair, named_drafter
+from mmspec.loading.text import Pair, load_pair, named_drafter
+from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
+from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.provenance import provenance
 
 
 def measure(pair: Pair, prompts: list[str], batch_size: int) -> Stats:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> list[dict]:
 
 def markdown(rows: list[dict]) -> str:
     lines = [
-        "| drafter | rule | exactness | tokens per call | accepted | first guess accepted | drift per token |",
+        "| drafter | rule | exactness | tokens per call | accepted | first draft token accepted | drift per token |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -90,7 +90,7 @@ def main() -> None:
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     print(markdown(rows))
-    print(f"\n{rows[0]['prompts']} prompts, {args.draft_length} guesses a round, temperature {args.temperature:g}, seed {args.seed}")
+    print(f"\n{rows[0]['prompts']} prompts, {args.draft_length} draft tokens a round, temperature {args.temperature:g}, seed {args.seed}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python text/export_drafter.py ./EAGLE3-big ./served --model ./big --tokens 3 --dtype bfloat16
 
 FOLDER may hold any layout that mmspec.load_drafter reads (docs/formats.md): this also converts published checkpoints. What is written
-is read back and must give the same laws before the command ends well.
+is read back and must give the same distributions before the command ends well.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 import mmspec
-from mmspec.config import Config, RunSection, TargetSection
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.nets import new_net
-from mmspec.drafters.published import export_speculators
-from mmspec.text.model_loading import DTYPES
-from mmspec.text.pairs import Pair, load_pair
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.checkpoints.published import export_speculators
+from mmspec.loading.text import Pair, load_pair
+from mmspec.loading.transformers import DTYPES
+from mmspec.run.config import Config, RunSection, TargetSection
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="of the trained drafter")
     parser.add_argument("out", type=Path, nargs="?", help="a new folder, or that of an earlier export")
     parser.add_argument("--model", default="mini", help="the target: the shipped mini, a folder or a hub name")
-    parser.add_argument("--tokens", type=int, default=5, help="guesses a round when served")
+    parser.add_argument("--tokens", type=int, default=5, help="draft tokens a round when served")
     parser.add_argument("--verifier-name", help="where vLLM finds the target; by default what --model says")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights on disk; auto: as they are")
     parser.add_argument("--smoke", action="store_true", help="an untrained drafter of the mini's, written, read back and run")

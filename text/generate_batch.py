@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmspec.bench.provenance import provenance
-from mmspec.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.jobs import Job, JsonLines, Lines, Processes, Stopped, run
-from mmspec.text.bulk import Continue, identity
-from mmspec.text.pairs import load_pair, named_drafter
+from mmspec.jobs.text import Continue, identity
+from mmspec.loading.text import load_pair, named_drafter
+from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.utils.provenance import provenance
 
 
 def make_job(args: argparse.Namespace) -> Job:

@@ -8,7 +8,7 @@ Answers are JSON lines: "tokens" (ids), or "text" for the tokenizer, which must 
 one go to the shared pool. Then `Pools.load("pools.npz").drafter(["books", "films"])` drafts for a batch with a row of each.
 
 The table: for each kind of prompt (worded sums, stories, plays) a pool learns the mini's own greedy answers to --learn prompts it was
-trained on, then drafts for --test held-out ones, one at a time, 64 guesses of depth 12 at most. Beside it: prompt lookup, the same
+trained on, then drafts for --test held-out ones, one at a time, 64 draft tokens of depth 12 at most. Beside it: prompt lookup, the same
 drafter without a pool, with another kind's, and its own under LASER's relaxed rule (k = 2, tau = 0.1), whose drift counts the tokens
 kept that are not the target's best. Counts are the same on every machine. It needs MMSPEC_DATA.
 """
@@ -25,7 +25,7 @@ from rich.progress import track
 
 import mmspec
 from mmspec.core.stats import Stats
-from mmspec.drafters.pools import Pools
+from mmspec.drafters.retrieval.pools import Pools
 from mmspec.minis.corpus import documents
 
 Prompts = dict[str, list[str]]

@@ -1,4 +1,4 @@
-"""What verifying several guesses costs beside one token, against the floor that memory bandwidth sets, eager and captured.
+"""What verifying several draft tokens costs beside one token, against the floor that memory bandwidth sets, eager and captured.
 
     python text/measure_verify_step.py                          # CUDA: a target of Llama 7B's shape, random weights, bfloat16
     python text/measure_verify_step.py --layers 8 --context 2048 --out verify.json
@@ -18,12 +18,12 @@ from time import perf_counter
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.bench.peers import synchronize
-from mmspec.bench.provenance import machine, provenance
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
+from mmspec.bench.compare.peers import synchronize
 from mmspec.core.records import Draft
-from mmspec.jobs.files import write_json
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFTarget
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import machine, provenance
 
 SEVEN_B = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
 TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 256}
@@ -63,20 +63,20 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def opened(target: HFTarget, context: int) -> tuple:
-    """A session with `context` positions cached, and the frontier behind them."""
+    """A session with `context` positions cached, and the pending token behind them."""
     device = target.model.device
     ids = torch.randint(target.model.config.vocab_size, (1, context), generator=torch.Generator().manual_seed(0)).to(device)
-    session, frontier = target.begin({"input_ids": ids})
-    session.score(frontier)
+    session, pending = target.begin({"input_ids": ids})
+    session.score(pending)
     session.commit(torch.zeros(1, 1, dtype=torch.long, device=device), 1)
     return session, Draft.root(ids[:, 0], torch.ones(1, dtype=torch.long, device=device))
 
 
-def step_of(session, frontier: Draft, tokens: int) -> Callable[[], object]:
+def step_of(session, pending: Draft, tokens: int) -> Callable[[], object]:
     """A verify step of `tokens` nodes that leaves the session as it was."""
-    device = frontier.nodes.device
-    room, nothing = torch.full((1,), tokens, device=device), torch.full((1, tokens), -1, device=device)
-    draft = frontier.extend_chain(frontier.nodes.expand(1, tokens - 1), room) if tokens > 1 else frontier
+    device = pending.nodes.device
+    budget, nothing = torch.full((1,), tokens, device=device), torch.full((1, tokens), -1, device=device)
+    draft = pending.extend_chain(pending.nodes.expand(1, tokens - 1), budget) if tokens > 1 else pending
 
     def step() -> None:
         session.score(draft)
@@ -96,9 +96,9 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict:
     options = {} if real else {"backend": "eager", "mode": None}  # a CPU has no graphs to capture
     rows, floor = [], 1000 * size / speed
     for name, target in (("eager", eager), ("captured", eager.capture(256, **options))):
-        session, frontier = opened(target, args.context)
+        session, pending = opened(target, args.context)
         for tokens in args.tokens:
-            middle, low, high = timed(step_of(session, frontier, tokens), device, args.repeats, 5)
+            middle, low, high = timed(step_of(session, pending, tokens), device, args.repeats, 5)
             rows.append({"run": name, "tokens": tokens, "ms": middle, "low": low, "high": high, "times_floor": middle / floor})
     return {"weight_bytes": size, "bytes_per_second": speed, "floor_ms": floor, "context": args.context, "shape": shape, "rows": rows}
 

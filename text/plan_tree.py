@@ -4,7 +4,7 @@
     python text/plan_tree.py prompts.txt --model ./big --drafter ./small --nodes 32 --depth 6 --temperature 0.8 --out tree.json
     mmspec text "Once upon a time" --tree tree.json
 
-Calibration runs a broad tree and counts how often the rank-r guess of each level is the one kept. From that two trees are planned:
+Calibration runs a broad tree and counts how often the rank-r draft token of each level is the one kept. From that two trees are planned:
 `sparse`, the likeliest paths up to --nodes (Medusa), and `sequoia`, the tree of least predicted seconds a token at the costs of
 drafting and verifying measured on this machine (Sequoia). Both then run, on prompts the calibration did not see where there are
 two or more: expected against measured tokens a call. Few prompts make for promises that are too good: the plan then follows what
@@ -14,17 +14,17 @@ was lucky. --out gets the tree named by --plan, whole or not at all.
 import argparse
 from pathlib import Path
 
-from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
-from mmspec.core.accept import Accept
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
+from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
-from mmspec.drafters.calibration import Calibration, Costs, broad, calibrate, measure_costs
-from mmspec.drafters.planners import expected_length, sequoia, sparse_tree
-from mmspec.drafters.trees import Template
-from mmspec.jobs.files import read_prompts, write_json
-from mmspec.options import laws_for, rule_of
-from mmspec.text.pairs import Pair, load_pair
+from mmspec.drafters.trees.calibration import Calibration, Costs, broad, calibrate, measure_costs
+from mmspec.drafters.trees.planners import expected_length, sequoia, sparse_tree
+from mmspec.drafters.trees.static import Template
+from mmspec.loading.text import Pair, load_pair
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
+from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
+from mmspec.run.options import distributions_for, rule_of
+from mmspec.utils.files import read_prompts, write_json
 
 
 def play(pair: Pair, prompts: list[str], tree: Template, batch_size: int, seed: int) -> tuple[Stats, Calibration]:
@@ -37,8 +37,8 @@ def costs_of(pair: Pair, prompts: list[str], nodes: int) -> Costs:
     """Seconds of a drafter's level and of verify steps behind the first prompt."""
     run = pair.config.run
     rule = rule_of(pair.accept, run.temperature, run.top_k, run.top_p)
-    laws = laws_for(rule, run.temperature, run.top_k, run.top_p, run.repetition_penalty, ())
-    target, drafter = (HFTarget(model, family_of(model), laws) for model in (pair.target, pair.model))
+    distributions = distributions_for(rule, run.temperature, run.top_k, run.top_p, run.repetition_penalty, ())
+    target, drafter = (HFTarget(model, family_of(model), distributions) for model in (pair.target, pair.model))
     sizes = sorted({0, 1, *(size for size in (2, 4, 8, 16, 32, 64, 128) if size < nodes), nodes})
     return measure_costs(target, drafter, pair.inputs(prompts[:1]), sizes)
 
@@ -57,7 +57,7 @@ def plan(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[dict]
         stats, _ = play(pair, unseen, tree, args.batch_size, args.seed + len(prompts))
         rows.append({"plan": name, "tree": tree, "expected": expected_length(tree, accuracy), "measured": stats.tokens_per_call})
     verify = ", ".join(f"{size}: {1000 * seconds:.2f}" for size, seconds in costs.verify_seconds.items())
-    print(f"Costs: a drafter's level {1000 * costs.draft_seconds:.2f} ms; verifying by guesses, ms: {verify}")
+    print(f"Costs: a drafter's level {1000 * costs.draft_seconds:.2f} ms; verifying by draft tokens, ms: {verify}")
     print(f"Calibrated on {len(seen)} prompts, {calibration.tries[0][0]} rounds; measured on {len(unseen)}\n")
     return rows
 
@@ -84,7 +84,9 @@ def load(args: argparse.Namespace) -> tuple[Pair, list[str]]:
     if not rule.trees:
         raise ValueError(f"accept rule {args.accept!r} judges chains only: plan trees for exact, coupled, match or without-replacement")
     if pair.own_tokenizer is not None:
-        raise ValueError(f"{args.drafter} has another vocabulary than {args.model}: its guesses form a chain, there is no tree to plan")
+        raise ValueError(
+            f"{args.drafter} has another vocabulary than {args.model}: its draft tokens form a chain, there is no tree to plan"
+        )
     prompts = list(pair.examples) if args.prompts is None else [record["prompt"] for record in read_prompts(args.prompts)]
     if not prompts:
         raise ValueError(f"no prompts: {pair.name} brings no examples, so name a file")
@@ -98,10 +100,10 @@ def main() -> None:
     parser.add_argument("--drafter", help="a model's folder or hub name; the mini's own by default")
     parser.add_argument("--accept", default="exact")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--nodes", type=int, default=24, help="the most guesses a round")
+    parser.add_argument("--nodes", type=int, default=24, help="the most draft tokens a round")
     parser.add_argument("--depth", type=int, default=6, help="the most levels")
-    parser.add_argument("--decay", type=float, default=0.4, help="calibrate for a drafter whose ranks fall off so; flat laws: 0.8")
-    parser.add_argument("--least", type=int, default=10, help="guesses judged before a rank at a level is planned on")
+    parser.add_argument("--decay", type=float, default=0.4, help="calibrate for a drafter whose ranks fall off so; flat distributions: 0.8")
+    parser.add_argument("--least", type=int, default=10, help="draft tokens judged before a rank at a level is planned on")
     parser.add_argument("--plan", choices=("sequoia", "sparse"), default="sequoia", help="which of the two --out gets")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--limit", type=int, help="use the first N prompts only")

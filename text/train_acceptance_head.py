@@ -1,9 +1,9 @@
-"""Train SpecDec++'s acceptance head for a drafter: it ends a round's guesses where the target will likely reject the next one.
+"""Train SpecDec++'s acceptance head for a drafter: it ends a round's draft tokens where the target will likely reject the next one.
 
     python text/train_acceptance_head.py --drafter model --out build/acceptance                    # the shipped mini
     python text/train_acceptance_head.py --model ./big --drafter ./small --prompts prompts.txt --temperature 0.8 --out ./small-head
 
-The target judges chains of --draft-length guesses on the prompts; the head learns which it accepts. A tenth of the judgements is held
+The target judges chains of --draft-length draft tokens on the prompts; the head learns which it accepts. A tenth of the judgements is held
 out. Use it as drafts end: Chain(stop=Learned(AcceptanceHead.load(folder))), from mmspec.drafters.shapes and mmspec.drafters.stops.
 """
 
@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-from mmspec.config import Config, DrafterSection, RunSection, TargetSection
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
 from mmspec.drafters.shapes import Chain
 from mmspec.drafters.stops import AcceptanceHead
-from mmspec.jobs.files import read_prompts
+from mmspec.loading.text import load_pair, named_drafter, shaped
 from mmspec.minis.corpus import documents, openings
-from mmspec.options import drafter_of, draw_for, laws_for, rule_of
-from mmspec.text.pairs import load_pair, named_drafter, shaped
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
+from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.run.options import distributions_for, drafter_of, draw_for, rule_of
 from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation
+from mmspec.utils.files import read_prompts
 
 
 def prompts_of(args: argparse.Namespace, examples: tuple[str, ...]) -> list[str]:
@@ -46,8 +46,8 @@ def judge(args: argparse.Namespace) -> Judgements:
         Config(target=TargetSection(path=args.model, device=args.device), drafter=DrafterSection(kind=kind, path=path), run=run)
     )
     rule, judgements = rule_of("exact", args.temperature), Judgements()
-    laws = laws_for(rule, args.temperature, None, None, None, ())
-    drafter = drafter_of(pair.drafter, HFTarget(pair.target, family_of(pair.target), laws), rule, None)
+    distributions = distributions_for(rule, args.temperature, None, None, None, ())
+    drafter = drafter_of(pair.drafter, HFTarget(pair.target, family_of(pair.target), distributions), rule, None)
     drafter = replace(drafter, shape=Chain(draw_for(rule), stop=judgements))
     prompts = prompts_of(args, pair.examples)
     for first in range(0, len(prompts), args.batch_size):
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rejected-weight", type=float, default=6.0, help="how many accepted guesses a rejected one counts for")
+    parser.add_argument("--rejected-weight", type=float, default=6.0, help="how many accepted draft tokens a rejected one counts for")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--smoke", action="store_true", help="two prompts, two steps")

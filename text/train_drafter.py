@@ -5,8 +5,8 @@
     accelerate launch text/train_drafter.py eagle3 ...        # several GPUs, unchanged
 
 Three stages, each resumed where it was stopped (delete --work to start again): the target writes text under the sampling settings it
-will be used with, its hidden states there are recorded once, and the drafter learns the target's laws on them. Every checkpoint prints
-held-out acceptance per guess, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written.
+will be used with, its hidden states there are recorded once, and the drafter learns the target's distributions on them. Every checkpoint
+prints held-out acceptance per draft token, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written.
 """
 
 import argparse
@@ -18,17 +18,17 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from mmspec.config import Config, TargetSection
-from mmspec.drafters.checkpoint import load_drafter, save_drafter
-from mmspec.drafters.nets import NETS, new_net
-from mmspec.jobs.files import read_prompts
+from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.nets import NETS, new_net
+from mmspec.loading.text import load_pair
 from mmspec.minis.card import drafter_card
 from mmspec.minis.corpus import documents
-from mmspec.text.own_text import Writing, write_own_text
-from mmspec.text.pairs import load_pair
+from mmspec.run.config import Config, TargetSection
 from mmspec.train import Fit, fit
-from mmspec.train.lessons import Aim, Lesson, acceptance_text
+from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
+from mmspec.train.on_policy_text import Writing, write_own_text
 from mmspec.train.record import record
+from mmspec.utils.files import read_prompts
 
 AIMS = {"eagle1": Aim(depth=2, states=1.0), "eagle3": Aim(depth=4)}  # heads: every level they have
 
@@ -60,7 +60,7 @@ def untrained(args: argparse.Namespace, target, written: torch.Tensor):
 
 def aim_of(args: argparse.Namespace, net) -> Aim:
     base = AIMS.get(args.kind, Aim(depth=getattr(net, "most", None) or 4))
-    return Aim(depth=args.depth or base.depth, laws=args.loss or base.laws, states=base.states)
+    return Aim(depth=args.depth or base.depth, distributions=args.loss or base.distributions, states=base.states)
 
 
 def parsed() -> argparse.Namespace:
@@ -106,7 +106,7 @@ def main() -> None:
         data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}")
     held, device = max(args.rows, len(data) // 16), target.device
     aim = aim_of(args, net)
-    lesson, log = Lesson(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
+    example, log = DistillationLoss(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
 
     def validate(module: torch.nn.Module, step: int) -> None:
         levels = module.acceptance(data.window(range(held), device))
@@ -116,12 +116,12 @@ def main() -> None:
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
     path = args.work / f"{args.kind}.pt"
-    fit(lesson, lambda m, turn: m(data.draw(turn, args.rows, held, device)), fitting, path, title=args.kind, validate=validate)
+    fit(example, lambda m, turn: m(data.draw(turn, args.rows, held, device)), fitting, path, title=args.kind, validate=validate)
     if here.is_main_process:
         out = args.out or args.work / args.kind
-        save_drafter(lesson.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
-        lesson.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
-        levels = lesson.acceptance(data.window(range(held), device))
+        save_drafter(example.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
+        example.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
+        levels = example.acceptance(data.window(range(held), device))
         (out / "card.md").write_text(drafter_card(args, aim, sum(p.numel() for p in net.parameters()), held, levels), encoding="utf-8")
 
 

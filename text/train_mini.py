@@ -3,8 +3,8 @@
     python text/train_mini.py --work build/mini-text --out mmspec/minis/text      (48 minutes on two shared CPU cores)
 
 Data (MMSPEC_DATA, default ../shared/data): stories (African Storybook, CC BY), plays (tinyshakespeare, public domain), worded sums
-(GSM8K train split, MIT). Stages resume: delete the work folder to start again. The drafter learns the target's own law on the corpus
-and on text the target wrote itself. The card's figures are of the weights as they are stored.
+(GSM8K train split, MIT). Stages resume: delete the work folder to start again. The drafter learns the target's own distribution on the
+corpus and on text the target wrote itself. The card's figures are of the weights as they are stored.
 """
 
 import argparse
@@ -83,13 +83,13 @@ def own_text(target, tokenizer, train: list[str], rounds: int, rows: int, path: 
 
 
 @torch.no_grad()
-def teacher(target, lessons: torch.Tensor, path: Path) -> torch.Tensor:
+def teacher(target, examples: torch.Tensor, path: Path) -> torch.Tensor:
     """The target's log-probabilities over every lesson in half precision, [lessons, WINDOW, VOCAB]: computed once, read every epoch."""
     if path.exists():
         return torch.load(path)
-    laws = torch.cat([target(rows).logits.log_softmax(-1).half() for rows in lessons.split(16)])
-    torch.save(laws, path)
-    return laws
+    distributions = torch.cat([target(rows).logits.log_softmax(-1).half() for rows in examples.split(16)])
+    torch.save(distributions, path)
+    return distributions
 
 
 def main() -> None:
@@ -123,12 +123,12 @@ def main() -> None:
     plan = Fit(steps=args.steps, lr=1.5e-3, warmup=100, mixed_precision=args.precision)
     fit(target, next_token, plan, args.work / "target.pt", title="target")
     written = own_text(target, tokenizer, train, rounds, rows, args.work / "own.pt")
-    lessons = torch.cat([crops(stream, len(written), 0), written])
-    laws = teacher(target, lessons, args.work / "laws.pt")
+    examples = torch.cat([crops(stream, len(written), 0), written])
+    distributions = teacher(target, examples, args.work / "laws.pt")
 
     def distil(model, step):
-        pick = torch.randint(len(lessons), (16,), generator=torch.Generator().manual_seed(step))
-        p, q = laws[pick].float(), model(lessons[pick]).logits.float().log_softmax(-1)
+        pick = torch.randint(len(examples), (16,), generator=torch.Generator().manual_seed(step))
+        p, q = distributions[pick].float(), model(examples[pick]).logits.float().log_softmax(-1)
         return F.kl_div(q.flatten(0, 1), p.flatten(0, 1), log_target=True, reduction="batchmean")
 
     plan = Fit(steps=args.drafter_steps, lr=4e-3, warmup=100, mixed_precision=args.precision)
@@ -137,10 +137,10 @@ def main() -> None:
     prompts = openings(held)
     inputs = {key: value for key, value in tokenizer(prompts, return_tensors="pt", padding=True).items() if key != "token_type_ids"}
     target.generation_config.eos_token_id = 0
-    for title, heat in (("greedy", 0.0), ("temperature 0.7", 0.7)):
-        stats = mmspec.text.generate(target, inputs, drafter, max_new_tokens=96, temperature=heat, draft_length=5).stats
+    for title, temperature in (("greedy", 0.0), ("temperature 0.7", 0.7)):
+        stats = mmspec.text.generate(target, inputs, drafter, max_new_tokens=96, temperature=temperature, draft_length=5).stats
         facts[f"tokens per target call, drafts of 5, {title}"] = stats.tokens_per_call
-        facts[f"share of judged guesses accepted, {title}"] = stats.accepted / max(1, stats.judged)
+        facts[f"share of judged draft tokens accepted, {title}"] = stats.accepted / max(1, stats.judged)
     card = text_card(args.steps, args.drafter_steps, facts, len(prompts))
     write_text_mini(args.out, target, drafter, tokenizer, prompts=prompts, card=card)
     print(card)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.minis import scenes, sights
+from mmspec.minis import scenes
+from mmspec.minis import vlm_model as sights
 from mmspec.train import Fit, fit
 
 HELD = 10**9  # seeds from here on are never trained on
@@ -83,11 +84,15 @@ def main() -> None:
 
     def corners(module: nn.Module, turn: int) -> Tensor:
         pixels, labels = seen(turn, 2 * args.rows)
-        return torch.stack([F.cross_entropy(law, wanted) for law, wanted in zip(module(pixels), labels, strict=True)]).sum()
+        return torch.stack(
+            [F.cross_entropy(distribution, wanted) for distribution, wanted in zip(module(pixels), labels, strict=True)]
+        ).sum()
 
     def all_right(module: nn.Module, step: int) -> None:
         pixels, labels = seen(HELD, args.held)
-        rates = [(law.argmax(1) == wanted).float().mean().item() for law, wanted in zip(module(pixels), labels, strict=True)]
+        rates = [
+            (distribution.argmax(1) == wanted).float().mean().item() for distribution, wanted in zip(module(pixels), labels, strict=True)
+        ]
         print(f"step {step}: patches right in colour, shape, size, background: {', '.join(f'{rate:.4f}' for rate in rates)}", flush=True)
 
     plan = Fit(steps=args.tower_steps, lr=2e-3, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
@@ -95,7 +100,7 @@ def main() -> None:
     model.model.vision_tower.requires_grad_(False)
 
     def answer(module: nn.Module, turn: int) -> Tensor:
-        return module(**sights.lesson(processor, sights.batch(turn, args.rows))).loss
+        return module(**sights.example(processor, sights.batch(turn, args.rows))).loss
 
     def examine(module: nn.Module, step: int, many: int = min(64, args.held)) -> dict[str, float]:
         asked = [each for form in sorted(set(sights.FORMS)) for each in sights.asked(HELD, many, form)]

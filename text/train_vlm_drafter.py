@@ -6,9 +6,9 @@
     python text/train_vlm_drafter.py --kind text --model ./big --pictures photos --prompts questions.txt
     accelerate launch text/train_vlm_drafter.py ...                                   # several GPUs, unchanged
 
-The target answers every prompt first, greedily and sampled in turn; the drafter learns its laws on those answers. text: a small language
-model that sees a newline where a picture was, and now and then nothing at all. vlm: one behind the target's vision tower; its projector
-learns alone first. Stages resume where they stopped: delete --work to start again.
+The target answers every prompt first, greedily and sampled in turn; the drafter learns its distributions on those answers. text: a small
+language model that sees a newline where a picture was, and now and then nothing at all. vlm: one behind the target's vision tower; its
+projector learns alone first. Stages resume where they stopped: delete --work to start again.
 """
 
 import argparse
@@ -23,19 +23,20 @@ from accelerate import PartialState
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import mmspec
-from mmspec.config import Config, TargetSection
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.nets import new_net
-from mmspec.jobs.files import read_prompts
-from mmspec.minis import llama, save_llama, scenes, sights
-from mmspec.text.own_text import Writing, write_own_answers
-from mmspec.text.pairs import load_pair
-from mmspec.text.pictures import pictures_in, read_picture
-from mmspec.text.sight import Seen
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.loading.text import load_pair
+from mmspec.minis import llama, save_llama, scenes
+from mmspec.minis import vlm_model as sights
+from mmspec.run.config import Config, TargetSection
+from mmspec.text.inputs.pictures import pictures_in, read_picture
+from mmspec.text.inputs.vision_inputs import VisionPrompt
 from mmspec.train import Fit, fit
-from mmspec.train.answers import Course, with_eyes_of
-from mmspec.train.lessons import Aim, Lesson
+from mmspec.train.distillation import Aim, DistillationLoss
+from mmspec.train.on_policy_data import Course, with_eyes_of
+from mmspec.train.on_policy_text import Writing, write_own_answers
 from mmspec.train.record import record_answers
+from mmspec.utils.files import read_prompts
 
 SEEN = 2 * 10**9  # the scenes' first seed: neither trained on by the target nor held out from it
 NETS = ("eagle1", "eagle3", "hivis", "vispec")  # those that read the target's states
@@ -57,7 +58,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new", type=int, default=sights.LONGEST, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, batch by batch")
-    parser.add_argument("--hard", action="store_true", help="text, vlm: learn the answers alone, not the target's laws on them")
+    parser.add_argument("--hard", action="store_true", help="text, vlm: learn the answers alone, not the target's distributions on them")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--projector-steps", type=int, default=200, help="vlm: of the projector alone, before the others")
     parser.add_argument("--lr", type=float, default=3e-3)
@@ -88,7 +89,7 @@ def shown(picture):
 
 def read(pair, asked: list[tuple[tuple, str]], first: int, end: int) -> dict:
     """What the processor makes of requests `first` to `end` - 1."""
-    return pair.inputs([Seen(text, tuple(shown(each) for each in pictures)) for pictures, text in asked[first:end]])
+    return pair.inputs([VisionPrompt(text, tuple(shown(each) for each in pictures)) for pictures, text in asked[first:end]])
 
 
 def untrained(args: argparse.Namespace, target, processor):
@@ -117,7 +118,7 @@ def main() -> None:
 
     def validate(module: torch.nn.Module, step: int) -> None:
         stats = mmspec.text.generate(target, ask(last, len(asked)), drafter, max_new_tokens=args.new, draft_length=5).stats
-        print(f"step {step}: {stats.tokens_per_call:.2f} tokens per call at 5 guesses, greedily, on held-out prompts", flush=True)
+        print(f"step {step}: {stats.tokens_per_call:.2f} tokens per call at 5 draft tokens, greedily, on held-out prompts", flush=True)
 
     def train(steps: int, name: str, module: torch.nn.Module, loss) -> None:
         plan = Fit(steps=steps, lr=args.lr, checkpoint_every=250, mixed_precision=args.precision)
@@ -127,8 +128,8 @@ def main() -> None:
         states = args.work / f"states-{'-'.join(map(str, drafter.reads))}"
         with here.main_process_first():
             data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows)
-        lesson = Lesson(drafter, target, Aim(depth=5, states=1.0))
-        train(args.steps, args.kind, lesson, lambda m, turn: m(data.draw(turn, args.rows, device=target.device).trimmed()))
+        example = DistillationLoss(drafter, target, Aim(depth=5, states=1.0))
+        train(args.steps, args.kind, example, lambda m, turn: m(data.draw(turn, args.rows, device=target.device).trimmed()))
         return save_drafter(drafter, out, torch.int8 if mini else None) if here.is_main_process else None
     words = [mmspec.text.view(name, processor) for name in ("newline", "newline", "newline", "drop")]
     said = [[ids[i, : sizes[i]] for i in range(at, at + args.rows)] for at in range(0, len(ids), args.rows)]

@@ -16,14 +16,14 @@ import torch
 from rich.progress import track
 
 import mmspec
-from mmspec.bench.continuous_ways import Found, Row, look, race, rows, write
-from mmspec.bench.provenance import machine, provenance
-from mmspec.jobs.files import write_json
+from mmspec.bench.compare.continuous import MethodEntry, MethodFigures, look, race, rows, write
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
-from mmspec.vision import tokenizer as tokens
-from mmspec.vision.classifier import classify
-from mmspec.vision.continuous import ContinuousPictures
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import machine, provenance
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.continuous.generation import ContinuousPictures
+from mmspec.vision.quality.classifier import classify
 
 HEADS = {"diffusion": "continuous", "mixture": "continuous-mixture", "masked": "continuous-masked"}
 COLUMNS = ("head", "way", "tokens a call", "accepted of judged", "Frechet", "class seen", "batch 1", "batch 8")
@@ -37,7 +37,7 @@ def real(judge, most: int) -> torch.Tensor:
     return torch.cat([classify(judge, tokens.as_tensor(shown[first : first + 500]))[1] for first in range(0, len(shown), 500)])
 
 
-def line(row: Row, found: Found, features: torch.Tensor) -> dict:
+def line(row: MethodEntry, found: MethodFigures, features: torch.Tensor) -> dict:
     """One row of the table, as it is written to JSON."""
     taken = found.acceptance
     speeds = {f"batch {batch}": asdict(found.faster(batch)) for batch in found.ratios}  # pyright: ignore[reportArgumentType]
@@ -69,11 +69,11 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="ten pictures of the causal heads, one draft length, no seconds")
     args = parser.parse_args()
     if args.smoke:
-        args.pictures, args.batch, args.guesses, args.heads, args.rounds = 10, 10, [2], ["mixture"], 0
+        args.pictures, args.batch, args.draft_tokens, args.heads, args.rounds = 10, 10, [2], ["mixture"], 0
     judge = load_judge(HOME / "vision" / "fashion")
     models: dict[str, ContinuousPictures] = {head: mmspec.load(HEADS[head]).target for head in args.heads}
     cells = models[args.heads[0]].model.config.grid ** 2
-    table = {row: Found() for row in rows(args.heads, args.guesses, cells)}
+    table = {row: MethodFigures() for row in rows(args.heads, args.draft_tokens, cells)}
     for row, found in track(table.items(), "counts"):
         for first in range(0, args.pictures, args.batch):
             classes = [n % 10 for n in range(first, min(first + args.batch, args.pictures))]

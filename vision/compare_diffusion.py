@@ -18,23 +18,24 @@ from typing import Any
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
-from mmspec.bench.provenance import machine, provenance
-from mmspec.bench.synthetic_diffusion import Mixture, MixtureNet, interpolating
-from mmspec.core.accept import Block, Token
+from mmspec.bench.synthetic.diffusion import GaussianMixtureData, MixtureNet, interpolating
 from mmspec.core.control import Fixed
-from mmspec.core.dgrs import dgrs
-from mmspec.core.kernel import Kernel
-from mmspec.drafters.frozen import FrozenTarget
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.d_grs import dgrs
+from mmspec.core.rules.token import Token
+from mmspec.drafters.jacobi.frozen import FrozenTarget
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Comb, with_replacement
-from mmspec.jobs.files import write_json
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
-from mmspec.vision.diffusion import DiffusionTarget
-from mmspec.vision.foreseen import Foreseen
-from mmspec.vision.tokenizer import as_tensor
-from mmspec.vision.whole import chains
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import machine, provenance
+from mmspec.vision.codes.tokenizer import as_tensor
+from mmspec.vision.diffusion.pipeline import chains
+from mmspec.vision.diffusion.target import DiffusionTarget
+from mmspec.vision.diffusion.x0_prediction import X0Prediction
 
 SCHEDULE = {"num_train_timesteps": 1000, "clip_sample": True, "beta_schedule": "squaredcos_cap_v2", "timestep_spacing": "trailing"}
 
@@ -44,9 +45,9 @@ def benchmark(size: int, steps: int = 30, churn: float = 0.06) -> DiffusionTarge
     levels = torch.linspace(1, 1 / 1000, steps, dtype=torch.float64)
     s, h = levels[1:-1], levels[1:-1] - levels[2:]
     pull = churn**2 / (1 - s)
-    kernel = Kernel(1000 * s, 1 - h * pull, -h * (1 + pull * (1 - s)), churn * (2 * s * h / (1 - s)).sqrt())
-    net = MixtureNet(Mixture.random(size), interpolating, "flow")
-    return DiffusionTarget(net, kernel, torch.Size((size, 1, 1)), Foreseen(torch.ones_like(s), -s, torch.zeros_like(s), 1.0))
+    noise_schedule = NoiseSchedule(1000 * s, 1 - h * pull, -h * (1 + pull * (1 - s)), churn * (2 * s * h / (1 - s)).sqrt())
+    net = MixtureNet(GaussianMixtureData.random(size), interpolating, "flow")
+    return DiffusionTarget(net, noise_schedule, torch.Size((size, 1, 1)), X0Prediction(torch.ones_like(s), -s, torch.zeros_like(s), 1.0))
 
 
 def unet(side: int, *widths: int) -> UNet2DModel:
@@ -72,7 +73,7 @@ def trained(widths: tuple[int, ...], pixels: torch.Tensor, steps: int, work: Pat
 
 def measured(target: DiffusionTarget, count: int, ways: dict[str, tuple[Any, int, Any]], rounds: int) -> dict[str, dict]:
     """Calls, rows and acceptance of each way over `count` pictures, and seconds of one picture beside plain decoding's, interleaved."""
-    print(target.shape.numel(), "numbers,", target.kernel.steps, "steps")
+    print(target.shape.numel(), "numbers,", target.noise_schedule.steps, "steps")
     found, rows = {}, []
     hook = target.net.register_forward_hook(lambda module, given, out: rows.append(len(given[0])))
     for name, (drafter, length, rule) in ways.items():

@@ -2,7 +2,8 @@
 
     python vision/compare_methods.py --set fashion --pictures 60        (15 minutes on one busy CPU core)
 
-Forwards count one picture's share of every target call. Quality is judged with other seeds than plain decoding's (mmspec.vision.metrics).
+Forwards count one picture's share of every target call. Quality is judged with other seeds than plain decoding's
+(mmspec.vision.quality.metrics).
 Seconds are those of small batches, interleaved in one process with plain decoding written the usual way: a transformers DynamicCache, one
 code a step, guidance in one doubled batch, torch.multinomial. They are paired: ratios of each round, their median and spread.
 """
@@ -16,19 +17,19 @@ import torch
 from rich.progress import track
 
 import mmspec
-from mmspec.bench.provenance import machine, provenance
-from mmspec.bench.usual_pictures import usual
-from mmspec.core.cool import CoolSD
-from mmspec.core.lantern import LanternPlus
-from mmspec.jobs.files import write_json
+from mmspec.bench.compare.usual_pictures import usual
+from mmspec.core.rules.lossy.cool_sd import CoolSD
+from mmspec.core.rules.lossy.lantern import LanternPlus
 from mmspec.minis import HOME
 from mmspec.minis.images import load_images, load_judge
-from mmspec.vision import metrics
-from mmspec.vision import tokenizer as tokens
-from mmspec.vision.classifier import classify
-from mmspec.vision.family import ImageModel
-from mmspec.vision.methods import METHODS as KNOWN
-from mmspec.vision.methods import neighbours
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import machine, provenance
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.codes.methods import METHODS as KNOWN
+from mmspec.vision.codes.methods import neighbours
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.quality import metrics
+from mmspec.vision.quality.classifier import classify
 
 METHODS = ("jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "eagle", "lantern", "lantern++", "cool-sd", "gsd", "zipar", "pjd")
 METHODS += ("scd + cool-sd", "scd + strong cool-sd", "scd + lantern++", "scd + gsd")  # coupled windows under relaxed rules
@@ -46,7 +47,7 @@ def options(name: str, model: ImageModel) -> dict:
 
 
 @torch.no_grad()
-def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, guidance: float, wanted: torch.Tensor) -> metrics.Pictures:
+def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, guidance: float, wanted: torch.Tensor) -> metrics.PictureSet:
     """What the metrics ask of pictures: features, codes, the target's own surprise, and whether the judge sees the class asked for."""
     surprise = []
     for first in range(0, len(prompts), 50):
@@ -59,7 +60,7 @@ def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, gui
     codes = model.raster.picture(sequences)
     logits, features = classify(judge, tokens.as_tensor(model.decode(codes)))
     hits = logits.argmax(-1) == wanted if len(judge.labels) == len(model.labels) else None  # a judge of other classes only sees features
-    return metrics.Pictures(features, codes, torch.cat(surprise), hits, wanted)
+    return metrics.PictureSet(features, codes, torch.cat(surprise), hits, wanted)
 
 
 def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, window: int, seed: int, batch: int) -> tuple:

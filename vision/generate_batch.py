@@ -23,18 +23,18 @@ from typing import Any
 
 import torch
 
-from mmspec.bench.provenance import provenance
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Stopped, run
-from mmspec.text.pairs import device_of
+from mmspec.jobs.pictures import Draw, identity
+from mmspec.loading.text import device_of
+from mmspec.loading.vision import Loaded, check_decoder, is_continuous, load_image_model
+from mmspec.utils.provenance import provenance
 from mmspec.vision import LlamaGen, LlamaGenConfig
-from mmspec.vision.bulk import Draw, identity
-from mmspec.vision.continuous import WAYS, ContinuousPictures, way_of
-from mmspec.vision.continuous import WINDOW as TOKENS
+from mmspec.vision.codes.methods import METHODS, method_of
+from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures, way_of
+from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from mmspec.vision.generation import WINDOW, default_method
-from mmspec.vision.loading import Loaded, check_decoder, is_continuous, load_image_model
-from mmspec.vision.methods import METHODS, method_of
-from mmspec.vision.sheets import heat
+from mmspec.vision.quality.contact_sheets import temperature
 
 
 def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
@@ -63,7 +63,7 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
         shard_size=args.shard_size,
         about=provenance(loaded.model.model.device),
         measures=work.measures,
-        noun="pictures",
+        unit="pictures",
     )
 
 
@@ -72,7 +72,7 @@ def tiny() -> Loaded:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     net = LlamaGen(LlamaGenConfig(vocab_size=32, grid=4, classes=3, **sizes)).eval()
-    return Loaded("tiny", LlamaGenPictures(net, lambda codes: [heat(each, 32) for each in codes], labels=("cat", "dog", "owl")))
+    return Loaded("tiny", LlamaGenPictures(net, lambda codes: [temperature(each, 32) for each in codes], labels=("cat", "dog", "owl")))
 
 
 def main() -> None:
@@ -80,14 +80,14 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, vision-fashion, continuous, a folder or a hub name")
-    parser.add_argument("--method", help=f"{', '.join(METHODS)}; of continuous tokens {', '.join(WAYS)}")
+    parser.add_argument("--method", help=f"{', '.join(METHODS)}; of continuous tokens {', '.join(CONTINUOUS_METHODS)}")
     parser.add_argument("--window", type=int, help=f"tokens in flight a forward, by default {WINDOW}; of continuous ones {TOKENS}")
     parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--drift-budget", type=float, help="total variation a lossy method may spend on a picture")
     parser.add_argument("--head-steps", type=int, help="of continuous tokens: steps of the head's chain")
-    parser.add_argument("--sigma-out", type=float, help="of continuous tokens: the noise on every token that is a part of the law")
+    parser.add_argument("--sigma-out", type=float, help="of continuous tokens: the noise on every token that is a part of the distribution")
     parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=8)

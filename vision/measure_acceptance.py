@@ -9,7 +9,7 @@ K = sum_t |m_p - m_q|^2 / sigma_t^2 along that path is twice the divergence of t
     stepwise    prod_t min(1, p_t / q_t)                   foretold: prod_t 2 Phi(-delta_t / 2), delta_t^2 the terms of K
     aligned     2 Phi(-|f_p - f_q| / (2 sigma_out)), of two chains fed the same noise
 
-Every rule is the more accepted the less its law differs, whatever the window: it is a token's chance that is measured here.
+Every rule is the more accepted the less its distribution differs, whatever the window: it is a token's chance that is measured here.
 """
 
 import argparse
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.bench.projection import taught
-from mmspec.bench.provenance import provenance
+from mmspec.bench.check.projection import taught
+from mmspec.core.distributions.reflection import agreement
 from mmspec.core.noise import Noise
-from mmspec.core.reflection import agreement
-from mmspec.jobs.files import write_json
-from mmspec.vision.continuous import pair_of
-from mmspec.vision.latents import Sampling
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import provenance
+from mmspec.vision.continuous.generation import pair_of
+from mmspec.vision.continuous.latents import Sampling
 
 FIGURES = ("path", "foretold path", "stepwise", "foretold stepwise", "aligned", "K", "median K")
 
@@ -35,20 +35,20 @@ FIGURES = ("path", "foretold path", "stepwise", "foretold stepwise", "aligned", 
 def measured(target: Any, classes: list[int], tokens: Tensor, sampling: Sampling, seed: int) -> dict[str, Tensor]:
     """For every token of `tokens` [B, S, d], the chance that a draft for its place is accepted by each rule, and the path gap: [B, S]."""
     noise = Noise.from_seed(seed, len(classes))
-    laws = {}
+    distributions = {}
     for form in ("path", "aligned"):
         prompt, own, drafting = pair_of(target, classes, form, most=2, noise=noise, sampling=sampling)
         steps = (sampling.steps or target.model.config.head_steps) + 1
         values = tokens[..., None, :].expand(*tokens.shape[:2], steps, -1) if form == "path" else tokens  # only the last state is read
-        laws[form] = [taught(side, prompt, values) for side in (own, drafting)]
-    p, q = laws["path"]
+        distributions[form] = [taught(side, prompt, values) for side in (own, drafting)]
+    p, q = distributions["path"]
     path, _ = q.drawn(noise.shared(torch.arange(tokens.shape[1]).expand(len(classes), -1)))
     states = path[..., 1:, :]
     own, theirs = p.steps(path), q.steps(path)
     ratio = own.log_ratio(theirs, states)  # [B, S, T]
     gap = torch.linalg.vector_norm(own.gap(theirs), dim=-1)
     total = gap.square().sum(-1)
-    p, q = laws["aligned"]
+    p, q = distributions["aligned"]
     return {
         "path": ratio.sum(-1).exp().clamp(max=1),
         "foretold path": agreement(total.sqrt()),

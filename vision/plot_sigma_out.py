@@ -2,9 +2,10 @@
 
     python vision/plot_sigma_out.py --out docs/sigma-out.svg        (20 minutes on one CPU core)
 
-sigma_out is a part of the target's law: without it no two diffusion heads ever agree on a token. Quality is plain decoding's, as the exact
-ways have the same law: the Frechet distance to held-out Fashion-MNIST (MMSPEC_DATA) in the features of mini vision's judge. Acceptance is
-that of the shipped draft, which was made for one sigma_out, with four guesses a round.
+sigma_out is a part of the target's distribution: without it no two diffusion heads ever agree on a token. Quality is plain decoding's, as
+the exact
+ways have the same distribution: the Frechet distance to held-out Fashion-MNIST (MMSPEC_DATA) in the features of mini vision's judge.
+Acceptance is that of the shipped draft, which was made for one sigma_out, with four draft tokens a round.
 """
 
 import argparse
@@ -17,16 +18,16 @@ import torch
 from rich.progress import track
 
 import mmspec
-from mmspec.bench.provenance import machine, provenance
-from mmspec.jobs.files import whole
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
+from mmspec.utils.files import whole
+from mmspec.utils.provenance import machine, provenance
 from mmspec.vision import Sampling
-from mmspec.vision import tokenizer as tokens
-from mmspec.vision.classifier import classify
-from mmspec.vision.distances import frechet
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.quality.classifier import classify
+from mmspec.vision.quality.distances import frechet
 
-SIGMAS, WAYS = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5), ("path", "block", "aligned")
+SIGMAS, CONTINUOUS_METHODS = (0.0, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5), ("path", "block", "aligned")
 
 
 def features(judge: Any, shown: Any) -> torch.Tensor:
@@ -35,11 +36,11 @@ def features(judge: Any, shown: Any) -> torch.Tensor:
 
 
 def measured(model: Any, judge: Any, real: torch.Tensor, sigma: float, count: int, drafted: int) -> dict[str, float]:
-    """The distance of `count` pictures, and the share of guesses accepted over `drafted` pictures by every way."""
+    """The distance of `count` pictures, and the share of draft tokens accepted over `drafted` pictures by every way."""
     classes, sampling = [n % 10 for n in range(count)], Sampling(sigma_out=sigma)
     made = mmspec.vision.generate(model, classes, "plain", sampling=sampling)
     found = {"sigma_out": sigma, "frechet": frechet(features(judge, made.images), real)}
-    for way in WAYS if sigma else ():
+    for way in CONTINUOUS_METHODS if sigma else ():
         stats = mmspec.vision.generate(model, classes[:drafted], way, sampling=sampling, seed=10**6).stats
         found[way] = stats.accepted / max(1, stats.judged)
     return found
@@ -54,10 +55,10 @@ def plot(rows: list[dict[str, float]], out: Path) -> None:
     sigmas = [row["sigma_out"] for row in rows]
     above.plot(sigmas, [row["frechet"] for row in rows], marker="o", color="#444444")
     above.set_ylabel("Frechet distance")
-    for way in WAYS:
+    for way in CONTINUOUS_METHODS:
         with_noise = [row for row in rows if way in row]
         below.plot([row["sigma_out"] for row in with_noise], [row[way] for row in with_noise], marker="o", label=way)
-    below.set(xlabel="sigma_out, in deviations of a token", ylabel="guesses accepted of those judged", ylim=(0, 1))
+    below.set(xlabel="sigma_out, in deviations of a token", ylabel="draft tokens accepted of those judged", ylim=(0, 1))
     below.legend()
     for part in (above, below):
         part.set_ylim(bottom=0)

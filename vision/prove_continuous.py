@@ -1,9 +1,9 @@
-"""Which rules over continuous tokens are exact: every way of mini continuous and planted bugs, held to the target's law.
+"""Which rules over continuous tokens are exact: every way of mini continuous and planted bugs, held to the target's distribution.
 
     python vision/prove_continuous.py --pictures 150        (some minutes on one CPU core)
 
-Prints p-values of `mmspec.bench.projection`: of what was settled, along the drafter's pull, being standard normal. An exact rule's are
-anywhere between 0 and 1; some 7,000 tokens are enough for a wrong one's to vanish. `--energy` adds the energy distance between each
+Prints p-values of `mmspec.bench.check.projection`: of what was committed, along the drafter's pull, being standard normal. An exact rule's
+are anywhere between 0 and 1; some 7,000 tokens are enough for a wrong one's to vanish. `--energy` adds the energy distance between each
 way's pictures and plain ones with its permutation p-value: the usual check, which misses most of these bugs.
 """
 
@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.bench.projection import project
-from mmspec.bench.provenance import provenance
-from mmspec.core.accept import Token, settle
-from mmspec.core.cspd import CSpD
-from mmspec.jobs.files import write_json
-from mmspec.vision.continuous import WAYS, Draft
-from mmspec.vision.latents import Sampling
+from mmspec.bench.check.projection import project
+from mmspec.core.rules.base import commit
+from mmspec.core.rules.lossy.cspd import CSpD
+from mmspec.core.rules.token import Token
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import provenance
+from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, LatentDraft
+from mmspec.vision.continuous.latents import Sampling
 
-EXACT = [name for name, way in WAYS.items() if way.accept is not None]
+EXACT = [name for name, way in CONTINUOUS_METHODS.items() if way.accept is not None]
 
 
 class FromTarget(Token):
@@ -42,7 +43,7 @@ class MeanOverNumbers(Token):
 
 
 class NoRollback(Token):
-    """Every guess judged on its own: refused ones are replaced where they stand, those behind them stay."""
+    """Every draft token judged on its own: refused ones are replaced where they stand, those behind them stay."""
 
     def __call__(self, draft: Any, scored: Any, noise: Any) -> Any:
         if draft.size == draft.roots:
@@ -50,11 +51,11 @@ class NoRollback(Token):
         first, last = draft.roots - 1, draft.valid[:, draft.roots :].sum(-1) + draft.roots - 1
         p = scored.p.at(torch.arange(first, draft.size - 1).expand(len(draft.start), -1))
         position = draft.position()[:, first:-1]
-        kept = noise.accept(position, draft.start).below(self.accept_prob(p, draft.q, draft.guesses))
-        mended = p.residual(draft.q, draft.guesses).sample(noise.residual(position, draft.start))
-        draft.nodes[:, draft.roots :] = torch.where(kept[..., None], draft.guesses, mended)
+        kept = noise.accept(position, draft.start).below(self.accept_prob(p, draft.q, draft.draft_tokens))
+        mended = p.residual(draft.q, draft.draft_tokens).sample(noise.residual(position, draft.start))
+        draft.nodes[:, draft.roots :] = torch.where(kept[..., None], draft.draft_tokens, mended)
         own = scored.p.at(last[:, None]).sample(noise.value(draft.position().gather(1, last[:, None])))
-        return settle(draft, last, own[:, 0])
+        return commit(draft, last, own[:, 0])
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class Row:
 def rows(target: Any, steps: int, temperature: float) -> list[Row]:
     """Exact ways first, then the bugs. CSpD is asked about a draft drawn at another temperature, so that its factor is not 1."""
     model = target.model
-    kernels = [Sampling(steps=steps).filled(model.config).kernel(t) for t in (1.0, temperature)]
+    noise_schedules = [Sampling(steps=steps).filled(model.config).noise_schedule(t) for t in (1.0, temperature)]
     found = [Row(method, "its own", True) for method in EXACT]
-    draft = Draft(target.drafter, temperature=temperature)
+    draft = LatentDraft(target.drafter, temperature=temperature)
     for factor in (False, True):
-        rule = CSpD.of(*kernels, model.config.channels, factor=factor)
+        rule = CSpD.of(*noise_schedules, model.config.channels, factor=factor)
         name = "CSpD's, with its factor" if factor else "CSpD's, without its factor"
         found.append(Row("aligned", name, not factor, {"accept": rule, "drafter": draft}))
     found += [Row(method, "draws from p after a rejection", False, {"accept": FromTarget()}) for method in ("aligned", "path", "density")]

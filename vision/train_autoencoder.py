@@ -18,8 +18,8 @@ from PIL import Image
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
-from mmspec.vision import autoencoder as auto
-from mmspec.vision.tokenizer import as_pictures, as_tensor, rebuilding_loss
+from mmspec.vision.codes.tokenizer import as_pictures, as_tensor, rebuilding_loss
+from mmspec.vision.continuous import autoencoder as auto
 
 MODEL = {"size": 28, "colours": 1, "patch": 2, "channels": (24, 48), "dim": 8}
 NOISES = (0.0, 0.05, 0.1, 0.15, 0.2)
@@ -80,12 +80,12 @@ def main() -> None:
         train, held = (as_tensor(pictures.fashion(data, part)[0]) for part in ("train", "test"))
     model = auto.make_autoencoder(**sizes)
 
-    def loss(lesson, step):
+    def loss(example, step):
         generator = torch.Generator().manual_seed(step)
         found = train[torch.randint(len(train), (args.rows,), generator=generator)]
         turned = torch.rand(len(found), generator=generator) < 0.5
         found = torch.where(turned[:, None, None, None], found.flip(-1), found)
-        rebuilt, nats = lesson(found)
+        rebuilt, nats = example(found)
         return rebuilding_loss(rebuilt, found) + args.nats * nats
 
     def validate(_, step):
@@ -93,7 +93,7 @@ def main() -> None:
         print(step, json.dumps(report(model, held[:500], args.work / "sheet.png")), flush=True)
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, weight_decay=0.01, checkpoint_every=250, mixed_precision=args.precision)
-    fit(auto.Lesson(model, args.noise), loss, plan, args.work / "checkpoint.pt", title="autoencoder", validate=validate)
+    fit(auto.AutoencoderLoss(model, args.noise), loss, plan, args.work / "checkpoint.pt", title="autoencoder", validate=validate)
     auto.set_scale(model, train[:20000])
     auto.save_autoencoder(model, args.out)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps}

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
-from mmspec.vision import tokenizer as tokens
-from mmspec.vision.classifier import Classifier, classify, load_classifier, save_classifier
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.quality.classifier import Classifier, classify, load_classifier, save_classifier
 
 
 def read(name: str) -> tuple[list, list[str]]:

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.core.kernel import Kernel
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.minis import pictures
 from mmspec.minis.latents import continuous_model, save_model
 from mmspec.train import Fit, fit
-from mmspec.train.continuous import Lesson, MixtureLesson, PathLesson, Table, dropped, noisy, written
-from mmspec.vision import autoencoder as auto
-from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig, scheduler
-from mmspec.vision.mar import MaskedAR, MaskedARConfig
+from mmspec.train.continuous import ContinuousLoss, MixtureExample, PathExample, Table, dropped, noisy, written
+from mmspec.vision.continuous import autoencoder as auto
+from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
+from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
 SIZES = {
     "diffusion": {"hidden_size": 160, "num_hidden_layers": 5, "num_attention_heads": 5, "intermediate_size": 432, "head_width": 160},
@@ -62,8 +62,8 @@ def own_pictures(target, kept: Path, count: int) -> Table:
     if not kept.exists():
         generator = torch.Generator().manual_seed(0)
         classes = torch.arange(count) % target.config.classes
-        kernel = Kernel.of(scheduler(), 16, SIGMA) if target.config.head == "diffusion" else None
-        tokens = torch.cat([written(target, some, kernel, generator) for some in classes.split(256)])
+        noise_schedule = NoiseSchedule.of(scheduler(), 16, SIGMA) if target.config.head == "diffusion" else None
+        tokens = torch.cat([written(target, some, noise_schedule, generator) for some in classes.split(256)])
         torch.save(asdict(Table(tokens, torch.zeros_like(tokens), classes)), kept)
     return Table(**torch.load(kept))
 
@@ -98,36 +98,36 @@ def main() -> None:
     else:
         train, held = (table(args.out / "autoencoder", args.work / f"{part}.pt", part) for part in ("train", "test"))
     model = make(args.head, {**sizes, "every": args.every} if args.draft else sizes)
-    kernels = [Kernel.of(scheduler(), steps, SIGMA) for steps in CHAINS]
-    own, lesson = train, Lesson(model, scheduler(), args.levels)
+    noise_schedules = [NoiseSchedule.of(scheduler(), steps, SIGMA) for steps in CHAINS]
+    own, example = train, ContinuousLoss(model, scheduler(), args.levels)
     if args.draft:
         target = continuous_model(folder / "target").requires_grad_(False)
         if args.head != "masked":
             own = own_pictures(target, args.work / "own.pt", 4 if args.smoke else WRITTEN)
-        lesson = MixtureLesson(model, target) if args.head == "mixture" else PathLesson(model, target, kernels, every=args.every)
+        example = MixtureExample(model, target) if args.head == "mixture" else PathExample(model, target, noise_schedules, every=args.every)
 
-    def loss(lesson, step: int) -> Tensor:
+    def loss(example, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(step)
         tokens, classes = (own if step % 2 else train).some(args.rows, generator)
         seen, classes = noisy(tokens, generator), dropped(classes, model.config.classes, generator)
-        return lesson(classes, seen, generator, OWN) if args.draft else lesson(classes, seen, tokens, generator)
+        return example(classes, seen, generator, OWN) if args.draft else example(classes, seen, tokens, generator)
 
     @torch.no_grad()
-    def held_out(lesson, step: int) -> dict:
+    def held_out(example, step: int) -> dict:
         generator, (tokens, classes) = torch.Generator().manual_seed(1), held.some(128, torch.Generator().manual_seed(0))
         if not args.draft:
-            facts = {"loss, held out": lesson(classes, tokens, tokens, generator).item()}
-            facts["the same from nothing"] = lesson(torch.full_like(classes, model.config.classes), tokens, tokens, generator).item()
+            facts = {"loss, held out": example(classes, tokens, tokens, generator).item()}
+            facts["the same from nothing"] = example(torch.full_like(classes, model.config.classes), tokens, tokens, generator).item()
         else:
             some, about = (tokens, classes) if args.head == "masked" else own.some(64, torch.Generator().manual_seed(0))
-            facts = lesson.facts(about, some, None if args.head == "mixture" else kernels[1], generator)
+            facts = example.facts(about, some, None if args.head == "mixture" else noise_schedules[1], generator)
         print(step, json.dumps(facts), flush=True)
         return facts
 
     plan = Fit(steps=args.steps, lr=args.lr, warmup=100, checkpoint_every=250, mixed_precision=args.precision)
-    fit(lesson, loss, plan, args.work / "checkpoint.pt", title=args.head, validate=held_out)
+    fit(example, loss, plan, args.work / "checkpoint.pt", title=args.head, validate=held_out)
     save_model(model, folder / ("drafters/" + args.name if args.draft else "target"))
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out(lesson, args.steps)}
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out(example, args.steps)}
     (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 

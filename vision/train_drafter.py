@@ -2,9 +2,9 @@
 
     python vision/train_drafter.py --set fashion        (15 minutes on one CPU core)
 
-The target draws its pictures from classes or captions under guidance; the net learns the target's laws and last hidden states over them,
-with the class or caption and, for the unconditional rows that guidance needs, without. Drawn pictures are kept in the work folder, and a
-stopped run goes on; delete the folder to start again. The drafter is written to OUT/drafters/KIND with its card.
+The target draws its pictures from classes or captions under guidance; the net learns the target's distributions and last hidden states over
+them, with the class or caption and, for the unconditional rows that guidance needs, without. Drawn pictures are kept in the work folder,
+and a stopped run goes on; delete the folder to start again. The drafter is written to OUT/drafters/KIND with its card.
 """
 
 import argparse
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 
 import mmspec
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.nets import new_net
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.minis import pictures
 from mmspec.minis.captions import captions_of
 from mmspec.minis.card import PICTURE_DRAFTER_CARD
 from mmspec.minis.images import load_images
 from mmspec.train import Fit, fit
-from mmspec.train.lessons import Aim, Lesson, Window, acceptance_text
+from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, acceptance_text
+from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.family import ImageModel
-from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig
+from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
 
 
 def prompts_of(model: ImageModel, count: int) -> list:
@@ -53,7 +53,7 @@ def drawn(model: ImageModel, prompts: list, guidance: float, batch: int, path: P
 
 
 @torch.no_grad()
-def window(model: ImageModel, prompts: list, codes: Tensor, rows: list[int], conditional: bool) -> Window:
+def window(model: ImageModel, prompts: list, codes: Tensor, rows: list[int], conditional: bool) -> RecordedWindow:
     """Drawn pictures as lessons: the value before the first code is the prompt's last position, which no net embeds."""
     prompt = model.encode([prompts[row] for row in rows], guided=True)
     half = slice(0, len(rows)) if conditional else slice(len(rows), None)
@@ -61,7 +61,7 @@ def window(model: ImageModel, prompts: list, codes: Tensor, rows: list[int], con
     ids = torch.cat([torch.zeros_like(codes[rows, :1]), codes[rows, :-1]], 1)
     own = torch.ones_like(ids, dtype=torch.bool)
     own[:, 0] = False
-    return Window(ids, states, states, own)
+    return RecordedWindow(ids, states, states, own)
 
 
 def tiny() -> ImageModel:
@@ -96,7 +96,7 @@ def main() -> None:
     net = new_net(args.kind, target, {})
     if net.reads != (-1,):
         raise SystemExit(f"{args.kind} reads states {net.reads}: this recipe records the last one only, so train eagle1")
-    lesson, held = Lesson(net, target, Aim(depth=args.depth, states=0.1)), max(args.rows, args.pictures // 16)
+    example, held = DistillationLoss(net, target, Aim(depth=args.depth, states=0.1)), max(args.rows, args.pictures // 16)
 
     def loss(module: nn.Module, turn: int) -> Tensor:
         pick = random.Random(turn)
@@ -109,8 +109,8 @@ def main() -> None:
         return levels
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=min(100, args.steps), mixed_precision=args.precision)
-    fit(lesson, loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
-    levels = validate(lesson, args.steps)
+    fit(example, loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    levels = validate(example, args.steps)
     folder = args.out / "drafters" / args.kind
     save_drafter(net, folder, torch.float16)
     rows = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))

@@ -22,8 +22,8 @@ from transformers import T5Config, T5EncoderModel
 from mmspec.minis import pictures
 from mmspec.minis.captions import captions_of, text_tokenizer
 from mmspec.train import Fit, fit
-from mmspec.vision import tokenizer as tokens
-from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig, Writer
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig, TrainedTogether
 
 SETS = {
     "fashion": {"sizes": {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 352}, "rows": 64},
@@ -33,7 +33,7 @@ LENGTH, WIDTH, VERSIONS, DROPPED = 16, 64, 24, 0.1
 
 
 @dataclass(frozen=True)
-class Lessons:
+class DistillationTargets:
     """Token tables and what each picture is written from: a class number, or texts of which one is drawn."""
 
     codes: Tensor  # [N, versions, T]
@@ -42,45 +42,45 @@ class Lessons:
     held_conditions: list
 
 
-def read(name: str, folder: Path, kept: Path) -> Lessons:
+def read(name: str, folder: Path, kept: Path) -> DistillationTargets:
     """The token tables of a set, by the tokenizer in `folder`; made once and `kept`."""
     if not kept.exists():
         torch.save(asdict(tables(name, folder)), kept)
-    return Lessons(**torch.load(kept))
+    return DistillationTargets(**torch.load(kept))
 
 
-def tables(name: str, folder: Path) -> Lessons:
+def tables(name: str, folder: Path) -> DistillationTargets:
     data, model = Path(os.environ.get("MMSPEC_DATA", "../shared/data")), tokens.load_tokenizer(folder)
     if name == "fashion":
         (shown, classes), (held, held_classes) = pictures.fashion(data), pictures.fashion(data, "test")
         mirror = np.isin(classes, (0, 1, 2, 3, 4, 6, 8))  # shoes all look one way
         codes = torch.cat([tokens.encode_all(model, shown, versions=1), tokens.encode_all(model, shown[:, :, ::-1], versions=1)], 1)
         codes[~mirror, 1] = codes[~mirror, 0]
-        return Lessons(codes, tokens.encode_all(model, held)[:, 0], classes.tolist(), held_classes.tolist())
+        return DistillationTargets(codes, tokens.encode_all(model, held)[:, 0], classes.tolist(), held_classes.tolist())
     shown, rows = pictures.emoji(data)
     held = pictures.held_out(len(rows))
     kept = [row for row, out in zip(rows, held, strict=True) if not out]
     codes = tokens.encode_all(model, shown[~held], versions=VERSIONS, mirror=np.array([pictures.may_mirror(row) for row in kept]))
     out = [row["name"].lower() for row, out in zip(rows, held, strict=True) if out]
-    return Lessons(codes, tokens.encode_all(model, shown[held])[:, 0], [captions_of(row) for row in kept], out)
+    return DistillationTargets(codes, tokens.encode_all(model, shown[held])[:, 0], [captions_of(row) for row in kept], out)
 
 
-def made_up(name: str) -> Lessons:
+def made_up(name: str) -> DistillationTargets:
     """A few random pictures, for --smoke."""
     table = torch.randint(256, (8, 2, 196 if name == "fashion" else 256)).to(torch.int16)
     conditions: list = list(range(8)) if name == "fashion" else [["red apple", "a red apple"]] * 8
-    return Lessons(table, table[:4, 0], conditions, conditions[:4] if name == "fashion" else ["red apple"] * 4)
+    return DistillationTargets(table, table[:4, 0], conditions, conditions[:4] if name == "fashion" else ["red apple"] * 4)
 
 
-def make(name: str, lessons: Lessons, sizes: dict) -> Writer:
+def make(name: str, examples: DistillationTargets, sizes: dict) -> TrainedTogether:
     if name == "fashion":
         labels = dict(enumerate(pictures.FASHION))
-        return Writer(LlamaGen(LlamaGenConfig(vocab_size=256, grid=14, classes=10, id2label=labels, **sizes)))
-    texts = [text for some in lessons.conditions for text in some]
+        return TrainedTogether(LlamaGen(LlamaGenConfig(vocab_size=256, grid=14, classes=10, id2label=labels, **sizes)))
+    texts = [text for some in examples.conditions for text in some]
     tokenizer = text_tokenizer(texts)
     t5 = T5Config(vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=128, num_layers=2, num_heads=4, is_encoder_decoder=False)
     config = LlamaGenConfig(vocab_size=512, grid=16, condition="caption", caption_width=WIDTH, prefix=LENGTH, dropout=0.1, **sizes)
-    return Writer(LlamaGen(config), T5EncoderModel(t5), tokenizer)
+    return TrainedTogether(LlamaGen(config), T5EncoderModel(t5), tokenizer)
 
 
 def main() -> None:
@@ -98,22 +98,22 @@ def main() -> None:
     sizes, rows = SETS[args.set]["sizes"], SETS[args.set]["rows"]
     if args.smoke:
         sizes, rows, args.steps, args.out = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini"
-    lessons = made_up(args.set) if args.smoke else read(args.set, args.out / "tokenizer", args.work / "tokens.pt")
-    writer = make(args.set, lessons, sizes)
+    examples = made_up(args.set) if args.smoke else read(args.set, args.out / "tokenizer", args.work / "tokens.pt")
+    writer = make(args.set, examples, sizes)
 
-    def loss(lesson: nn.Module, step: int) -> Tensor:
+    def loss(example: nn.Module, step: int) -> Tensor:
         pick = random.Random(step)
-        chosen = [(pick.randrange(lessons.codes.shape[0]), pick.randrange(lessons.codes.shape[1])) for _ in range(rows)]
-        given = [lessons.conditions[n] for n, _ in chosen]
+        chosen = [(pick.randrange(examples.codes.shape[0]), pick.randrange(examples.codes.shape[1])) for _ in range(rows)]
+        given = [examples.conditions[n] for n, _ in chosen]
         given = given if args.set == "fashion" else [pick.choice(texts) for texts in given]
-        codes = torch.stack([lessons.codes[n, version] for n, version in chosen]).long()
-        return lesson(codes, given, torch.tensor([pick.random() < DROPPED for _ in chosen])).mean()
+        codes = torch.stack([examples.codes[n, version] for n, version in chosen]).long()
+        return example(codes, given, torch.tensor([pick.random() < DROPPED for _ in chosen])).mean()
 
     @torch.no_grad()
-    def held_out(lesson: nn.Module, step: int) -> dict[str, float]:
+    def held_out(example: nn.Module, step: int) -> dict[str, float]:
         some = slice(0, 256)
-        codes, given = lessons.held_codes[some].long(), lessons.held_conditions[some]
-        told, untold = (lesson(codes, given, torch.full((len(codes),), without)).mean().item() for without in (False, True))
+        codes, given = examples.held_codes[some].long(), examples.held_conditions[some]
+        told, untold = (example(codes, given, torch.full((len(codes),), without)).mean().item() for without in (False, True))
         facts = {"nats a code, held out": told, "the same from nothing": untold}
         print(step, json.dumps(facts), flush=True)
         return facts

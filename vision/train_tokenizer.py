@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
-from mmspec.vision import tokenizer as tokens
+from mmspec.vision.codes import tokenizer as tokens
 
 SETS = {
     "fashion": {
@@ -105,7 +105,7 @@ def main() -> None:
             found = tokens.vary(found, generator, shift=6, scale=0.2, mirror=torch.ones(count, dtype=torch.bool), colour=colour)
         return found, generator
 
-    def loss(lesson, step):
+    def loss(example, step):
         found, generator = some(rows, step)
         if step >= args.warmup and (step == args.warmup or (step % 50 == 0 and step < 0.7 * steps)):
             many, chance = some(256 if step == args.warmup else 64, steps + step)
@@ -114,7 +114,7 @@ def main() -> None:
                 (tokens.start_codebook if step == args.warmup else tokens.restart_dead)(model, spread, chance)
         side = held.shape[-1] // (sizes["patch"] * 2 ** (len(sizes["channels"]) - 1))
         noise = 0.3 * torch.randn(rows, sizes["dim"], side, side, generator=generator) if step < args.warmup else None
-        rebuilt, extra = lesson(found, noise)
+        rebuilt, extra = example(found, noise)
         return tokens.rebuilding_loss(rebuilt, found) + (0.25 if step >= args.warmup else 0.02) * extra
 
     def validate(_, step):
@@ -123,17 +123,17 @@ def main() -> None:
     rates = {"model.quantize": 3.0}  # the codes follow the encoder, which moves under them
     options = {"weight_decay": 0.01, "checkpoint_every": 500, "mixed_precision": args.precision}
     plan = Fit(steps=steps, lr=2e-3, warmup=100, rates=rates, **options)
-    fit(tokens.Lesson(model), loss, plan, args.work / "checkpoint.pt", title=args.set, validate=validate)
+    fit(tokens.TokenizerLoss(model), loss, plan, args.work / "checkpoint.pt", title=args.set, validate=validate)
     for part in (model.encoder, model.quant_conv, model.quantize):  # from here on the codes stand: only the decoder still learns
         part.requires_grad_(False)
 
-    def finish(lesson, step):
+    def finish(example, step):
         found, _ = some(rows, 10**6 + step, colour=0.0)
-        return tokens.rebuilding_loss(lesson(found)[0], found)
+        return tokens.rebuilding_loss(example(found)[0], found)
 
     if finishing:
         plan = Fit(steps=finishing, lr=1e-3, warmup=50, **options)
-        fit(tokens.Lesson(model), finish, plan, args.work / "finish.pt", title=f"{args.set}, decoder", validate=validate)
+        fit(tokens.TokenizerLoss(model), finish, plan, args.work / "finish.pt", title=f"{args.set}, decoder", validate=validate)
     tokens.save_tokenizer(model, args.out)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps}
     facts |= report(tokens.load_tokenizer(args.out), held, args.work / "sheet.png")

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.config import Config
-from mmspec.jobs.files import whole
+from mmspec.run.config import Config
+from mmspec.utils.files import whole
 
 EXAMPLES = """Examples:
 
@@ -21,7 +21,7 @@ EXAMPLES = """Examples:
   mmspec bench --model ./big --drafter ./small --prompts prompts.txt \\
       --device cuda --dtype bfloat16
 """
-_GUESSES, _LIMIT, _NEW = 5, 8, 64
+_DRAFT_TOKENS, _LIMIT, _NEW = 5, 8, 64
 
 
 def bench(
@@ -31,7 +31,7 @@ def bench(
     drafter: common.DRAFTER = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: Annotated[
-        str | None, common.option(common.HOW, "Guesses a round; 5 by default, for every contender.", metavar="N")
+        str | None, common.option(common.HOW, "Draft tokens a round; 5 by default, for every contender.", metavar="N")
     ] = None,
     tree: common.TREE = None,
     temperature: common.TEMPERATURE = None,
@@ -58,7 +58,7 @@ def _bench(given: dict[str, Any]) -> None:
     for name in ("repeats", "batch_size"):
         if given[name] < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {given[name]}: give at least 1")
-    settings = common.settings(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_GUESSES), limit=_LIMIT))
+    settings = common.settings(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:
         sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}
         common.begin(given["verbose"])
@@ -66,7 +66,7 @@ def _bench(given: dict[str, Any]) -> None:
         if "output" in sinks:
             json.dump(found, sinks["output"], indent=1)
         if "html" in sinks:
-            from mmspec.bench.report_bench import bench_page
+            from mmspec.bench.report.bench import bench_page
 
             sinks["html"].write(bench_page(found))
     if given["as_json"]:
@@ -77,15 +77,15 @@ def _bench(given: dict[str, Any]) -> None:
 
 def _measure(config: Config, given: dict[str, Any]) -> dict[str, Any]:
     """Every figure of the benchmark, with its provenance."""
-    from mmspec.bench.provenance import provenance
-    from mmspec.bench.run import run, summarise, trial_count
+    from mmspec.bench.compare.run import run, summarise, trial_count
+    from mmspec.utils.provenance import provenance
 
     pair = common.load(config)
     prompts = common.prompts_for(pair, given)
-    guesses = config.drafter.length if isinstance(config.drafter.length, int) and config.drafter.length > 0 else _GUESSES
+    draft_tokens = config.drafter.length if isinstance(config.drafter.length, int) and config.drafter.length > 0 else _DRAFT_TOKENS
     size, repeats = given["batch_size"], given["repeats"]
-    with common.progress("bench", trial_count(pair, prompts, guesses, size, repeats)) as done:
-        trials = run(pair, prompts, guesses=guesses, batch_size=size, repeats=repeats, done=done)
+    with common.progress("bench", trial_count(pair, prompts, draft_tokens, size, repeats)) as done:
+        trials = run(pair, prompts, draft_tokens=draft_tokens, batch_size=size, repeats=repeats, done=done)
     figures = [
         {"contender": t.contender, "batch": t.batch, "repeat": t.repeat, "tokens": t.outcome.count, "target_calls": t.outcome.calls}
         | {"seconds": t.outcome.seconds, "refused": t.outcome.refused}
@@ -98,7 +98,7 @@ def _measure(config: Config, given: dict[str, Any]) -> dict[str, Any]:
         "prompts": len(prompts),
         "batch_size": size,
         "repeats": repeats,
-        "assisted_guesses": guesses,
+        "assisted_draft_tokens": draft_tokens,
         "contenders": summarise(trials, greedy=config.run.temperature == 0),
         "trials": figures,
     }
@@ -106,7 +106,7 @@ def _measure(config: Config, given: dict[str, Any]) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     """The table and what it was measured on."""
-    from mmspec.bench.provenance import machine
+    from mmspec.utils.provenance import machine
 
     show = common.console(False)
     table = Table()

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
-from mmspec.config import Config
+from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -71,14 +71,14 @@ def caption(
     batch_size: Annotated[int, option("Bulk", "Pictures of a batch looked at together; 8 by default.", metavar="N")] = 8,
     shard_size: Annotated[int, option("Bulk", "Pictures a shard; what a kill may lose; 64 by default.", metavar="N")] = 64,
     compare: Annotated[bool, option(SHOW, "Decode without a drafter too, and tell both.", "--compare")] = False,
-    show_rounds: Annotated[bool, option(SHOW, "Underline accepted guesses as they settle.", "--show-rounds")] = False,
+    show_rounds: Annotated[bool, option(SHOW, "Underline accepted draft tokens as they commit.", "--show-rounds")] = False,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
     """Describe pictures and clips or answer questions about them: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
     common.begin(verbose)
-    from mmspec.text.pictures import split_arguments
+    from mmspec.text.inputs.pictures import split_arguments
 
     files, last = split_arguments(inputs or [])
     if not files:
@@ -101,16 +101,16 @@ def caption(
 
 
 def _one(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
-    """One prompt about all of the pictures, answered as it settles."""
+    """One prompt about all of the pictures, answered as it commits."""
     from mmspec.commands.stream import Flow, summary
-    from mmspec.text.captioning import load_seeing
-    from mmspec.text.clips import Sampling
-    from mmspec.text.sight import read_seen
+    from mmspec.jobs.captions import load_seeing
+    from mmspec.text.inputs.clips import FrameSampling
+    from mmspec.text.inputs.vision_inputs import read_seen
 
     for name in files:
         if Path(name).is_dir() or Path(name).suffix == ".jsonl":
             raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")
-    request = read_seen(asked, files, sampling=Sampling(given["fps"], given["frames"]))  # before a model is loaded
+    request = read_seen(asked, files, sampling=FrameSampling(given["fps"], given["frames"]))  # before a model is loaded
     captions = tuple(given["captions"] or ())
     pair = common.waiting(config, partial(load_seeing, config, given["chat"], given["view"], captions))
     inputs = pair.inputs([request])
@@ -118,7 +118,7 @@ def _one(config: Config, given: dict[str, Any], files: list[str], asked: str | N
     with nullcontext() if given["as_json"] else Flow(pair.decode, given["show_rounds"]) as flow:
         if flow is None:
             with common.progress("caption", config.run.max_new_tokens) as done:
-                found = pair.generate(inputs, on_step=lambda step: done(len(step.settled.values[0])))
+                found = pair.generate(inputs, on_step=lambda step: done(len(step.committed.values[0])))
         else:
             found = pair.generate(inputs, on_step=flow)
     if given["as_json"]:
@@ -138,7 +138,7 @@ def _plainly(pair: Any, inputs: dict[str, Any]) -> Any:
 
 
 def _told(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
-    from mmspec.text.clips import is_clip
+    from mmspec.text.inputs.clips import is_clip
 
     ids = _ids(found)
     about = {"model": pair.name, "drafter": pair.drafter_name, "view": given["view"], "settings": asdict(pair.config)}
@@ -178,10 +178,10 @@ def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | 
     if given["engine"] not in ("local", "ray"):
         raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
     from mmspec.jobs import run
-    from mmspec.text.captioning import Asked, job_folder, make_job, one_file
-    from mmspec.text.clips import Sampling
+    from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_job, one_file
+    from mmspec.text.inputs.clips import FrameSampling
 
-    asking = Asked(
+    asking = CaptionJobSpec(
         config,
         tuple(files),
         job_folder(given["out"]),
@@ -191,7 +191,7 @@ def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | 
         tuple(given["captions"] or ()),
         given["batch_size"],
         given["shard_size"],
-        Sampling(given["fps"], given["frames"]),
+        FrameSampling(given["fps"], given["frames"]),
     )
     report = run(partial(make_job, asking), engine=given["engine"])
     if report is None:  # another process of a launch tells

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.check_kinds import check_custom, check_kind, kind_of
-from mmspec.config import Config
-from mmspec.devices import device_of
+from mmspec.run.config import Config
+from mmspec.utils.devices import device_of
 
 EXAMPLES = """Examples:
 
@@ -82,12 +82,12 @@ def check(
         findings, stats, pair, about = _check(settings, given)
         name, drafter_name, exactness = pair.name, pair.drafter_name, pair.exactness
     else:
-        from mmspec.bench.provenance import provenance
+        from mmspec.utils.provenance import provenance
 
         run = check_custom if given["target"] is not None else partial(check_kind, kind)
         findings, stats, name, drafter_name, exactness = run(settings, given)
         about = provenance(device_of(settings.target.device))
-    from mmspec.bench.findings import likely_cause
+    from mmspec.bench.check.findings import likely_cause
 
     passed, cause = all(finding.passed for finding in findings), likely_cause(findings)
     cause = next((f.cause for f in findings if f.cause and not f.passed), cause) if kind != "text" else cause
@@ -102,11 +102,11 @@ def check(
 
 def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(findings, statistics, pair, provenance)."""
-    from mmspec.bench.provenance import provenance
-    from mmspec.bench.verify import Plan, verify, work
+    from mmspec.bench.check.verify import Plan, verify, work
+    from mmspec.utils.provenance import provenance
 
     if given["view"] is not None or given["pictures"]:
-        from mmspec.text.captioning import load_seeing
+        from mmspec.jobs.captions import load_seeing
 
         pair = common.waiting(config, partial(load_seeing, config, None, given["view"]))
     else:
@@ -119,8 +119,8 @@ def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
 
 
 def _show(findings: Any, stats: Any, what: str, cause: str, about: dict[str, Any]) -> None:
-    from mmspec.bench.provenance import machine
     from mmspec.commands.stream import summary
+    from mmspec.utils.provenance import machine
 
     table = Table("check", "", "finding")
     for finding in findings:

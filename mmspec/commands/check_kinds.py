@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from mmspec.commands import common
-from mmspec.config import Config
+from mmspec.run.config import Config
 
 KINDS = ("text", "image", "speech", "recommend")
 _NAMES = {"vision": "image", "vision-fashion": "image", "continuous": "image", "continuous-mixture": "image", "continuous-masked": "image"}
@@ -22,11 +22,11 @@ def kind_of(given: dict[str, Any]) -> str:
 
 def check_custom(config: Config, given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
     """(findings, statistics, model, drafter, exactness) of models that functions return."""
-    from mmspec.bench.custom import called, pair_of_models
-    from mmspec.bench.target_checks import check_target
-    from mmspec.bench.verify import Plan, verify, work
+    from mmspec.bench.check.custom import called, pair_of_models
+    from mmspec.bench.check.targets import check_target
+    from mmspec.bench.check.verify import Plan, verify, work
     from mmspec.core.stats import Stats
-    from mmspec.text.pairs import rule
+    from mmspec.loading.text import rule
 
     found = called(given["target"], "--target")
     target, prompts = found if isinstance(found, tuple) else (found, getattr(found, "prompts", None))
@@ -69,14 +69,14 @@ def check_kind(kind: str, config: Config, given: dict[str, Any]) -> tuple[list[A
 
 
 def _device(config: Config) -> Any:
-    from mmspec.devices import device_of
+    from mmspec.utils.devices import device_of
 
     return device_of(config.target.device)
 
 
 def _image(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
-    from mmspec.bench.modalities import check_continuous, check_pictures
-    from mmspec.vision.loading import is_continuous, load_image_model
+    from mmspec.bench.check.modalities import check_continuous, check_pictures
+    from mmspec.loading.vision import is_continuous, load_image_model
 
     name = given["model"] or "vision"
     loaded = common.waiting(config, partial(load_image_model, name, config.target.dtype, _device(config)))
@@ -92,9 +92,9 @@ def _image(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
 
 
 def _speech(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
-    from mmspec.bench.modalities import check_speech
-    from mmspec.speech.loading import load_speaker
-    from mmspec.text.pairs import rule
+    from mmspec.bench.check.modalities import check_speech
+    from mmspec.loading.speech import load_speaker
+    from mmspec.loading.text import rule
 
     name = "mini" if given["model"] in (None, "speech") else given["model"]
     loaded = common.waiting(config, partial(load_speaker, name, given["drafter"], config.target.dtype, _device(config)))
@@ -105,9 +105,9 @@ def _speech(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]
 
 
 def _recommend(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
-    from mmspec.bench.modalities import check_items
+    from mmspec.bench.check.modalities import check_items
+    from mmspec.loading.recsys import MINIS, load_recommender
     from mmspec.minis.shop import Shop
-    from mmspec.recsys.loading import MINIS, load_recommender
 
     name = "mini" if given["model"] in (None, "recsys") else given["model"]
     loaded = common.waiting(config, partial(load_recommender, name, None, given["drafter"], config.target.dtype, _device(config)))
@@ -126,6 +126,6 @@ def _recommend(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, s
 
 
 def _lines(given: dict[str, Any]) -> list[str]:
-    from mmspec.jobs.files import read_prompts
+    from mmspec.utils.files import read_prompts
 
     return [] if given["prompts"] is None else [record["prompt"] for record in read_prompts(given["prompts"])]

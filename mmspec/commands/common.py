@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from mmspec.config import Config, DrafterSection, TargetSection, load_config
 from mmspec.jobs import Stopped
-from mmspec.jobs.files import read_prompts
+from mmspec.run.config import Config, DrafterSection, TargetSection, load_config
+from mmspec.utils.files import read_prompts
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
 
@@ -45,7 +45,7 @@ DRAFTER = Annotated[
 ACCEPT_RULE = Annotated[
     str | None, option(HOW, "exact (default), coupled, block, typical, ... (mmspec models lists them).", "--accept", metavar="RULE")
 ]
-LENGTH = Annotated[str | None, option(HOW, "Guesses a round: a number, auto (default) for what is fastest, or thompson.", metavar="N")]
+LENGTH = Annotated[str | None, option(HOW, "Draft tokens a round: a number, auto (default) for what is fastest, or thompson.", metavar="N")]
 TREE = Annotated[
     str | None,
     option(
@@ -159,7 +159,7 @@ def _base(given: dict[str, Any]) -> Config:
 
 
 def _named(name: str, before: DrafterSection) -> DrafterSection:
-    from mmspec.text.pairs import named_drafter
+    from mmspec.loading.text import named_drafter
 
     kind, path = named_drafter(name)
     return replace(before, kind=kind, path=path, options={})
@@ -168,7 +168,7 @@ def _named(name: str, before: DrafterSection) -> DrafterSection:
 def length_of(text: str) -> int | str:
     if text in ("auto", "thompson") or text.isdigit():
         return int(text) if text.isdigit() else text
-    raise ValueError(f"--draft-length is {text!r}: give a number of guesses, auto or thompson")
+    raise ValueError(f"--draft-length is {text!r}: give a number of draft tokens, auto or thompson")
 
 
 def tree_of(text: str) -> list[int] | str | None:
@@ -203,7 +203,7 @@ def prompts_for(pair: Any, given: dict[str, Any]) -> list[Any]:
 
 def _asked(pair: Any, prompts: str | None, pictures: Sequence[str]) -> list[Any]:
     """The prompts of a file; with pictures each is about all of them, and without a file they are to be described."""
-    from mmspec.text.sight import DESCRIBE, default_prompt, read_seen
+    from mmspec.text.inputs.vision_inputs import DESCRIBE, default_prompt, read_seen
 
     texts = (
         [default_prompt(pictures) if pictures else DESCRIBE] if prompts is None else [record["prompt"] for record in read_prompts(prompts)]
@@ -219,7 +219,7 @@ def _asked(pair: Any, prompts: str | None, pictures: Sequence[str]) -> list[Any]
 def begin(verbose: bool) -> None:
     """Before heavy imports: a broken torchaudio is named in one line, and libraries keep quiet."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from mmspec._audio import check_torchaudio
+    from mmspec.utils.torchaudio_check import check_torchaudio
 
     check_torchaudio()
     if verbose:
@@ -234,7 +234,7 @@ def begin(verbose: bool) -> None:
 
 def load(config: Config) -> Any:
     """The pair that `config` names."""
-    from mmspec.text.pairs import load_pair
+    from mmspec.loading.text import load_pair
 
     return waiting(config, partial(load_pair, config))
 

@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.jobs.files import whole
+from mmspec.utils.files import whole
 
 EXAMPLES = """Examples:
 
@@ -30,13 +30,13 @@ def demo(
     """Decode the shipped minis plain and speculatively, compare, and write a report."""
     with whole(out) as sink:
         common.begin(verbose)
-        from mmspec.bench.demo import Request, report, run_demo, work
-        from mmspec.bench.provenance import machine, provenance
-        from mmspec.text.pairs import device_of
+        from mmspec.bench.demo.run import DemoRequest, report, run_demo, work
+        from mmspec.loading.text import device_of
+        from mmspec.utils.provenance import machine, provenance
 
-        request = Request(quick, seed or 0, device or "auto")
+        request = DemoRequest(quick, seed or 0, device or "auto")
         with common.progress("demo", work(request)) as done:
-            sections = run_demo(Request(quick, request.seed, request.device, done))
+            sections = run_demo(DemoRequest(quick, request.seed, request.device, done))
         sink.write(report(sections, request))
     about = provenance(device_of(request.device))
     if as_json:

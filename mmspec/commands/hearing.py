@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from mmspec.text.pairs import Pair
+from mmspec.loading.text import Pair
 
 
 def hear(pair: Pair, path: str) -> dict[str, Any]:
     """The features of a sound file: mono, at the recogniser's rate. ValueError when it cannot be read, or is longer than one window."""
-    from mmspec.core.families import HEARS
-    from mmspec.speech.sound import read
+    from mmspec.models.families.registry import HEARS
+    from mmspec.speech.sound.audio import read
 
     if pair.target.config.model_type in HEARS:
         raise ValueError(f"{pair.name} hears within a prompt: call mmspec.text.generate with what its processor returned for both")

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.jobs.files import whole
+from mmspec.utils.files import whole
 
 EXAMPLES = """Examples:
 
@@ -25,8 +25,8 @@ EXAMPLES = """Examples:
 """
 OUT, BATCH = "mmspec-image.png", 16
 _METHOD = "plain, jacobi, scd, ...; of continuous tokens plain, path, aligned, density, ... (mmspec models lists them and the defaults)."
-_WINDOW = "Tokens in flight a forward, or auto for what is fastest. Of continuous tokens: guesses and 1."
-_SIGMA = "Of continuous tokens: the noise on every token that is a part of the law, in a token's deviations."
+_WINDOW = "Tokens in flight a forward, or auto for what is fastest. Of continuous tokens: draft tokens and 1."
+_SIGMA = "Of continuous tokens: the noise on every token that is a part of the distribution, in a token's deviations."
 _DRIFT = "Total variation a lossy method may spend on a picture; then it is exact."
 _SIZE = "Pixels a side, or HEIGHTxWIDTH, for models that draw several sizes."
 METHOD = Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")]
@@ -35,7 +35,7 @@ BUDGET = Annotated[float | None, common.option(common.HOW, _DRIFT, metavar="X")]
 GUIDANCE = Annotated[float | None, common.option(common.DRAWING, "Scale; 1 for none. The minis of codes have their own.", metavar="X")]
 HEAD_STEPS = Annotated[int | None, common.option(common.DRAWING, "Of continuous tokens: steps of the head's chain.", metavar="N")]
 SIGMA_OUT = Annotated[float | None, common.option(common.DRAWING, _SIGMA, metavar="X")]
-HEAT = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 takes the likeliest code.", metavar="T")]
+TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 takes the likeliest code.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K likeliest codes only.", metavar="K")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
 _MODEL = "mini (default), vision-fashion, continuous, continuous-mixture, continuous-masked, a folder or a hub name."
@@ -52,7 +52,7 @@ def image(
     window: WINDOW = None,
     drift_budget: BUDGET = None,
     guidance: GUIDANCE = None,
-    temperature: HEAT = None,
+    temperature: TEMPERATURE = None,
     top_k: TOP_K = None,
     head_steps: HEAD_STEPS = None,
     sigma_out: SIGMA_OUT = None,
@@ -63,7 +63,7 @@ def image(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Draw pictures: the same as plain decoding or from the same law, in fewer forwards; what lossy methods spend is shown."""
+    """Draw pictures: the same as plain decoding or from the same distribution, in fewer forwards; what lossy methods spend is shown."""
     if grid < 1:
         raise ValueError(f"--grid is {grid}: draw at least 1 picture")
     prompt = sys.stdin.read().strip() if prompt == "-" else prompt
@@ -72,7 +72,7 @@ def image(
     options = {name: value for name, value in options.items() if value is not None}
     with whole(out, binary=True) as sink:  # before heavy imports: a place that cannot be written to is known at once
         common.begin(verbose)
-        from mmspec.vision.sheets import format_of
+        from mmspec.vision.quality.contact_sheets import format_of
 
         form = format_of(out)
         given = {"model": model, "device": device, "dtype": dtype, "guidance": guidance, "seed": seed, "grid": grid}
@@ -92,18 +92,18 @@ class Drawn:
     images: list[Any]
     codes: Any  # [B, height, width], or vectors [B, height, width, d]
     totals: Any
-    law: dict[str, Any]  # of continuous tokens: the head that drew, and the settings that its law hangs on
+    distribution: dict[str, Any]  # of continuous tokens: the head that drew, and the settings that its distribution hangs on
 
 
 def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any], given: dict[str, Any]) -> tuple[dict, list[Drawn]]:
     """(what was asked for, one outcome a method)."""
     from rich.console import Console
 
-    from mmspec.text.pairs import device_of
-    from mmspec.vision.continuous import way_of
+    from mmspec.loading.text import device_of
+    from mmspec.loading.vision import check_decoder, is_continuous, load_image_model
+    from mmspec.vision.codes.methods import method_of
+    from mmspec.vision.continuous.generation import way_of
     from mmspec.vision.generation import default_method
-    from mmspec.vision.loading import check_decoder, is_continuous, load_image_model
-    from mmspec.vision.methods import method_of
 
     continuous = is_continuous(given["model"])
     for name in filter(None, methods):
@@ -135,21 +135,21 @@ def _check_for_codes(continuous: bool, model: str, options: dict[str, Any]) -> N
 def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]) -> Drawn:
     import torch
 
+    from mmspec.jobs.pictures import PictureTotals, drawn_by, sampling_of
     from mmspec.vision import generate
-    from mmspec.vision.bulk import Totals, drawn_by, sampling_of
 
-    totals, images, codes, shown = Totals(), [], [], 0
+    totals, images, codes, shown = PictureTotals(), [], [], 0
     settings = sampling_of(loaded, options)
 
-    def settled(step: Any) -> None:
+    def committed(step: Any) -> None:
         nonlocal shown
-        count = sum(len(values) for values in step.settled.values)
+        count = sum(len(values) for values in step.committed.values)
         shown += count
         done(count, name)
 
     for first in range(0, len(prompts), BATCH):
         part = slice(first, first + BATCH)
-        out = generate(loaded.model, prompts[part], name, seed=seeds[part], on_step=settled, **settings)
+        out = generate(loaded.model, prompts[part], name, seed=seeds[part], on_step=committed, **settings)
         totals.add(out)
         images += out.images
         codes.append(out.tokens)
@@ -160,7 +160,7 @@ def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict
 
 def _page(draws: list[Drawn], form: str) -> bytes:
     """The picture itself, or a sheet of all; with two methods a row of each, under its name and figures."""
-    from mmspec.vision.sheets import sheet, to_bytes
+    from mmspec.vision.quality.contact_sheets import sheet, to_bytes
 
     pictures = draws[0].images
     if len(draws) > 1:
@@ -178,36 +178,36 @@ def _same(first: Drawn, second: Drawn) -> int:
 
 
 def _found(request: dict[str, Any], draws: list[Drawn], out: str) -> dict[str, Any]:
-    rows = [{"method": d.method, **d.law, **d.totals.to_dict(), **_values(d)} for d in draws]
+    rows = [{"method": d.method, **d.distribution, **d.totals.to_dict(), **_values(d)} for d in draws]
     more = {"compare": rows[1] | {"same_pictures": _same(*draws)}} if len(rows) > 1 else {}
     return request | {"out": out} | rows[0] | more
 
 
 def _values(drawn: Drawn) -> dict[str, Any]:
     """The codes, or the vectors, rounded to what can be seen of them."""
-    if not drawn.law:
+    if not drawn.distribution:
         return {"codes": drawn.codes.tolist()}
     return {"vectors": [[[[round(x, 4) for x in cell] for cell in row] for row in rows] for rows in drawn.codes.tolist()]}
 
 
 def _show(draws: list[Drawn], out: str) -> None:
-    vectors = bool(draws[0].law)
+    vectors = bool(draws[0].distribution)
     head, drifts, kind = (["head"], [], "tokens") if vectors else ([], ["drift"], "codes")
     table = Table("method", *head, "forwards", f"{kind} a forward", "seconds", "exactness", *drifts)
     for drawn in draws:
         totals = drawn.totals
         figures = [f"{totals.forwards:.1f}", f"{totals.compression:.2f}", f"{totals.seconds / totals.pictures:.2f}"]
         drift = [] if vectors else ["" if totals.drift is None else f"{totals.drift / totals.pictures:.2f}"]
-        table.add_row(drawn.method, *([drawn.law["head"]] if vectors else []), *figures, totals.exactness, *drift)
+        table.add_row(drawn.method, *([drawn.distribution["head"]] if vectors else []), *figures, totals.exactness, *drift)
     show = common.console(False)
     show.print(table)
     count = len(draws[0].images)
     what = "1 picture" if count == 1 else f"{count} pictures, figures are a picture's"
     same = f"; {_same(*draws)} of {count} the same code for code by both methods" if len(draws) > 1 else ""
     if vectors and len(draws) > 1:
-        same = "; a law-exact method draws by the same law, not the same picture"
-        if draws[0].law["head"] != draws[1].law["head"]:
-            same = "; the two heads are two models, with a law each"
+        same = "; a distribution-exact method draws by the same distribution, not the same picture"
+        if draws[0].distribution["head"] != draws[1].distribution["head"]:
+            same = "; the two heads are two models, with a distribution each"
     show.print(f"{what}{same}: {out}", soft_wrap=True)
 
 

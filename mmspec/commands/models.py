@@ -6,8 +6,8 @@ from typing import Any
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.config import ACCEPT, DRAFTERS, build
 from mmspec.minis import shipped_drafters
+from mmspec.run.config import ACCEPT, DRAFTERS, build
 
 EXAMPLES = """Examples:
 
@@ -58,7 +58,7 @@ def minis() -> list[dict[str, Any]]:
 
 def _size(model: Any) -> str:
     """Its parameters; "counts" for what has none."""
-    from mmspec.speech.family import SpeechModel
+    from mmspec.speech.families.base import SpeechModel
     from mmspec.vision import ContinuousPictures, ImageModel
 
     model = model.model if isinstance(model, (ContinuousPictures, ImageModel, SpeechModel)) else model
@@ -67,7 +67,7 @@ def _size(model: Any) -> str:
 
 def families() -> list[dict[str, str]]:
     """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
-    from mmspec.core.families import HEARS, SEES
+    from mmspec.models.families.registry import HEARS, SEES
     from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
 
@@ -87,7 +87,7 @@ def families() -> list[dict[str, str]]:
 
 def drafters() -> list[dict[str, str]]:
     """The names `--drafter` takes, with the first words of what each does."""
-    from mmspec.drafters.nets import net_class
+    from mmspec.drafters.checkpoints.nets import net_class
 
     rows = [{"name": "model", "idea": "a smaller model: the mini's own, or any by path"}]
     for name, where in DRAFTERS.items():
@@ -101,8 +101,8 @@ def drafters() -> list[dict[str, str]]:
     for name in sorted(set(shipped_drafters("vlm")) - set(shipped_drafters())):
         rows.append({"name": name, "idea": f"mini vlm's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
     rows.append({"name": "FOLDER", "idea": "a trained drafter, this project's or a published one"})
-    rows.append({"name": "FILE.npy", "idea": _first_line("mmspec.drafters.datastore:Datastore")})
-    return [*rows, {"name": "FILE.npz", "idea": _first_line("mmspec.drafters.pools:Pools")}]
+    rows.append({"name": "FILE.npy", "idea": _first_line("mmspec.drafters.retrieval.datastore:Datastore")})
+    return [*rows, {"name": "FILE.npz", "idea": _first_line("mmspec.drafters.retrieval.pools:Pools")}]
 
 
 def _first_line(where: str) -> str:
@@ -138,30 +138,33 @@ def accept_rules() -> list[dict[str, str]]:
 
 
 def picture_methods() -> list[dict[str, str]]:
-    """The names `mmspec image --method` takes, from the table at the head of `mmspec.vision.methods`."""
-    from mmspec.vision import methods
+    """The names `mmspec image --method` takes, from the table at the head of `mmspec.vision.codes.methods`."""
+    from mmspec.vision.codes import methods
     from mmspec.vision.generation import default_method
 
     lines = [line.strip("| ").split(" | ") for line in (methods.__doc__ or "").splitlines() if line.startswith("| ")]
     told = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}
     rows = []
     for name in methods.METHODS:
-        _, guesses, rule, exactness = told[name]
+        _, draft_tokens, rule, exactness = told[name]
         shown = f"{name} (default)" if name == default_method() else name
-        rows.append({"name": shown, "exactness": exactness, "rule": rule, "guesses": guesses})
+        rows.append({"name": shown, "exactness": exactness, "rule": rule, "draft_tokens": draft_tokens})
     return rows
 
 
 def continuous_methods() -> list[dict[str, str]]:
-    """The names that `mmspec image --method` takes for continuous tokens, from the table at the head of `mmspec.vision.continuous`."""
-    from mmspec.vision import continuous
+    """The names that `mmspec image --method` takes for continuous tokens, from the table at the head of
+    `mmspec.vision.continuous.generation`."""
+    from mmspec.vision.continuous import generation as continuous
 
     lines = [line.strip("|").split("|") for line in (continuous.__doc__ or "").splitlines() if line.startswith("| ")]
     told = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
     rows = []
-    for name, way in continuous.WAYS.items():
-        value, law, rule, exactness = told[name]
-        rows.append({"name": name, "exactness": exactness, "heads": ", ".join(way.heads), "value": value, "law": law, "rule": rule})
+    for name, way in continuous.CONTINUOUS_METHODS.items():
+        value, distribution, rule, exactness = told[name]
+        rows.append(
+            {"name": name, "exactness": exactness, "heads": ", ".join(way.heads), "value": value, "law": distribution, "rule": rule}
+        )
     return rows
 
 
@@ -169,11 +172,11 @@ def recommendation_modes() -> list[dict[str, str]]:
     """The names `mmspec recommend --mode` takes."""
     import torch
 
-    from mmspec.core.trie import Trie
-    from mmspec.recsys import MODES
+    from mmspec.core.beams.trie import Trie
+    from mmspec.recsys import METHODS
 
     trie, rows = Trie.of(torch.zeros(1, 1, dtype=torch.long)), []
-    for name, mode in MODES.items():
+    for name, mode in METHODS.items():
         drafts = "never" if mode.plain else "wide beams"
         rows.append({"name": name, "exactness": mode.rule(trie, 1, 1.0).exactness, "drafts": drafts, "idea": mode.about})
     return rows
@@ -181,7 +184,7 @@ def recommendation_modes() -> list[dict[str, str]]:
 
 def recommendation_drafters() -> list[dict[str, str]]:
     """What `mmspec recommend --drafter` takes."""
-    where = {"FOLDER (a trained head)": "mmspec.drafters.recurrent_head:RecurrentHead"}
+    where = {"FOLDER (a trained head)": "mmspec.drafters.heads.recurrent:RecurrentHead"}
     where |= {"FILE.safetensors": "mmspec.recsys.retriever:Retriever", "FILE.safetensors (n-gram)": "mmspec.recsys.ngram:NGram"}
     small = "a small model: the mini's own (model), or any by path"
     return [{"name": "model, FOLDER", "idea": small}, *({"name": name, "idea": _first_line(place)} for name, place in where.items())]

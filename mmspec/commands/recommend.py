@@ -59,7 +59,7 @@ def recommend(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Recommend items: beam search's very list, from a drafter's guesses; for a few users, or for a file of any size."""
+    """Recommend items: beam search's very list, from a drafter's draft tokens; for a few users, or for a file of any size."""
     given = dict(locals())
     given |= {"device": device or "auto", "dtype": dtype or "float32", "draft_length": _length(draft_length)}
     _check(given)
@@ -94,11 +94,11 @@ def _length(text: str) -> int | str:
 
 def _job(given: dict[str, Any]) -> None:
     from mmspec.jobs import run
-    from mmspec.recsys.job import Asked, make_job
+    from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_job
 
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
-    asked = Asked(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
+    asked = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
     report = run(partial(make_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return
@@ -125,11 +125,11 @@ def _job(given: dict[str, Any]) -> None:
 def _few(given: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from mmspec.devices import device_of
-    from mmspec.recsys.bulk import Recommend
-    from mmspec.recsys.job import only
-    from mmspec.recsys.loading import load_recommender
-    from mmspec.recsys.modes import mode_of
+    from mmspec.jobs.recommendations import Recommend
+    from mmspec.jobs.recommendations_job import only
+    from mmspec.loading.recsys import load_recommender
+    from mmspec.recsys.methods import mode_of
+    from mmspec.utils.devices import device_of
 
     if given["mode"] is not None:
         mode_of(given["mode"])
@@ -178,7 +178,7 @@ def _items(text: str, catalogue: Any) -> list[Any]:
 
 def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
     """(what was bought next, the history before it) of the mini's simulated users."""
-    from mmspec.recsys.loading import MINIS
+    from mmspec.loading.recsys import MINIS
 
     if not given["user"]:
         return []

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
-from mmspec.jobs.files import whole
+from mmspec.utils.files import whole
 
 EXAMPLES = """Examples:
 
@@ -33,9 +33,9 @@ _DRAFTER = "none, model (the mini's own, default there), vadusa, lookup, ... (mm
 _VOICE = "Who speaks; once, or once a text. The model's first by default."
 _OUT = f"The sound file: .wav, .flac or .ogg; {OUT} by default. With --file a new folder, or that of the same job, to go on with it."
 _FILE = "Say every line; or JSON lines with text and, if wished, voice and seed."
-_STREAM = "Write pieces as they settle: a wav that grows under the name shown, and then takes its own."
+_STREAM = "Write pieces as they commit: a wav that grows under the name shown, and then takes its own."
 _RATE = "Samples a second of the files, resampled; the model's own by default."
-_HEAT = "The model's own by default; 0 takes the likeliest code."
+_TEMPERATURE = "The model's own by default; 0 takes the likeliest code."
 _ENGINE = "local (default; also under torchrun) or ray."
 
 
@@ -49,7 +49,7 @@ def speech(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
-    temperature: Annotated[float | None, option(DRAWING, _HEAT, metavar="T")] = None,
+    temperature: Annotated[float | None, option(DRAWING, _TEMPERATURE, metavar="T")] = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
     seed: Annotated[int, option(DRAWING, "Utterance r is drawn with SEED + r; 0 by default.", metavar="SEED")] = 0,
@@ -110,8 +110,8 @@ def _few(given: dict[str, Any]) -> None:
     with ExitStack() as stack:  # before heavy imports: a place that cannot be written to is known at once
         sinks = [stack.enter_context(whole(each, binary=True)) for each in paths]
         common.begin(given["verbose"])
-        from mmspec.speech.files import format_of
-        from mmspec.speech.job import check_format
+        from mmspec.jobs.speech_job import check_format
+        from mmspec.speech.sound.files import format_of
 
         form = format_of(path)
         check_format(form, given["sample_rate"])
@@ -141,10 +141,10 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
     from rich.console import Console
 
     from mmspec.core.stats import Stats
-    from mmspec.devices import device_of
     from mmspec.speech import synthesize
-    from mmspec.speech.files import GrowingWav, to_bytes
-    from mmspec.speech.sound import at_rate
+    from mmspec.speech.sound.audio import at_rate
+    from mmspec.speech.sound.files import GrowingWav, to_bytes
+    from mmspec.utils.devices import device_of
 
     with Console(stderr=True).status(f"loading {given['model']}"):
         loaded = load(given["model"], given["drafter"], given["dtype"], device_of(given["device"]))
@@ -178,7 +178,7 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
 
 
 def load(*args: Any) -> Any:
-    from mmspec.speech.loading import load_speaker
+    from mmspec.loading.speech import load_speaker
 
     return load_speaker(*args)
 
@@ -191,7 +191,7 @@ class _Watch:
 
     def __call__(self, step: Any) -> None:
         self.stats.add(step)
-        over = sum(step.settled.ended)
+        over = sum(step.committed.ended)
         self.done(over - self.over, f"{self.stats.tokens / self.pace:.1f} s of sound")
         self.over = over
 
@@ -235,12 +235,12 @@ def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats:
 def _job(given: dict[str, Any]) -> None:
     common.begin(given["verbose"])
     from mmspec.jobs import run
-    from mmspec.speech.job import Asked, make_job
+    from mmspec.jobs.speech_job import SpeechJobSpec, make_job
 
     names = ("model", "drafter", "accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "sample_rate")
     names += ("seed", "batch_size", "shard_size", "device", "dtype")
     places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": given["form"] or "wav"}
-    asked = Asked(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
+    asked = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
     report = run(partial(make_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return

@@ -1,9 +1,9 @@
-"""Text on the terminal as it settles, and the line of figures under it."""
+"""Text on the terminal as it commits, and the line of figures under it."""
 
 import sys
 from collections.abc import Callable
 
-from mmspec.bench.pieces import Pieces
+from mmspec.bench.report.pieces import Pieces
 from mmspec.core.records import Step
 from mmspec.core.stats import Stats
 
@@ -11,7 +11,7 @@ _UNDERLINED, _PLAIN = "\033[4m", "\033[24m"
 
 
 class Flow:
-    """Writes every settled run to stdout at once; with `marked`, accepted guesses are underlined."""
+    """Writes every committed run to stdout at once; with `marked`, accepted draft tokens are underlined."""
 
     def __init__(self, decode: Callable[[list[int]], str], marked: bool):
         self.pieces, self.marked = Pieces(decode), marked
@@ -20,10 +20,10 @@ class Flow:
         return self
 
     def __call__(self, step: Step) -> None:
-        values, accepted = step.settled.values[0], step.settled.accepted[0]
+        values, accepted = step.committed.values[0], step.committed.accepted[0]
         if self.marked:
-            guessed = self.pieces.push(values[:accepted])
-            sys.stdout.write(f"{_UNDERLINED}{guessed}{_PLAIN}" if guessed else "")
+            drafted = self.pieces.push(values[:accepted])
+            sys.stdout.write(f"{_UNDERLINED}{drafted}{_PLAIN}" if drafted else "")
             values = values[accepted:]
         sys.stdout.write(self.pieces.push(values))
         sys.stdout.flush()
@@ -38,7 +38,7 @@ def summary(stats: Stats) -> str:
     """Tokens per call, acceptance, exactness and speed in one line."""
     parts = [f"{stats.tokens} tokens in {stats.row_calls} calls: {stats.tokens_per_call:.2f} tokens per call"]
     if stats.drafted:
-        parts.append(f"{stats.accepted} of {stats.drafted} guesses accepted ({stats.accepted / stats.drafted:.0%})")
+        parts.append(f"{stats.accepted} of {stats.drafted} draft tokens accepted ({stats.accepted / stats.drafted:.0%})")
     drift = "" if stats.drift is None else f", drift {stats.drift:.3g}"
     parts.append(stats.exactness + drift)
     parts.append(f"{stats.tokens / max(stats.seconds['total'], 1e-9):.1f} tok/s")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from mmspec.commands import common
-from mmspec.config import Config
-from mmspec.jobs.files import read_prompt, read_prompts, whole
+from mmspec.run.config import Config
+from mmspec.utils.files import read_prompt, read_prompts, whole
 
 EXAMPLES = """Examples:
 
@@ -51,7 +51,7 @@ def text(
     input_: Annotated[str | None, common.option(_FILES, "One prompt a line, or JSON lines.", "--input", metavar="FILE")] = None,
     output: Annotated[str | None, common.option(_FILES, "JSON lines, written whole or not at all.", metavar="FILE")] = None,
     batch_size: Annotated[int, common.option(_FILES, "Prompts of --input run together; 8 by default.", metavar="N")] = 8,
-    show_rounds: Annotated[bool, common.option(common.SHOW, "Underline accepted guesses as they settle.", "--show-rounds")] = False,
+    show_rounds: Annotated[bool, common.option(common.SHOW, "Underline accepted draft tokens as they commit.", "--show-rounds")] = False,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
@@ -65,7 +65,7 @@ def text(
 
 
 def _one(config: Config, given: dict[str, Any]) -> None:
-    """One prompt, or one recording, shown as it settles."""
+    """One prompt, or one recording, shown as it commits."""
     if given["output"] is not None:
         raise ValueError("--output belongs to --input: for one prompt redirect standard output, or use --json")
     audio: str | None = given["audio"]
@@ -79,7 +79,7 @@ def _one(config: Config, given: dict[str, Any]) -> None:
     stops, as_json = _stops(pair, given["stop"]), given["as_json"]
     if as_json:
         with common.progress("text", config.run.max_new_tokens) as done:
-            out = pair.generate(inputs, stops=stops, on_step=lambda step: done(len(step.settled.values[0])))
+            out = pair.generate(inputs, stops=stops, on_step=lambda step: done(len(step.committed.values[0])))
     else:
         with Flow(pair.decode, given["show_rounds"]) as flow:
             out = pair.generate(inputs, stops=stops, on_step=flow)
@@ -113,7 +113,7 @@ def _run(
 ) -> tuple[list[dict[str, Any]], Any, Any]:
     """(results, stats, pair); results are written to `sink` as they come."""
     from mmspec.core.stats import Stats
-    from mmspec.text.bulk import run_bulk
+    from mmspec.jobs.text import run_bulk
 
     pair, stats, rows = replace(common.load(config), chat=given["chat"]), Stats(), []
     start = perf_counter()

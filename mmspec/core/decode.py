@@ -1,4 +1,4 @@
-"""The whole loop: guess a tree, score it once, keep a part of it. It never branches on modality or method."""
+"""The whole loop: draft a tree, score it once, keep a part of it. It never branches on modality or method."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Charged, Control
-from mmspec.core.judge import Judge
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Room, Scored, Settled, Step, Verdict
+from mmspec.core.records import Budget, Committed, Draft, Scored, Step, Verdict
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import DefaultStopping
 
 
 class TargetSession(Protocol):
@@ -23,7 +23,7 @@ class TargetSession(Protocol):
     def scored(self) -> int: ...
 
     def score(self, draft: Draft) -> Scored:
-        """Laws after every node not scored before in this round; a draft may grow between calls."""
+        """Distributions after every node not scored before in this round; a draft may grow between calls."""
         ...
 
     def commit(self, keep: Tensor, most: int) -> None:
@@ -33,7 +33,7 @@ class TargetSession(Protocol):
 
 class Target(Protocol):
     def begin(self, prompt: Any) -> tuple[TargetSession, Draft]:
-        """Open a session; the prompt's last position is the first frontier. Nothing need have run yet."""
+        """Open a session; the prompt's last position is the first pending token. Nothing need have run yet."""
         ...
 
 
@@ -41,18 +41,19 @@ class DraftSession(Protocol):
     """A drafter's view of one generation.
 
     `decode` proposes and observes in turn. Inside a drafter that drafts with others (a cascade, a relay) two things are added.
-    `propose` may be called again before `observe`: each call takes the place of the one before. And a frontier may have more roots
-    than one: values settled for now, which the next call may take back. Its first root is settled; PAD stands where a row has fewer
-    values, and as the last root of a row that has no room left for now. Such a drafter then observes a draft without guesses,
-    whose roots are all values settled since the last `observe`: the frontier's first root and those after it that were kept.
+    `propose` may be called again before `observe`: each call takes the place of the one before. And a pending token may have more roots
+    than one: values committed for now, which the next call may take back. Its first root is committed; PAD stands where a row has fewer
+    values, and as the last root of a row that has no room left for now. Such a drafter then observes a draft without draft tokens,
+    whose roots are all values committed since the last `observe`: the pending token's first root and those after it that were kept.
     """
 
-    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
-        """The frontier and guesses hanging on its last root, with the law each was drawn from. Draws happen here only."""
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """The pending token and draft tokens hanging on its last root, with the distribution each was drawn from. Draws happen here
+        only."""
         ...
 
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
-        """Learn what became of a draft. `settled` holds the newly settled values, the next frontier included."""
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Learn what became of a draft. `committed` holds the newly committed values, the next pending token included."""
         ...
 
 
@@ -62,12 +63,12 @@ class Drafter(Protocol):
         ...
 
 
-class Ends(Protocol):
-    """Where one generation ends: `Limits`, or one of its kin for outputs of another form."""
+class StoppingCriteria(Protocol):
+    """Where one generation ends: `DefaultStopping`, or one of its kin for outputs of another form."""
 
     @property
     def outputs(self) -> Sequence[Sequence[Any]]:
-        """What each row has settled so far."""
+        """What each row has committed so far."""
         ...
 
     @property
@@ -75,65 +76,67 @@ class Ends(Protocol):
         """Has any row room left?"""
         ...
 
-    def room(self, length: int) -> Room: ...
+    def budget(self, length: int) -> Budget: ...
 
-    def settle(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Settled]:
+    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
         """Cut `verdict` at every row's end and bring the outcome to the host: the round's one synchronisation."""
         ...
 
 
 @runtime_checkable
 class Later(Protocol):
-    """A drafter that can wait until it is wanted: a generation that starts without guesses does not pay for its prompt."""
+    """A drafter that can wait until it is wanted: a generation that starts without draft tokens does not pay for its prompt."""
 
     def later(self, prompt: Any, session: TargetSession) -> DraftSession:
-        """As `begin`, but nothing is read or encoded before the first guess is asked for."""
+        """As `begin`, but nothing is read or encoded before the first draft token is asked for."""
         ...
 
 
-def decode(target: Target, drafter: Drafter, accept: Judge, prompt: Any, *, limits: Ends, noise: Noise, control: Control) -> Iterator[Step]:
+def decode(
+    target: Target, drafter: Drafter, accept: AcceptRule, prompt: Any, *, stopping: StoppingCriteria, noise: Noise, control: Control
+) -> Iterator[Step]:
     """Yield one `Step` a round until no row has room left.
 
     Raises FloatingPointError, naming row and output position, when the target's logits hold NaN or +inf.
     """
     clock = _Clock()
     noise = replace(noise, coupled=accept.coupled)
-    session, frontier = target.begin(prompt)
+    session, pending = target.begin(prompt)
     clock.lap("encode")
     controller = control.begin()
     length = controller.length()
     if length == 0 and isinstance(drafter, Later):
-        guesser = drafter.later(prompt, session)
+        proposer = drafter.later(prompt, session)
     else:
-        guesser = drafter.begin(prompt, session)
+        proposer = drafter.begin(prompt, session)
     clock.lap("draft")
-    while limits.open:
-        draft = guesser.propose(frontier, limits.room(length), noise)
+    while stopping.open:
+        draft = proposer.propose(pending, stopping.budget(length), noise)
         clock.lap("draft")
-        begun = clock.guesses(draft.size > draft.roots)
+        begun = clock.draft_tokens(draft.size > draft.roots)
         scored = session.score(draft)
         clock.lap("score")
-        verdict, settled = limits.settle(draft, scored, accept(draft, scored, noise))
-        _check_health(limits, settled)
+        verdict, committed = stopping.commit(draft, scored, accept(draft, scored, noise))
+        _check_health(stopping, committed)
         clock.lap("accept")
-        session.commit(verdict.keep, max(settled.accepted) + draft.roots)
+        session.commit(verdict.keep, max(committed.accepted) + draft.roots)
         clock.lap("commit")
-        guesser.observe(draft, scored, verdict, settled)
-        frontier = verdict.frontier
+        proposer.observe(draft, scored, verdict, committed)
+        pending = verdict.pending
         clock.lap("draft")
         seconds = clock.round()
         if begun and isinstance(controller, Charged):
             controller.charge(seconds["draft_prefill"])
-        controller.observe(length, settled, seconds["total"])
-        yield Step(draft, verdict, settled, seconds)
-        if limits.open:
+        controller.observe(length, committed, seconds["total"])
+        yield Step(draft, verdict, committed, seconds)
+        if stopping.open:
             length = controller.length()
 
 
-def _check_health(limits: Ends, settled: Settled) -> None:
-    for row, healthy in enumerate(settled.healthy):
-        if not healthy and settled.values[row]:
-            step = len(limits.outputs[row]) - len(settled.values[row])
+def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:
+    for row, healthy in enumerate(committed.healthy):
+        if not healthy and committed.values[row]:
+            step = len(stopping.outputs[row]) - len(committed.values[row])
             raise FloatingPointError(
                 f"the target's logits hold NaN or infinity in row {row} at output position {step}: "
                 "check the weights and the dtype (float16 overflows where bfloat16 does not)"
@@ -154,8 +157,8 @@ class _Clock:
         self.spent[phase] = self.spent.get(phase, 0.0) + now - self.last
         self.last = now
 
-    def guesses(self, made: bool) -> bool:
-        """Are these the drafter's first guesses? What it does from here on is no longer its prefill."""
+    def draft_tokens(self, made: bool) -> bool:
+        """Are these the drafter's first draft tokens? What it does from here on is no longer its prefill."""
         return made and self.firsts.pop("draft", None) is not None
 
     def round(self) -> dict[str, float]:
@@ -171,7 +174,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a generation settled."""
+    """What a generation committed."""
 
     sequences: Tensor  # [B, S, *value] right-padded
     lengths: Tensor  # [B]
@@ -181,27 +184,27 @@ class Generation:
 def generate(
     target: Target,
     drafter: Drafter,
-    accept: Judge,
+    accept: AcceptRule,
     prompt: Any,
     *,
-    limits: Limits,
+    stopping: DefaultStopping,
     noise: Noise,
     control: Control,
     pad: int = 0,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Generation:
-    """Run `decode` to the end. `on_step` sees every round as it settles: for streams and progress bars."""
+    """Run `decode` to the end. `on_step` sees every round as it commits: for streams and progress bars."""
     stats = Stats(exactness=accept.exactness)
-    for step in decode(target, drafter, accept, prompt, limits=limits, noise=noise, control=control):
+    for step in decode(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control):
         stats.add(step)
         on_step(step)
-    return settled(limits, stats, pad)
+    return committed(stopping, stats, pad)
 
 
-def settled(limits: Limits, stats: Stats, pad: int = 0) -> Generation:
-    """What `limits` have seen settle so far."""
-    lengths = torch.tensor([len(values) for values in limits.outputs], device=limits.left.device)
-    rows = [_joined(values, limits.left.device) for values in limits.outputs]
+def committed(stopping: DefaultStopping, stats: Stats, pad: int = 0) -> Generation:
+    """What `stopping` have seen commit so far."""
+    lengths = torch.tensor([len(values) for values in stopping.outputs], device=stopping.left.device)
+    rows = [_joined(values, stopping.left.device) for values in stopping.outputs]
     sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
     return Generation(sequences, lengths, stats)
 

@@ -5,8 +5,8 @@ n-th number of a key's stream is mix(key + (n + 1) * gamma), so any token's nois
 wrapping 64-bit integer arithmetic is used: the bits, and the uniforms made from them, are the same on every device.
 
 Roles that leave the round start out of the key give the same noise to a position in every round. That is a coupling: it is
-exact for the target's own draws, because a position is settled once, and for guesses under the coupled rule. Guesses may share
-numbers of their own between rounds where no guess has a say in what is settled before it: not under block verification.
+exact for the target's own draws, because a position is committed once, and for draft tokens under the coupled rule. Draft tokens may share
+numbers of their own between rounds where no draft token has a say in what is committed before it: not under block verification.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ class Role(IntEnum):
     """What a number is drawn for. Distinct roles never share a number."""
 
     VALUE = 1  # the target's own draw of an output value
-    GUESS = 2  # a drafter's guess
+    DRAFT_TOKEN = 2  # a drafter's draft token
     ACCEPT = 3  # the uniform of an acceptance test
     RESIDUAL = 4  # the replacement after a rejection
-    SHARED = 5  # a guess drawn with the same numbers in every round, which the target does not use
+    SHARED = 5  # a draft token drawn with the same numbers in every round, which the target does not use
     ALIGNED = 6  # what a sampler is fed before its last noise, the same for target and drafter
 
 
@@ -79,7 +79,7 @@ class Keys:
         return self.uniform() < probability
 
     def choose(self, scores: Tensor) -> Tensor:
-        """One index from each law exp(scores) [..., V], by the Gumbel maximum; `scores` need no normalising. [...]"""
+        """One index from each distribution exp(scores) [..., V], by the Gumbel maximum; `scores` need no normalising. [...]"""
         return (scores + self.gumbel(scores.shape[-1])).argmax(-1)
 
     def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
@@ -92,7 +92,8 @@ class Keys:
         return (scores + noise).topk(count, -1).indices
 
     def draw(self, weights: Tensor) -> Tensor:
-        """An index from the law `weights` [..., V] for each of its streams [..., n], by inverting its distribution function. [..., n]
+        """An index from the distribution `weights` [..., V] for each of its streams [..., n], by inverting its distribution function. [...,
+        n]
 
         The weights need not sum to 1, and those that are 0 may stand anywhere: the same values are drawn.
         """
@@ -118,7 +119,7 @@ class Keys:
 class Noise:
     """The source of every random number in one generation.
 
-    Under `coupled`, guesses are drawn with the very noise the target's own draws use.
+    Under `coupled`, draft tokens are drawn with the very noise the target's own draws use.
     """
 
     seeds: Tensor  # [B] int64
@@ -137,12 +138,12 @@ class Noise:
         """For the target's own draws of output positions [B, N]: the same in every round, so plain decoding and any draft agree."""
         return self._keys(Role.VALUE, position)
 
-    def guess(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
-        """For guesses at output positions [B, N] of the round that began at `start` [B]."""
-        return self.value(position) if self.coupled else self._keys(Role.GUESS, position, start, branch)
+    def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """For draft tokens at output positions [B, N] of the round that began at `start` [B]."""
+        return self.value(position) if self.coupled else self._keys(Role.DRAFT_TOKEN, position, start, branch)
 
     def shared(self, position: Tensor) -> Keys:
-        """For guesses at output positions [B, N] that are drawn alike in every round, independently of the target's own draws."""
+        """For draft tokens at output positions [B, N] that are drawn alike in every round, independently of the target's own draws."""
         return self._keys(Role.SHARED, position)
 
     def aligned(self, position: Tensor) -> Keys:

@@ -9,7 +9,7 @@ PHASES = ("encode", "prefill", "draft_prefill", "draft", "score", "accept", "com
 
 encode: opening the request, which runs the target's encoders (vision and audio towers, an encoder-decoder's encoder).
 prefill: the first scoring, which runs the prompt and the first draft in one forward. draft_prefill: all that the drafter does up to and
-including its first guesses, so its own encoding and its prompt; from then on that is draft.
+including its first draft tokens, so its own encoding and its prompt; from then on that is draft.
 """
 
 
@@ -24,16 +24,18 @@ class Stats:
     accepted: int = 0
     judged: int = 0
     rejected: int = 0
-    expected_rejections: float | None = None  # what judging guess by guess rejects in the mean (TV(p, q) each); None for match and its kin
+    expected_rejections: float | None = (
+        None  # what judging draft token by draft token rejects in the mean (TV(p, q) each); None for match and its kin
+    )
     exactness: str = ""
     drift: float | None = None  # total variation spent by a lossy rule, summed over rows; None for exact rules, or if it was not measured
-    histogram: list[int] = field(default_factory=list)  # [n] = calls that accepted n guesses
-    reached: list[int] = field(default_factory=list)  # [d] = calls that judged a guess at depth d + 1
+    histogram: list[int] = field(default_factory=list)  # [n] = calls that accepted n draft tokens
+    reached: list[int] = field(default_factory=list)  # [d] = calls that judged a draft token at depth d + 1
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property
     def tokens_per_call(self) -> float:
-        """Settled values per call, the bonus or correction included."""
+        """Committed values per call, the bonus or correction included."""
         return self.tokens / max(1, self.row_calls)
 
     @property
@@ -42,31 +44,31 @@ class Stats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """[d] = share of guesses at depth d + 1 accepted, among calls that got that far."""
+        """[d] = share of draft tokens at depth d + 1 accepted, among calls that got that far."""
         passed = [sum(self.histogram[d + 1 :]) for d in range(len(self.reached))]
         return [p / r for p, r in zip(passed, self.reached, strict=True) if r]
 
     def add(self, step: Step) -> None:
         """Count one round."""
-        settled, height = step.settled, step.draft.height
+        committed, height = step.committed, step.draft.height
         self.target_calls += 1
-        for row, values in enumerate(settled.values):
-            accepted, drafted = settled.accepted[row], settled.drafted[row]
+        for row, values in enumerate(committed.values):
+            accepted, drafted = committed.accepted[row], committed.drafted[row]
             if not values and not drafted:
                 continue
             self.tokens += len(values)
             self.row_calls += 1
             self.drafted += drafted
             self.accepted += accepted
-            self.judged += settled.judged[row]
-            self.rejected += settled.judged[row] - accepted
+            self.judged += committed.judged[row]
+            self.rejected += committed.judged[row] - accepted
             _bump(self.histogram, accepted)
             for depth in range(min(accepted + 1, height, drafted)):
                 _bump(self.reached, depth)
         if step.verdict.expected is not None:
-            self.expected_rejections = (self.expected_rejections or 0.0) + sum(settled.expected)
+            self.expected_rejections = (self.expected_rejections or 0.0) + sum(committed.expected)
         if step.verdict.drift is not None:
-            self.drift = (self.drift or 0.0) + sum(settled.drift)
+            self.drift = (self.drift or 0.0) + sum(committed.drift)
         for phase, spent in step.seconds.items():
             self.seconds[phase] += spent
 

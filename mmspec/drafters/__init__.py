@@ -1,1 +1,1 @@
-"""Where guesses come from: one published idea, one file, named after it."""
+"""Where draft tokens come from: one published idea, one file, named after it."""

@@ -1,7 +1,7 @@
 """Drafters that read the target: heads, feature drafters and the target itself run short, all through one small interface.
 
-A `Guide` gives laws for a growing draft from what the target's session knows. A shape grows the draft, a `GuidedSession` hangs it on
-the frontier. Guides draft from the second round on: the first one runs the prompt, and before it there is nothing to read.
+A `Guide` gives distributions for a growing draft from what the target's session knows. A shape grows the draft, a `GuidedSession` hangs it
+on the pending token. Guides draft from the second round on: the first one runs the prompt, and before it there is nothing to read.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,28 +11,28 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmspec.core.hf import HFSession, OwnValues
 from mmspec.core.noise import Noise
-from mmspec.core.records import CONTEXT, PAD, Draft, Room, Scored, Settled, Verdict
-from mmspec.core.side import SideView
+from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.shapes import Chain, Shape
+from mmspec.models.partial_forward import PartialForward
+from mmspec.models.target import HFSession, OwnValues
 
 
 class Guide(Protocol):
-    """One generation's source of laws. `most` bounds the guesses on a path; None: there is no bound."""
+    """One generation's source of distributions. `most` bounds the draft tokens on a path; None: there is no bound."""
 
     most: int | None
 
-    def root(self, frontier: Draft) -> Draft | None:
-        """What a draft grows from: the frontier, behind settled values not run yet; None while there is nothing to read."""
+    def root(self, pending: Draft) -> Draft | None:
+        """What a draft grows from: the pending token, behind committed values not run yet; None while there is nothing to read."""
         ...
 
     def score(self, draft: Draft) -> Scored:
-        """Laws after the columns not scored before, from the last root on. A shape scores one level of its draft a call."""
+        """Distributions after the columns not scored before, from the last root on. A shape scores one level of its draft a call."""
         ...
 
     def close(self) -> None:
-        """The draft is finished: keep what its roots brought and forget its guesses."""
+        """The draft is finished: keep what its roots brought and forget its draft tokens."""
         ...
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
@@ -45,14 +45,14 @@ class Sharing(Protocol):
     """A guide whose work on a draft spares the target some of its own."""
 
     def share(self, draft: Draft, origin: Tensor) -> None:
-        """`draft` is what the target will score. `origin` [B, G]: the column each guess had when scored here, past the end if none.
+        """`draft` is what the target will score. `origin` [B, G]: the column each draft token had when scored here, past the end if none.
 
-        Columns count from the frontier. Called before `close`.
+        Columns count from the pending token. Called before `close`.
         """
         ...
 
 
-class Source(Protocol):
+class DraftSource(Protocol):
     """Weights or settings from which a guide is made for each generation."""
 
     def guide(self, session: HFSession) -> Guide: ...
@@ -60,9 +60,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class GuidedDrafter:
-    """Drafts in the given `shape` with the laws of `source`'s guide."""
+    """Drafts in the given `shape` with the distributions of `source`'s guide."""
 
-    source: Source
+    source: DraftSource
     shape: Shape = field(default_factory=Chain)
 
     def begin(self, prompt: Any, session: Any) -> "GuidedSession":
@@ -74,20 +74,20 @@ class GuidedSession:
     def __init__(self, guide: Guide, shape: Shape):
         self.guide, self.shape = guide, shape
 
-    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
-        own = None if room.length == 0 else self.guide.root(frontier)
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        own = None if budget.length == 0 else self.guide.root(pending)
         if own is None:
-            return frontier
-        length = room.length if self.guide.most is None else min(room.length, self.guide.most)
-        grown, origin = self.shape.grow(self.guide.score, own, replace(room, length=length), noise)
-        bare = on_frontier(grown)
-        draft = frontier.extend(bare.guesses, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
+            return pending
+        length = budget.length if self.guide.most is None else min(budget.length, self.guide.most)
+        grown, origin = self.shape.grow(self.guide.score, own, replace(budget, length=length), noise)
+        bare = on_pending(grown)
+        draft = pending.extend(bare.draft_tokens, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
         if isinstance(self.guide, Sharing) and not getattr(self.shape, "replaces", False):
             self.guide.share(draft, origin - (own.roots - 1))
         self.guide.close()
         return draft
 
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         self.guide.observe(draft, scored, verdict)
 
 
@@ -96,11 +96,11 @@ class ViewGuide:
 
     most = None
 
-    def __init__(self, view: SideView):
+    def __init__(self, view: PartialForward):
         self.view = view
 
-    def root(self, frontier: Draft) -> Draft | None:
-        return frontier if self.view.ready else None
+    def root(self, pending: Draft) -> Draft | None:
+        return pending if self.view.ready else None
 
     def score(self, draft: Draft) -> Scored:
         return self.view.score(draft)
@@ -112,8 +112,8 @@ class ViewGuide:
         pass
 
 
-def on_frontier(draft: Draft) -> Draft:
-    """`draft` without the roots before its last one, which is the frontier."""
+def on_pending(draft: Draft) -> Draft:
+    """`draft` without the roots before its last one, which is the pending token."""
     lag = draft.roots - 1
     if lag == 0:
         return draft
@@ -124,7 +124,7 @@ def on_frontier(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Newly settled values, each with the target's hidden states at the value before it: what the target knew when it said it."""
+    """Newly committed values, each with the target's hidden states at the value before it: what the target knew when it said it."""
 
     values: Tensor  # [B, M]
     features: Tensor  # [B, M, F]
@@ -132,7 +132,7 @@ class Fresh:
 
     @staticmethod
     def of(draft: Draft, scored: Scored, verdict: Verdict) -> "Fresh":
-        """What a round settled. The values after the kept nodes are the settled ones, so the two line up."""
+        """What a round committed. The values after the kept nodes are the committed ones, so the two line up."""
         assert scored.hidden is not None, "the session hands out no hidden states: call its watch() first"
         columns = draft.roots + draft.height  # one root, or a draft that is nothing but roots
         keep = verdict.keep[:, :columns]
@@ -149,13 +149,13 @@ class Fresh:
         order = torch.argsort(self.real.long(), dim=1, stable=True)
         return Fresh(self.values.gather(1, order), pick(self.features, order), self.real.gather(1, order))
 
-    def rooted(self, frontier: Draft) -> Draft:
-        """The packed values as the roots of a draft; its last root is the frontier."""
+    def rooted(self, pending: Draft) -> Draft:
+        """The packed values as the roots of a draft; its last root is the pending token."""
         columns = torch.arange(self.values.shape[1], device=self.values.device)
         before = torch.where(columns > 0, columns - 1, CONTEXT)
         first = self.real & ~torch.cat([torch.zeros_like(self.real[:, :1]), self.real[:, :-1]], 1)
         parents = torch.where(self.real, torch.where(first, CONTEXT, before), PAD)
-        return Draft(self.values, parents, frontier.start, roots=self.values.shape[1])
+        return Draft(self.values, parents, pending.start, roots=self.values.shape[1])
 
 
 def prompt_pairs(draft: Draft, scored: Scored) -> tuple[Tensor, Tensor, Tensor]:

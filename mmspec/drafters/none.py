@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Room, Scored, Settled, Verdict
+from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 
 
 @dataclass(frozen=True)
 class NoDraft:
-    """Proposes nothing: every round settles one value."""
+    """Proposes nothing: every round commits one value."""
 
     def begin(self, prompt: Any, session: Any) -> "NoDraft":
         return self
 
-    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
-        return frontier
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        return pending
 
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, settled: Settled) -> None:
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         pass

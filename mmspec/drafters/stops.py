@@ -1,8 +1,8 @@
-"""Where a chain of guesses ends within a round: by the drafter's confidence, or by a learned estimate of acceptance.
+"""Where a chain of draft tokens ends within a round: by the drafter's confidence, or by a learned estimate of acceptance.
 
-A stop is asked twice a guess. `before` sees the law the guess will be drawn from and may keep it from being made. `after` sees the
-guess too and decides about the guesses behind it only. That split is what keeps every rule exact: were a guess dropped because of
-its own value, the guesses that remain would no longer follow q.
+A stop is asked twice a draft token. `before` sees the distribution the draft token will be drawn from and may keep it from being made.
+`after` sees the draft token too and decides about the draft tokens behind it only. That split is what keeps every rule exact: were a draft
+token dropped because of its own value, the draft tokens that remain would no longer follow q.
 """
 
 import json
@@ -16,25 +16,25 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import Scored
-from mmspec.drafters.weights import fill, read_mapping, read_tensors
+from mmspec.utils.weights import fill, read_mapping, read_tensors
 
 
 class Stop(Protocol):
-    """Ends a row's chain; rows that have ended hold PAD. `reads` are the hidden states of the drafter it looks at, see `core.stack`."""
+    """Ends a row's chain; rows that have ended hold PAD. `reads` are the hidden states of the drafter it looks at, see `models.stack`."""
 
     @property
     def reads(self) -> tuple[int, ...]: ...
 
-    def before(self, law: Categorical) -> Tensor | None:
-        """[B] bool: end here, without a guess from `law` [B, 1, V]? None: never."""
+    def before(self, distribution: Categorical) -> Tensor | None:
+        """[B] bool: end here, without a draft from `distribution` [B, 1, V]? None: never."""
         ...
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Once `value` [B, 1] is drawn from the last law of `scored`: [B] bool, end behind it (None: never), and the new `reach`.
+        """Once `value` [B, 1] is drawn from the last distribution of `scored`: [B] bool, end behind it (None: never), and the new `reach`.
 
-        `reach` [B] is the stop's memory of the round, 1 at first: the chance it gives the guesses made so far to be accepted.
+        `reach` [B] is the stop's memory of the round, 1 at first: the chance it gives the draft tokens made so far to be accepted.
         """
         ...
 
@@ -50,8 +50,8 @@ class Confidence:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, (int, float)) or not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold of stop_below is {self.threshold!r}: give a probability between 0 and 1")
 
-    def before(self, law: Categorical) -> Tensor | None:
-        return law.prob(law.mode())[:, 0] < self.threshold
+    def before(self, distribution: Categorical) -> Tensor | None:
+        return distribution.prob(distribution.mode())[:, 0] < self.threshold
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         return None, reach
@@ -59,9 +59,9 @@ class Confidence:
 
 @dataclass(frozen=True)
 class Learned:
-    """SpecDec++ (Huang et al. 2024): ends where the chance that some guess is rejected, 1 - prod_j f(x_j), exceeds `risk`.
+    """SpecDec++ (Huang et al. 2024): ends where the chance that some draft token is rejected, 1 - prod_j f(x_j), exceeds `risk`.
 
-    f is `head`, on the drafter's device; `states` are the hidden states it was trained on. At least one guess is always made.
+    f is `head`, on the drafter's device; `states` are the hidden states it was trained on. At least one draft token is always made.
     """
 
     head: "AcceptanceHead"
@@ -76,7 +76,7 @@ class Learned:
     def reads(self) -> tuple[int, ...]:
         return self.states
 
-    def before(self, law: Categorical) -> Tensor | None:
+    def before(self, distribution: Categorical) -> Tensor | None:
         return None
 
     @torch.no_grad()
@@ -89,10 +89,10 @@ class Learned:
 
 
 class AcceptanceHead(nn.Module):
-    """Logit of the chance that the target accepts a guess x, if it accepted those before it.
+    """Logit of the chance that the target accepts a draft token x, if it accepted those before it.
 
     Input is the drafter's hidden state before x, [..., hidden] (the one q comes from), and log q(x): of x itself the head sees no
-    more than the drafter's probability, so that no guess has to be run before it is judged.
+    more than the drafter's probability, so that no draft token has to be run before it is judged.
     """
 
     kind = "acceptance head"
@@ -146,10 +146,10 @@ class AcceptanceHead(nn.Module):
 
 
 def acceptance_loss(logits: Tensor, accepted: Tensor, real: Tensor | None = None, rejected_weight: float = 6.0) -> Tensor:
-    """SpecDec++'s weighted binary cross-entropy: the mean over `real` [...] guesses, a rejected one counted `rejected_weight` times.
+    """SpecDec++'s weighted binary cross-entropy: the mean over `real` [...] draft tokens, a rejected one counted `rejected_weight` times.
 
     `accepted` [...] says what the target did, or gives the chance min(1, p(x) / q(x)) that it accepts. Rejections are rarer, and a
-    guess too many costs more than one too few.
+    draft token too many costs more than one too few.
     """
     accepted = accepted.to(logits.dtype)
     loss = -accepted * logsigmoid(logits) - rejected_weight * (1 - accepted) * logsigmoid(-logits)

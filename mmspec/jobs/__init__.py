@@ -4,14 +4,14 @@
 >>> report = run(Job(source=Lines(path), sink=JsonLines(), work=work, out=out, model={"weights": ...}, options={"seed": 0}))
 """
 
-from mmspec.jobs.engines import Report, run
-from mmspec.jobs.fingerprints import weights
-from mmspec.jobs.folder import Stopped
-from mmspec.jobs.job import Job
-from mmspec.jobs.parquet import ParquetRows, ParquetTable
-from mmspec.jobs.processes import Processes
-from mmspec.jobs.records import Facts, Lines, Reject, Source
-from mmspec.jobs.sinks import JsonLines, NumberedFiles, Sink
+from mmspec.jobs.engine.engines import Report, run
+from mmspec.jobs.engine.fingerprints import weights
+from mmspec.jobs.engine.folder import Stopped
+from mmspec.jobs.engine.job import Job
+from mmspec.jobs.engine.parquet import ParquetRows, ParquetTable
+from mmspec.jobs.engine.processes import Processes
+from mmspec.jobs.engine.records import Facts, Lines, Reject, Source
+from mmspec.jobs.engine.sinks import JsonLines, NumberedFiles, Sink
 
 __all__ = [
     "Facts",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmspec.compact import read_bytes, save_bytes
+from mmspec.utils.packed_files import read_bytes, save_bytes
 
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys")
@@ -59,7 +59,7 @@ def load_text(folder: Path) -> Mini:
     """The text mini in `folder`, as `text/train_mini.py` writes it. FileNotFoundError when it is not there."""
     from transformers import PreTrainedTokenizerFast
 
-    from mmspec.drafters.checkpoint import load_drafter
+    from mmspec.drafters.checkpoints.load import load_drafter
 
     if not (folder / "target" / "model.safetensors").exists():
         raise FileNotFoundError(f"mini text is not in {folder}: make it with python text/train_mini.py --out {folder}")
@@ -90,14 +90,14 @@ def load_continuous(folder: Path, head: str) -> Mini:
 
 def load_speech(folder: Path) -> Mini:
     """The mini that speaks in `folder`. FileNotFoundError when it is not there."""
-    from mmspec.minis.utterances import load_utterances
+    from mmspec.minis.speech_model import load_utterances
 
     return Mini(**load_utterances(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_vlm(folder: Path) -> Mini:
     """The mini that sees in `folder`. FileNotFoundError when it is not there."""
-    from mmspec.minis.sights import load_sights
+    from mmspec.minis.vlm_model import load_sights
 
     return Mini(**load_sights(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mmspec.core.packing import packed, unpacked
 from mmspec.minis import save_llama
+from mmspec.utils.packing import packed, unpacked
 
 
 def as_stored(model: Any) -> Any:
@@ -46,7 +46,7 @@ speculative decoding on a machine without a GPU; what they say is not to be reli
 - Recipe: `python text/train_mini.py` ({steps} target steps of 16 windows of 320 tokens, {drafter_steps} drafter steps; seeds fixed).
 - Data: GSM8K train split (MIT); African Storybook, English stories (CC BY, each story's author as named there);
   tinyshakespeare (public domain). Every twentieth document was held out; the example prompts come from those.
-- The drafter learnt the target's law (KL) on the corpus and on text that the target wrote itself, half greedy, half sampled.
+- The drafter learnt the target's distribution (KL) on the corpus and on text that the target wrote itself, half greedy, half sampled.
 - Weights: matrices are stored as bytes with a scale a row, everything else in float16; all run in float32. The figures below are of
   these weights. Licence of the weights: Apache-2.0.
 
@@ -71,11 +71,11 @@ def drafter_card(args: Any, aim: Any, parameters: int, held: int, levels: list[t
         rows_a_step=args.rows,
         lr=args.lr,
         depth=aim.depth,
-        laws=" + ".join(f"{weight:g} x {name}" for name, weight in aim.laws.items()),
+        distributions=" + ".join(f"{weight:g} x {name}" for name, weight in aim.distributions.items()),
         states=f", {aim.states:g} x SmoothL1 on states" if aim.states else "",
         windows=args.windows,
         length=args.opening + args.new,
-        heats=", ".join(f"{heat:g}" for heat in args.temperature),
+        temperatures=", ".join(f"{temperature:g}" for temperature in args.temperature),
         source=source,
         held=held,
         rows=rows,
@@ -87,14 +87,14 @@ DRAFTER_CARD = """# {kind} drafter for {target}
 {parameters} M parameters{options}. It only proposes: what is said is the target's, whatever the drafter.
 
 - Recipe: `python text/train_drafter.py {kind}{flags}` ({steps} steps of {rows_a_step} windows, peak rate {lr:g}, {depth} levels unrolled;
-  loss {laws}{states}).
+  loss {distributions}{states}).
 - Data: {windows} windows of up to {length} tokens that the target wrote at temperatures {heats}, from {source}.
 - Weights made for mini text are under Apache-2.0; others follow their target's terms.
 
-Acceptance on {held} windows held out, guess by guess on the target's own text: the chance that the token rule accepts, and how often
+Acceptance on {held} windows held out, draft token by draft token on the target's own text: the chance that the token rule accepts, and how often
 the likeliest tokens agree.
 
-| guess | sampled | greedy |
+| draft token | sampled | greedy |
 |---|---|---|
 {rows}
 """
@@ -102,17 +102,17 @@ the likeliest tokens agree.
 
 PICTURE_DRAFTER_CARD = """# {kind} drafter for the {set} target of mini vision
 
-{parameters:.2f} M parameters. It only proposes: under an exact rule the picture's law is the target's, whatever the drafter.
+{parameters:.2f} M parameters. It only proposes: under an exact rule the picture's distribution is the target's, whatever the drafter.
 
 - Recipe: `python vision/train_drafter.py --set {set} --kind {kind}` ({steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels
   unrolled; loss kl + 0.1 x SmoothL1 on states; every third step without class or caption).
 - Data: {pictures} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
 - Weights: Apache-2.0.
 
-Acceptance on {held} pictures held out, guess by guess on the target's own pictures and without guidance: the chance that the token rule
+Acceptance on {held} pictures held out, draft token by draft token on the target's own pictures and without guidance: the chance that the token rule
 accepts, and how often the likeliest codes agree.
 
-| guess | sampled | greedy |
+| draft token | sampled | greedy |
 |---|---|---|
 {table}
 """

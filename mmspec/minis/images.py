@@ -16,8 +16,8 @@ def load_images(folder: Path) -> dict[str, Any]:
     """
     from transformers import PreTrainedTokenizerFast
 
-    from mmspec.drafters.checkpoint import load_drafter
-    from mmspec.vision import tokenizer as tokens
+    from mmspec.drafters.checkpoints.load import load_drafter
+    from mmspec.vision.codes import tokenizer as tokens
     from mmspec.vision.families.llamagen import LlamaGenPictures, T5Captions
 
     if not (folder / "target" / "model.safetensors").exists():
@@ -41,14 +41,14 @@ def load_images(folder: Path) -> dict[str, Any]:
 
 
 def load_judge(folder: Path) -> Any:
-    """The classifier that scores pictures of the set in `folder`; see `mmspec.vision.classifier`."""
-    from mmspec.vision.classifier import load_classifier
+    """The classifier that scores pictures of the set in `folder`; see `mmspec.vision.quality.classifier`."""
+    from mmspec.vision.quality.classifier import load_classifier
 
     return load_classifier(folder / "classifier")
 
 
 def _llamagen(folder: Path) -> Any:
-    from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig
+    from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
 
     return _in_float32(LlamaGen(LlamaGenConfig.from_pretrained(folder)), folder)
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmspec.jobs.files import whole, write_json
+from mmspec.utils.files import whole, write_json
 
 FIGURES = "figures.json"
 RETRIEVER = "retriever.safetensors"
@@ -15,7 +15,7 @@ def load_items(folder: Path) -> dict[str, Any]:
 
     FileNotFoundError, naming the recipe, where the target is not there.
     """
-    from mmspec.drafters.checkpoint import load_drafter
+    from mmspec.drafters.checkpoints.load import load_drafter
     from mmspec.minis import llama
     from mmspec.recsys import Catalogue, Retriever
 
@@ -47,7 +47,7 @@ def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours:
 
 def write_model(folder: Path, model: Any) -> None:
     """A transformers model with tied embeddings in half precision, as `mmspec.minis.llama` reads it; an older one there is replaced."""
-    from mmspec.drafters.weights import write_folder
+    from mmspec.utils.weights import write_folder
 
     weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     write_folder(folder, json.loads(model.config.to_json_string()), weights, lambda found: (found / "config.json").exists())
@@ -110,7 +110,7 @@ Drafters (they only propose: the items are the target's own, whatever they say):
 {learnt}
 
 Target calls a user on {held} test histories, where beam search alone makes 4, by how many beams are kept (k) and drafted (width). The
-last column, for the middle setting: of the first, second and third level of a draft that were judged, the share whose guesses held all of
+last column, for the middle setting: of the first, second and third level of a draft that were judged, the share whose draft tokens held all of
 the target's beams.
 
 | drafter | parameters | {head} | levels whole |

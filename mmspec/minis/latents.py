@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmspec.compact import read_bytes, save_bytes
+from mmspec.utils.packed_files import read_bytes, save_bytes
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -18,8 +18,8 @@ def save_model(model: Any, folder: Path) -> None:
 
 def continuous_model(folder: Path) -> Any:
     """The causal or masked model in `folder`, in float32. FileNotFoundError, naming the recipe, when it is not there."""
-    from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig
-    from mmspec.vision.mar import MaskedAR, MaskedARConfig
+    from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
+    from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(f"no model of continuous tokens in {folder}: make it with python vision/train_continuous.py")
@@ -38,8 +38,8 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
 
     The first of `HEADS` knows the others, so that every way of drawing finds a head it is made for; who asks for another gets that alone.
     """
-    from mmspec.vision.autoencoder import load_autoencoder
-    from mmspec.vision.continuous import ContinuousPictures
+    from mmspec.vision.continuous.autoencoder import load_autoencoder
+    from mmspec.vision.continuous.generation import ContinuousPictures
 
     autoencoder = load_autoencoder(folder / "autoencoder")
 
@@ -58,6 +58,6 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
 
 def _pictures(autoencoder: Any, tokens: Any) -> Any:
     """PIL pictures of tokens [B, h, w, d]."""
-    from mmspec.vision.autoencoder import decode
+    from mmspec.vision.continuous.autoencoder import decode
 
     return decode(autoencoder, tokens.flatten(1, 2))

@@ -86,8 +86,8 @@ def scene(pick: random.Random, most: int = 4) -> Scene:
 def _thing(pick: random.Random, corner: int) -> Thing:
     size = pick.choice(list(SIZES))
     radius, cell = SIZES[size] + pick.uniform(-0.8, 0.8), SIDE / 2
-    room = min(2.5, cell / 2 - radius - 1.5)
-    x, y = (cell * (part + 0.5) + pick.uniform(-room, room) for part in (corner % 2, corner // 2))
+    budget = min(2.5, cell / 2 - radius - 1.5)
+    x, y = (cell * (part + 0.5) + pick.uniform(-budget, budget) for part in (corner % 2, corner // 2))
     tint = tuple(pick.randint(-10, 10) for _ in range(3))
     return Thing(pick.choice(list(COLOURS)), pick.choice(SHAPES), size, PLACES[corner], x, y, radius, tint)  # pyright: ignore
 

@@ -217,7 +217,7 @@ def _looks(draw: np.random.Generator) -> NDArray[np.int64]:
     return np.stack(np.unravel_index(draw.choice(int(np.prod(shape)), SIDE, replace=False), shape), 1)
 
 
-def lessons(catalogue: Any) -> Any:
+def examples(catalogue: Any) -> Any:
     """A `mmspec.recsys.histories.Data` of a shop's customers: training ones (seed 0) without end, others (1, 2) to measure on."""
     from mmspec.recsys.histories import Data
 

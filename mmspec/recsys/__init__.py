@@ -7,8 +7,8 @@
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.cost import CostModel
 from mmspec.recsys.generation import Recommendations, recommend
-from mmspec.recsys.modes import MODES
-from mmspec.recsys.ngram import NGram
+from mmspec.recsys.methods import METHODS
+from mmspec.recsys.ngram import ItemNGram
 from mmspec.recsys.retriever import Retriever
 
-__all__ = ["MODES", "Catalogue", "CostModel", "NGram", "Recommendations", "Retriever", "recommend"]
+__all__ = ["METHODS", "Catalogue", "CostModel", "ItemNGram", "Recommendations", "Retriever", "recommend"]

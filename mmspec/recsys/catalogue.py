@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.trie import Trie
+from mmspec.core.beams.trie import Trie
 
 Item = Hashable
 SHOWN = "shown"
@@ -174,7 +174,7 @@ class Catalogue:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from mmspec.jobs.files import whole
+        from mmspec.utils.files import whole
 
         columns: dict[str, Any] = {"item": list(self.items), "path": pa.array(self.paths.tolist(), pa.list_(pa.int32()))}
         if self.names is not None:

@@ -5,7 +5,7 @@ arithmetic (a CPU, a large batch) they cost what they cost and plain search may 
 
     seconds = fixed + per column * columns of the whole batch + per level * levels drafted,
 
-how often each level's guesses hold is a running share, and the two give the seconds of a whole search, either way.
+how often each level's draft tokens hold is a running share, and the two give the seconds of a whole search, either way.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmspec.core.control import ControlSession
-from mmspec.core.records import Settled
+from mmspec.core.records import Committed
 
 OPENING = (True, False, True, False)
 """Does each of the first calls at a batch size draft? The very first one's seconds are not believed: it warms up what others find warm."""
@@ -23,8 +23,8 @@ FADE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """What one call asks for: `rows` histories of up to `prompt` tokens, `k` beams, `width` guesses a level."""
+class SearchSize:
+    """What one call asks for: `rows` histories of up to `prompt` tokens, `k` beams, `width` draft tokens a level."""
 
     rows: int = 1
     prompt: int = 1
@@ -33,7 +33,7 @@ class Search:
     levels: int = 64
 
     def columns(self, turn: int, drafted: int) -> int:
-        """Columns that round `turn` scores in the whole batch, with so many levels of guesses."""
+        """Columns that round `turn` scores in the whole batch, with so many levels of draft tokens."""
         return self.rows * ((self.k if turn else self.prompt) + self.width * drafted)
 
 
@@ -59,9 +59,9 @@ class CostModel:
         self.patience = patience
         self.sizes: dict[int, Size] = {}
         self.choice = Choice(0, "nothing was searched yet")
-        self.search = Search()
+        self.search = SearchSize()
 
-    def at(self, search: Search) -> "CostModel":
+    def at(self, search: SearchSize) -> "CostModel":
         """This model, told what the next search is."""
         self.search = search
         return self
@@ -75,26 +75,26 @@ class CostModel:
 class _Call:
     """One search under way."""
 
-    def __init__(self, size: "Size", search: Search, levels: int):
+    def __init__(self, size: "Size", search: SearchSize, levels: int):
         self.size, self.search, self.levels = size, search, levels
-        self.done = [0] * search.rows  # levels settled
+        self.done = [0] * search.rows  # levels committed
         self.turn, self.total = 0, 0.0
 
     def length(self) -> int:
         return self.levels
 
-    def observe(self, length: int, settled: Settled, seconds: float) -> None:
-        self.done += [0] * (len(settled.values) - len(self.done))
+    def observe(self, length: int, committed: Committed, seconds: float) -> None:
+        self.done += [0] * (len(committed.values) - len(self.done))
         ways = self.size.ways[length > 0]
-        drafted = min(length, self.search.levels - 1 - self.turn) if self.turn else max(settled.drafted)  # some draft no first round
+        drafted = min(length, self.search.levels - 1 - self.turn) if self.turn else max(committed.drafted)  # some draft no first round
         if self.size.warm:
             ways.rounds.append(((1.0, self.search.columns(self.turn, drafted), drafted), seconds))
-        for row, (values, accepted) in enumerate(zip(settled.values, settled.accepted, strict=True)):
+        for row, (values, accepted) in enumerate(zip(committed.values, committed.accepted, strict=True)):
             if length and values:
                 self.size.held.saw(self.done[row], accepted, self.search.levels)
             self.done[row] += len(values)
         self.turn, self.total = self.turn + 1, self.total + seconds
-        if all(settled.ended):
+        if all(committed.ended):
             self.size.finished(self.search, length > 0, self.total)
 
 
@@ -116,23 +116,24 @@ class Fading:
 
 @dataclass
 class Held:
-    """How often each level's guesses hold, where the levels before them did."""
+    """How often each level's draft tokens hold, where the levels before them did."""
 
     call: int = 0
     levels: dict[int, Fading] = field(default_factory=dict)
 
     def saw(self, start: int, accepted: int, levels: int) -> None:
-        """A row with `start` levels settled had the guesses on `accepted` more right, and those after them, if any could be, wrong."""
+        """A row with `start` levels committed had the draft tokens on `accepted` more right, and those after them, if any could be,
+        wrong."""
         for level in range(start, min(start + accepted + 1, levels - 1)):
             self.levels.setdefault(level, Fading()).add(float(level < start + accepted), self.call)
 
     def share(self, level: int) -> float:
         return self.levels[level].mean(0.5, 0.1) if level in self.levels else 0.5
 
-    def going(self, search: Search) -> list[float]:
+    def going(self, search: SearchSize) -> list[float]:
         """The chance that a batch needs a first round, a second, ...: its rows end apart, and it goes on until all have."""
         levels = search.levels
-        within = [0.0] * levels + [1.0]  # by levels settled: the chance that a row ends in the rounds looked at so far
+        within = [0.0] * levels + [1.0]  # by levels committed: the chance that a row ends in the rounds looked at so far
         chances: list[float] = []
         for _ in range(levels):
             chances.append(1 - within[0] ** search.rows)
@@ -150,7 +151,7 @@ class Held:
 
 
 @dataclass
-class Way:
+class SearchCosts:
     """What was seen of searches that draft, or of those that do not."""
 
     rounds: deque[tuple[tuple[float, float, float], float]] = field(default_factory=lambda: deque(maxlen=48))  # (features, seconds)
@@ -165,7 +166,7 @@ class Size:
         self.patience = self.wait = patience
         self.call = 0
         self.held = Held()
-        self.ways = {True: Way(), False: Way()}
+        self.ways = {True: SearchCosts(), False: SearchCosts()}
         self.best: bool | None = None
         self.retry = False
 
@@ -173,7 +174,7 @@ class Size:
     def warm(self) -> bool:
         return self.call > 1
 
-    def choose(self, search: Search) -> Choice:
+    def choose(self, search: SearchSize) -> Choice:
         self.call += 1
         self.held.call = self.call
         at, self.retry = f"at {search.rows} user{'s' * (search.rows != 1)}", False
@@ -186,7 +187,7 @@ class Size:
         self.ways[drafts].ran = self.call
         return Choice((search.levels - 1) * drafts, why)
 
-    def _faster(self, search: Search) -> tuple[bool, str]:
+    def _faster(self, search: SearchSize) -> tuple[bool, str]:
         seconds = {way: self.expected(search, way) for way in (False, True)}
         best = seconds[True] < seconds[False]
         if best is not self.best:
@@ -200,17 +201,17 @@ class Size:
             return not best, f"{_name(not best)}, tried again after {idle} calls {_name(best)} ({told})"
         return best, f"{_name(best)}: {told}"
 
-    def finished(self, search: Search, drafts: bool, seconds: float) -> None:
+    def finished(self, search: SearchSize, drafts: bool, seconds: float) -> None:
         """A whole search took so long."""
         if self.warm and seconds > 0:
             expected = self._by_line(search, drafts)
             self.ways[drafts].beside.add(float(np.log(seconds / expected)), self.call)
 
-    def expected(self, search: Search, drafts: bool) -> float:
+    def expected(self, search: SearchSize, drafts: bool) -> float:
         """Seconds of a whole search."""
         return self._by_line(search, drafts) * float(np.exp(self.ways[drafts].beside.mean(0.0, 0.0)))
 
-    def _by_line(self, search: Search, drafts: bool) -> float:
+    def _by_line(self, search: SearchSize, drafts: bool) -> float:
         line = self.line()
         chances = self.held.going(search) if drafts else [1.0] * search.levels
         total = 0.0

@@ -7,21 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.beams import BeamLimits, BeamTarget
+from mmspec.core.beams.search import BeamStopping
+from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Drafter, decode
-from mmspec.core.families import family_of, positions_of
-from mmspec.core.hf import HFTarget
 from mmspec.core.noise import Noise
-from mmspec.core.proof import require
 from mmspec.core.records import Step
 from mmspec.core.stats import Stats
-from mmspec.core.trie import Trie
-from mmspec.drafters.beams import BeamDrafter, BeamModel
+from mmspec.drafters.model.beams import BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
+from mmspec.models.beam_target import BeamTarget
+from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.proof.require import require
+from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
-from mmspec.recsys.cost import CostModel, Search
-from mmspec.recsys.modes import Mode, mode_of
+from mmspec.recsys.cost import CostModel, SearchSize
+from mmspec.recsys.methods import BeamMethod, mode_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Recommendations:
     scores: list[list[float]]  # the log-probability of an item's path divided by its length, as transformers' `sequences_scores`
     paths: Tensor  # [B, K, L] the beams themselves, as token ids; 0 where there are fewer
     counts: Tensor  # [B] how many beams a row has
-    stats: Stats  # a value is a level: `tokens_per_call` is levels settled per target call
+    stats: Stats  # a value is a level: `tokens_per_call` is levels committed per target call
 
 
 @torch.no_grad()
@@ -59,9 +60,9 @@ def recommend(
         histories: the items of each user, oldest first; or, for prompts of another form, what a tokenizer returned.
         k: beams kept on every level, and the most items a user gets. Several items of one path all count.
         catalogue: the items and their paths.
-        drafter: None; a small model of the same kind; a source of laws over the catalogue, such as `mmspec.recsys.Retriever`.
+        drafter: None; a small model of the same kind; a source of distributions over the catalogue, such as `mmspec.recsys.Retriever`.
         mode: "strict" (the very items of beam search, whatever is drafted), "plain" (the same without drafting), "coupled" (beam
-            sampling, the same items as without drafting), "sample" (beam sampling, exact in law), "relaxed" (approximate).
+            sampling, the same items as without drafting), "sample" (beam sampling, exact in distribution), "relaxed" (approximate).
         width: beams drafted a level, at least k; 4 * k by default.
         draft_length: levels drafted a round, "auto" for all there are; or a Control, such as `mmspec.recsys.CostModel`, which is kept from
             call to call and chooses plain search where that is cheaper.
@@ -90,16 +91,16 @@ def recommend(
     require(model, trees=True)  # beams share their prompt: a tree
     _check(model, inputs, catalogue)
     target = _target(model, trie, k, width if drafter is not None else 0)
-    guesser = _drafter(drafter, target, chosen, k, width, temperature)
-    limits = BeamLimits(rows, trie.levels, k, device)
+    proposer = _drafter(drafter, target, chosen, k, width, temperature)
+    stopping = BeamStopping(rows, trie.levels, k, device)
     rule = chosen.rule(trie, k, temperature)
     stats = Stats(exactness=rule.exactness)
-    control = _control(draft_length, guesser, Search(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
-    for step in decode(target, guesser, rule, inputs, limits=limits, noise=Noise.from_seed(seed, rows, device), control=control):
+    control = _control(draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
+    for step in decode(target, proposer, rule, inputs, stopping=stopping, noise=Noise.from_seed(seed, rows, device), control=control):
         stats.add(step)
         if on_step is not None:
             on_step(step)
-    return _told(catalogue, trie, limits, k, stats, allowed)
+    return _told(catalogue, trie, stopping, k, stats, allowed)
 
 
 def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
@@ -139,13 +140,13 @@ def _check(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> No
 
 
 def _target(model: Any, trie: Trie, k: int, width: int) -> BeamTarget:
-    """Room for all beams, and for the guesses of one round."""
+    """Room for all beams, and for the draft tokens of one round."""
     reserve = k * trie.levels + width * (trie.levels - 1) + 1
     return BeamTarget(HFTarget(model, family_of(model), reserve=reserve), trie)
 
 
-def _drafter(drafter: Any, target: BeamTarget, mode: Mode, k: int, width: int, temperature: float) -> Drafter:
-    """The drafter that `drafter` stands for, choosing its guesses the way the mode's rule judges them."""
+def _drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
+    """The drafter that `drafter` stands for, choosing its draft tokens the way the mode's rule judges them."""
     if drafter is None:
         return NoDraft()
     if hasattr(drafter, "begin"):
@@ -156,7 +157,9 @@ def _drafter(drafter: Any, target: BeamTarget, mode: Mode, k: int, width: int, t
 
 def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget:
     if not hasattr(model, "generate"):
-        raise ValueError(f"drafter is {model!r}: give None, a transformers model, or a source of laws such as mmspec.recsys.Retriever")
+        raise ValueError(
+            f"drafter is {model!r}: give None, a transformers model, or a source of distributions such as mmspec.recsys.Retriever"
+        )
     theirs, mine = target.target.model.config, model.config
     if mine.is_encoder_decoder != theirs.is_encoder_decoder:
         raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
@@ -165,7 +168,7 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
     return _target(model, target.trie, k, width)
 
 
-def _control(draft_length: int | str | Control, drafter: Drafter, search: Search) -> Control:
+def _control(draft_length: int | str | Control, drafter: Drafter, search: SearchSize) -> Control:
     if isinstance(drafter, NoDraft):
         return Fixed(0)
     if draft_length == "auto":
@@ -179,10 +182,10 @@ def _control(draft_length: int | str | Control, drafter: Drafter, search: Search
     raise ValueError(f"draft_length is {draft_length!r}: give a number of levels, 'auto' or a Control such as mmspec.recsys.CostModel()")
 
 
-def _told(catalogue: Catalogue, trie: Trie, limits: BeamLimits, k: int, stats: Stats, allowed: Tensor | None) -> Recommendations:
+def _told(catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stats: Stats, allowed: Tensor | None) -> Recommendations:
     """Beams as items, in the order of their scores; several items of a path in the catalogue's order, only those `allowed`."""
-    score, order = torch.sort(limits.score, dim=-1, descending=True, stable=True)
-    leaf = (limits.state.gather(1, order) - trie.starts[-1]).cpu()
+    score, order = torch.sort(stopping.score, dim=-1, descending=True, stable=True)
+    leaf = (stopping.state.gather(1, order) - trie.starts[-1]).cpu()
     counts = (score > -torch.inf).sum(1).cpu()
     mean = (score / trie.levels).tolist()
     items: list[list[Item]] = []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.item_law import Flat, Followers, ItemLaw, counted, fingerprint
+from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, counted, fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Order:
 
 
 @dataclass(frozen=True, eq=False)
-class NGram(ItemLaw):
-    """A law of the next path given up to `len(orders)` paths before it."""
+class ItemNGram(ItemDistribution):
+    """A distribution of the next path given up to `len(orders)` paths before it."""
 
     popularity: Tensor  # [P]
     orders: tuple[Order, ...]  # contexts of one path, of two, ...
@@ -43,7 +43,7 @@ class NGram(ItemLaw):
     kind: ClassVar[str] = "n-gram"
 
     @staticmethod
-    def of(catalogue: Catalogue, histories: Sequence[Sequence[Item]], order: int = 3, most: int = 64) -> "NGram":
+    def of(catalogue: Catalogue, histories: Sequence[Sequence[Item]], order: int = 3, most: int = 64) -> "ItemNGram":
         """Count contexts of up to `order` items; each keeps its `most` likeliest followers, and what others had goes to the shorter one."""
         if order < 1 or most < 1:
             raise ValueError(f"order is {order} and most {most}: give a context of at least 1 item, and at least 1 follower")
@@ -57,7 +57,7 @@ class NGram(ItemLaw):
             if not bool(follow.any()):
                 break
             orders.append(Order.of(keys, code[:-1][follow], events.path[1:][follow], events.paths, most))
-        return NGram(events.popularity, tuple(orders), fingerprint(catalogue))
+        return ItemNGram(events.popularity, tuple(orders), fingerprint(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
         paths = len(self.popularity)
@@ -78,7 +78,7 @@ class NGram(ItemLaw):
         return state
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "NGram":
+    def restored(cls, state: Mapping[str, Any]) -> "ItemNGram":
         orders = []
         for number in range(1, state["orders"] + 1):
             start, path, weight, most, keys, rest = (

@@ -1,6 +1,6 @@
 """A retriever as the drafter: what everyone takes and what followed a user's newest items, no model call at all.
 
-Item-to-item co-occurrence is the oldest recommender at scale (Linden et al. 2003). Here it only guesses: the target decides.
+Item-to-item co-occurrence is the oldest recommender at scale (Linden et al. 2003). Here it only draft tokens: the target decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.item_law import Flat, Followers, ItemLaw, counted, fingerprint
+from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, counted, fingerprint
 
 
 @dataclass(frozen=True, eq=False)
-class Retriever(ItemLaw):
+class Retriever(ItemDistribution):
     """A path's score: `popular` times its share of all events, and the rest shared among the newest `within` items (1, 1/2, 1/3, ...),
     each saying which paths followed it how often. Paths a history shows already are weighed by `again`, the share of repeats.
     """

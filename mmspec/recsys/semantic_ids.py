@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmspec.train.kmeans import kmeans
+from mmspec.utils.kmeans import kmeans
 
 Method = Literal["kmeans", "rqvae"]
 Last = Literal["count", "nearest", "plain"]

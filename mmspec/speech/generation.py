@@ -10,21 +10,21 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import Accept
 from mmspec.core.control import Control
-from mmspec.core.decode import Drafter, decode, settled
-from mmspec.core.guidance import Guided, Pairs
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
+from mmspec.core.decode import Drafter, committed, decode
 from mmspec.core.noise import Noise
-from mmspec.core.processors import Pipeline, Processor
-from mmspec.core.records import Settled, Step
+from mmspec.core.processors.pipeline import Pipeline, Processor
+from mmspec.core.records import Committed, Step
+from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
-from mmspec.drafters.model import ModelDrafter
-from mmspec.options import Tree, control_of, drafter_of, laws_for, rule_of, shape_of
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.models.guidance import Guided, Pairs
+from mmspec.models.target import HFTarget
+from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, rule_of, shape_of
 from mmspec.speech.families import speech_model
-from mmspec.speech.family import Sampling, SpeechModel, one_voice_each
-from mmspec.speech.sound import save
+from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
+from mmspec.speech.sound.audio import save
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def synthesize(
         seed: an int (row r gets seed + r) or one per row.
         voice: one of the model's `voices`, or one a text; its first where none is given.
         temperature, top_k, top_p, repetition_penalty, guidance: instead of the model's own `sampling`; 0, 0, 1, 1 and 1 mean none.
-        samplers: processors behind all others, such as `mmspec.core.ras.RepetitionAware`, instead of the model's own.
+        samplers: processors behind all others, such as `mmspec.speech.sampling.ras.RepetitionAware`, instead of the model's own.
         max_seconds: where to cut, at the latest; by default what the model has room for.
-        on_sound: called with (row, samples) as soon as a piece of sound is settled for good. All pieces of a row make its waveform.
+        on_sound: called with (row, samples) as soon as a piece of sound is committed for good. All pieces of a row make its waveform.
         on_step: sees every round.
 
     Raises:
@@ -120,20 +120,22 @@ def synthesize(
     return saying.speech
 
 
-def stream(model: SpeechModel, text: str, drafter: Any = None, accept: str | Accept = "exact", seed: int = 0, **options: Any) -> "Stream":
-    """The sound of `text`, piece by piece as it settles: nothing that was given out is taken back. `options` as `synthesize` takes them.
+def stream(
+    model: SpeechModel, text: str, drafter: Any = None, accept: str | Accept = "exact", seed: int = 0, **options: Any
+) -> "SpeechStream":
+    """The sound of `text`, piece by piece as it commits: nothing that was given out is taken back. `options` as `synthesize` takes them.
 
     A request that is wrong is told here, before the first piece. Raises as `synthesize` does.
     """
     if isinstance(model, Staged):
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
     drawing = {name: options.pop(name, None) for name in _DRAWING}
-    return Stream(
+    return SpeechStream(
         _Saying(model, [text], sampling=_changed(model.sampling, **drawing), drafter=drafter, accept=accept, seed=seed, **options)
     )
 
 
-class Stream(Iterator[Tensor]):
+class SpeechStream(Iterator[Tensor]):
     """Pieces of sound [samples], to be had one by one; together they are the waveform."""
 
     def __init__(self, saying: "_Saying"):
@@ -157,7 +159,7 @@ class _Saying:
         model: SpeechModel,
         texts: Any,
         voice: str | Sequence[str] | None = None,
-        sampling: Sampling | None = None,
+        sampling: SpeechSampling | None = None,
         drafter: Any = None,
         accept: str | Accept = "exact",
         seed: int | Sequence[int] = 0,
@@ -172,33 +174,35 @@ class _Saying:
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
         steps = _steps(model, max_seconds)
         first = (*model.closing(steps), *model.rules(prompt))
-        laws = laws_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, first)
-        laws = Pipeline((*laws.steps, *sampling.last))
+        distributions = distributions_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, first)
+        distributions = Pipeline((*distributions.steps, *sampling.last))
         if _guides(sampling.guidance):
-            laws, prompt = model.guided(laws.steps, sampling), model.paired(prompt)
+            distributions, prompt = model.guided(distributions.steps, sampling), model.paired(prompt)
         trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
-        own = HFTarget(model.model, model.family, laws, reserve=min(steps + 32, 1024), trees=trees)
+        own = HFTarget(model.model, model.family, distributions, reserve=min(steps + 32, 1024), trees=trees)
         target = _whole(own)
-        guesser = _as_drafter(drafter, own, rule, tree)
+        proposer = _as_drafter(drafter, own, rule, tree)
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.on_step, self.stats = model, on_step, Stats(exactness=rule.exactness)
-        self.limits = Limits(len(texts), steps, model.ends, device=model.model.device)
+        self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
         self.sounds = _Sounds(model, len(texts), clock)
-        self.rounds = decode(target, guesser, rule, prompt, limits=self.limits, noise=noise, control=control_of(draft_length, guesser))
+        self.rounds = decode(
+            target, proposer, rule, prompt, stopping=self.stopping, noise=noise, control=control_of(draft_length, proposer)
+        )
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """(row, piece of sound) as they settle."""
+        """(row, piece of sound) as they commit."""
         for step in self.rounds:
             self.stats.add(step)
-            yield from self.sounds.push(step.settled)
+            yield from self.sounds.push(step.committed)
             if self.on_step is not None:
                 self.on_step(step)
         yield from self.sounds.close()
 
     @property
     def speech(self) -> Speech:
-        out, sounds = settled(self.limits, self.stats), self.sounds
+        out, sounds = committed(self.stopping, self.stats), self.sounds
         waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in sounds.pieces]
         return Speech(waves, self.model.rate, out.sequences, out.lengths, out.stats, sounds.first, sounds.worst, sounds.seconds)
 
@@ -220,20 +224,20 @@ def _guides(scale: float | None) -> bool:
 
 
 def _whole(target: HFTarget) -> HFTarget | Pairs:
-    """The target the loop sees: one row where guidance makes one law of a pair."""
+    """The target the loop sees: one row where guidance makes one distribution of a pair."""
     return Pairs(target) if isinstance(target.processors, Guided) else target
 
 
 class _Sounds:
-    """Every row's sound as its steps settle; a row that has ended is closed at once, whatever the others do."""
+    """Every row's sound as its steps commit; a row that has ended is closed at once, whatever the others do."""
 
     def __init__(self, model: SpeechModel, rows: int, clock: float):
         self.streams, self.pieces = [model.stream() for _ in range(rows)], [[] for _ in range(rows)]
         self.clock, self.seconds, self.open = clock, float("nan"), set(range(rows))
         self.first, self.last, self.worst = ([float("nan")] * rows for _ in range(3))
 
-    def push(self, found: Settled) -> Iterator[tuple[int, Tensor]]:
-        """(row, piece) for every piece that what was just settled completes."""
+    def push(self, found: Committed) -> Iterator[tuple[int, Tensor]]:
+        """(row, piece) for every piece that what was just committed completes."""
         for row in sorted(self.open):
             yield from self._told(row, self.streams[row].push(found.values[row]))
             if found.ended[row]:
@@ -264,7 +268,7 @@ class _Sounds:
 _DRAWING = ("temperature", "top_k", "top_p", "repetition_penalty", "guidance", "samplers")
 
 
-def _changed(sampling: Sampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers) -> Sampling:
+def _changed(sampling: SpeechSampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers) -> SpeechSampling:
     given = {
         "temperature": temperature,
         "top_k": top_k,
@@ -284,6 +288,6 @@ def _steps(model: SpeechModel, max_seconds: float | None) -> int:
     if steps < 1 + model.lead:
         raise ValueError(f"max_seconds is {max_seconds}: ask for at least {1 / model.pace:.3g}, one step of this model")
     if model.longest is not None and steps > model.longest:
-        room = (model.longest - model.lead) / model.pace
-        raise ValueError(f"max_seconds is {max_seconds}, but this model has room for {room:.3g}: ask for less")
+        budget = (model.longest - model.lead) / model.pace
+        raise ValueError(f"max_seconds is {max_seconds}, but this model has room for {budget:.3g}: ask for less")
     return steps

@@ -7,26 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import Accept
 from mmspec.core.control import Control
 from mmspec.core.decode import Generation
 from mmspec.core.decode import generate as run
-from mmspec.core.families import family_of, positions_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits, Stop
-from mmspec.core.model_checks import check_model
 from mmspec.core.noise import Noise
-from mmspec.core.processors import Processor
-from mmspec.core.proof import require, require_reach
+from mmspec.core.processors.pipeline import Processor
 from mmspec.core.records import Step
-from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.sight import looking
-from mmspec.drafters.views import view_of
-from mmspec.drafters.vocabulary import Overlap, Translated
-from mmspec.options import Tree, control_of, drafter_of, laws_for, mixed, rule_of, shape_of, stopping, view_for
-from mmspec.text.inputs import checked, tensors
-from mmspec.text.model_settings import settings
-from mmspec.text.processors import end_ids
+from mmspec.core.rules.base import Accept
+from mmspec.core.stopping import DefaultStopping, Stop
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.model.vocabulary import Overlap, Translated
+from mmspec.drafters.views.base import view_of
+from mmspec.drafters.views.vision_inputs import looking
+from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.model_checks import check_model
+from mmspec.models.proof.require import require, require_reach
+from mmspec.models.target import HFTarget
+from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, mixed, rule_of, shape_of, stopping_below, view_for
+from mmspec.text.inputs.checks import checked, tensors
+from mmspec.text.settings.generation_config import settings
+from mmspec.text.settings.processors import end_ids
 
 
 @torch.no_grad()
@@ -61,15 +61,15 @@ def generate(
             Lists and numpy arrays become tensors, and all are moved to the model's device. A missing mask is inferred where
             `model.generate` infers it: pad tokens are left out unless they also end texts.
         drafter: None (plain decoding, same engine), a transformers model, "lookup", "suffix", "jacobi" or another name of
-            `mmspec.config.DRAFTERS`, a Drafter object, or a source of laws such as `EarlyExit(4)` or a trained net.
-        accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.config.ACCEPT`, or a rule object.
-        max_new_tokens: the most a row may settle, at least 1.
+            `mmspec.run.config.DRAFTERS`, a Drafter object, or a source of distributions such as `EarlyExit(4)` or a trained net.
+        accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.run.config.ACCEPT`, or a rule object.
+        max_new_tokens: the most a row may commit, at least 1.
         temperature: 0 for the most likely token; a number, or one per row.
-        top_k, top_p, repetition_penalty: applied to the target's and the drafter's law alike; 0, 1 and 1 mean none.
+        top_k, top_p, repetition_penalty: applied to the target's and the drafter's distribution alike; 0, 1 and 1 mean none.
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
-        draft_length: guesses a round; "auto" for the number that maximises measured throughput, zero included; "thompson" for
+        draft_length: draft tokens a round; "auto" for the number that maximises measured throughput, zero included; "thompson" for
             one drawn by Thompson sampling; or a Control object.
-        tree: the form a model's guesses take. None for a chain, "comb" for a chain with siblings; a static tree as children per
+        tree: the form a model's draft tokens take. None for a chain, "comb" for a chain with siblings; a static tree as children per
             level such as (4, 2, 1), a Template, or the path of a template's JSON; a search of the likeliest paths: "expand"
             (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth); or a shape object. When sampling, the siblings of combs and
             static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
@@ -77,8 +77,8 @@ def generate(
         view: what a drafter that is a model reads of a prompt with pictures. None chooses: own pixels for a model of the target's kind,
             the words alone otherwise. "drop", "own", "pooled" or "pruned"; what `mmspec.text.view` makes; or several of these, an
             ensemble that drafts in one batched forward with weights learned on the way (`mmspec.text.ensemble` gives others).
-        stop_below: a chain of a model's guesses ends where its best probability falls below this.
-        processors, stops: extra law processors and host-side stops; `on_step` sees every round.
+        stop_below: a chain of a model's draft tokens ends where its best probability falls below this.
+        processors, stops: extra distribution processors and host-side stops; `on_step` sees every round.
         capture: fix all shapes and compile the target's scoring step and a drafter model's steps (CUDA graphs on a GPU, fused loops on
             a CPU with a C++ compiler). Compiling takes up to a minute a shape, once a process: for many requests of one shape.
 
@@ -89,7 +89,7 @@ def generate(
         is decoded once, as `generate(force_unique_generate_call=True)` does.
 
     Before the first generation with a class of model or attention settings that mmspec's tests do not cover, a self-test of about a
-    second compares them with the model's own plain forwards; see `mmspec.core.proof`.
+    second compares them with the model's own plain forwards; see `mmspec.models.proof.require`.
 
     Raises:
         ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
@@ -108,7 +108,7 @@ def generate(
     _check_length(ids, inputs, limit, max_new_tokens)
     proof = require(model, family, trees=tree is not None)
     require_reach(proof, ids.shape[1] + max_new_tokens)
-    laws = laws_for(
+    distributions = distributions_for(
         rule,
         temperature,
         top_k,
@@ -116,21 +116,21 @@ def generate(
         None,
         (*settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty), *processors),
     )
-    target = HFTarget(model, family, laws, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
-    guesser = stopping(drafter_of(drafter, target, rule, tree, view), stop_below)
+    target = HFTarget(model, family, distributions, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
+    proposer = stopping_below(drafter_of(drafter, target, rule, tree, view), stop_below)
     if capture:
         target = target.capture(max_new_tokens + 64)
-        guesser = guesser.capture(max_new_tokens + 64) if isinstance(guesser, ModelDrafter) else guesser
-    control = control_of(draft_length, guesser)
+        proposer = proposer.capture(max_new_tokens + 64) if isinstance(proposer, ModelDrafter) else proposer
+    control = control_of(draft_length, proposer)
     ends, pad = end_ids(model.generation_config), model.generation_config.pad_token_id
-    limits = Limits(rows, max_new_tokens, ends, stops, ids.device)
-    with Stream(streamer, ids) as stream:
+    stopping = DefaultStopping(rows, max_new_tokens, ends, stops, ids.device)
+    with StreamerFeed(streamer, ids) as stream:
         out = run(
             target,
-            guesser,
+            proposer,
             rule,
             inputs,
-            limits=limits,
+            stopping=stopping,
             noise=Noise.from_seed(seed, rows, ids.device),
             control=control,
             pad=(ends[0] if ends else 0) if pad is None else pad,
@@ -150,13 +150,13 @@ def aligned_drafter(
     accept: str | Accept = "exact",
     view: Any = None,
 ) -> ModelDrafter:
-    """A drafter whose tokenizer differs from the target's: guesses come from the tokens both have, losslessly.
+    """A drafter whose tokenizer differs from the target's: draft tokens come from the tokens both have, losslessly.
 
     Processors may stand for their tokenizers. `temperature` and `accept` are those of the request it will serve, `view` is what
     `generate` takes. ValueError when fewer than half of the tokens are shared.
     """
     rule = rule_of(accept, temperature)
-    laws = laws_for(rule, temperature, None, None, None, ())
+    distributions = distributions_for(rule, temperature, None, None, None, ())
     ours, theirs = family_of(model), family_of(drafter)
     sizes = [m.config.get_text_config(decoder=True).vocab_size for m in (model, drafter)]
     overlap = Overlap.of_tokenizers(
@@ -164,12 +164,12 @@ def aligned_drafter(
         getattr(drafter_tokenizer, "tokenizer", drafter_tokenizer),
         sizes[0],
         own=sizes[1],
-        unsaid=getattr(ours, "unsaid", ()),
+        never_generated_ids=getattr(ours, "never_generated_ids", ()),
         also=tuple(zip(*(getattr(family, "placeholders", ()) for family in (ours, theirs)), strict=False)),
     )
     target = HFTarget(model, ours)
     seen = view_of(target, drafter, translated=True) if view is None else view_for(view, target, drafter)
-    return ModelDrafter(Translated(mixed(HFTarget(drafter, looking(theirs), laws), seen), overlap), shape_of(None, rule), seen)
+    return ModelDrafter(Translated(mixed(HFTarget(drafter, looking(theirs), distributions), seen), overlap), shape_of(None, rule), seen)
 
 
 def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
@@ -187,25 +187,25 @@ def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, 
     mask = inputs.get("attention_mask")
     longest = int(mask.sum(1).max()) if mask is not None and mask.shape == ids.shape else ids.shape[1]
     if longest + max_new_tokens > limit:
-        room = limit - longest
-        mend = f"ask for at most {room}" if room > 0 else "shorten the prompt"
+        budget = limit - longest
+        mend = f"ask for at most {budget}" if budget > 0 else "shorten the prompt"
         raise ValueError(f"a prompt of {longest} tokens and max_new_tokens {max_new_tokens} exceed the model's {limit} positions: {mend}")
 
 
-class Stream:
-    """Feeds a transformers streamer every settled run, after the prompt where `prompt` [1, P] is given."""
+class StreamerFeed:
+    """Feeds a transformers streamer every committed run, after the prompt where `prompt` [1, P] is given."""
 
     def __init__(self, streamer: Any, prompt: Tensor | None = None):
         self.streamer, self.prompt = streamer, prompt
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "StreamerFeed":
         if self.streamer is not None and self.prompt is not None:
             self.streamer.put(self.prompt.cpu())
         return self
 
     def __call__(self, step: Step) -> None:
-        if self.streamer is not None and step.settled.values[0]:
-            self.streamer.put(torch.tensor(step.settled.values[0]))
+        if self.streamer is not None and step.committed.values[0]:
+            self.streamer.put(torch.tensor(step.committed.values[0]))
 
     def __exit__(self, *error: object) -> None:
         if self.streamer is not None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mmspec.drafters.ensemble import Views
-from mmspec.drafters.mixing import Weights, weights_of
-from mmspec.drafters.sight import Pooled, Pruned
-from mmspec.drafters.text_views import Caption, Drop, Newline
-from mmspec.drafters.views import View, same_prompt
+from mmspec.drafters.model.ensemble import Views
+from mmspec.drafters.model.mixing import Weights, weights_of
+from mmspec.drafters.views.base import View, same_prompt
+from mmspec.drafters.views.text_views import CaptionView, Drop, Newline
+from mmspec.drafters.views.vision_inputs import Pooled, Pruned
 
 NAMES = ("drop", "newline", "caption", "own", "pooled", "pruned")
 _MARKS = ("image", "img", "vision", "video", "audio", "boi", "eoi")  # in the names a processor gives its special tokens
@@ -52,7 +52,7 @@ def view(
         return Newline(_newline(tokenizer) if newline is None else newline, marks)
     if name == "caption":
         given = None if captions is None else tuple(captions)
-        return Caption(lambda caption: encoded(tokenizer, prefix + caption), given, captioner, marks)
+        return CaptionView(lambda caption: encoded(tokenizer, prefix + caption), given, captioner, marks)
     if name == "own":
         return same_prompt
     return Pooled(size) if name == "pooled" else Pruned(keep, top)
@@ -62,7 +62,7 @@ def ensemble(*parts: View | str, weights: str | Sequence[float] | Weights = "ada
     """Several views of each request in one batched forward, for `generate(..., view=...)`.
 
     `weights`: "adaptive" (TABED), "uniform" (IbED), "inverse-kl", "confidence", one number for every view, or an object of
-    `mmspec.drafters.mixing`.
+    `mmspec.drafters.model.mixing`.
     """
     return Views(parts, weights_of(weights))  # type: ignore[arg-type]
 

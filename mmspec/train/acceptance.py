@@ -1,18 +1,18 @@
-"""Training SpecDec++'s acceptance head (Huang et al. 2024) on what a target really accepted of a drafter's guesses."""
+"""Training SpecDec++'s acceptance head (Huang et al. 2024) on what a target really accepted of a drafter's draft tokens."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import Scored, Step
 from mmspec.drafters.stops import AcceptanceHead, acceptance_loss
 
 
 @dataclass
 class Judgements:
-    """Every judged guess of a generation: the drafter's hidden state before it, log q of it, and whether the target accepted it.
+    """Every judged draft token of a generation: the drafter's hidden state before it, log q of it, and whether the target accepted it.
 
     Use one object as the chain's `stop`, which never ends it, and as `on_step`. Costs a transfer to the host a round.
     """
@@ -27,7 +27,7 @@ class Judgements:
     def reads(self) -> tuple[int, ...]:
         return self.states
 
-    def before(self, law: Categorical) -> Tensor | None:
+    def before(self, distribution: Categorical) -> Tensor | None:
         return None
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -38,11 +38,11 @@ class Judgements:
 
     def __call__(self, step: Step) -> None:
         for place, (hidden, log_q) in enumerate(self._round):
-            for row, judged in enumerate(step.settled.judged):
+            for row, judged in enumerate(step.committed.judged):
                 if place < judged:
                     self.hidden.append(hidden[row])
                     self.log_q.append(float(log_q[row]))
-                    self.accepted.append(place < step.settled.accepted[row])
+                    self.accepted.append(place < step.committed.accepted[row])
         self._round = []
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ def head_loss(head: AcceptanceHead, batch: tuple[Tensor, Tensor, Tensor], reject
 
 @torch.no_grad()
 def separation(head: AcceptanceHead, batch: tuple[Tensor, Tensor, Tensor]) -> float:
-    """The chance that the head rates an accepted guess above a rejected one (area under the ROC curve); 0.5 knows nothing."""
+    """The chance that the head rates an accepted draft token above a rejected one (area under the ROC curve); 0.5 knows nothing."""
     hidden, log_q, accepted = batch
     logits = head(hidden, log_q)
     gaps = logits[accepted][:, None] - logits[~accepted][None, :]

@@ -1,8 +1,8 @@
 """What a drafter for beam search learns from: users' histories and, behind each, the target's own best items as one tree.
 
-A search asks for the law at the prompt's end and at the inner nodes of the paths it goes down. A lesson runs the prompt once and hangs
-those nodes on it, each under its ancestors, so that one forward of either model gives every law (AtSpeed, Lin et al. 2025, trains on
-such beams one by one). The history before them is full of laws too: what comes after every item, level by level.
+A search asks for the distribution at the prompt's end and at the inner nodes of the paths it goes down. A lesson runs the prompt once and
+hangs those nodes on it, each under its ancestors, so that one forward of either model gives every distribution (AtSpeed, Lin et al. 2025,
+trains on such beams one by one). The history before them is full of distributions too: what comes after every item, level by level.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mmspec.core.trie import NOWHERE, Children, Trie
+from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.generation import recommend
-from mmspec.train.item_head import item_lesson
+from mmspec.train.item_head import item_example
 from mmspec.train.losses import mixture
 
 _NONE = -1e4  # a log-probability so low that it counts for nothing, and has gradients that are no NaN
@@ -32,7 +32,7 @@ def counted(
     target: Any, drafter: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int, width: int, rows: int = 100
 ) -> dict[str, Any]:
     """What a drafter earns in strict search: target `calls` a history and, as `levels`, of the first, second, ... level of a draft that
-    were judged, the share at which all of the target's beams were among the guesses."""
+    were judged, the share at which all of the target's beams were among the draft tokens."""
     calls, passed, reached = 0, [0] * catalogue.levels, [0] * catalogue.levels
     for start in range(0, len(histories), rows):
         stats = recommend(target, histories[start : start + rows], k, catalogue, drafter, width=width).stats
@@ -51,17 +51,17 @@ class BeamRows:
     ids: Tensor  # [B, T]
     positions: Tensor  # [B, T]
     visible: Tensor  # [B, 1, T, T] bool: what each column sees
-    state: Tensor  # [B, T] the trie node whose children may come next; NOWHERE where a column's law is no lesson
+    state: Tensor  # [B, T] the trie node whose children may come next; NOWHERE where a column's distribution is no lesson
     value: Tensor  # [B, T] the token that came next; -1 at the end of the history and in trees, where many may
-    past: Tensor  # [B, T] bool: the law is one inside the history, else one that the search behind it asks for
+    past: Tensor  # [B, T] bool: the distribution is one inside the history, else one that the search behind it asks for
 
     def to(self, device: torch.device | str) -> "BeamRows":
         return BeamRows(*(getattr(self, name).to(device) for name in self.__slots__))
 
 
 def beam_rows(catalogue: Catalogue, histories: Sequence[Sequence[Item]], best: Sequence[Sequence[Item]]) -> BeamRows:
-    """Each history with the paths of its `best` items behind it. Laws inside histories are lessons where items follow each other there,
-    that is, for catalogues that write nothing behind a history."""
+    """Each history with the paths of its `best` items behind it. Distributions inside histories are lessons where items follow each other
+    there, that is, for catalogues that write nothing behind a history."""
     trie, prompt = catalogue.trie, catalogue.inputs(histories)
     shown, width = prompt["attention_mask"].bool(), prompt["input_ids"].shape[1]
     node = _padded([_inner(catalogue, items).unique() for items in best], NOWHERE, left=False)
@@ -85,20 +85,20 @@ def beam_rows(catalogue: Catalogue, histories: Sequence[Sequence[Item]], best: S
 
 def restricted(logits: Tensor, children: Children) -> Tensor:
     """log-probabilities [N, V + 1] of `logits` [N, V] where only the `children` [1, N, C] may come: -inf for all other values, whose
-    chance together is the last entry. Normalised over the whole vocabulary, as a search scores, and still a law."""
+    chance together is the last entry. Normalised over the whole vocabulary, as a search scores, and still a distribution."""
     size = logits.shape[-1]
     token = torch.where(children.valid, children.token, size)[0]
     allowed = torch.zeros(len(logits), size + 1, dtype=torch.bool, device=logits.device).scatter(1, token, True)[:, :size]
-    law = logits.float().log_softmax(-1)
-    rest = law.masked_fill(allowed, _NONE).logsumexp(-1, keepdim=True)
-    return torch.cat([law.masked_fill(~allowed, -torch.inf), rest], 1)
+    distribution = logits.float().log_softmax(-1)
+    rest = distribution.masked_fill(allowed, _NONE).logsumexp(-1, keepdim=True)
+    return torch.cat([distribution.masked_fill(~allowed, -torch.inf), rest], 1)
 
 
-class BeamLesson(nn.Module):
+class BeamExample(nn.Module):
     """A drafter model and its loss against the target, as one module, so that several processes may share its training.
 
-    `search` weighs the losses, by name, between laws that searches ask for; `past` those inside histories: by default the same, and {}
-    leaves them out. Cross-entropy needs the value that came, which only the past has. Both models are decoder-only; the target is
+    `search` weighs the losses, by name, between distributions that searches ask for; `past` those inside histories: by default the same,
+    and {} leaves them out. Cross-entropy needs the value that came, which only the past has. Both models are decoder-only; the target is
     neither trained nor saved.
     """
 
@@ -109,13 +109,13 @@ class BeamLesson(nn.Module):
         self._fixed = (target, trie)  # in a tuple, or the target would be a submodule
 
     def forward(self, rows: BeamRows) -> Tensor:
-        log_p, log_q, value, past = self.laws(rows)
+        log_p, log_q, value, past = self.distributions(rows)
         loss = self.search(log_p[~past], log_q[~past], value[~past]).mean()
         if self.past is None or not past.any():
             return loss
         return loss + self.past(log_p[past], log_q[past], value[past]).mean()
 
-    def laws(self, rows: BeamRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def distributions(self, rows: BeamRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log p and log q [N, V + 1] at the N columns of all rows that are lessons, the values that came, and which are of the past."""
         target, trie = self._fixed
         counted = rows.state != NOWHERE
@@ -127,9 +127,9 @@ class BeamLesson(nn.Module):
         return log_p, restricted(_logits(self.drafter, rows)[counted], children), rows.value[counted], rows.past[counted]
 
 
-class HeadLesson(nn.Module):
-    """A recurrent head and its loss, KL to the target's laws, over all items of histories as `mmspec.recsys.histories.batches` gives
-    them; of the loss, `mix` is the cross-entropy of what came instead."""
+class HeadExample(nn.Module):
+    """A recurrent head and its loss, KL to the target's distributions, over all items of histories as `mmspec.recsys.histories.batches`
+    gives them; of the loss, `mix` is the cross-entropy of what came instead."""
 
     def __init__(self, head: Any, target: Any, before: int, levels: int, mix: float = 0.0):
         super().__init__()
@@ -137,7 +137,7 @@ class HeadLesson(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         target, before, levels = self._fixed
-        told = item_lesson(target, batch, before, levels)
+        told = item_example(target, batch, before, levels)
         return self.head.loss(told.hidden, told.tokens, target.get_input_embeddings(), told.log_p, self.mix)
 
 

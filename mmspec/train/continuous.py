@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.denoising import Denoiser
-from mmspec.core.kernel import Kernel
-from mmspec.vision.mar import MaskedAR, random_masks
+from mmspec.core.distributions.denoising_path import Denoiser
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.vision.continuous.mar import MaskedAR, random_masks
 
 NOISE, DROPPED, DEQUANTISED = 0.15, 0.1, 0.1
 """Deviations of context noise, at most; the share of pictures without their class; the noise a mixture head's tokens are smoothed by."""
@@ -48,7 +48,7 @@ def noisy(tokens: Tensor, generator: torch.Generator, most: float = NOISE) -> Te
     return tokens + level * torch.randn(tokens.shape, generator=generator)
 
 
-class Lesson(nn.Module):
+class ContinuousLoss(nn.Module):
     """What training calls: the loss of `tokens` [B, T, d] of pictures of `classes` [B], read behind the contexts `seen` [B, T, d]."""
 
     def __init__(self, model: Any, schedule: Any, levels: int = 4):
@@ -101,84 +101,89 @@ def mixture_drawn(generator: torch.Generator, logits: Tensor, means: Tensor, sca
 
 @torch.no_grad()
 def written(
-    model: Any, classes: Tensor, kernel: Kernel | None, generator: torch.Generator, mixed: tuple[Any, float] | None = None
+    model: Any, classes: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator, mixed: tuple[Any, float] | None = None
 ) -> Tensor:
     """Tokens [B, T, d] that `model` writes for `classes` [B], position by position, nothing cached: pictures to look at and to learn on.
 
-    `kernel` is the chain of a diffusion head. With `mixed` = (another model, a share), that share of the tokens is drawn by the other one,
+    `noise_schedule` is the chain of a diffusion head. With `mixed` = (another model, a share), that share of the tokens is drawn by the
+    other one,
     each behind what both have written: the contexts that drafting meets.
     """
     tokens = torch.zeros(len(classes), model.config.grid**2, model.config.channels)
     for cell in range(tokens.shape[1]):
-        tokens[:, cell] = drawn(model, model.states(classes, tokens[:, : cell + 1])[:, -1], kernel, generator)
+        tokens[:, cell] = drawn(model, model.states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
         if mixed is not None:
-            other = drawn(mixed[0], mixed[0].states(classes, tokens[:, : cell + 1])[:, -1], kernel, generator)
+            other = drawn(mixed[0], mixed[0].states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
             tokens[:, cell] = torch.where(torch.rand(len(classes), 1, generator=generator) < mixed[1], other, tokens[:, cell])
     return tokens
 
 
-def drawn(model: Any, states: Tensor, kernel: Kernel | None, generator: torch.Generator) -> Tensor:
+def drawn(model: Any, states: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator) -> Tensor:
     """A token [M, d] from each of `states` [M, D]."""
-    if kernel is None:
+    if noise_schedule is None:
         return mixture_drawn(generator, *model.head(states))
-    noise = torch.randn(len(states), kernel.steps + 1, model.config.channels, generator=generator)
-    return Denoiser(model.head, kernel).walk(states, noise)[0][:, -1]
+    noise = torch.randn(len(states), noise_schedule.steps + 1, model.config.channels, generator=generator)
+    return Denoiser(model.head, noise_schedule).walk(states, noise)[0][:, -1]
 
 
-class PathLesson(nn.Module):
+class PathExample(nn.Module):
     """A diffusion draft's distillation: 1 - 2 Phi(-sqrt(K) / 2) of tokens at all positions behind the contexts `seen` [B, T, d].
 
     The draft writes its chains at all positions side by side, without gradient; then either head speaks once, at `asked` of each chain's
     states (every so many, from a random one on), which estimates K. The part `pull` of sqrt(K) keeps a gradient where K is large.
     """
 
-    def __init__(self, draft: Any, target: Any, kernels: Sequence[Kernel], *, every: int = 1, asked: int = 4, pull: float = 0.15):
+    def __init__(
+        self, draft: Any, target: Any, noise_schedules: Sequence[NoiseSchedule], *, every: int = 1, asked: int = 4, pull: float = 0.15
+    ):
         super().__init__()
-        self.draft, self.kernels, self.every, self.asked, self.pull = draft, list(kernels), every, asked, pull
+        self.draft, self.noise_schedules, self.every, self.asked, self.pull = draft, list(noise_schedules), every, asked, pull
         self.frozen = (target,)  # in a tuple: neither trained nor saved with the draft
 
     def forward(self, classes: Tensor, seen: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
-        kernel = self.kernels[int(torch.randint(len(self.kernels), (), generator=generator))]
+        noise_schedule = self.noise_schedules[int(torch.randint(len(self.noise_schedules), (), generator=generator))]
         masked = hidden(self.draft, seen, generator)
-        if share and masked is None:  # some tokens are the draft's own, as they stand before a guess that is judged
-            made = self.paths(told(self.draft, classes, seen, None), kernel, generator)[:, -1].view(seen.shape)
+        if share and masked is None:  # some tokens are the draft's own, as they stand before a draft token that is judged
+            made = self.paths(told(self.draft, classes, seen, None), noise_schedule, generator)[:, -1].view(seen.shape)
             seen = torch.where(torch.rand(*seen.shape[:2], 1, generator=generator) < share, made, seen)
-        gap = self.gap(classes, seen, masked, kernel, generator)
+        gap = self.gap(classes, seen, masked, noise_schedule, generator)
         return (torch.erf((gap / 8).sqrt()) + self.pull * gap.sqrt()).mean()
 
     @torch.no_grad()
-    def paths(self, states: Tensor, kernel: Kernel, generator: torch.Generator) -> Tensor:
+    def paths(self, states: Tensor, noise_schedule: NoiseSchedule, generator: torch.Generator) -> Tensor:
         """The draft's chains [M, S + 1, d] of S steps."""
-        noise = torch.randn(len(states), kernel.steps + 1, self.draft.config.channels, generator=generator)
-        return Denoiser(self.draft.head, kernel, self.every).walk(states, noise)[0].float()
+        noise = torch.randn(len(states), noise_schedule.steps + 1, self.draft.config.channels, generator=generator)
+        return Denoiser(self.draft.head, noise_schedule, self.every).walk(states, noise)[0].float()
 
-    def gap(self, classes: Tensor, seen: Tensor, masked: Tensor | None, kernel: Kernel, generator: torch.Generator) -> Tensor:
+    def gap(
+        self, classes: Tensor, seen: Tensor, masked: Tensor | None, noise_schedule: NoiseSchedule, generator: torch.Generator
+    ) -> Tensor:
         """K [M], estimated, of every token's chain."""
         with torch.no_grad():
             told_p = told(self.frozen[0], classes, seen, masked)
         told_q = told(self.draft, classes, seen, masked)
-        path = self.paths(told_q.detach(), kernel, generator)
-        stride = max(1, kernel.steps // self.asked)
-        steps = torch.randint(stride, (len(path), 1), generator=generator) + torch.arange(0, kernel.steps, stride)  # [M, asked]
+        path = self.paths(told_q.detach(), noise_schedule, generator)
+        stride = max(1, noise_schedule.steps // self.asked)
+        steps = torch.randint(stride, (len(path), 1), generator=generator) + torch.arange(0, noise_schedule.steps, stride)  # [M, asked]
         with torch.no_grad():
-            out_p = ask(self.frozen[0].head, path, steps, told_p, kernel)
-        out_q = ask(self.draft.head, path, steps - steps % self.every, told_q, kernel)
-        return (kernel.weight[steps] * (out_p - out_q).square().sum(-1)).sum(-1).float() * stride + 1e-6
+            out_p = ask(self.frozen[0].head, path, steps, told_p, noise_schedule)
+        out_q = ask(self.draft.head, path, steps - steps % self.every, told_q, noise_schedule)
+        return (noise_schedule.weight[steps] * (out_p - out_q).square().sum(-1)).sum(-1).float() * stride + 1e-6
 
     @torch.no_grad()
-    def facts(self, classes: Tensor, seen: Tensor, kernel: Kernel, generator: torch.Generator) -> dict[str, float]:
+    def facts(self, classes: Tensor, seen: Tensor, noise_schedule: NoiseSchedule, generator: torch.Generator) -> dict[str, float]:
         """K, what it foretells of acceptance, and the acceptance measured, over draft-made paths behind `seen`."""
         masked = hidden(self.draft, seen, generator)
         told_p, told_q = (told(model, classes, seen, masked) for model in (self.frozen[0], self.draft))
-        path = self.paths(told_q, kernel, generator)
-        mean_p = Denoiser(self.frozen[0].head, kernel).means(told_p, path)
-        mean_q = Denoiser(self.draft.head, kernel, self.every).means(told_q, path)
-        apart, noise = ((value / kernel.std[:, None]).flatten(1) for value in (mean_p - mean_q, path[:, 1:] - mean_q))
+        path = self.paths(told_q, noise_schedule, generator)
+        mean_p = Denoiser(self.frozen[0].head, noise_schedule).means(told_p, path)
+        mean_q = Denoiser(self.draft.head, noise_schedule, self.every).means(told_q, path)
+        apart, noise = ((value / noise_schedule.std[:, None]).flatten(1) for value in (mean_p - mean_q, path[:, 1:] - mean_q))
         gap = apart.square().sum(1)
         ratio = (apart * noise).sum(1) - gap / 2
         foretold = 1 - torch.erf((gap / 8).sqrt())
         return {
-            "steps of the chain": kernel.steps,
+            "steps of the chain": noise_schedule.steps,
             "K, median": gap.median().item(),
             "K, mean": gap.mean().item(),
             "acceptance by K": foretold.mean().item(),
@@ -186,16 +191,18 @@ class PathLesson(nn.Module):
         }
 
 
-def ask(head: nn.Module, path: Tensor, steps: Tensor, states: Tensor, kernel: Kernel) -> Tensor:
+def ask(head: nn.Module, path: Tensor, steps: Tensor, states: Tensor, noise_schedule: NoiseSchedule) -> Tensor:
     """What `head` says at `steps` [M, m] of chains [M, S + 1, d], told `states` [M, D]: [M, m, d]."""
     x, told = path.take_along_dim(steps[..., None], 1), states[:, None].expand(-1, steps.shape[1], -1)
-    return head(x.flatten(0, 1), kernel.timesteps[steps].flatten(), told.flatten(0, 1)).view(x.shape).float()
+    return head(x.flatten(0, 1), noise_schedule.timesteps[steps].flatten(), told.flatten(0, 1)).view(x.shape).float()
 
 
-class MixtureLesson(nn.Module):
-    """A mixture draft's distillation: how much of the target's law its own leaves out, E_p (1 - q / p)+, on tokens that the target draws.
+class MixtureExample(nn.Module):
+    """A mixture draft's distillation: how much of the target's distribution its own leaves out, E_p (1 - q / p)+, on tokens that the target
+    draws.
 
-    That is the share of rejected guesses, without bias; its gradient dies where q is far from p, so a part `pull` of -log q goes along.
+    That is the share of rejected draft tokens, without bias; its gradient dies where q is far from p, so a part `pull` of -log q goes
+    along.
     """
 
     def __init__(self, draft: Any, target: Any, pull: float = 0.5):
@@ -211,16 +218,16 @@ class MixtureLesson(nn.Module):
         return left_out.mean() + self.pull * nats.mean()
 
     def terms(self, classes: Tensor, seen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(1 - q / p)+ and log p - log q [B, T] of a token drawn from every law of the target."""
+        """(1 - q / p)+ and log p - log q [B, T] of a token drawn from every distribution of the target."""
         with torch.no_grad():
-            law = self.frozen[0].head(self.frozen[0].states(classes, seen))
-            tokens = mixture_drawn(generator, *law)
-            log_p = mixture_log_prob(tokens, *law)
+            distribution = self.frozen[0].head(self.frozen[0].states(classes, seen))
+            tokens = mixture_drawn(generator, *distribution)
+            log_p = mixture_log_prob(tokens, *distribution)
         short = log_p - mixture_log_prob(tokens, *self.draft.head(self.draft.states(classes, seen)))
         return (1 - (-short).exp()).clamp_min(0), short
 
     @torch.no_grad()
-    def facts(self, classes: Tensor, seen: Tensor, kernel: None, generator: torch.Generator) -> dict[str, float]:
-        """The share of guesses accepted behind `seen`, and the nats a token that the draft lacks."""
+    def facts(self, classes: Tensor, seen: Tensor, noise_schedule: None, generator: torch.Generator) -> dict[str, float]:
+        """The share of draft tokens accepted behind `seen`, and the nats a token that the draft lacks."""
         left_out, nats = self.terms(classes, seen, generator)
         return {"acceptance": 1 - left_out.mean().item(), "nats a token": nats.mean().item()}

@@ -1,4 +1,4 @@
-"""What a head over items learns from: histories, and the target's hidden states and laws where it tells each of their items."""
+"""What a head over items learns from: histories, and the target's hidden states and distributions where it tells each of their items."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.module_copy import own_copy, refresh
-from mmspec.core.stack import stack, tapped
+from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.stack import stack, tapped
 
 
 @dataclass(frozen=True, slots=True)
-class ItemLesson:
+class ItemExample:
     """N items, and what the target knew and said of every token of theirs just before it."""
 
     hidden: Tensor  # [N, L, H] last hidden states
@@ -21,7 +21,7 @@ class ItemLesson:
 
 
 @torch.no_grad()
-def item_lesson(target: Any, batch: Mapping[str, Tensor], before: int, levels: int) -> ItemLesson:
+def item_example(target: Any, batch: Mapping[str, Tensor], before: int, levels: int) -> ItemExample:
     """One forward of a decoder-only `target` over histories (`input_ids` and `attention_mask` [B, T], padded on the right).
 
     A history is `before` tokens and then items of `levels` tokens each, as `mmspec.recsys.histories.batches` writes it. Every whole item
@@ -39,4 +39,4 @@ def item_lesson(target: Any, batch: Mapping[str, Tensor], before: int, levels: i
     place = start[:, None] + torch.arange(levels, device=ids.device)  # [I, L]
     whole = shown[:, place].all(-1)  # [B, I]
     log_p = logits[:, place - 1][whole].float().log_softmax(-1)
-    return ItemLesson(found[layers][:, place - 1][whole], ids[:, place][whole], log_p)
+    return ItemExample(found[layers][:, place - 1][whole], ids[:, place][whole], log_p)

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.family import DecoderOnly
-from mmspec.core.layout import Layout
-from mmspec.core.module_copy import own_copy, refresh
-from mmspec.core.partial import rewired
-from mmspec.drafters.mask_tokens import MaskTokens, put_in
-from mmspec.train.lessons import Level, Window, unroll
+from mmspec.drafters.self_drafting.mask_tokens import MaskTokens, put_in
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.layout import Layout
+from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.skipped_parts import rewired
+from mmspec.train.distillation import LevelDrafts, RecordedWindow, unroll
 
 
 @unroll.register
-def _(net: MaskTokens, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+def _(net: MaskTokens, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
     """Behind every place of the text stand all embeddings, which see the text up to there and those before them: one forward.
 
-    Embedding k foretells the law k places on. ValueError before `net.attach(target)`, and for windows too short.
+    Embedding k foretells the distribution k places on. ValueError before `net.attach(target)`, and for windows too short.
     """
     if net.target is None:
         raise ValueError("mask tokens are trained through their target: call attach(target) first")
@@ -34,7 +34,7 @@ def _(net: MaskTokens, window: Window, embed: Any, head: Any, depth: int) -> Ite
         logits, _ = DecoderOnly.of(model).forward(model, _columns(window.ids[:, :places], count), None, None, places * count)  # type: ignore[arg-type]
     logits = logits.unflatten(1, (places, count))
     for level in range(min(depth, count)):
-        yield Level(logits[:, :, level], level + 1)
+        yield LevelDrafts(logits[:, :, level], level + 1)
 
 
 def _columns(ids: Tensor, count: int) -> Layout:

@@ -1,7 +1,7 @@
-"""Losses between the target's law p and a drafter's q. Each takes log-probabilities [..., V] and the value that came next [...].
+"""Losses between the target's distribution p and a drafter's q. Each takes log-probabilities [..., V] and the value that came next [...].
 
 What a drafter earns is its acceptance, 1 - TV(p, q); the others are easier to descend. DistillSpec (Zhou et al. 2024) compares them.
-What may not come has log-probability -inf under both laws, and counts for nothing: neither in a loss nor in its gradients.
+What may not come has log-probability -inf under both distributions, and counts for nothing: neither in a loss nor in its gradients.
 """
 
 import math
@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def cross_entropy(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """-log q of the value that came: needs no law of the target."""
+    """-log q of the value that came: needs no distribution of the target."""
     found = log_q.gather(-1, value.clamp_min(0)[..., None])[..., 0]
     return torch.where(value >= 0, -found, 0.0)
 
@@ -27,8 +27,8 @@ def forward_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
 
 
 def soft_kl(log_p: Tensor, log_q: Tensor, value: Tensor, temperature: float = 2.0) -> Tensor:
-    """KL(p | q) of both laws at a `temperature` (Hinton et al. 2015), times its square: right also about what is unlikely, as a search
-    for many beams needs."""
+    """KL(p | q) of both distributions at a `temperature` (Hinton et al. 2015), times its square: right also about what is unlikely, as a
+    search for many beams needs."""
     return temperature**2 * forward_kl((log_p / temperature).log_softmax(-1), (log_q / temperature).log_softmax(-1), value)
 
 
@@ -38,7 +38,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
 
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """The mean of both divergences to the middle law."""
+    """The mean of both divergences to the middle distribution."""
     never = torch.isneginf(log_p) & torch.isneginf(log_q)
     middle = torch.logaddexp(log_p.masked_fill(never, 0.0), log_q.masked_fill(never, 0.0)) - math.log(2)
     return 0.5 * (forward_kl(log_p, middle, value) + forward_kl(log_q, middle, value))
@@ -59,9 +59,9 @@ def strict_alignment(log_p: Tensor, log_q: Tensor, value: Tensor, k: int = 20, r
     """AtSpeed-S (Lin et al. 2025): reverse KL on the drafter's own `k` likeliest values, plus p of the last one times q's entropy there.
 
     A drafter that searches wide needs the target's best among its own, and nothing else. The second term draws q's mass together while
-    the target still likes the value where q's list ends; it is 0 where fewer than `k` values may come. As published neither law is
-    made to sum to 1 over the list: then mass outside it is free, so mix in a loss that sees all values. `renormalised` makes both laws
-    of the list.
+    the target still likes the value where q's list ends; it is 0 where fewer than `k` values may come. As published neither distribution is
+    made to sum to 1 over the list: then mass outside it is free, so mix in a loss that sees all values. `renormalised` makes both
+    distributions of the list.
     """
     log_q, index = log_q.topk(min(k, log_q.shape[-1]), -1)
     log_p = log_p.gather(-1, index)
@@ -70,13 +70,14 @@ def strict_alignment(log_p: Tensor, log_q: Tensor, value: Tensor, k: int = 20, r
     return _mean(log_q, log_q, log_p) - log_p[..., -1].exp() * _mean(log_q, log_q)
 
 
-def _mean(law: Tensor, plus: Tensor, minus: Tensor | None = None) -> Tensor:
-    """The mean of `plus - minus` under log-probabilities `law`; where a law is 0 it is 0, also where the others are infinite."""
-    comes = ~torch.isneginf(law)
+def _mean(distribution: Tensor, plus: Tensor, minus: Tensor | None = None) -> Tensor:
+    """The mean of `plus - minus` under log-probabilities `distribution`; where a distribution is 0 it is 0, also where the others are
+    infinite."""
+    comes = ~torch.isneginf(distribution)
     found = torch.where(comes, plus, 0.0)
     if minus is not None:
         found = found - torch.where(comes, minus, 0.0)
-    return (law.exp() * found).sum(-1)
+    return (distribution.exp() * found).sum(-1)
 
 
 LOSSES: dict[str, Loss] = {

@@ -13,12 +13,12 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.module_copy import own_copy, refresh
-from mmspec.core.stack import numbered, stack, tapped
-from mmspec.drafters.reading import sight_of
-from mmspec.train.lessons import Window
+from mmspec.drafters.features.reading import sight_of
+from mmspec.models.families.registry import family_of
+from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.stack import numbered, stack, tapped
+from mmspec.models.target import HFTarget
+from mmspec.train.distillation import RecordedWindow
 
 _IN_MEMORY = 4 << 30  # bytes; larger recordings are memory-mapped
 Ask = Callable[[int, int], Mapping[str, Any]]
@@ -33,13 +33,13 @@ class Recorded:
     own: Any  # [N, W] bool
     hidden: Any  # [N, W, F + H] the states asked for, then the last
     width: int  # F
-    embeds: Any = None  # [N, W, H] as `Window` has them
+    embeds: Any = None  # [N, W, H] as `RecordedWindow` has them
     pictures: Any = None  # [N, W] int16
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def window(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Window:
+    def window(self, rows: Sequence[int], device: torch.device | str = "cpu") -> RecordedWindow:
         """Windows `rows`, in float32 on `device`."""
 
         def of(kept: Any, dtype: Any) -> Tensor:
@@ -47,9 +47,13 @@ class Recorded:
 
         hidden = of(self.hidden, np.float32)
         parts = of(self.ids, np.int64), hidden[..., : self.width], hidden[..., self.width :], of(self.own, np.bool_)
-        return Window(*parts) if self.pictures is None else Window(*parts, of(self.embeds, np.float32), of(self.pictures, np.int64))
+        return (
+            RecordedWindow(*parts)
+            if self.pictures is None
+            else RecordedWindow(*parts, of(self.embeds, np.float32), of(self.pictures, np.int64))
+        )
 
-    def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu") -> Window:
+    def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu") -> RecordedWindow:
         """`rows` windows from number `first` on, a function of `turn` alone so that a resumed run sees the same ones."""
         generator = torch.Generator().manual_seed(turn)
         chosen = torch.randint(first, len(self), (rows,), generator=generator)
@@ -67,12 +71,12 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
     refresh(target)
     own_target = own_copy(target)
 
-    def windows(first: int, end: int) -> Window:
+    def windows(first: int, end: int) -> RecordedWindow:
         batch = ids[first:end].to(target.device)
         with tapped(own_target, wanted) as found:
             own_target(batch, logits_to_keep=1)
         features = torch.cat([found[state] for state in wanted[:-1]], -1) if states else found[layers][..., :0]
-        return Window(batch, features, found[layers], own[first:end])
+        return RecordedWindow(batch, features, found[layers], own[first:end])
 
     return _recorded(folder, wanted, len(ids), rows, windows)
 
@@ -87,7 +91,7 @@ def record_answers(
     wanted = [*numbered(states, len(stack(target))), len(stack(target))]
     width = opening + answers.shape[1]
 
-    def windows(first: int, end: int) -> Window:
+    def windows(first: int, end: int) -> RecordedWindow:
         found = answered(target, ask(first, end), answers[first:end], lengths[first:end], states)
         longest = found.ids.shape[1] - answers.shape[1]
         if longest > opening:
@@ -98,11 +102,11 @@ def record_answers(
 
 
 @torch.no_grad()
-def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> Window:
+def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> RecordedWindow:
     """Windows of prompts and the `answers` [B, L] of `lengths` [B] behind them, packed to the left, run just as in a generation."""
-    session, frontier = HFTarget(target, family_of(target)).begin({key: value.to(target.device) for key, value in inputs.items()})
+    session, pending = HFTarget(target, family_of(target)).begin({key: value.to(target.device) for key, value in inputs.items()})
     session.watch([*states, -1])
-    draft = frontier.extend_chain(answers.to(target.device), lengths.to(target.device))
+    draft = pending.extend_chain(answers.to(target.device), lengths.to(target.device))
     scored = session.score(draft)
     assert scored.context is not None
     assert scored.hidden is not None
@@ -114,13 +118,13 @@ def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: T
     hidden = torch.cat([scored.context.hidden, scored.hidden], 1)
     hidden = hidden.gather(1, source[..., None].expand(-1, -1, hidden.shape[-1])) * real[..., None]
     wide = hidden.shape[-1] // (len(states) + 1) * len(states)
-    sight = sight_of(session, ids[:, : prompt + 1], before[:, 0] + 1)
+    vision_width = sight_of(session, ids[:, : prompt + 1], before[:, 0] + 1)
     size = target.config.get_text_config(decoder=True).vocab_size  # placeholders may lie beyond the vocabulary
-    found = Window(ids.clamp(max=size - 1), hidden[..., :wide], hidden[..., wide:], real & (place > before))
-    return found if sight is None else replace(found, embeds=sight.embeds, pictures=sight.pictures).widened(len(place))
+    found = RecordedWindow(ids.clamp(max=size - 1), hidden[..., :wide], hidden[..., wide:], real & (place > before))
+    return found if vision_width is None else replace(found, embeds=vision_width.embeds, pictures=vision_width.pictures).widened(len(place))
 
 
-def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: Callable[[int, int], Window]) -> Recorded:
+def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: Callable[[int, int], RecordedWindow]) -> Recorded:
     """The recording in `folder`, made of `windows` where it is not there yet."""
     if not folder.exists():
         temporary = folder.with_name(folder.name + ".tmp")
@@ -140,7 +144,7 @@ def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: C
     return read(folder, wanted)
 
 
-def _parts(window: Window) -> Iterator[tuple[str, np.ndarray]]:
+def _parts(window: RecordedWindow) -> Iterator[tuple[str, np.ndarray]]:
     yield "ids", window.ids.to(torch.int32).cpu().numpy()
     yield "own", window.own.cpu().numpy()
     yield "hidden", torch.cat([window.features, window.last], -1).to(torch.float16).cpu().numpy()

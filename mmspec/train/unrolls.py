@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmspec.drafters.adapter import Adapter
-from mmspec.drafters.ctc import CTC
-from mmspec.drafters.glide import Across, Glide
-from mmspec.drafters.mtp import ChainedMTP
-from mmspec.drafters.mtp_parallel import ParallelMTP
-from mmspec.train.lessons import Level, Window, unroll
+from mmspec.drafters.features.glide import Across, Glide
+from mmspec.drafters.heads.ctc import CTC
+from mmspec.drafters.heads.mtp import ChainedMTP
+from mmspec.drafters.heads.mtp_parallel import ParallelMTP
+from mmspec.drafters.self_drafting.adapter import Adapter
+from mmspec.train.distillation import LevelDrafts, RecordedWindow, unroll
 
 
 @unroll.register
-def _(net: ChainedMTP, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
-    """Column t holds value t + 1; level k + 1 is module k's, on what module k - 1 made of the column before, all over settled text.
+def _(net: ChainedMTP, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
+    """Column t holds value t + 1; level k + 1 is module k's, on what module k - 1 made of the column before, all over committed text.
 
-    Past the last module its own output goes in again. Such a column sees those of each level on its chain, and settled ones before.
+    Past the last module its own output goes in again. Such a column sees those of each level on its chain, and committed ones before.
     """
     value, last = embed(window.ids[:, 1:]), len(net.layers) - 1
     positions, t = _places(value)
@@ -28,35 +28,36 @@ def _(net: ChainedMTP, window: Window, embed: Any, head: Any, depth: int) -> Ite
     for level in range(depth):
         k, again = min(level, last), max(level - last, 0)
         chain = _on_a_chain(t, again)
-        settled = net.sees(k, chain[None, :, : len(t)], slots[:1], slots[:1])[0]
-        mask = torch.cat([settled, chain[:, len(t) :]], 1)
+        committed = net.sees(k, chain[None, :, : len(t)], slots[:1], slots[:1])[0]
+        mask = torch.cat([committed, chain[:, len(t) :]], 1)
         state = net(k, state, value, slots, mask[None, None], cache)
-        yield Level(head(state), 1, level)
+        yield LevelDrafts(head(state), 1, level)
         state = torch.cat([state[:, :1], state[:, :-1]], 1)
 
 
 @unroll.register
-def _(net: ParallelMTP, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
+def _(net: ParallelMTP, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
     """Head d foretells the value d + 2 places after every state."""
     positions, t = _places(window.features)
     slots, cache, state = positions.expand(len(window.ids), -1), DynamicCache(), window.features
     for level in range(min(depth, net.most)):
         mask = net.blocks.visible(level, t[None] <= t[None, :, None], slots[:1], slots[:1])
         out, state = net(level, state, slots, mask[None], cache)
-        yield Level(head(out), 1 + level)
+        yield LevelDrafts(head(out), 1 + level)
 
 
 @unroll.register
-def _(net: Adapter, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
-    """One level stands for all: guesses run through the target's first layers too, so every law is made as the first one is."""
+def _(net: Adapter, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
+    """One level stands for all: draft tokens run through the target's first layers too, so every distribution is made as the first one
+    is."""
     positions, t = _places(window.features)
     mask = (t <= t[:, None])[None, None]
-    yield Level(net.own_logits(net(window.features, positions.expand(len(window.ids), -1), mask), head), 0)
+    yield LevelDrafts(net.own_logits(net(window.features, positions.expand(len(window.ids), -1), mask), head), 0)
 
 
 @unroll.register
-def _(net: Glide, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
-    """Column t holds value t. At level d + 1 it is a guess of depth d: it sees the target's keys up to d + 1 values back.
+def _(net: Glide, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
+    """Column t holds value t. At level d + 1 it is a draft token of depth d: it sees the target's keys up to d + 1 values back.
 
     The paper hides a random number of the newest keys instead of running every depth for all places.
     """
@@ -67,12 +68,13 @@ def _(net: Glide, window: Window, embed: Any, head: Any, depth: int) -> Iterator
     for level in range(depth):
         across = Across(keys, values, (t < t[:, None] - level)[None], net.layer)
         out = net(value, slots, (t <= t[:, None])[None, None], None, across)
-        yield Level(head(out), 0, level)  # no frontier that far before the window's beginning: the first places are not counted
+        yield LevelDrafts(head(out), 0, level)  # no pending token that far before the window's beginning: the first places are not counted
 
 
 @unroll.register
-def _(net: CTC, window: Window, embed: Any, head: Any, depth: int) -> Iterator[Level]:
-    """Laws of the value after every prefix of the text that follows a place. Their sum is the log-chance of a draft that begins so."""
+def _(net: CTC, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
+    """Distributions of the value after every prefix of the text that follows a place. Their sum is the log-chance of a draft that begins
+    so."""
     depth = min(depth, net.most)
     rows, places = len(window.ids), window.ids.shape[1] - 1 - depth
     if places < 1:
@@ -83,11 +85,12 @@ def _(net: CTC, window: Window, embed: Any, head: Any, depth: int) -> Iterator[L
         if level:
             value = window.ids[:, 1 + level : 1 + level + places].reshape(-1, 1)
             state, last = frames.advance(state, last, value), value
-        yield Level(frames.next_logits(state, last).view(rows, places, -1), 1 + level)
+        yield LevelDrafts(frames.next_logits(state, last).view(rows, places, -1), 1 + level)
 
 
 def _on_a_chain(t: Tensor, steps: int) -> Tensor:
-    """What columns `t` [M] see that stand `steps` steps past the settled ones: [M, (1 + steps) M], the settled first, then step by step."""
+    """What columns `t` [M] see that stand `steps` steps past the committed ones: [M, (1 + steps) M], the committed first, then step by
+    step."""
     return torch.cat([t <= t[:, None] - steps, *(t == t[:, None] - (steps - earlier) for earlier in range(1, steps + 1))], 1)
 
 

@@ -1,18 +1,18 @@
 """Images out: autoregressive image models, faster, drawing the same."""
 
-from mmspec.vision.continuous import WAYS, ContinuousPictures
-from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig
+from mmspec.vision.codes.methods import METHODS, Method
+from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
+from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures
+from mmspec.vision.continuous.latents import Sampling
+from mmspec.vision.diffusion.pipeline import Denoised, denoise
 from mmspec.vision.families import image_model
-from mmspec.vision.family import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
 from mmspec.vision.generation import Pictures, generate
-from mmspec.vision.latents import Sampling
-from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig
-from mmspec.vision.methods import METHODS, Method
-from mmspec.vision.whole import Denoised, denoise
 
 __all__ = [
+    "CONTINUOUS_METHODS",
     "METHODS",
-    "WAYS",
     "ContinuousAR",
     "ContinuousARConfig",
     "ContinuousPictures",

@@ -10,29 +10,29 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.core.accept import GROUP_EXACT, LOSSY, Accept
-from mmspec.core.climb import LADDER, Climb, in_flight
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Generation
 from mmspec.core.decode import generate as run
-from mmspec.core.guidance import Guided, Pairs
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
+from mmspec.core.draft_length.hill_climb import LADDER, HillClimb, in_flight
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
-from mmspec.core.raster import Grammar
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.core.processors.raster import Grammar
 from mmspec.core.records import Step
+from mmspec.core.rules.base import GROUP_EXACT, LOSSY, Accept
 from mmspec.core.stats import Stats
-from mmspec.drafters.couplers import Coupler
-from mmspec.drafters.initialisers import INITIALISERS, Initialiser
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.couplers import Coupler
+from mmspec.drafters.jacobi.initialisers import INITIALISERS, Initialiser
 from mmspec.drafters.none import NoDraft
-from mmspec.vision.continuous import WINDOW as TOKENS
-from mmspec.vision.continuous import ContinuousPictures, continuous_model, generate_continuous
+from mmspec.models.guidance import Guided, Pairs
+from mmspec.models.target import HFTarget
+from mmspec.vision.codes.methods import Method, method_of
+from mmspec.vision.codes.rows import generate_rows
+from mmspec.vision.continuous.generation import WINDOW as TOKENS
+from mmspec.vision.continuous.generation import ContinuousPictures, continuous_model, generate_continuous
+from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.families import image_model
-from mmspec.vision.family import ImageModel, Size
-from mmspec.vision.latents import Sampling
-from mmspec.vision.methods import Method, method_of
-from mmspec.vision.rows import generate_rows
+from mmspec.vision.families.base import ImageModel, Size
 
 WINDOW = 32
 """Codes in flight a forward where no number is asked for."""
@@ -44,7 +44,9 @@ class Pictures:
 
     model: ImageModel | ContinuousPictures = field(repr=False)
     sequences: Tensor = field(repr=False)  # [B, T] codes and controls, or vectors [B, T, d]
-    runs: Tensor | None = field(repr=False)  # [B, height, width] what a cell's forward settled in all; None by rows, by sets and of vectors
+    runs: Tensor | None = field(
+        repr=False
+    )  # [B, height, width] what a cell's forward committed in all; None by rows, by sets and of vectors
     stats: Stats
 
     @property
@@ -85,13 +87,14 @@ def generate(
             the model needs something beside it: a processor for texts, a decoder for its codes.
         prompts: a list of texts or classes, or the tensors the model's processor returned.
         method: a name of `mmspec.vision.METHODS`, or a `Method`; by default "jacobi". For models of continuous tokens a name of
-            `mmspec.vision.WAYS`; by default the head's own: "path" (diffusion), "density" (mixture) or "plain" (masked).
-        window: tokens in flight a forward, the last settled one included, at least 1; by default 32, and 5 for continuous tokens, whose
-            guesses a smaller model has to draw; "auto" for the number that maximises measured throughput. Rows (zipar, pjd) and trained
+            `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path" (diffusion), "density" (mixture) or "plain" (masked).
+        window: tokens in flight a forward, the last committed one included, at least 1; by default 32, and 5 for continuous tokens, whose
+            draft tokens a smaller model has to draw; "auto" for the number that maximises measured throughput. Rows (zipar, pjd) and
+            trained
             trees have sizes of their own: the window only bounds a tree's depth.
         guidance: the scale of classifier-free guidance, one or one per picture; None or 1 for none.
         temperature: 0 for the most likely code; a number, or one per picture.
-        top_k: keep this many codes; None or 0 keeps all. Applied, like guidance, to the target's and the drafter's laws alike.
+        top_k: keep this many codes; None or 0 keeps all. Applied, like guidance, to the target's and the drafter's distributions alike.
         seed: an int (picture r gets seed + r) or one per picture. A picture depends on its own seed only, not on its batch.
             With "jacobi" and "plain" it does not depend on the window either. With window="auto" other methods follow the clock.
         size: pixels a side, or (height, width), for models that can draw several sizes.
@@ -120,7 +123,7 @@ def generate(
     found = found if size is None else found.resized(size)
     plan = method_of(method, accept=accept, couple=couple, init=_initialiser(init))
     guidance = _guidance(guidance)
-    laws = pipeline(temperature=temperature, top_k=top_k, first=[Grammar(found.raster)])
+    distributions = pipeline(temperature=temperature, top_k=top_k, first=[Grammar(found.raster)])
     prompt = found.encode(prompts, guided=guidance is not None)
     rows = len(prompt.mask) // (1 if guidance is None else 2)
     device = prompt.embeds.device
@@ -128,25 +131,25 @@ def generate(
     watch = _Runs(found, rows)
     if plan.rows is not None:
         if drift_budget is not None:
-            raise ValueError("drift_budget is for methods that judge guesses: rows side by side are measured afterwards, if at all")
+            raise ValueError("drift_budget is for methods that judge draft tokens: rows side by side are measured afterwards, if at all")
         out = generate_rows(
-            found, prompt, plan=plan.rows, processors=laws, guidance=guidance, noise=noise, on_step=on_step or (lambda step: None)
+            found, prompt, plan=plan.rows, processors=distributions, guidance=guidance, noise=noise, on_step=on_step or (lambda step: None)
         )
         return Pictures(found, out.sequences, None, out.stats)
     rule = _budgeted(plan.rule(found), drift_budget)
     control, most = _control(WINDOW if window is None else window, len(prompt.mask), device)
-    guesser = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
-    laws = laws if guidance is None else Guided(laws.steps, guidance)
+    proposer = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
+    distributions = distributions if guidance is None else Guided(distributions.steps, guidance)
     family: Any = found  # its prompts are `Prompt`s
-    target = HFTarget(found.model, family, laws, reserve=found.raster.length + most)
+    target = HFTarget(found.model, family, distributions, reserve=found.raster.length + most)
     out: Generation = run(
         target if guidance is None else Pairs(target),
-        guesser,
+        proposer,
         rule,
         prompt,
-        limits=Limits(rows, found.raster.length, device=device),
+        stopping=DefaultStopping(rows, found.raster.length, device=device),
         noise=noise,
-        control=Fixed(0) if isinstance(guesser, NoDraft) else control,
+        control=Fixed(0) if isinstance(proposer, NoDraft) else control,
         on_step=watch if on_step is None else _both(watch, on_step),
     )
     return Pictures(found, out.sequences, watch.picture(), out.stats)
@@ -236,7 +239,7 @@ def _control(window: int | str | Control, rows: int, device: torch.device) -> tu
             raise ValueError(f"window is {window}: give at least 1 token (1 is plain decoding), or 'auto'")
         return Fixed(window - 1), window
     if window == "auto":
-        return Climb(first=in_flight(rows, device.type == "cuda") - 1), most
+        return HillClimb(first=in_flight(rows, device.type == "cuda") - 1), most
     if isinstance(window, (str, int)) or not hasattr(window, "begin"):
         raise ValueError(f"window is {window!r}: give a number of tokens, 'auto', or a Control object")
     return window, most
@@ -251,13 +254,13 @@ def _both(first: Callable[[Step], None], second: Callable[[Step], None]) -> Call
 
 
 class _Runs:
-    """Where in the picture values were settled in runs: for every position, how many its forward settled."""
+    """Where in the picture values were committed in runs: for every position, how many its forward committed."""
 
     def __init__(self, model: ImageModel, rows: int):
         self.raster, self.lengths = model.raster, [[] for _ in range(rows)]
 
     def __call__(self, step: Step) -> None:
-        for row, values in zip(self.lengths, step.settled.values, strict=True):
+        for row, values in zip(self.lengths, step.committed.values, strict=True):
             row += [len(values)] * len(values)
 
     def picture(self) -> Tensor:

@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from mmspec.bench.custom import pair_of_models
-from mmspec.bench.findings import CAUSES, likely_cause
-from mmspec.bench.target_checks import check_target
-from mmspec.bench.verify import Plan, verify
-from mmspec.core import hf as sessions
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.laws import Categorical
+from mmspec.bench.check.custom import pair_of_models
+from mmspec.bench.check.findings import CAUSES, likely_cause
+from mmspec.bench.check.targets import check_target
+from mmspec.bench.check.verify import Plan, verify
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, sampled
+from mmspec.models import target as sessions
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from tests.families import FAMILIES, build
 from tests.proof_mutants import LAYOUTS, MODELS, dropout_left_on, laid_out, nan_weights, one_percent_noise
 from tests.text.test_families import another
@@ -79,9 +79,9 @@ def drafter_of(shape, model=None):
     return ModelDrafter(HFTarget(model, family_of(model), pipeline(temperature=0.8)), shape)
 
 
-def sharper(law, keys):
+def sharper(distribution, keys):
     """Draws at a lower temperature than the q it reports."""
-    return Categorical(law.scores * 1.3).sample(keys), law
+    return Categorical(distribution.scores * 1.3).sample(keys), distribution
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Leaky(Noise):
 
     role: str = "accept"
 
-    def guess(self, position, start, branch=0):
+    def draft_token(self, position, start, branch=0):
         return self.value(position) if self.role == "value" else getattr(self, self.role)(position, start)
 
 
@@ -98,13 +98,13 @@ class Leaky(Noise):
 class Leaking(Chain):
     role: str = "accept"
 
-    def grow(self, score, draft, room, noise):
-        return super().grow(score, draft, room, Leaky(noise.seeds, role=self.role))
+    def grow(self, score, draft, budget, noise):
+        return super().grow(score, draft, budget, Leaky(noise.seeds, role=self.role))
 
 
-def by_inversion(law, keys):
+def by_inversion(distribution, keys):
     """A draw by the first number of the stream, which is the one that acceptance looks at."""
-    return (law.probs().cumsum(-1) < keys.uniform()[..., None]).sum(-1).clamp(max=law.scores.shape[-1] - 1), law
+    return (distribution.probs().cumsum(-1) < keys.uniform()[..., None]).sum(-1).clamp(max=distribution.scores.shape[-1] - 1), distribution
 
 
 def test_an_honest_drafter_passes():
@@ -138,7 +138,7 @@ class Forgetful:
     own: HFTarget
 
     def begin(self, prompt):
-        session, frontier = self.own.begin(prompt)
+        session, pending = self.own.begin(prompt)
         commit = session.commit
 
         def wrong(keep, most):
@@ -147,7 +147,7 @@ class Forgetful:
                 session.lengths = session.lengths - 1
 
         session.commit = wrong
-        return session, frontier
+        return session, pending
 
 
 def test_any_target_can_be_checked():

@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
-from mmspec.bench import demo, demo_continuous
+from mmspec.bench.demo import continuous as demo_continuous
+from mmspec.bench.demo import run as demo
 from mmspec.cli import app
+from mmspec.loading.vision import load_image_model
 from mmspec.vision.generation import generate
-from mmspec.vision.loading import load_image_model
 from tests.bench.test_demo_vision import pictures
 from tests.bench.test_report import Page
 from tests.vision import small_latents
@@ -42,9 +43,9 @@ def test_the_page_shows_every_way_and_needs_nothing_else(found, stand_in):
     page, section = Page(found[0]), found[1]
     assert page.open == []
     assert not {"script", "link", "iframe"} & set(page.tags)
-    assert [row["way"] for row in section["ways"]] == list(demo_continuous.WAYS)
+    assert [row["way"] for row in section["ways"]] == list(demo_continuous.CONTINUOUS_METHODS)
     drawn = pictures(found[0], "drawn from vectors")
-    assert len(drawn) == 2 * len(demo_continuous.WAYS)
+    assert len(drawn) == 2 * len(demo_continuous.CONTINUOUS_METHODS)
     plain = generate(stand_in.model, [stand_in.examples[0]], "plain", seed=0)
     assert drawn[0].tobytes() == plain.images[0].tobytes()
 
@@ -60,7 +61,7 @@ def test_it_says_what_is_compared_and_what_is_not(found):
 def test_figures_are_counts_that_fit_together(found):
     rows = {row["way"]: row for row in found[1]["ways"]}
     for name, row in rows.items():
-        assert row["exactness"] == "law-exact"
+        assert row["exactness"] == "distribution-exact"
         assert row["tokens"] == 2 * small_latents.CELLS
         assert row["tokens_per_call"] == pytest.approx(row["tokens"] / row["target_calls"])
         assert row["head"] == ("mixture" if name in ("plain, mixture", "density") else "diffusion")
@@ -93,6 +94,6 @@ def test_a_picture_that_hangs_on_its_batch_fails(stand_in, tmp_path, capsys, mon
 def test_a_slow_machine_shows_fewer_prompts_and_a_head_without_a_draft_only_plain(stand_in, monkeypatch):
     monkeypatch.setattr(demo_continuous, "_BUDGET", 0.0)
     monkeypatch.setattr(stand_in.model.others[0], "drafter", None)
-    section = demo_continuous.section(demo.Request(False, 0, "cpu"))
+    section = demo_continuous.section(demo.DemoRequest(False, 0, "cpu"))
     assert [row["way"] for row in section.rows] == ["plain", "path", "block", "aligned", "plain, mixture"]
     assert section.of == 5

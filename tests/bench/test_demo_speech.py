@@ -10,7 +10,8 @@ import pytest
 import soundfile
 from PIL import Image
 
-from mmspec.bench import demo, demo_speech
+from mmspec.bench.demo import run as demo
+from mmspec.bench.demo import speech as demo_speech
 from mmspec.cli import app
 from tests.bench.test_report import Page
 
@@ -31,7 +32,7 @@ def found(tmp_path_factory):
 def test_every_run_has_a_player_that_plays_and_a_spectrogram(found):
     html, _ = found
     assert Page(html).open == []
-    runs = 2 * len(demo_speech.WAYS)
+    runs = 2 * len(demo_speech.CONTINUOUS_METHODS)
     sounds = re.findall(r"data:audio/wav;base64,([^\"]+)", html)
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", html)
     assert len(sounds) == len(pictures) == runs
@@ -43,7 +44,7 @@ def test_every_run_has_a_player_that_plays_and_a_spectrogram(found):
 def test_rows_that_promise_the_same_sound_keep_it(found):
     _, section = found
     rows = {row["way"]: row for row in section["ways"]}
-    assert list(rows) == list(demo_speech.WAYS)
+    assert list(rows) == list(demo_speech.CONTINUOUS_METHODS)
     for way in ("model", "heads", "tree"):
         assert rows[way]["same_sounds"] == {"same": 2, "of": 2}
         assert rows[way]["tokens_per_call"] > rows["plain"]["tokens_per_call"] == 1

@@ -9,11 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from mmspec.bench import demo, demo_vision
+from mmspec.bench.demo import run as demo
+from mmspec.bench.demo import vision as demo_vision
 from mmspec.cli import app
+from mmspec.loading.vision import load_image_model
+from mmspec.vision.codes.methods import METHODS
 from mmspec.vision.generation import generate
-from mmspec.vision.loading import load_image_model
-from mmspec.vision.methods import METHODS
 from tests.bench.test_report import Page
 from tests.vision import small_minis
 
@@ -57,14 +58,14 @@ def test_the_page_needs_nothing_else(found):
 
 def test_every_method_shows_every_prompt(found, stand_in):
     page, section = found
-    assert [row["way"] for row in section["ways"]] == list(demo_vision.WAYS)
-    assert set(demo_vision.WAYS) < set(METHODS)
-    assert len(pictures(page, "drawn")) == 2 * len(demo_vision.WAYS)
-    assert len(pictures(page, "where runs were")) == 2 * (len(demo_vision.WAYS) - 1)  # rows side by side have no runs
+    assert [row["way"] for row in section["ways"]] == list(demo_vision.CONTINUOUS_METHODS)
+    assert set(demo_vision.CONTINUOUS_METHODS) < set(METHODS)
+    assert len(pictures(page, "drawn")) == 2 * len(demo_vision.CONTINUOUS_METHODS)
+    assert len(pictures(page, "where runs were")) == 2 * (len(demo_vision.CONTINUOUS_METHODS) - 1)  # rows side by side have no runs
     plain = generate(stand_in.model, [stand_in.examples[0]], "plain", guidance=stand_in.guidance, seed=0)
     assert pictures(page, "drawn")[0].tobytes() == plain.images[0].tobytes()
     maps = pictures(page, "where runs were")
-    assert len(maps[0].getcolors()) == 1  # plain decoding settles one by one
+    assert len(maps[0].getcolors()) == 1  # plain decoding commits one by one
     assert len(maps[1].getcolors()) > 1
 
 
@@ -102,12 +103,12 @@ def test_a_difference_where_none_may_be_fails(stand_in, tmp_path, capsys, monkey
 
 def test_a_slow_machine_shows_fewer_prompts(stand_in, monkeypatch):
     monkeypatch.setattr(demo_vision, "_BUDGET", 0.0)
-    monkeypatch.setattr(demo_vision, "WAYS", {"plain": "", "jacobi": ""})
-    section = demo_vision.section(demo.Request(False, 0, "cpu"))
+    monkeypatch.setattr(demo_vision, "CONTINUOUS_METHODS", {"plain": "", "jacobi": ""})
+    section = demo_vision.section(demo.DemoRequest(False, 0, "cpu"))
     assert (section.same, section.of) == (1, 1)
 
 
 def test_sections_without_a_mini_are_left_out(monkeypatch):
-    monkeypatch.setattr(demo, "SECTIONS", {"text": "mmspec.bench.demo_text", "vision": "mmspec.bench.demo_vision"})
+    monkeypatch.setattr(demo, "SECTIONS", {"text": "mmspec.bench.demo.text", "vision": "mmspec.bench.demo.vision"})
     monkeypatch.setattr(demo_vision, "there", lambda: False)
     assert list(demo.shown()) == ["text"]

@@ -9,11 +9,12 @@ import re
 import pytest
 from PIL import Image
 
-from mmspec.bench import demo, demo_vlm
+from mmspec.bench.demo import run as demo
+from mmspec.bench.demo import vlm as demo_vlm
 from mmspec.cli import app
+from mmspec.loading.text import Pair
 from mmspec.minis import Mini, scenes
-from mmspec.text.pairs import Pair
-from mmspec.text.sight import Seen
+from mmspec.text.inputs.vision_inputs import VisionPrompt
 from tests import small_seers
 from tests.bench.test_report import Page
 
@@ -26,7 +27,7 @@ def stand_in():
     target = small_seers.seer(own)
     mini = Mini(target, {"text": small_seers.reader(own, target), "vlm": target}, own, None, "")
     drawn = [scenes.draw(scene) for scene in scenes.scenes(3, 3)]
-    examples = (Seen("describe the picture", (drawn[0],)), Seen("how many circles", tuple(drawn[1:])))
+    examples = (VisionPrompt("describe the picture", (drawn[0],)), VisionPrompt("how many circles", tuple(drawn[1:])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "SECTIONS", {"vlm": demo.SECTIONS["vlm"]})
         patch.setattr(demo_vlm, "there", lambda: True)
@@ -110,5 +111,5 @@ def test_ways_without_their_drafter_are_left_out(stand_in):
 def test_a_slow_machine_shows_fewer_pictures(stand_in, monkeypatch):
     monkeypatch.setattr(demo_vlm, "_BUDGET", 0.0)
     monkeypatch.setattr(demo_vlm, "ways", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "lookup")))
-    section = demo_vlm.section(demo.Request(True, 0, "cpu"))
+    section = demo_vlm.section(demo.DemoRequest(True, 0, "cpu"))
     assert (section.same, section.of) == (2, 2)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.bench import modalities
+from mmspec.bench.check import modalities
 from mmspec.cli import app
-from mmspec.core.unchecked import Unchecked
+from mmspec.core.rules.lossy.always_accept import AlwaysAccept
 from tests.families import FAMILIES, build
 
 
@@ -84,10 +84,10 @@ def test_continuous_tokens_are_held_to_the_distribution():
     assert "more of the drafter" in wrong.cause
 
 
-class Generous(Unchecked):
-    """Takes every guess, and says that it is exact."""
+class Generous(AlwaysAccept):
+    """Takes every draft token, and says that it is exact."""
 
-    exactness = "law-exact"
+    exactness = "distribution-exact"
 
 
 # --- functions -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import mmspec
-from mmspec.bench.pieces import Pieces, Rounds
+from mmspec.bench.report.pieces import Pieces, TextRounds
 
 TEXTS = ["Once upon a time.", "na\u00efve caf\u00e9, 12 \u20ac, \U0001f600\U0001f9ff!", "\n\nQuestion: \u4f60\u597d\n"]
 
@@ -41,9 +41,9 @@ def test_an_unfinished_character_is_told_at_the_end():
     assert "\ufffd" in pieces.rest()
 
 
-def test_rounds_hold_what_was_guessed_and_what_was_not():
+def test_rounds_hold_what_was_drafted_and_what_was_not():
     mini = mmspec.load("text")
-    rounds = Rounds(lambda ids: mini.processor.decode(ids, skip_special_tokens=True))
+    rounds = TextRounds(lambda ids: mini.processor.decode(ids, skip_special_tokens=True))
     one = {key: value[:1] for key, value in mini.examples.items()}
     out = mmspec.text.generate(mini.target, one, mini.drafters["model"], max_new_tokens=16, draft_length=3, on_step=rounds)
     assert sum(len(found.pieces) for found in rounds.found) == out.stats.tokens

@@ -6,13 +6,13 @@ import pytest
 import torch
 from scipy import stats
 
-from mmspec.bench.projection import Projection, Watch, normality, project, projected, taught
+from mmspec.bench.check.projection import ProjectedValues, Watch, normality, project, projected, taught
 from mmspec.core.control import Fixed
-from mmspec.core.gaussian import Gaussian
-from mmspec.core.mixture import Mixture
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.distributions.mixture import Mixture
 from mmspec.core.noise import Noise
-from mmspec.vision.continuous import Draft, generate_continuous, pair_of
-from mmspec.vision.latents import Sampling
+from mmspec.vision.continuous.generation import LatentDraft, generate_continuous, pair_of
+from mmspec.vision.continuous.latents import Sampling
 from tests.oracles.gaussians import FromTarget
 from tests.vision.pushed import pair, prompts, small
 
@@ -28,16 +28,16 @@ def test_its_p_value_is_that_of_kolmogorov_and_smirnov(shift, count):
 
 
 def test_without_values_there_is_no_p_value():
-    with pytest.raises(ValueError, match="no guess was judged"):
+    with pytest.raises(ValueError, match="no draft token was judged"):
         normality(torch.zeros(0))
-    one = Projection(torch.tensor([0.5, -0.5]), 2) + Projection(torch.tensor([1.0]), 3)
+    one = ProjectedValues(torch.tensor([0.5, -0.5]), 2) + ProjectedValues(torch.tensor([1.0]), 3)
     assert (one.tokens, len(one.values), one.mean) == (5, 3, pytest.approx(1 / 3))
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- distributions -------------------------------------------------------------------------------------------------------------
 
 
-def laws(rows: int, length: int) -> list[tuple]:
+def distributions(rows: int, length: int) -> list[tuple]:
     numbers = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def laws(rows: int, length: int) -> list[tuple]:
 @pytest.mark.parametrize("kind", [0, 1], ids=["gaussian", "mixture"])
 def test_draws_from_the_target_are_normal_and_a_little_of_the_draft_is_seen(kind):
     """The biased values are those of a rule that accepts as it should and then draws from p."""
-    p, q = laws(300, 10)[kind]
+    p, q = distributions(300, 10)[kind]
     keys = Noise.from_seed(1, 300)
     spots = torch.arange(10).expand(300, -1)
     own, drawn = p.sample(keys.value(spots)), q.sample(keys.shared(spots))
@@ -63,8 +63,8 @@ def test_draws_from_the_target_are_normal_and_a_little_of_the_draft_is_seen(kind
     assert found[1] < FAIL
 
 
-def test_where_laws_agree_a_rank_is_still_uniform_and_there_is_no_gap():
-    p, _ = laws(200, 5)[1]
+def test_where_distributions_agree_a_rank_is_still_uniform_and_there_is_no_gap():
+    p, _ = distributions(200, 5)[1]
     x = p.sample(Noise.from_seed(1, 200).value(torch.arange(5).expand(200, -1)))
     values, gap = projected(p, p, x, Noise.from_seed(9, 200))
     assert normality(values.flatten()) > PASS
@@ -74,16 +74,16 @@ def test_where_laws_agree_a_rank_is_still_uniform_and_there_is_no_gap():
 # --- generations ------------------------------------------------------------------------------------------------------
 
 
-def test_laws_taught_afterwards_are_those_the_tokens_were_drawn_from():
-    """Plain decoding: every token is its own law's mean and the very noise of its seed and position."""
+def test_distributions_taught_afterwards_are_those_the_tokens_were_drawn_from():
+    """Plain decoding: every token is its own distribution's mean and the very noise of its seed and position."""
     pictures, noise = pair(), Noise.from_seed(4, 3)
     for scale in (None, 3.0):
         found, out = generate_continuous(
             pictures, [0, 1, 2], "plain", control=Fixed(0), most=1, noise=noise, sampling=Sampling(), guidance=scale
         )
         classes, target, drafting = pair_of(found, [0, 1, 2], "plain", most=1, noise=noise, sampling=Sampling(), guidance=scale)
-        law = taught(target, classes, out.sequences)
-        z = (out.sequences - law.mean) / law.scale
+        distribution = taught(target, classes, out.sequences)
+        z = (out.sequences - distribution.mean) / distribution.scale
         assert drafting is None
         assert (z - noise.value(torch.arange(16).expand(3, -1)).normal(4)).abs().max() < 1e-3
 
@@ -118,12 +118,12 @@ def test_what_it_cannot_judge_is_refused():
     pictures = pair()
     with pytest.raises(ValueError, match="is no model of continuous tokens"):
         project(torch.nn.Linear(1, 1), [0])
-    with pytest.raises(ValueError, match="method 'plain' judges no guess"):
+    with pytest.raises(ValueError, match="method 'plain' judges no draft token"):
         project(pictures, [0], "plain")
-    with pytest.raises(ValueError, match="no guess was judged, or target and drafter say the same"):
+    with pytest.raises(ValueError, match="no draft token was judged, or target and drafter say the same"):
         _ = project(pictures, [0, 1], "aligned", drafter=small()).p_value
     with pytest.raises(ValueError, match="needs one schedule"):
-        project(pictures, [0], "path", drafter=Draft(small(), Sampling(steps=3)))
+        project(pictures, [0], "path", drafter=LatentDraft(small(), Sampling(steps=3)))
 
 
 def test_seeds_are_the_rows_own():

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.bench import demo, demo_recsys
-from mmspec.bench.recommendations import Prefixes, overlap, shared_bytes, usual
+from mmspec.bench.compare.recommendations import Prefixes, overlap, shared_bytes, usual
+from mmspec.bench.demo import recsys as demo_recsys
+from mmspec.bench.demo import run as demo
 from mmspec.cli import app
 from mmspec.recsys import recommend
 from tests.bench.test_report import Page
@@ -62,13 +63,15 @@ def test_the_page_needs_nothing_else_and_names_what_is_found(found, mini):
     assert not {"script", "link", "iframe"} & set(page.tags)
     best = recommend(mini.target, [mini.examples[0]], demo_recsys.K, mini.catalogue).items[0]
     assert all(mini.catalogue.name(item).replace("'", "&#x27;") in html for item in best)
-    assert [row["way"] for row in section["ways"]] == [way.name for way in demo_recsys.WAYS if way.drafter in (None, *mini.drafters)]
+    assert [row["way"] for row in section["ways"]] == [
+        way.name for way in demo_recsys.CONTINUOUS_METHODS if way.drafter in (None, *mini.drafters)
+    ]
 
 
 def test_figures_are_counts_that_fit_together(found, mini):
     rows = {row["way"]: row for row in found[1]["ways"]}
     for row in rows.values():
-        assert row["tokens"] == 4 * mini.catalogue.levels  # four users, every level settled once
+        assert row["tokens"] == 4 * mini.catalogue.levels  # four users, every level committed once
         assert row["tokens_per_call"] == pytest.approx(row["tokens"] / row["target_calls"])
         assert row["same_items"] in (None, {"same": 4, "of": 4})
     assert rows["plain"]["forwards"] == mini.catalogue.levels

@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mmspec.bench import demo as whole_demo
-from mmspec.bench import demo_text
-from mmspec.bench.charts import lines, ratios, split
-from mmspec.bench.report import badge, table
+from mmspec.bench.demo import run as whole_demo
+from mmspec.bench.demo import text as demo_text
+from mmspec.bench.report.charts import lines, ratios, split
+from mmspec.bench.report.page import badge, table
 from mmspec.cli import app
 
 
@@ -74,7 +74,7 @@ def test_the_page_shows_every_way_and_both_plots(found):
     code, page, data = found
     assert code == 0
     ways = [row["way"] for row in data["sections"]["text"]["ways"]]
-    assert ways == [way.name for way in demo_text.WAYS]
+    assert ways == [way.name for way in demo_text.CONTINUOUS_METHODS]
     for way in ways:
         assert f">{way}<" in page
     assert page.count("<svg") == 1

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from mmspec.bench import run as module
-from mmspec.bench.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Outcome, assistance, constant_guesses
-from mmspec.bench.run import Spread, Trial, paired, run, same_text, summarise
+from mmspec.bench.compare import run as module
+from mmspec.bench.compare.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Outcome, assistance, constant_draft_tokens
+from mmspec.bench.compare.run import Spread, Trial, paired, run, same_text, summarise
 from mmspec.cli import app
-from mmspec.config import Config, DrafterSection, RunSection
-from mmspec.text.pairs import load_pair
+from mmspec.loading.text import load_pair
+from mmspec.run.config import Config, DrafterSection, RunSection
 
 
 def trial(name, batch, repeat, tokens, seconds, **changes):
@@ -58,7 +58,7 @@ def test_contenders_take_turns_at_going_first(pair, monkeypatch):
         return lambda inputs, seed: order.append((name, seed)) or Outcome([[1]], 1, 1, 1.0)
 
     monkeypatch.setattr(module, "contenders", lambda *_: {name: contender(name) for name in "abc"})
-    trials = run(pair, pair.examples[:2], guesses=3, batch_size=1, repeats=2, done=lambda: None)
+    trials = run(pair, pair.examples[:2], draft_tokens=3, batch_size=1, repeats=2, done=lambda: None)
     assert len(trials) == 12
     assert "".join(name for name, _ in order[:3]) == "abc"  # warm-up
     turns = ["".join(name for name, _ in order[at : at + 3]) for at in range(3, 15, 3)]
@@ -76,7 +76,7 @@ def test_the_peer_drafts_as_the_pair_does(pair):
 def test_an_assistant_keeps_its_own_settings(pair):
     config = pair.model.generation_config
     before = config.to_dict()
-    with constant_guesses(pair.model, 3):
+    with constant_draft_tokens(pair.model, 3):
         assert (config.num_assistant_tokens, config.num_assistant_tokens_schedule) == (3, "constant")
     assert config.to_dict() == before
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mmspec.bench import verify as module
-from mmspec.bench.peers import run_transformers
-from mmspec.bench.verify import Plan, verify
+from mmspec.bench.check import verify as module
+from mmspec.bench.check.verify import Plan, verify
+from mmspec.bench.compare.peers import run_transformers
 from mmspec.cli import app
-from mmspec.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
-from mmspec.core.accept import Token
-from mmspec.text.pairs import load_pair
+from mmspec.core.rules.token import Token
+from mmspec.loading.text import load_pair
+from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 
 
 @dataclass(frozen=True)
 class Generous(Token):
-    """Claims to be law-exact and keeps too many guesses."""
+    """Claims to be distribution-exact and keeps too many draft tokens."""
 
     def accept_prob(self, p, q, x):
         return super().accept_prob(p, q, x) ** 0.1
@@ -45,10 +45,10 @@ def test_a_lossless_pair_passes(drafter):
     assert all(f.passed and f.compared == 2 and "2 of 2 identical" in f.detail for f in found.values())
 
 
-def test_law_exact_rules_are_held_to_the_law():
+def test_distribution_exact_rules_are_held_to_the_distribution():
     for rule, passes in (("block", True), ("tests.bench.test_verify:Generous", False)):
         found = findings_of(pair_of(rule, temperature=1.0))
-        assert found[f"{rule}: draws from the target's law"].passed is passes
+        assert found[f"{rule}: draws from the target's distribution"].passed is passes
 
 
 def test_a_lossy_rule_fails_and_tells_its_drift():

@@ -1,18 +1,31 @@
-"""Exact rules emit the target's law, whatever the draft: enumerated, no sampling error."""
+"""Exact rules emit the target's distribution, whatever the draft: enumerated, no sampling error."""
 
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.core.laws import Categorical
-from mmspec.core.siblings import Hybrid, KSeq, TopK, Walk, WithoutReplacement, WithReplacement
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import Hybrid, KSeq, TopKSiblings, Walk, WithoutReplacement, WithReplacement
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement
 from mmspec.drafters.stops import Confidence
-from mmspec.drafters.trees import StaticTree, Template
-from tests.oracles.tables import Table, TableTarget, exact_error, first_value_law, loop_law, pair, round_law, round_outcomes
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
+from tests.oracles.tables import (
+    Table,
+    TableTarget,
+    exact_error,
+    first_value_distribution,
+    loop_distribution,
+    pair,
+    round_distribution,
+    round_outcomes,
+)
 
 TINY = 1e-9
 
@@ -32,7 +45,7 @@ TREES = {
     "three": StaticTree(Template.branching((3, 1)), top_and_one),
     "search": ExpandRerank(2, 2, 4),
 }
-SIZES = [(2, 3, 2), (3, 3, 2), (2, 4, 3)]  # values, outputs, guesses a round
+SIZES = [(2, 3, 2), (3, 3, 2), (2, 4, 3)]  # values, outputs, draft tokens a round
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -50,7 +63,7 @@ def test_chain_rules_are_exact(rule, shape, sizes, seed):
 @pytest.mark.parametrize("length", [1, 3, 5])
 @pytest.mark.parametrize("rule", [Token(), Block()])
 def test_drafts_longer_than_the_room_are_cut(rule, length):
-    """Rows cut by room hold PAD guesses, and the last guess that fits ends the block."""
+    """Rows cut by room hold PAD draft tokens, and the last draft token that fits ends the block."""
     target, drafter = pair(2, 7, 3)
     assert exact_error(target, ModelDrafter(drafter), rule, most=2, length=length) < TINY
     assert exact_error(target, ModelDrafter(drafter), rule, most=3, length=length) < TINY
@@ -60,10 +73,10 @@ def test_drafts_longer_than_the_room_are_cut(rule, length):
 @pytest.mark.parametrize(
     ("siblings", "shape"),
     [
-        (TopK(), "top"),
-        (TopK(), "search"),
-        (TopK(), "distinct"),  # candidates of any origin will do
-        (TopK(), "repeated"),
+        (TopKSiblings(), "top"),
+        (TopKSiblings(), "search"),
+        (TopKSiblings(), "distinct"),  # candidates of any origin will do
+        (TopKSiblings(), "repeated"),
         (WithReplacement(), "repeated"),
         (WithoutReplacement(), "distinct"),
         (WithoutReplacement(), "wide"),
@@ -82,10 +95,10 @@ def test_tree_rules_are_exact(siblings, shape, sizes):
 
 
 @pytest.mark.parametrize(
-    "siblings", [TopK(), WithReplacement(), WithoutReplacement(), Hybrid(), KSeq()], ids=lambda siblings: type(siblings).__name__
+    "siblings", [TopKSiblings(), WithReplacement(), WithoutReplacement(), Hybrid(), KSeq()], ids=lambda siblings: type(siblings).__name__
 )
 def test_tree_rules_judge_chains(siblings):
-    shape = CHAINS["best" if isinstance(siblings, TopK) else "sampled"]
+    shape = CHAINS["best" if isinstance(siblings, TopKSiblings) else "sampled"]
     for seed in (0, 1):
         target, drafter = pair(3, 5, seed)
         assert exact_error(target, ModelDrafter(drafter, shape), Walk(siblings), most=3, length=2) < TINY
@@ -97,7 +110,7 @@ def test_tree_rules_judge_chains(siblings):
         (Token(), "sampled"),
         (Block(), "sampled"),
         (Block(), "stops"),
-        (Walk(TopK()), "search"),
+        (Walk(TopKSiblings()), "search"),
         (Walk(WithReplacement()), "repeated"),
         (Walk(WithoutReplacement()), "wide"),
         (Walk(Hybrid()), "three"),
@@ -105,20 +118,21 @@ def test_tree_rules_judge_chains(siblings):
     ],
 )
 def test_float32_is_as_exact_as_float32_can_be(rule, shape):
-    """Half of all values impossible, laws that hardly differ: errors stay at rounding, and what the target rules out never comes out."""
+    """Half of all values impossible, distributions that hardly differ: errors stay at rounding, and what the target rules out never comes
+    out."""
     for seed in range(4):
         target, drafter = pair(3, 5, seed, zeros=0.5)
-        guessing = drafter.table if seed else target.table.blend(drafter.table, 1 - 1e-6)
-        law = round_law(
+        drafting = drafter.table if seed else target.table.blend(drafter.table, 1 - 1e-6)
+        distribution = round_distribution(
             TableTarget(target.table, torch.float32),
-            ModelDrafter(TableTarget(guessing, torch.float32), (CHAINS | TREES)[shape]),
+            ModelDrafter(TableTarget(drafting, torch.float32), (CHAINS | TREES)[shape]),
             rule,
             most=3,
             length=2,
         )
         goal = target.table.joint(3)
-        assert (law - goal).abs().max() < 1e-6
-        assert law[goal == 0].max() == 0
+        assert (distribution - goal).abs().max() < 1e-6
+        assert distribution[goal == 0].max() == 0
 
 
 @pytest.mark.parametrize("shape", [*CHAINS, *TREES])
@@ -132,8 +146,8 @@ def test_match_is_exact_for_any_draft(shape):
 @pytest.mark.parametrize("shape", [*CHAINS, *TREES])
 def test_greedy_is_the_targets_greedy_path(shape):
     target, drafter = pair(3, 5, 4)
-    law = loop_law(target, ModelDrafter(drafter, (CHAINS | TREES)[shape]), Greedy(), most=3, length=2)
-    assert (law - target.table.greedy().joint(3)).abs().max() < TINY
+    distribution = loop_distribution(target, ModelDrafter(drafter, (CHAINS | TREES)[shape]), Greedy(), most=3, length=2)
+    assert (distribution - target.table.greedy().joint(3)).abs().max() < TINY
 
 
 @pytest.mark.parametrize("rule", [Match(), Token(), Block(), Walk(WithoutReplacement()), Walk(KSeq())])
@@ -146,7 +160,7 @@ def test_no_draft_is_plain_sampling(rule):
     ("rule", "shape"), [(Token(), "sampled"), (Block(), "sampled"), (Walk(WithoutReplacement()), "distinct"), (Walk(KSeq()), "repeated")]
 )
 def test_draws_left_out_of_the_enumeration_do_not_matter(rule, shape):
-    """The oracle fixes draws that no output depends on; fixing them otherwise leaves the law as it is."""
+    """The oracle fixes draws that no output depends on; fixing them otherwise leaves the distribution as it is."""
     target, drafter = pair(2, 5, 1)
     assert exact_error(target, ModelDrafter(drafter, (CHAINS | TREES)[shape]), rule, most=3, length=2, salt=1) < TINY
 
@@ -161,19 +175,19 @@ def test_draws_left_out_of_the_enumeration_do_not_matter(rule, shape):
         (Block(), "sampled"),
         (Walk(WithoutReplacement()), "distinct"),
         (Walk(WithReplacement()), "repeated"),
-        (Walk(TopK()), "top"),
+        (Walk(TopKSiblings()), "top"),
         (Walk(KSeq()), "repeated"),
     ],
 )
-def test_output_law_is_the_enumerated_law(rule, shape):
+def test_output_distribution_is_the_enumerated_distribution(rule, shape):
     target, drafter = pair(3, 4, 2)
-    p, q = target.table.law(torch.tensor(1)), drafter.table.law(torch.tensor(1))
-    said = rule.output_law(p, q).probs()
-    if shape is None:  # coupled noise cannot be enumerated; its law is that of the target's own draws
+    p, q = target.table.distribution(torch.tensor(1)), drafter.table.distribution(torch.tensor(1))
+    said = rule.output_distribution(p, q).probs()
+    if shape is None:  # coupled noise cannot be enumerated; its distribution is that of the target's own draws
         assert (said - p.probs()).abs().max() < TINY
         return
-    law = first_value_law(target, ModelDrafter(drafter, (CHAINS | TREES)[shape]), rule, once=not isinstance(rule, Match))
-    assert (said - law).abs().max() < TINY
+    distribution = first_value_distribution(target, ModelDrafter(drafter, (CHAINS | TREES)[shape]), rule, once=not isinstance(rule, Match))
+    assert (said - distribution).abs().max() < TINY
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -188,7 +202,7 @@ def test_block_never_accepts_less_than_token(seed):
 
 
 def test_block_reproduces_the_published_example():
-    """Sun et al. 2024: two values, p = (1/3, 2/3), q = (2/3, 1/3), two guesses: 10/9 accepted guesses become 11/9."""
+    """Sun et al. 2024: two values, p = (1/3, 2/3), q = (2/3, 1/3), two draft tokens: 10/9 accepted draft tokens become 11/9."""
     target = TableTarget(Table(torch.tensor([1.0, 2.0]).double().div(3).expand(64, 2)))
     drafter = TableTarget(Table(torch.tensor([2.0, 1.0]).double().div(3).expand(64, 2)))
     for rule, mean in ((Token(), 10 / 9), (Block(), 11 / 9)):
@@ -211,8 +225,8 @@ def test_token_accepts_one_minus_the_distance(seed):
         (Token(), "sampled"),
         (Token(), "best"),
         (Token(), "stops"),
-        (Walk(TopK()), "top"),
-        (Walk(TopK()), "distinct"),
+        (Walk(TopKSiblings()), "top"),
+        (Walk(TopKSiblings()), "distinct"),
         (Walk(WithReplacement()), "repeated"),
         (Walk(WithoutReplacement()), "distinct"),
         (Walk(WithoutReplacement()), "bushy"),
@@ -221,7 +235,7 @@ def test_token_accepts_one_minus_the_distance(seed):
     ],
 )
 def test_expected_is_the_mean_number_of_rejections(rule, shape):
-    """The meter that lets a user see a wrong q: rejections counted equal, in the mean, those the laws call for."""
+    """The meter that lets a user see a wrong q: rejections counted equal, in the mean, those the distributions call for."""
     for seed in (0, 1):
         target, drafter = pair(3, 5, seed)
         outcomes = round_outcomes(target, ModelDrafter(drafter, (CHAINS | TREES)[shape]), rule, most=3, length=2)
@@ -234,16 +248,17 @@ def test_expected_is_the_mean_number_of_rejections(rule, shape):
     "siblings", [WithoutReplacement(), WithReplacement(), Hybrid(), KSeq()], ids=lambda siblings: type(siblings).__name__
 )
 def test_chain_is_walk_on_chains(siblings):
-    """One candidate at a node is the token rule: the very same law of how many guesses survive and what is settled after them."""
+    """One candidate at a node is the token rule: the very same distribution of how many draft tokens survive and what is committed after
+    them."""
     target, drafter = pair(3, 6, 7)
-    laws = []
+    distributions = []
     for rule in (Token(), Walk(siblings)):
         outcomes = round_outcomes(target, ModelDrafter(drafter), rule, most=4, length=3)
         digits = torch.cat([outcomes.values + 1, outcomes.extra["accepted"][:, None].long()], 1)
         codes = (digits * 5 ** torch.arange(digits.shape[1])).sum(1)
-        laws.append(outcomes.law(codes, 5**5))
-    assert (laws[0] - laws[1]).abs().max() < TINY
-    assert (laws[0] > TINY).sum() > 50
+        distributions.append(outcomes.distribution(codes, 5**5))
+    assert (distributions[0] - distributions[1]).abs().max() < TINY
+    assert (distributions[0] > TINY).sum() > 50
 
 
 def test_rules_for_chains_refuse_trees():
@@ -251,7 +266,7 @@ def test_rules_for_chains_refuse_trees():
     for rule in (Token(), Block()):
         with pytest.raises(ValueError, match="judges chains, but this draft branches"):
             round_outcomes(target, ModelDrafter(drafter, TREES["distinct"]), rule, most=3, length=2)
-    with pytest.raises(ValueError, match="needs the law its candidates were drawn from"):
+    with pytest.raises(ValueError, match="needs the distribution its candidates were drawn from"):
         round_outcomes(target, ModelDrafter(drafter, TREES["top"]), Walk(KSeq()), most=3, length=2)
 
 

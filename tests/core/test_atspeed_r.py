@@ -6,38 +6,38 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mmspec.core.accept import UNMETERED
-from mmspec.core.atspeed_r import RelaxedBeams
+from mmspec.core.beams.atspeed_r import RelaxedBeams
 from mmspec.core.noise import Noise
-from mmspec.drafters.beam_draws import Distinct
+from mmspec.core.rules.base import UNMETERED
+from mmspec.drafters.model.beam_draws import Distinct
 from tests.oracles.enumerate import TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.pair_world import TRIE, Sets, Shop, Toy, as_sets, code, codes_law, distance, in_turn, with_replacement
+from tests.pair_world import TRIE, Sets, Shop, Toy, as_sets, code, codes_distribution, distance, in_turn, with_replacement
 
 TINY = 1e-9
 
 
 @dataclass(frozen=True)
 class Spread(Distinct):
-    """With any number of guesses."""
+    """With any number of draft tokens."""
 
     def __post_init__(self) -> None:
         pass
 
 
 def described(toy: Toy, k: int, width: int) -> Sets:
-    """The law of the winners, from the words of the description."""
-    p, q, found = toy.law, toy.guessed, {}
+    """The distribution of the winners, from the words of the description."""
+    p, q, found = toy.distribution, toy.drafted, {}
     rest = {z: p[z] - q[z] for z in p if p[z] > q[z]}
-    for guesses, drawn in in_turn(q, width).items():
-        chances = [min(1.0, p.get(z, 0.0) / q[z]) for z in guesses]
+    for draft_tokens, drawn in in_turn(q, width).items():
+        chances = [min(1.0, p.get(z, 0.0) / q[z]) for z in draft_tokens]
         for passes in itertools.product((True, False), repeat=width):
             share = drawn
             for chance, hit in zip(chances, passes, strict=True):
                 share *= chance if hit else 1 - chance
             if share == 0:
                 continue
-            kept = [z for z, hit in zip(guesses, passes, strict=True) if hit]
+            kept = [z for z, hit in zip(draft_tokens, passes, strict=True) if hit]
             if len(kept) >= k:
                 ways = [(frozenset(some), 1 / len(list(itertools.combinations(kept, k)))) for some in itertools.combinations(kept, k)]
             else:
@@ -55,50 +55,56 @@ def filled(kept, rest, p, k):
             yield frozenset([*have, *last]), way * chance
 
 
-def law_of(toy: Toy, k: int, width: int):
+def distribution_of(toy: Toy, k: int, width: int):
     def run(tape):
         return code(toy.winners(RelaxedBeams(TRIE, k), Spread(k, width, 1.0), TapeNoise(tape, 2), tape.rows))
 
     found = explore(run)
-    return found.law(found.values, 64)
+    return found.distribution(found.values, 64)
 
 
 @pytest.mark.parametrize(("k", "width"), [(1, 1), (1, 3), (2, 1), (2, 2), (2, 3)])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_outcome_of_one_level(seed, k, width):
     toy = Toy.random(seed)
-    assert distance(law_of(toy, k, width), codes_law(described(toy, k, width), 6)) < TINY
+    assert distance(distribution_of(toy, k, width), codes_distribution(described(toy, k, width), 6)) < TINY
 
 
 def test_its_distance_from_beam_sampling():
-    """Not 0, whichever beam sampling is meant; one guess for one winner is the case that is proven."""
+    """Not 0, whichever beam sampling is meant; one draft for one winner is the case that is proven."""
     toy = Toy.random(0)
-    found = codes_law(described(toy, 2, 3), 6)
-    for law in (as_sets(in_turn(toy.law, 2)), with_replacement(toy.law, 2)):
-        assert 0.01 < distance(found, codes_law(law, 6)) < 0.6
-    assert distance(codes_law(described(toy, 1, 1), 6), codes_law(with_replacement(toy.law, 1), 6)) < TINY
+    found = codes_distribution(described(toy, 2, 3), 6)
+    for distribution in (as_sets(in_turn(toy.distribution, 2)), with_replacement(toy.distribution, 2)):
+        assert 0.01 < distance(found, codes_distribution(distribution, 6)) < 0.6
+    assert distance(codes_distribution(described(toy, 1, 1), 6), codes_distribution(with_replacement(toy.distribution, 1), 6)) < TINY
 
 
 def test_real_numbers():
     toy, rows = Toy.random(1), 100_000
     found = code(toy.winners(RelaxedBeams(TRIE, 2), Distinct(2, 3, 1.0), Noise.from_seed(5, rows), rows))
-    assert chi_square(found, codes_law(described(toy, 2, 3), 6)) > PASS
-    assert chi_square(found, codes_law(as_sets(in_turn(toy.law, 2)), 6)) < FAIL
+    assert chi_square(found, codes_distribution(described(toy, 2, 3), 6)) > PASS
+    assert chi_square(found, codes_distribution(as_sets(in_turn(toy.distribution, 2)), 6)) < FAIL
 
 
-def test_a_target_that_drafts_for_itself_has_every_guess_pass():
+def test_a_target_that_drafts_for_itself_has_every_draft_token_pass():
     toy = Toy.random(2, kept=(1, 2, 3))
     same, rows = Toy(toy.p, toy.p, toy.kept), 500
     spread, noise = Distinct(3, 3, 1.0), Noise.from_seed(0, rows)
     drawn = same.winners(RelaxedBeams(TRIE, 3), spread, noise, rows)
-    guesses = same.guesses(spread, noise, rows)
-    assert torch.equal(drawn.sort(1).values, guesses.sort(1).values)
+    draft_tokens = same.draft_tokens(spread, noise, rows)
+    assert torch.equal(drawn.sort(1).values, draft_tokens.sort(1).values)
 
 
 def test_undrafted_it_is_beam_sampling():
     shop, rows, k = Shop.random(), 50_000, 2
     found, _ = shop.search(RelaxedBeams(shop.trie, k), None, Noise.from_seed(0, rows), rows)
-    assert chi_square(code(found), codes_law(shop.law(k, draws=lambda law, n: as_sets(in_turn(law, n))), shop.trie.size)) > PASS
+    assert (
+        chi_square(
+            code(found),
+            codes_distribution(shop.distribution(k, draws=lambda distribution, n: as_sets(in_turn(distribution, n))), shop.trie.size),
+        )
+        > PASS
+    )
 
 
 def test_it_is_never_advertised_as_lossless():

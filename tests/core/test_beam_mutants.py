@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-import mmspec.core.beams as beams
-from mmspec.core.beams import BeamRule, BeamSession, TopK
-from mmspec.core.cache import SlotCache
-from mmspec.core.trie import NOWHERE, Trie
-from mmspec.drafters.beams import ModelGuide
+import mmspec.core.beams.search as beams
+from mmspec.core.beams.search import BeamRule, TopKBeams
+from mmspec.core.beams.trie import NOWHERE, Trie
+from mmspec.drafters.model.beams import ModelGuide
+from mmspec.models.beam_target import BeamSession
+from mmspec.models.slot_cache import SlotCache
 from tests.beam_world import LEVELS, drafter_of, make, paths_of, perturbed, search, shop, target_of, transformers_beams, users
 from tests.core.test_beams import mask_error, scores_watched
 
@@ -45,8 +46,8 @@ def test_the_real_thing_is_exact(model, reference, near):
 def test_renormalising_over_what_is_allowed(model, reference, monkeypatch):
     """The mask before the softmax: every path's score is another, and so is the order."""
 
-    def renormalised(laws, column, children):
-        scores = laws.at(column).scores.gather(-1, children.token)
+    def renormalised(distributions, column, children):
+        scores = distributions.at(column).scores.gather(-1, children.token)
         return torch.where(children.valid, scores, -torch.inf).log_softmax(-1).nan_to_num(-torch.inf)
 
     monkeypatch.setattr(beams, "of_children", renormalised)
@@ -54,7 +55,7 @@ def test_renormalising_over_what_is_allowed(model, reference, monkeypatch):
 
 
 def test_the_drafters_scores_for_the_targets(model, reference, monkeypatch):
-    """Guessed beams that keep the score their drafter gave them."""
+    """Drafted beams that keep the score their drafter gave them."""
     level = BeamRule._level
 
     def trusting(self, draft, scored, depth, column, state, score, first, width):
@@ -83,7 +84,7 @@ def test_beams_of_a_wrong_parent(model, reference, monkeypatch):
 
 
 def test_a_level_with_one_winner_missing(model, reference, monkeypatch):
-    """A level is accepted though one of its winners was not guessed."""
+    """A level is accepted though one of its winners was not drafted."""
     among = beams._among
 
     def generous(wanted, found, first):
@@ -120,7 +121,7 @@ def test_token_sets_by_position_instead_of_a_trie(model):
 def test_fewer_children_of_a_beam_than_beams(model, reference):
     """Only some children of each beam enter the ranking (`tokens_per_beam` below K)."""
 
-    class Narrow(TopK):
+    class Narrow(TopKBeams):
         def pick(self, level, noise):
             score = level.score.view(level.children.state.shape)
             floor = score.topk(min(K // 2, score.shape[-1]), -1).values[..., -1:]

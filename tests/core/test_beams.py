@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmspec.core.beams import BeamSession, TopK, best
+from mmspec.core.beams.search import TopKBeams, best
 from mmspec.core.records import CONTEXT, Draft, validate
-from mmspec.drafters.beams import Anchored
+from mmspec.drafters.model.beams import Anchored
+from mmspec.models.beam_target import BeamSession
 from tests.beam_world import (
     LEVELS,
     Found,
@@ -52,7 +53,7 @@ def same(one: Found, other: Found) -> bool:
 
 @contextmanager
 def scores_watched(monkeypatch):
-    """Everything that sessions of beams score inside, of target and drafter: (session, draft, first column, laws)."""
+    """Everything that sessions of beams score inside, of target and drafter: (session, draft, first column, distributions)."""
     seen, score = [], BeamSession.score
 
     def watching(self, draft):
@@ -111,7 +112,7 @@ def cache_error(model, found, sessions, inputs=INPUTS) -> float:
     """The largest difference of anything kept after a commit from what a forward of its own path leaves."""
     worst = 0.0
     for step, (slots, scored, layers) in zip(found.steps, sessions, strict=True):
-        kept = step.verdict.frontier
+        kept = step.verdict.pending
         for row in range(len(kept.start)):
             for column in range(scored):
                 if kept.valid[row, column]:
@@ -140,7 +141,7 @@ def commits_watched(monkeypatch, model):
 @pytest.mark.parametrize(("family", "length"), [("llama", 3), ("llama", 1), ("t5", 2)])
 @pytest.mark.parametrize("trie", [SHOP.trie, LITTLE], ids=["all", "few"])
 def test_commits_keep_exactly_the_tree(family, length, trie, monkeypatch):
-    """Ragged rows, rows that ended while others went on, rounds whose guesses were refused."""
+    """Ragged rows, rows that ended while others went on, rounds whose draft tokens were refused."""
     model = make(family)
     with commits_watched(monkeypatch, model) as seen:
         found = searched(model, trie=trie, length=length)
@@ -151,7 +152,7 @@ def test_commits_keep_exactly_the_tree(family, length, trie, monkeypatch):
 def test_rows_end_on_their_own(model):
     found = searched(model)
     assert len(set(found.row_calls)) > 1, "the tests here mean to cover rows that end before others"
-    counts = [[len(values) for values in step.settled.values] for step in found.steps]
+    counts = [[len(values) for values in step.committed.values] for step in found.steps]
     assert [sum(column) for column in zip(*counts, strict=True)] == [LEVELS] * len(HISTORIES)
 
 
@@ -189,7 +190,7 @@ def test_a_target_that_drafts_for_itself_is_always_right(model, length, times, t
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
 def test_it_is_right_on_tall_tries_too(model, length):
-    """Rounds that go on from guesses the drafter has run itself: its cache must hold the survivors where it believes them to be."""
+    """Rounds that go on from draft tokens the drafter has run itself: its cache must hold the survivors where it believes them to be."""
     tall, k = tall_shop(), 4
     inputs = tall.inputs(users(tall, 4, most=3))
     found = search(target_of(model, tall.trie), inputs, k, drafter_of(model, tall.trie, k, 2 * k), length)
@@ -252,7 +253,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(model):
         assert alone_in_it.row_calls == [whole.row_calls[row]]
 
 
-def test_the_cache_grows_when_guesses_are_refused(model):
+def test_the_cache_grows_when_draft_tokens_are_refused(model):
     """Many refused levels leave columns behind; the search goes on in a larger cache with the same result."""
     target = target_of(model, SHOP.trie)
     small = type(target)(type(target.target)(model, target.target.family, reserve=1), SHOP.trie)
@@ -307,15 +308,15 @@ def test_a_width_below_k_is_named():
         Anchored(4, 3)
 
 
-def test_beams_know_no_law_of_one_value():
-    """They settle whole levels: nothing may take them for a rule of single values."""
-    assert not hasattr(TopK(SHOP.trie, 2), "output_law")
+def test_beams_know_no_distribution_of_one_value():
+    """They commit whole levels: nothing may take them for a rule of single values."""
+    assert not hasattr(TopKBeams(SHOP.trie, 2), "output_distribution")
 
 
-def test_the_first_frontier_is_a_draft(model):
-    session, frontier = target_of(model, SHOP.trie).begin(INPUTS)
-    validate(frontier)
-    assert isinstance(frontier, Draft)
-    assert frontier.trunk == LEVELS
-    assert (frontier.parents == CONTEXT).all()
+def test_the_first_pending_is_a_draft(model):
+    session, pending = target_of(model, SHOP.trie).begin(INPUTS)
+    validate(pending)
+    assert isinstance(pending, Draft)
+    assert pending.trunk == LEVELS
+    assert (pending.parents == CONTEXT).all()
     assert session.scored == 0

@@ -1,19 +1,21 @@
-"""Codebooks in one stream: each output position allows its own book, under chains and trees of guesses alike."""
+"""Codebooks in one stream: each output position allows its own book, under chains and trees of draft tokens alike."""
 
 import pytest
 import torch
 from transformers.generation.logits_process import AlternatingCodebooksLogitsProcessor
 
-from mmspec.core.accept import Coupled, Match, Token
-from mmspec.core.books import Books
 from mmspec.core.noise import Noise
-from mmspec.core.processors import History
-from mmspec.core.siblings import without_replacement
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import History
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, drawn
-from mmspec.drafters.trees import StaticTree, Template
-from tests.oracles.stream import END, World, engine_law, run, tables, target
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
+from tests.oracles.stream import END, World, engine_distribution, run, tables, target
 
 V = 20
 
@@ -24,33 +26,33 @@ def at(positions: list[int]) -> tuple[torch.Tensor, History]:
     return torch.randn(1, len(positions), V), History(torch.zeros(1, 0, dtype=torch.long), nothing, position)
 
 
-def allowed(books: Books, positions: list[int]) -> list[list[int]]:
+def allowed(books: InterleavedCodebooks, positions: list[int]) -> list[list[int]]:
     out = books(*at(positions))[0]
     return [row.isfinite().nonzero().flatten().tolist() for row in out]
 
 
 def test_each_position_has_its_book():
-    books = Books(((3, 6), (10, 12)), ends=(1,))
+    books = InterleavedCodebooks(((3, 6), (10, 12)), ends=(1,))
     assert allowed(books, [0, 1, 2, 5]) == [[1, 3, 4, 5], [10, 11], [1, 3, 4, 5], [10, 11]]
-    assert allowed(Books(((3, 6), (10, 12)), ends=(1,), first=1), [0, 1]) == [[10, 11], [1, 3, 4, 5]]
-    assert allowed(Books(((3, 6), (10, 12)), (1, 99), (0, 1)), [0, 1]) == [[1, 3, 4, 5], [1, 10, 11]]
-    assert allowed(Books(((3, 6),)), [0, 4]) == [[3, 4, 5], [3, 4, 5]]
+    assert allowed(InterleavedCodebooks(((3, 6), (10, 12)), ends=(1,), first=1), [0, 1]) == [[10, 11], [1, 3, 4, 5]]
+    assert allowed(InterleavedCodebooks(((3, 6), (10, 12)), (1, 99), (0, 1)), [0, 1]) == [[1, 3, 4, 5], [1, 10, 11]]
+    assert allowed(InterleavedCodebooks(((3, 6),)), [0, 4]) == [[3, 4, 5], [3, 4, 5]]
 
 
 def test_books_one_behind_the_other():
-    assert Books.of_sizes(2, [3, 4, 5], [0]) == Books(((2, 5), (5, 9), (9, 14)), (0,))
+    assert InterleavedCodebooks.of_sizes(2, [3, 4, 5], [0]) == InterleavedCodebooks(((2, 5), (5, 9), (9, 14)), (0,))
 
 
 def test_what_is_allowed_keeps_its_score():
     raw, history = at([0, 1])
-    out = Books(((0, 5), (5, V)))(raw, history)
+    out = InterleavedCodebooks(((0, 5), (5, V)))(raw, history)
     assert torch.equal(out[0, 0, :5], raw[0, 0, :5])
     assert torch.equal(out[0, 1, 5:], raw[0, 1, 5:])
 
 
 def test_barks_coarse_stage_is_transformers_own():
     semantic, codes, start = 4, 8, 5
-    own, theirs = Books.of_sizes(semantic, [codes, codes]), AlternatingCodebooksLogitsProcessor(start, semantic, codes)
+    own, theirs = InterleavedCodebooks.of_sizes(semantic, [codes, codes]), AlternatingCodebooksLogitsProcessor(start, semantic, codes)
     raw, history = at(list(range(6)))
     out = own(raw, history)
     for position in range(6):
@@ -62,7 +64,7 @@ def test_barks_coarse_stage_is_transformers_own():
 
 SIZE = 5  # the end and two books of two
 OWN, OTHER = tables(SIZE, 1)
-BOOKS = Books(((1, 3), (3, 5)), (END,))
+BOOKS = InterleavedCodebooks(((1, 3), (3, 5)), (END,))
 
 
 def book_of_two(scores, path, outputs):
@@ -70,14 +72,14 @@ def book_of_two(scores, path, outputs):
     return [s if v in kept else -torch.inf for v, s in enumerate(scores)]
 
 
-class OneLate(Books):
+class OneLate(InterleavedCodebooks):
     """The book of the position before."""
 
     def __call__(self, scores, history):
         return super().__call__(scores, History(history.ids, history.visible, history.position + 1))
 
 
-class OfTheRound(Books):
+class OfTheRound(InterleavedCodebooks):
     """The book of where the round began, for all that is drafted."""
 
     def __call__(self, scores, history):
@@ -88,13 +90,15 @@ WORLD = World(OWN, (book_of_two,))
 TREE = StaticTree(Template.branching((2, 1)))
 
 
-def error(books: Books, rule, shape) -> float:
-    law = engine_law(target(OWN, books), ModelDrafter(target(OTHER, BOOKS), shape), rule, [2], most=3, length=2, ends=False)
-    return (law - WORLD.joint([2], 3)).abs().max().item()
+def error(books: InterleavedCodebooks, rule, shape) -> float:
+    distribution = engine_distribution(
+        target(OWN, books), ModelDrafter(target(OTHER, BOOKS), shape), rule, [2], most=3, length=2, ends=False
+    )
+    return (distribution - WORLD.joint([2], 3)).abs().max().item()
 
 
 @pytest.mark.parametrize(("rule", "shape"), [(Token(), Chain()), (without_replacement(), TREE)], ids=["chain", "tree"])
-def test_outputs_have_the_joint_law(rule, shape):
+def test_outputs_have_the_joint_distribution(rule, shape):
     assert error(BOOKS, rule, shape) < 1e-9
     for mutant in (OneLate, OfTheRound):
         assert error(mutant(BOOKS.ranges, BOOKS.ends), rule, shape) > 1e-3
@@ -116,11 +120,11 @@ def test_coupled_is_plain_decoding_and_frames_are_whole(shape):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Books(()), "ranges is"),
-        (lambda: Books(((3, 3),)), "ranges is"),
-        (lambda: Books(((0, 3),), first=1), "books are numbered 0 to 0"),
-        (lambda: Books(((0, 3),), ends_before=(2,)), "books are numbered 0 to 0"),
-        (lambda: Books(((0, V + 1),))(*at([0])), f"the laws have {V} values"),
+        (lambda: InterleavedCodebooks(()), "ranges is"),
+        (lambda: InterleavedCodebooks(((3, 3),)), "ranges is"),
+        (lambda: InterleavedCodebooks(((0, 3),), first=1), "books are numbered 0 to 0"),
+        (lambda: InterleavedCodebooks(((0, 3),), ends_before=(2,)), "books are numbered 0 to 0"),
+        (lambda: InterleavedCodebooks(((0, V + 1),))(*at([0])), f"the distributions have {V} values"),
     ],
 )
 def test_bad_books_are_refused_in_one_line(make, words):

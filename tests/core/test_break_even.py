@@ -4,20 +4,21 @@ import random
 
 import pytest
 
-from mmspec.core.break_even import Books, BreakEven
-from mmspec.core.control import Charged, Fixed, Throughput
-from mmspec.core.records import Settled
-from mmspec.drafters.model import ModelDrafter
-from mmspec.options import control_of
+from mmspec.core.control import Charged, Fixed
+from mmspec.core.draft_length.break_even import BreakEven, DrafterAccounting
+from mmspec.core.draft_length.throughput import Throughput
+from mmspec.core.records import Committed
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.run.options import control_of
 from mmspec.text import generate
-from tests.core.test_control import World, settled
+from tests.core.test_control import World, committed
 from tests.drafters.runs import greedy, random_prompt
 
 PROMPT = 5.0
 
 
 class Request:
-    """Rounds of one request whose plain round takes a second; `outcome(length)` -> (accepted guesses, seconds of the round)."""
+    """Rounds of one request whose plain round takes a second; `outcome(length)` -> (accepted draft tokens, seconds of the round)."""
 
     def __init__(self, control, outcome, start=0.0):
         self.session, self.outcome, self.start = control.begin(), outcome, start
@@ -31,7 +32,7 @@ class Request:
             if isinstance(self.session, Charged):
                 self.session.charge(self.start)
         self.seconds += seconds
-        self.session.observe(length, settled([accepted], length), seconds + PROMPT * (not self.lengths))
+        self.session.observe(length, committed([accepted], length), seconds + PROMPT * (not self.lengths))
         self.values += accepted + 1
         self.lengths.append(length)
 
@@ -46,9 +47,9 @@ class Request:
         return self
 
 
-def steady(accepted, guess, check=0.0):
-    """Every round of guesses has `accepted` right ones; a guess costs `guess` seconds to make and `check` to score."""
-    return lambda length: (min(length, accepted), 1 + length * (guess + check))
+def steady(accepted, draft_token, check=0.0):
+    """Every round of draft tokens has `accepted` right ones; a draft token costs `draft_token` seconds to make and `check` to score."""
+    return lambda length: (min(length, accepted), 1 + length * (draft_token + check))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -73,7 +74,8 @@ def test_what_drafting_loses_is_bounded_whatever_it_does(seed):
 
 
 def test_a_blind_slow_drafter_is_stopped_at_once():
-    """It costs a plain round a guess: 4 values a round are lost, once with the prompt and once more. Then a trial's price is saved up."""
+    """It costs a plain round a draft token: 4 values a round are lost, once with the prompt and once more. Then a trial's price is saved
+    up."""
     request = Request(BreakEven(Fixed(4)), steady(0, 1.0)).run(400)
     assert request.lengths[:4] == [4, 0, 4, 0]
     trials = [number for number, length in enumerate(request.lengths) if length]
@@ -89,14 +91,14 @@ def test_a_cheap_blind_drafter_gets_the_trials_it_can_afford():
 
 
 @pytest.mark.parametrize(("accepted", "guess"), [(1, 0.1), (2, 0.3), (4, 0.9)])
-def test_one_that_pays_is_never_stopped(accepted, guess):
+def test_one_that_pays_is_never_stopped(accepted, draft_token):
     """Plain rounds are for measuring only: the second, and then ever fewer."""
-    request = Request(BreakEven(Fixed(4)), steady(accepted, guess)).run(500)
+    request = Request(BreakEven(Fixed(4)), steady(accepted, draft_token)).run(500)
     assert [number for number, length in enumerate(request.lengths) if not length] == [1, 34, 99, 228, 485]
 
 
 def test_bad_luck_does_not_stop_one_that_pays():
-    """Its guesses are right 8 times in 10: runs of rounds without one come and go."""
+    """Its draft tokens are right 8 times in 10: runs of rounds without one come and go."""
     kept = []
     for seed in range(40):
         world = World(0.8, 0.1, seed=seed)
@@ -106,25 +108,25 @@ def test_bad_luck_does_not_stop_one_that_pays():
 
 
 @pytest.mark.parametrize("guess", [0.05, 0.3])
-def test_one_that_gets_good_late_is_found(guess):
+def test_one_that_gets_good_late_is_found(draft_token):
     good = [0]
-    request = Request(BreakEven(Fixed(4)), lambda length: (min(length, good[0]), 1 + length * guess)).run(100)
-    assert request.lengths[-1] == 0 or guess < 0.1
-    good[0], price = 4, 4 * guess
+    request = Request(BreakEven(Fixed(4)), lambda length: (min(length, good[0]), 1 + length * draft_token)).run(100)
+    assert request.lengths[-1] == 0 or draft_token < 0.1
+    good[0], price = 4, 4 * draft_token
     found = request.run(round(2 * price / 0.05) + 1).lengths[100:]
     assert found[-1] == 4
     assert request.run(30).lengths[-30:] == [4] * 30 or found.count(4) > 3
 
 
 def test_one_that_slows_down_is_stopped():
-    """A drafter whose cache grows: its guesses cost ever more, its acceptance stays."""
+    """A drafter whose cache grows: its draft tokens cost ever more, its acceptance stays."""
     spent = [0.1]
 
     def outcome(length):
         spent[0] += 0.01
         return min(length, 2), 1 + length * spent[0]
 
-    request = Request(BreakEven(Fixed(4)), outcome).run(150)  # worth it while a guess costs less than half a round: to the 40th
+    request = Request(BreakEven(Fixed(4)), outcome).run(150)  # worth it while a draft token costs less than half a round: to the 40th
     assert all(request.lengths[2:34])
     assert sum(map(bool, request.lengths[60:])) < 10
 
@@ -133,7 +135,7 @@ def test_one_that_slows_down_is_stopped():
 def test_beside_the_throughput_alone(noise):
     """With the gate, drafters that lose lose less; those that gain gain as before. Short answers, 40 requests each."""
 
-    def mean_seconds(control, chance, guess):
+    def mean_seconds(control, chance, draft_token):
         total = 0.0
         for seed in range(40):
             pick = random.Random(seed)
@@ -142,13 +144,13 @@ def test_beside_the_throughput_alone(noise):
                 run = 0
                 while run < length and pick.random() < chance:
                     run += 1
-                return run, (1 + length * (guess + 0.02)) * pick.uniform(1 - noise, 1 + noise)
+                return run, (1 + length * (draft_token + 0.02)) * pick.uniform(1 - noise, 1 + noise)
 
             total += Request(control, outcome).until(48).seconds
         return total / 40
 
-    for chance, guess, most in ((0.0, 1.0, 0.92), (0.0, 0.3, 1.01), (0.6, 0.1, 1.04), (0.85, 0.1, 1.02), (0.9, 0.02, 1.01)):
-        assert mean_seconds(BreakEven(), chance, guess) < most * mean_seconds(Throughput(), chance, guess)
+    for chance, draft_token, most in ((0.0, 1.0, 0.92), (0.0, 0.3, 1.01), (0.6, 0.1, 1.04), (0.85, 0.1, 1.02), (0.9, 0.02, 1.01)):
+        assert mean_seconds(BreakEven(), chance, draft_token) < most * mean_seconds(Throughput(), chance, draft_token)
 
 
 # --- requests that share books ----------------------------------------------------------------------------------------
@@ -156,26 +158,26 @@ def test_beside_the_throughput_alone(noise):
 
 def test_a_start_that_is_not_earned_back_is_not_made_again():
     """40 values of start, 10 gained in a short answer: the second request still tries, later ones do not, until they have saved for it."""
-    control = BreakEven(Fixed(4), books=Books())
+    control = BreakEven(Fixed(4), books=DrafterAccounting())
     starts = [Request(control, steady(1, 0.0), start=40.0).until(20).begun for _ in range(150)]
     assert starts[:3] == [True, True, False]
     assert 1 <= sum(starts[3:]) <= 4  # 0.05 of 20 values a request: 70 of them for a start
-    fine = BreakEven(Fixed(4), books=Books())
+    fine = BreakEven(Fixed(4), books=DrafterAccounting())
     assert all(Request(fine, steady(1, 0.0), start=4.0).until(20).begun for _ in range(60))
 
 
 def test_a_request_that_knows_measures_nothing():
-    control = BreakEven(Fixed(4), books=Books())
+    control = BreakEven(Fixed(4), books=DrafterAccounting())
     first, second = (Request(control, steady(3, 0.1)).run(20).lengths for _ in range(2))
     assert (first.count(0), second.count(0)) == (1, 0)
-    choosing = BreakEven(Throughput(), books=Books())
+    choosing = BreakEven(Throughput(), books=DrafterAccounting())
     chosen = [Request(choosing, steady(9, 0.01)).run(8).lengths for _ in range(3)]
     assert chosen[0][:3] == [4, 0, 4]
     assert min(chosen[2]) >= 8
 
 
 def test_a_blind_drafter_is_not_begun_by_the_next_request():
-    books = Books()
+    books = DrafterAccounting()
     lengths = [Request(BreakEven(Fixed(4), books=books), steady(0, 1.0), start=8.0).run(10).lengths for _ in range(5)]
     assert sum(map(bool, lengths[0])) == 2
     assert not any(map(any, lengths[1:]))
@@ -206,25 +208,25 @@ class Recorded:
     def charge(self, seconds):
         self.session.charge(9.0)
 
-    def observe(self, length, settled, seconds):
-        self.session.observe(length, settled, self.cost(length))
+    def observe(self, length, committed, seconds):
+        self.session.observe(length, committed, self.cost(length))
 
 
 @pytest.mark.parametrize("guess", [0.01, 0.4, 5.0])
-def test_no_token_depends_on_the_gate(big, small, guess):
-    inputs, expected, books = random_prompt(5, 9, 7, seed=1), None, Books()
+def test_no_token_depends_on_the_gate(big, small, draft_token):
+    inputs, expected, books = random_prompt(5, 9, 7, seed=1), None, DrafterAccounting()
     expected = greedy(big, inputs, 24)
     for drafter in (small, big, "lookup"):
         for control in (Fixed(3), Throughput()):
-            gate = Recorded(BreakEven(control, books=books), lambda length: 1 + length * guess)
+            gate = Recorded(BreakEven(control, books=books), lambda length: 1 + length * draft_token)
             out = generate(big, inputs, drafter, max_new_tokens=24, draft_length=gate)
             assert out.sequences.tolist() == expected
             assert out.stats.drafted == 0 or any(gate.lengths)
-    assert guess < 1 or books.starts.closed or books.rounds.closed
+    assert draft_token < 1 or books.starts.closed or books.rounds.closed
 
 
 def test_a_drafter_behind_a_shut_gate_never_reads(big, small):
-    books, inputs = Books(), random_prompt(5, 9, 7, seed=1)
+    books, inputs = DrafterAccounting(), random_prompt(5, 9, 7, seed=1)
     calls = []
     handle = small.register_forward_pre_hook(lambda module, args: calls.append(1))
     try:
@@ -250,7 +252,7 @@ def test_wrong_settings_are_said_in_one_line():
 
 def test_rows_that_have_ended_say_nothing():
     session = BreakEven(Fixed(4)).begin()
-    none = Settled([[], []], [0, 0], [0, 0], [0, 0], [True, True], [True, True], [0.0, 0.0], [0.0, 0.0])
+    none = Committed([[], []], [0, 0], [0, 0], [0, 0], [True, True], [True, True], [0.0, 0.0], [0.0, 0.0])
     for length in (4, 0, 4):
         session.observe(length, none, 1.0)
     assert session.gate.balance == 2.0

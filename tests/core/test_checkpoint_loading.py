@@ -8,12 +8,12 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from mmspec.cli import app
-from mmspec.core.checkpoint_loading import loaded
-from mmspec.recsys.loading import _checkpoint as load_recommender
-from mmspec.speech.checkpoints import NEEDED
-from mmspec.speech.checkpoints import load_checkpoint as load_speech
-from mmspec.text.model_loading import load_model
-from mmspec.vision.loading import _checkpoint as load_images
+from mmspec.loading.recsys import _checkpoint as load_recommender
+from mmspec.loading.speech_checkpoints import NEEDED
+from mmspec.loading.speech_checkpoints import load_checkpoint as load_speech
+from mmspec.loading.transformers import load_model
+from mmspec.loading.vision import _checkpoint as load_images
+from mmspec.models.checkpoint_loading import loaded
 from tests.families import FAMILIES, build
 from tests.tiny import save_all
 from tests.vision.small_models import imagegpt

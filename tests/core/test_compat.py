@@ -1,4 +1,4 @@
-"""A canary for every reach into transformers' internals: each fails when a release no longer works as `mmspec.core.compat` assumes."""
+"""A canary for every reach into transformers' internals: each fails when a release no longer works as `mmspec.models.compat` assumes."""
 
 import ast
 import copy
@@ -14,7 +14,7 @@ from transformers.generation import logits_process as known
 from transformers.generation.streamers import BaseStreamer
 from transformers.video_utils import VideoMetadata
 
-from mmspec.core import compat
+from mmspec.models import compat
 from tests.conftest import llama
 from tests.families import FAMILIES, LLAMA, build, inputs_for
 from tests.films import batch, row
@@ -288,19 +288,19 @@ def test_video_processors_sample_as_assumed():
 # --- no reach elsewhere -----------------------------------------------------------------------------------------------
 
 ALLOWED = {  # (file, name): why
-    ("core/cache.py", "_dynamo"): "torch: addresses of the cache are static",
-    ("core/memo.py", "_version"): "torch: how often a tensor was written to",
-    ("core/module_copy.py", "_modules"): "torch: a module's parts",
-    ("core/module_copy.py", "_buffers"): "torch: a module's parts",
-    ("core/module_copy.py", "_parameters"): "torch: a module's parts",
-    ("core/module_copy.py", "_hf_hook"): "accelerate: marks modules whose hooks move weights",
-    ("core/module_copy.py", "_torchdynamo_orig_callable"): "torch: what a compiled function was made from",
+    ("models/slot_cache.py", "_dynamo"): "torch: addresses of the cache are static",
+    ("core/distributions/value_cache.py", "_version"): "torch: how often a tensor was written to",
+    ("models/module_copy.py", "_modules"): "torch: a module's parts",
+    ("models/module_copy.py", "_buffers"): "torch: a module's parts",
+    ("models/module_copy.py", "_parameters"): "torch: a module's parts",
+    ("models/module_copy.py", "_hf_hook"): "accelerate: marks modules whose hooks move weights",
+    ("models/module_copy.py", "_torchdynamo_orig_callable"): "torch: what a compiled function was made from",
     ("vision/families/imagegpt.py", "_modules"): "torch: a module's parts",
-    ("core/kernel.py", "_with_noise"): "mmspec's own",
-    ("core/thinning.py", "_tries"): "mmspec's own",
+    ("core/distributions/noise_schedule.py", "_with_noise"): "mmspec's own",
+    ("core/distributions/thinning.py", "_tries"): "mmspec's own",
     ("minis/shop.py", "_base"): "mmspec's own",
     ("vision/families/glm_image.py", "_resize"): "mmspec's own",
-    ("vision/lanes.py", "_cut"): "mmspec's own",
+    ("vision/codes/row_streams.py", "_cut"): "mmspec's own",
 }
 
 
@@ -346,7 +346,7 @@ def test_nothing_else_reaches_into_other_libraries():
         if not name.startswith("core/compat")
         for private in reaches(path.read_text(encoding="utf-8"))
     }
-    assert not found - ALLOWED.keys(), "put these into mmspec/core/compat.py, each with a canary here"
+    assert not found - ALLOWED.keys(), "put these into mmspec/models/compat.py, each with a canary here"
     assert not ALLOWED.keys() - found, "these are gone: take them off the list"
 
 

@@ -5,15 +5,16 @@ import math
 import pytest
 import torch
 
-from mmspec.config import ACCEPT, build
-from mmspec.core.accept import LOSSY, Token
-from mmspec.core.cool import CoolSD
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.lossy.cool_sd import CoolSD
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled
+from mmspec.run.config import ACCEPT, build
 from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, identity_error, many, path_drift, point_error, same, window
-from tests.oracles.tables import first_value_law, one_round, pair, round_outcomes
+from tests.oracles.tables import first_value_distribution, one_round, pair, round_outcomes
 
 SIZE = 12
 RULES = [CoolSD(), CoolSD(1.5, 0.3, 0.0), CoolSD(1.05, 0.0, 0.0), CoolSD(50.0, 0.7, 0.0)]
@@ -40,21 +41,21 @@ def test_what_it_costs_is_what_it_gains_and_the_closed_form(rule, place):
         assert identity_error(placed, p, q) < TINY
         assert point_error(placed, p) < TINY
         closed = torch.minimum((weight - 1) * p, q - p).clamp(min=0).sum().item()
-        assert distance(placed.output_law(Categorical.of(p), Categorical.of(q)).probs(), p) == pytest.approx(closed, abs=TINY)
+        assert distance(placed.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), p) == pytest.approx(closed, abs=TINY)
 
 
 @pytest.mark.parametrize("draw", [sampled, best])
-def test_output_law_is_the_enumerated_law(draw):
+def test_output_distribution_is_the_enumerated_distribution(draw):
     for seed in range(3):
         target, drafter = pair(3, 3, seed, zeros=0.2)
-        p, q = (world.table.law(torch.tensor(1)) for world in (target, drafter))
+        p, q = (world.table.distribution(torch.tensor(1)) for world in (target, drafter))
         q = q if draw is sampled else Categorical.point(q.mode(), 3, torch.float64)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), CoolSD())
-        assert (law - CoolSD().output_law(p, q).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(draw)), CoolSD())
+        assert (distribution - CoolSD().output_distribution(p, q).probs()).abs().max() < TINY
 
 
 def meter_error(rule) -> float:
-    """Mean drift of a round of three guesses against the distance at each place: a check of the places, too."""
+    """Mean drift of a round of three draft tokens against the distance at each place: a check of the places, too."""
     target, drafter = pair(3, 6, 17, zeros=0.0)
     truth = path_drift(CoolSD(2.0, 0.3, 0.0), target.table.probs, drafter.table.probs, 3, 3)
     outcomes = round_outcomes(target, ModelDrafter(drafter), rule, most=4, length=3)

@@ -7,14 +7,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from mmspec.core.accept import LAW_EXACT, UNMETERED, Token
-from mmspec.core.aligned import ChainSampler, aligned
-from mmspec.core.cspd import CSpD
-from mmspec.core.denoising import Denoiser
-from mmspec.core.gaussian import Gaussian
-from mmspec.core.kernel import Kernel
+from mmspec.core.distributions.aligned import ChainSampler, aligned
+from mmspec.core.distributions.denoising_path import Denoiser
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, UNMETERED
+from mmspec.core.rules.lossy.cspd import CSpD
+from mmspec.core.rules.token import Token
 from tests.oracles.paths import FAIL, PASS, TanhNet, chain_kernel
 
 SIZE, STEPS, SIGMA = 2, 4, 0.5
@@ -26,16 +27,16 @@ class Head:
 
     denoiser: Denoiser
 
-    def law(self, nodes: Tensor, position: Tensor, noise: Noise) -> Gaussian:
+    def distribution(self, nodes: Tensor, position: Tensor, noise: Noise) -> Gaussian:
         return aligned(torch.tanh(2 * nodes), ChainSampler(self.denoiser), SIGMA, noise.aligned(position), SIZE)
 
 
 def heads(wider: float) -> tuple[Head, Head]:
     """A target and a drafter whose steps before the last have `wider` times its noise."""
-    kernel = chain_kernel(STEPS)
-    last = torch.cat([kernel.std[:-1], torch.tensor([SIGMA]).double()])
+    noise_schedule = chain_kernel(STEPS)
+    last = torch.cat([noise_schedule.std[:-1], torch.tensor([SIGMA]).double()])
     wide = torch.cat([last[:-1] * wider, last[-1:]])
-    target, drafter = (Denoiser(TanhNet(SIZE, 0, away), replace(kernel, std=std)) for away, std in ((0.0, last), (0.35, wide)))
+    target, drafter = (Denoiser(TanhNet(SIZE, 0, away), replace(noise_schedule, std=std)) for away, std in ((0.0, last), (0.35, wide)))
     return Head(target), Head(drafter)
 
 
@@ -46,12 +47,12 @@ def judged(target: Head, drafter: Head, rule, rows: int, length: int = 2) -> tup
     draft = Draft.root(begin, torch.zeros(rows, dtype=torch.long))
     for step in range(length):
         position = torch.full((rows, 1), step)
-        law = drafter.law(draft.nodes[:, -1:], position, noise)
-        draft = draft.extend_chain(law.sample(noise.guess(position, draft.start)), torch.full((rows,), length), law)
-    verdict = rule(draft, Scored(target.law(draft.nodes, draft.position(), noise)), noise)
+        distribution = drafter.distribution(draft.nodes[:, -1:], position, noise)
+        draft = draft.extend_chain(distribution.sample(noise.draft_token(position, draft.start)), torch.full((rows,), length), distribution)
+    verdict = rule(draft, Scored(target.distribution(draft.nodes, draft.position(), noise)), noise)
     before = torch.cat([begin[:, None], verdict.values[:, :-2]], 1)
     position = torch.arange(length).expand(rows, -1)
-    p, q = (head.law(before, position, noise) for head in (target, drafter))
+    p, q = (head.distribution(before, position, noise) for head in (target, drafter))
     away = (q.mean - p.mean) / (q.mean - p.mean).norm(dim=-1, keepdim=True)
     seen = ((verdict.values[:, :-1] - p.mean) / SIGMA * away).sum(-1)
     return seen[position < verdict.judged[:, None]], verdict
@@ -59,7 +60,7 @@ def judged(target: Head, drafter: Head, rule, rows: int, length: int = 2) -> tup
 
 def p_value(wider: float, factor: bool, tokens: int = 7000) -> float:
     target, drafter = heads(wider)
-    rule = CSpD.of(target.denoiser.kernel, drafter.denoiser.kernel, SIZE, factor)
+    rule = CSpD.of(target.denoiser.noise_schedule, drafter.denoiser.noise_schedule, SIZE, factor)
     seen, _ = judged(target, drafter, rule, tokens)
     assert len(seen) > tokens
     return stats.kstest(seen[:tokens].numpy(), "norm").pvalue
@@ -76,8 +77,8 @@ def test_its_factor_is_found_out(wider):
 
 
 def test_shared_variances_leave_no_factor():
-    kernel = heads(1.0)[0].denoiser.kernel
-    assert CSpD.of(kernel, kernel, SIZE) == CSpD()
+    noise_schedule = heads(1.0)[0].denoiser.noise_schedule
+    assert CSpD.of(noise_schedule, noise_schedule, SIZE) == CSpD()
 
 
 @pytest.mark.parametrize("wider", [0.85, 1.15])
@@ -89,7 +90,7 @@ def test_without_its_factor_it_is_the_token_rule(wider):
 
 
 def test_the_factor_is_that_of_the_steps_before_the_last():
-    target, drafter = (head.denoiser.kernel for head in heads(1.15))
+    target, drafter = (head.denoiser.noise_schedule for head in heads(1.15))
     rule = CSpD.of(target, drafter, SIZE)
     assert rule.log_factor == pytest.approx(SIZE * (STEPS - 1) * torch.tensor(1.15).double().log().item())
     assert CSpD.of(drafter, target, SIZE).log_factor == pytest.approx(-rule.log_factor)
@@ -118,10 +119,12 @@ def test_what_comes_out_is_what_the_formula_says(log_factor):
     assert (found.sum() * step).item() == pytest.approx(1.0, abs=1e-6)
     noise = Noise.from_seed(0, rows)
     one = torch.ones(rows, 1, 1, dtype=torch.float64)
-    laws = [Gaussian(mean * one, one) for mean in (m_p, m_q)]
+    distributions = [Gaussian(mean * one, one) for mean in (m_p, m_q)]
     start = torch.zeros(rows, dtype=torch.long)
-    draft = Draft.root(0 * one[:, 0], start).extend_chain(laws[1].sample(noise.guess(start[:, None], start)), torch.ones(rows), laws[1])
-    scored = Scored(laws[0].cat(laws[0]))
+    draft = Draft.root(0 * one[:, 0], start).extend_chain(
+        distributions[1].sample(noise.draft_token(start[:, None], start)), torch.ones(rows), distributions[1]
+    )
+    scored = Scored(distributions[0].cat(distributions[0]))
     drawn = CSpD(log_factor)(draft, scored, noise).values[:, 0, 0]
     below = torch.cat([torch.zeros(1).double(), (found.cumsum(0) * step)])
 
@@ -142,16 +145,21 @@ def test_a_tail_that_is_never_hit_is_given_up():
 
 
 def test_it_says_what_it_is_and_refuses_what_it_cannot_weigh():
-    assert CSpD().exactness == LAW_EXACT
+    assert CSpD().exactness == DISTRIBUTION_EXACT
     assert CSpD(0.1).exactness == UNMETERED
-    kernel = heads(1.0)[0].denoiser.kernel
+    noise_schedule = heads(1.0)[0].denoiser.noise_schedule
     for other, said in (
         (chain_kernel(STEPS + 1), "target and draft take 4 and 5"),
-        (replace(kernel, std=kernel.std * torch.tensor([1.0, 0.0, 1.0, 1.0])), "CSpD's factor needs noise in every step, but 1 of 4"),
+        (
+            replace(noise_schedule, std=noise_schedule.std * torch.tensor([1.0, 0.0, 1.0, 1.0])),
+            "CSpD's factor needs noise in every step, but 1 of 4",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
-            CSpD.of(kernel, other, SIZE)
-        assert CSpD.of(kernel, other, SIZE, factor=False) == CSpD()
-    silent = Kernel(kernel.timesteps, kernel.keep, kernel.gain, kernel.std * torch.tensor([1.0, 1.0, 1.0, 0.0]))
+            CSpD.of(noise_schedule, other, SIZE)
+        assert CSpD.of(noise_schedule, other, SIZE, factor=False) == CSpD()
+    silent = NoiseSchedule(
+        noise_schedule.timesteps, noise_schedule.keep, noise_schedule.gain, noise_schedule.std * torch.tensor([1.0, 1.0, 1.0, 0.0])
+    )
     with pytest.raises(ValueError, match="CSpD needs noise in the last step, but sigma_out is 0"):
         CSpD.of(silent, silent, SIZE, factor=False)

@@ -1,26 +1,31 @@
-"""Equality laws of the whole loop over transformers models: token for token, whatever drafts."""
+"""Equality distributions of the whole loop over transformers models: token for token, whatever drafts."""
 
 import copy
 
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.core.control import Fixed, Throughput
+from mmspec.core.control import Fixed
 from mmspec.core.decode import Generation, generate
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.laws import Categorical
-from mmspec.core.limits import Limits
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.draft_length.throughput import Throughput
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
-from mmspec.core.siblings import KSeq, TopK, Walk, WithoutReplacement
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import KSeq, TopKSiblings, Walk, WithoutReplacement
+from mmspec.core.rules.token import Token
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement, without_replacement
 from mmspec.drafters.stops import Confidence
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFTarget
 from tests.conftest import llama
 from tests.oracles.statistics import chi_square
 from tests.oracles.tables import encode, pair, run_loop
@@ -59,8 +64,8 @@ def run(model, inputs, rule, shape=None, small=None, *, length=4, seed=0, new=NE
     drafter = NoDraft() if shape is None else ModelDrafter(HFTarget(small, DecoderOnly.of(small), processors), shape)
     rows = len(inputs["input_ids"])
     target = HFTarget(model, DecoderOnly.of(model), processors)
-    limits, noise = Limits(rows, new), Noise.from_seed(seed, rows)
-    return generate(target, drafter, rule, inputs, limits=limits, noise=noise, control=control or Fixed(length))
+    stopping, noise = DefaultStopping(rows, new), Noise.from_seed(seed, rows)
+    return generate(target, drafter, rule, inputs, stopping=stopping, noise=noise, control=control or Fixed(length))
 
 
 SHAPES = {
@@ -138,7 +143,7 @@ ALONE = {
     "token at 0": (Token(), Chain(sampled), 0.0),
     "block at 0": (Block(), Chain(sampled), 0.0),
     "walk at 0": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 1))), 0.0),
-    "topk at 0": (Walk(TopK()), StaticTree(Template.branching((2, 1)), top), 0.0),
+    "topk at 0": (Walk(TopKSiblings()), StaticTree(Template.branching((2, 1)), top), 0.0),
     "token": (Token(), Chain(sampled), 1.0),
     "block": (Block(), Chain(sampled), 1.0),
     "walk": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 2))), 1.0),
@@ -150,19 +155,19 @@ ALONE = {
 @pytest.mark.parametrize("case", ALONE)
 def test_a_request_gives_the_same_alone_and_in_a_batch(big, near, case):
     """With a fixed draft length, for any rule: the other rows of a batch, faster or slower, change nothing."""
-    rule, shape, heat = ALONE[case]
+    rule, shape, temperature = ALONE[case]
     inputs = prompts(8, seed=3)
-    batch = run(big, inputs, rule, shape, near, temperature=heat, seed=20)
+    batch = run(big, inputs, rule, shape, near, temperature=temperature, seed=20)
     for row in (0, 2, 7):
-        alone = run(big, only(inputs, row), rule, shape, near, temperature=heat, seed=20 + row)
+        alone = run(big, only(inputs, row), rule, shape, near, temperature=temperature, seed=20 + row)
         assert torch.equal(alone.sequences[0], batch.sequences[row])
 
 
 @pytest.mark.parametrize("case", ["token at 0", "block at 0", "walk at 0", "topk at 0"])
 def test_temperature_0_is_greedy_under_every_rule(big, near, case):
-    rule, shape, heat = ALONE[case]
+    rule, shape, temperature = ALONE[case]
     inputs = prompts(3, seed=3)
-    assert torch.equal(run(big, inputs, rule, shape, near, temperature=heat).sequences, run(big, inputs, Greedy()).sequences)
+    assert torch.equal(run(big, inputs, rule, shape, near, temperature=temperature).sequences, run(big, inputs, Greedy()).sequences)
 
 
 SELF = {
@@ -174,12 +179,12 @@ SELF = {
 }
 
 
-@pytest.mark.parametrize("heat", [0.7, 1.5])
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
 @pytest.mark.parametrize("case", SELF)
-def test_a_target_drafting_for_itself_accepts_everything(big, case, heat):
+def test_a_target_drafting_for_itself_accepts_everything(big, case, temperature):
     """Equality cannot see a blind drafter; full acceptance can: position, cache, processors and q must all agree."""
     rule, shape = SELF[case]
-    stats = run(big, prompts(3), rule, shape, big, temperature=heat, top_p=0.9, new=26).stats
+    stats = run(big, prompts(3), rule, shape, big, temperature=temperature, top_p=0.9, new=26).stats
     assert stats.rejected == 0
     assert stats.accepted == stats.drafted
     assert stats.tokens_per_call > 4
@@ -195,13 +200,13 @@ def test_a_target_drafting_greedily_for_itself_accepts_everything(big, shape):
 
 
 def test_history_dependent_processors_see_the_draft(big):
-    """A penalty that looked at settled values only would reject its own drafter's guesses."""
+    """A penalty that looked at committed values only would reject its own drafter's draft tokens."""
     stats = run(big, prompts(3), Token(), Chain(sampled), big, temperature=0.8, repetition_penalty=1.8, new=26).stats
     assert stats.rejected == 0
 
 
 def test_draft_lengths_that_change_change_no_token(big, near):
-    """Rounds of zero guesses, and of any number, in one generation; the drafter catches up."""
+    """Rounds of zero draft tokens, and of any number, in one generation; the drafter catches up."""
 
     class Waves:
         def __init__(self):
@@ -213,7 +218,7 @@ def test_draft_lengths_that_change_change_no_token(big, near):
         def length(self):
             return (0, 3, 0, 0, 1, 5)[self.rounds % 6]
 
-        def observe(self, length, settled, seconds):
+        def observe(self, length, committed, seconds):
             self.rounds += 1
 
     inputs = prompts(3)
@@ -259,26 +264,26 @@ def test_an_abandoned_generation_leaves_no_residue(big, near):
 # --- acceptance of coupled drafts -------------------------------------------------------------------------------------
 
 
-def correlated(rows: int, size: int, agree: float, heat: float, seed: int) -> tuple[Categorical, Categorical]:
+def correlated(rows: int, size: int, agree: float, temperature: float, seed: int) -> tuple[Categorical, Categorical]:
     """Two families of softmaxed Gaussian logits with correlation `agree`, [rows, 1, size]."""
     generator = torch.Generator().manual_seed(seed)
     one, noise = (torch.randn(rows, 1, size, generator=generator, dtype=torch.float64) for _ in range(2))
-    return Categorical(heat * one), Categorical(heat * (agree * one + (1 - agree**2) ** 0.5 * noise))
+    return Categorical(temperature * one), Categorical(temperature * (agree * one + (1 - agree**2) ** 0.5 * noise))
 
 
 def agreement(p: Categorical, q: Categorical, seed: int = 0) -> torch.Tensor:
-    """Which rows' coupled guess is the target's own draw."""
+    """Which rows' coupled draft token is the target's own draw."""
     position = torch.zeros(len(p.scores), 1, dtype=torch.long)
     noise = Noise.from_seed(seed, len(p.scores), coupled=True)
-    return (q.sample(noise.guess(position, position[:, 0])) == p.sample(noise.value(position)))[:, 0]
+    return (q.sample(noise.draft_token(position, position[:, 0])) == p.sample(noise.value(position)))[:, 0]
 
 
-@pytest.mark.parametrize("heat", [1.0, 2.5, 5.0])
+@pytest.mark.parametrize("temperature", [1.0, 2.5, 5.0])
 @pytest.mark.parametrize(("agree", "share"), [(0.5, 0.78), (0.8, 0.85), (0.9, 0.9), (0.95, 0.92), (0.99, 0.95)])
-def test_coupled_acceptance_is_close_to_the_token_rules(agree, share, heat):
+def test_coupled_acceptance_is_close_to_the_token_rules(agree, share, temperature):
     """At least nine tenths of it for drafters that are right more often than not; less for worse ones, but never below the bound."""
     rows = 8000
-    p, q = correlated(rows, 50, agree, heat, seed=1)
+    p, q = correlated(rows, 50, agree, temperature, seed=1)
     token = (1 - p.tv(q, None)).mean().item()
     coupled = agreement(p, q).double().mean().item()
     assert coupled >= share * token
@@ -290,10 +295,10 @@ def test_coupled_acceptance_is_close_to_the_token_rules(agree, share, heat):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_coupled_acceptance_obeys_its_bound(seed):
-    """(1 - TV) / (1 + TV) for every pair of laws, here within four standard errors of 40 000 draws."""
+    """(1 - TV) / (1 + TV) for every pair of distributions, here within four standard errors of 40 000 draws."""
     rows = 40_000
     p, q = correlated(1, 12, (0.2, 0.5, 0.8, 0.9, 0.99)[seed], (3.0, 1.0, 2.0, 4.0, 1.0)[seed], seed)
-    many = [Categorical(law.scores.expand(rows, -1, -1)) for law in (p, q)]
+    many = [Categorical(distribution.scores.expand(rows, -1, -1)) for distribution in (p, q)]
     tv = p.tv(q, None).item()
     rate = agreement(*many).double().mean().item()
     slack = 4 * (rate * (1 - rate) / rows) ** 0.5
@@ -315,13 +320,13 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("case", LOOPS)
-def test_outputs_follow_the_targets_law_with_the_real_noise(case):
+def test_outputs_follow_the_targets_distribution_with_the_real_noise(case):
     """Enumeration takes keys to be independent; here they are what they are: 20 000 seeds, three values, 27 cells."""
     rule, shape, length = LOOPS[case]
     rows = 20_000
     target, drafter = pair(3, 5, 1, zeros=0.0)
-    guesser = NoDraft() if shape is None else ModelDrafter(drafter, shape)
-    outputs = torch.tensor(run_loop(target, guesser, rule, Noise.from_seed(0, rows), rows, 3, length).outputs)
-    codes, law = encode(outputs, 3), target.table.joint(3)
-    assert chi_square(codes, law) > 1e-4
-    assert chi_square(codes, 0.97 * law + 0.03 * drafter.table.joint(3)) < 1e-4
+    proposer = NoDraft() if shape is None else ModelDrafter(drafter, shape)
+    outputs = torch.tensor(run_loop(target, proposer, rule, Noise.from_seed(0, rows), rows, 3, length).outputs)
+    codes, distribution = encode(outputs, 3), target.table.joint(3)
+    assert chi_square(codes, distribution) > 1e-4
+    assert chi_square(codes, 0.97 * distribution + 0.03 * drafter.table.joint(3)) < 1e-4

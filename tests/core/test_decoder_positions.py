@@ -9,8 +9,8 @@ import transformers as hf
 from torch import nn
 
 import mmspec
-from mmspec.core.decoder_positions import PositionIds, PositionTable, RelativeBias, positions_in
-from mmspec.core.families import family_of, positions_of
+from mmspec.models.families.decoder_positions import DecoderPositionTable, PositionIds, RelativeBias, positions_in
+from mmspec.models.families.registry import family_of, positions_of
 from tests.families import FAMILIES, bart, build, inputs_for, t5
 from tests.sizes import Case
 from tests.sweep.run import LINEAR, TREES
@@ -42,7 +42,7 @@ def drafted(model, inputs, **more):
 
 @pytest.mark.parametrize(
     ("name", "kind", "limit"),
-    [("bart", PositionTable, 128), ("umt5", RelativeBias, None), ("t5gemma", PositionIds, 128), ("led", PositionTable, 128)],
+    [("bart", DecoderPositionTable, 128), ("umt5", RelativeBias, None), ("t5gemma", PositionIds, 128), ("led", DecoderPositionTable, 128)],
 )
 def test_the_mechanism_is_read_from_the_decoder(name, kind, limit):
     model = make(name, NAMES[name])

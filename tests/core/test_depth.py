@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.accept import Coupled, Match
-from mmspec.core.depth import DepthFrame, Jacobi, one_by_one
+from mmspec.core.distributions.depth_frame import DepthFrame, JacobiWriter, one_by_one
 from mmspec.core.noise import Keys, Noise
-from mmspec.drafters.code_heads import CodeHeads
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.drafters.heads.code_heads import CodeHeads
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, drawn
 from mmspec.train.code_heads import train_code_heads
@@ -57,13 +58,13 @@ def keys(rows: int, seed: int = 0) -> Keys:
     return Noise.from_seed(seed, rows).value(torch.zeros(rows, 1, dtype=torch.long))
 
 
-def law(depth, hidden: Tensor, writer=one_by_one) -> DepthFrame:
+def distribution(depth, hidden: Tensor, writer=one_by_one) -> DepthFrame:
     return DepthFrame(hidden[:, None], depth, writer)
 
 
 def test_told_is_what_writing_sees():
     depth, hidden = SmallDepth(), states(9)
-    p = law(depth, hidden)
+    p = distribution(depth, hidden)
     frames = p.sample(keys(9))
     again = keys(9).branch(BOOKS).choose(p.codes(frames).scores)
     assert torch.equal(again, frames)
@@ -78,44 +79,44 @@ def test_told_is_what_writing_sees():
 
 @pytest.mark.parametrize("rows", [1, 6])
 def test_the_fixed_point_is_the_frame_written_one_by_one(rows):
-    """Under the same noise, from any guess, in no more runs than codes; drawn, greedy, and from the middle on."""
+    """Under the same noise, from any draft token, in no more runs than codes; drawn, greedy, and from the middle on."""
     depth, hidden = SmallDepth(), states(rows)
     for seed in range(12):
         k = keys(rows, seed)
-        right = law(depth, hidden).sample(k)
-        for guess in (None, lambda hidden, choose: torch.full((len(hidden), BOOKS), SIZE - 1)):
+        right = distribution(depth, hidden).sample(k)
+        for draft_token in (None, lambda hidden, choose: torch.full((len(hidden), BOOKS), SIZE - 1)):
             before = depth.runs
-            assert torch.equal(law(depth, hidden, Jacobi(guess)).sample(k), right)
+            assert torch.equal(distribution(depth, hidden, JacobiWriter(draft_token)).sample(k), right)
             assert 1 <= depth.runs - before <= BOOKS
-    assert torch.equal(law(depth, hidden, Jacobi()).mode(), law(depth, hidden).mode())
+    assert torch.equal(distribution(depth, hidden, JacobiWriter()).mode(), distribution(depth, hidden).mode())
     first = torch.arange(rows)[:, None] % BOOKS + (rows > 1)
     start = torch.randint(SIZE, right.shape, generator=torch.Generator().manual_seed(1))
     before = depth.runs
-    one = law(depth, hidden).redrawn(start, first, k)
+    one = distribution(depth, hidden).redrawn(start, first, k)
     assert depth.runs - before == BOOKS - int(first.min())
-    assert torch.equal(law(depth, hidden, Jacobi()).redrawn(start, first, k), one)
+    assert torch.equal(distribution(depth, hidden, JacobiWriter()).redrawn(start, first, k), one)
     inside = torch.arange(BOOKS) < first[..., None]
     assert torch.equal(one[inside], start[inside])
 
 
-def test_runs_are_counted_by_the_guess():
+def test_runs_are_counted_by_the_draft_token():
     """The right frame takes 1 run, so does one whose last code is wrong; one with its first code wrong takes 2 or more."""
     depth, hidden = SmallDepth(), states(1)
-    right = law(depth, hidden).sample(keys(1))[:, 0]
+    right = distribution(depth, hidden).sample(keys(1))[:, 0]
 
-    def runs(guess: Tensor) -> int:
+    def runs(draft_token: Tensor) -> int:
         before = depth.runs
-        assert torch.equal(law(depth, hidden, Jacobi(lambda hidden, choose: guess)).sample(keys(1))[:, 0], right)
+        assert torch.equal(distribution(depth, hidden, JacobiWriter(lambda hidden, choose: draft_token)).sample(keys(1))[:, 0], right)
         return depth.runs - before
 
     for book, least, most in ((None, 1, 1), (BOOKS - 1, 1, 1), (BOOKS - 2, 2, 2), (0, 2, BOOKS)):
-        guess = right.clone()
+        draft_token = right.clone()
         if book is not None:
-            guess[:, book] = (guess[:, book] + 1) % SIZE
-        assert least <= runs(guess) <= most
+            draft_token[:, book] = (draft_token[:, book] + 1) % SIZE
+        assert least <= runs(draft_token) <= most
 
 
-class TooEarly(Jacobi):
+class TooEarly(JacobiWriter):
     """Stops after a single run, whatever changed."""
 
     def __call__(self, depth, hidden, codes, first, choose):
@@ -125,15 +126,15 @@ class TooEarly(Jacobi):
 
 def test_a_fixed_point_left_too_early_shows():
     depth, hidden = SmallDepth(), states(40)
-    right = law(depth, hidden).sample(keys(40))
-    assert not torch.equal(law(depth, hidden, TooEarly()).sample(keys(40)), right)
+    right = distribution(depth, hidden).sample(keys(40))
+    assert not torch.equal(distribution(depth, hidden, TooEarly()).sample(keys(40)), right)
 
 
 def test_tables_and_whole_runs_are_the_same_by_either_writer():
     target, drafter = frame_pair(4, 2, 2, 1, hangs=True)
     noise = Noise.from_seed(0, 4)
     plain, _ = frames_run(FrameTarget(target.frames), NoDraft(), Match(), noise, 4, most=8, length=0)
-    own, other = (FrameTarget(each.frames, Jacobi()) for each in (target, drafter))
+    own, other = (FrameTarget(each.frames, JacobiWriter()) for each in (target, drafter))
     got, stats = frames_run(own, ModelDrafter(other, Chain(drawn)), Coupled(), noise, 4, most=8, length=2)
     assert got == plain
     assert own.depth.runs <= stats.target_calls * 5
@@ -144,17 +145,17 @@ def test_tables_and_whole_runs_are_the_same_by_either_writer():
 
 def test_the_same_frames_are_asked_about_once_and_others_anew():
     depth = SmallDepth()
-    p, x = law(depth, states(3)), torch.zeros(3, 1, BOOKS, dtype=torch.long)
+    p, x = distribution(depth, states(3)), torch.zeros(3, 1, BOOKS, dtype=torch.long)
     first = p.log_prob(x)
     assert torch.equal(p.log_prob(x), first)
     assert depth.runs == 1
     p.log_prob(x.clone())
     assert depth.runs == 2
     x[:, 0, 0] = 3  # written into
-    assert torch.equal(p.log_prob(x), law(depth, states(3)).log_prob(x))
+    assert torch.equal(p.log_prob(x), distribution(depth, states(3)).log_prob(x))
     assert not torch.equal(p.log_prob(x), first)
     other = replace(p, hidden=states(3, 1)[:, None])
-    assert torch.equal(other.log_prob(x), law(depth, states(3, 1)).log_prob(x))
+    assert torch.equal(other.log_prob(x), distribution(depth, states(3, 1)).log_prob(x))
     with torch.inference_mode():
         y = torch.zeros(3, 1, BOOKS, dtype=torch.long)
         assert torch.equal(p.log_prob(y), first)
@@ -162,7 +163,7 @@ def test_the_same_frames_are_asked_about_once_and_others_anew():
         assert not torch.equal(p.log_prob(y), first)
 
 
-def test_laws_select_and_join():
+def test_distributions_select_and_join():
     depth = SmallDepth()
     both = DepthFrame(states(4).view(2, 2, WIDE), depth)
     x = torch.randint(SIZE, (2, 2, BOOKS), generator=torch.Generator().manual_seed(0))
@@ -177,7 +178,7 @@ def test_laws_select_and_join():
     assert torch.allclose(swapped.log_prob(x)[mask], whole[mask])
 
 
-# --- heads that guess -------------------------------------------------------------------------------------------------
+# --- heads that draft -------------------------------------------------------------------------------------------------
 
 
 def mean_runs(heads: CodeHeads, depth: SmallDepth, frames: int = 60) -> float:
@@ -185,16 +186,16 @@ def mean_runs(heads: CodeHeads, depth: SmallDepth, frames: int = 60) -> float:
     hidden, runs = states(frames, seed=99), 0
     for row in range(frames):
         before = depth.runs
-        frame = law(depth, hidden[row : row + 1], Jacobi(heads.guess)).sample(keys(1, row))
+        frame = distribution(depth, hidden[row : row + 1], JacobiWriter(heads.draft_token)).sample(keys(1, row))
         runs += depth.runs - before
-        assert torch.equal(frame, law(depth, hidden[row : row + 1]).sample(keys(1, row)))
+        assert torch.equal(frame, distribution(depth, hidden[row : row + 1]).sample(keys(1, row)))
     return runs / frames
 
 
 def test_trained_heads_need_fewer_runs(tmp_path):
     depth = SmallDepth(sharp=3.0)
     hidden = states(3000, seed=1)
-    codes = law(depth, hidden).sample(keys(3000, 7))[:, 0]
+    codes = distribution(depth, hidden).sample(keys(3000, 7))[:, 0]
     torch.manual_seed(0)
     heads = CodeHeads(WIDE, BOOKS, SIZE)
     fresh = mean_runs(heads, depth)
@@ -207,7 +208,7 @@ def test_heads_take_the_first_code_from_a_state_that_carries_its_scores():
     heads = CodeHeads(WIDE, 3, SIZE, opening=True)
     scores = torch.randn(4, SIZE)
     hidden = torch.cat([states(4).float(), scores], 1)
-    got = heads.guess(hidden, lambda scores, book: scores.argmax(-1))
+    got = heads.draft_token(hidden, lambda scores, book: scores.argmax(-1))
     assert torch.equal(got[:, 0], scores.argmax(-1))
     assert got.shape == (4, 3)
 

@@ -8,23 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import reflection
-from mmspec.core.accept import Token
-from mmspec.core.dgrs import DGRS, Claimed, dgrs
-from mmspec.core.gaussian import Gaussian
-from mmspec.core.mixture import Mixture
+from mmspec.core.distributions import reflection
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.distributions.mixture import Mixture
 from mmspec.core.noise import Noise
-from mmspec.core.siblings import Walk
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.d_grs import DGRS, Claimed, dgrs
+from mmspec.core.rules.siblings import Walk
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, Comb, sampled, with_replacement, without_replacement
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.gaussians import REJECTED, Markov, grid, linear_pair, lines, nodes, normal, projected, streams, vectors_run, within
 from tests.oracles.tables import one_round
 
 TINY, SEEN, PASS = 1e-9, 1e-3, 0.01
 
 
-def law(mean: list[float], scale: list[float], rows: int) -> Gaussian:
+def distribution(mean: list[float], scale: list[float], rows: int) -> Gaussian:
     mean_, scale_ = (torch.tensor(part, dtype=torch.float64) for part in (mean, scale))
     return Gaussian(mean_.expand(rows, 1, -1), scale_)
 
@@ -32,11 +32,11 @@ def law(mean: list[float], scale: list[float], rows: int) -> Gaussian:
 def pair(width: int, rows: int, gap: float = 1.0) -> tuple[Gaussian, Gaussian]:
     scale = [0.8, 0.5][:width]
     at = [gap / width**0.5 * s for s in scale]
-    return law(at, scale, rows), law([0.0] * width, scale, rows)
+    return distribution(at, scale, rows), distribution([0.0] * width, scale, rows)
 
 
-def settled(rule: DGRS, p: Any, q: Any, x: Tensor, refused: list[float]) -> Tensor:
-    """[M] density of what is settled at `x` [M, 1, d], laws [M, 1]: sibling after sibling, then what is left of p.
+def committed(rule: DGRS, p: Any, q: Any, x: Tensor, refused: list[float]) -> Tensor:
+    """[M] density of what is committed at `x` [M, 1, d], distributions [M, 1]: sibling after sibling, then what is left of p.
 
     `refused` [K] are the chances of refusing each sibling, by quadrature of the same rule.
     """
@@ -54,12 +54,12 @@ def refusals(rule: DGRS, gap: float, siblings: int) -> list[float]:
     """The chance that each sibling is refused given that those before it were, in the one coordinate that matters."""
     claims, found, left = [0.0], [], None
     for j in range(siblings):
-        p, q = law([gap], [1.0], 1), law([0.0], [1.0], 1)
+        p, q = distribution([gap], [1.0], 1), distribution([0.0], [1.0], 1)
         now = Claimed.of(p, q, torch.ones(1, 1)) if left is None else left
         tops = [claim + float(now.mass) for claim in claims[-1:]]
         kinks = sorted(gap / 2 + math.log(k) / gap for k in {claims[-1], *tops} if k > 0)
         s, by = nodes(-12.0, *kinks, 16.0, count=80)
-        many = Claimed(law([gap], [1.0], len(s)), law([0.0], [1.0], len(s)), now.claim.expand(len(s), 1))
+        many = Claimed(distribution([gap], [1.0], len(s)), distribution([0.0], [1.0], len(s)), now.claim.expand(len(s), 1))
         x = s[:, None, None]
         chance = rule.take_prob(many, many.q, x, j, torch.full((len(s), 1), siblings))[:, 0]
         found.append(float(((1 - chance) * many.q.prob(x)[:, 0] * by).sum()))
@@ -90,14 +90,14 @@ class NotScaled(DGRS):
 @pytest.mark.parametrize("siblings", [1, 2, 3])
 @pytest.mark.parametrize("gap", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("width", [1, 2])
-def test_the_settled_density_is_the_targets(width, gap, siblings):
+def test_the_committed_density_is_the_targets(width, gap, siblings):
     x, _ = grid(width, 4.0, 401 if width == 1 else 61)
     p, q = pair(width, len(x), gap)
-    found = settled(DGRS(), p, q, x, refusals(DGRS(), gap, siblings))
+    found = committed(DGRS(), p, q, x, refusals(DGRS(), gap, siblings))
     assert (found - p.prob(x)[:, 0]).abs().max() < TINY
     if siblings > 1:
         for mutant in (Unclaimed(), NotScaled()):
-            wrong = settled(mutant, p, q, x, refusals(mutant, gap, siblings))
+            wrong = committed(mutant, p, q, x, refusals(mutant, gap, siblings))
             assert (wrong - p.prob(x)[:, 0]).abs().max() > SEEN * gap
 
 
@@ -124,8 +124,8 @@ def test_what_is_left_is_a_half_line():
     left = Claimed.of(p, q, torch.ones(rows, 1)).refused().refused()
     e = reflection.direction(p.gap(q))
 
-    def along(law: Claimed) -> Tensor:
-        return (((law.sample(streams(rows)) - q.mean) / q.scale) * e).sum(-1)
+    def along(distribution: Claimed) -> Tensor:
+        return (((distribution.sample(streams(rows)) - q.mean) / q.scale) * e).sum(-1)
 
     def judged(s: Tensor) -> float:
         weight, length = 1 / left.claim, reflection.distance(p.gap(q))
@@ -142,7 +142,7 @@ SHAPES = {"comb": Comb(3, with_replacement), "tree": StaticTree(Template.branchi
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-def test_whole_runs_have_the_joint_law(shape):
+def test_whole_runs_have_the_joint_distribution(shape):
     p, q = linear_pair(gap=1.0)
     runs, stats = vectors_run(p.target, ModelDrafter(q.target, SHAPES[shape]), dgrs(), 2_500, most=5, length=2)
     assert projected(p, q, runs) > PASS
@@ -171,10 +171,10 @@ class Sorted(Walk):
     """Siblings judged best first, not in the order they were drawn."""
 
     def __call__(self, draft, scored, noise):
-        ratio = scored.p.at(draft.parents[:, draft.roots :].clamp_min(0)).log_ratio(draft.q, draft.guesses)
+        ratio = scored.p.at(draft.parents[:, draft.roots :].clamp_min(0)).log_ratio(draft.q, draft.draft_tokens)
         order = ratio.argsort(1, descending=True)
         rows = torch.arange(len(order))[:, None]
-        nodes = torch.cat([draft.nodes[:, : draft.roots], draft.guesses[rows, order]], 1)
+        nodes = torch.cat([draft.nodes[:, : draft.roots], draft.draft_tokens[rows, order]], 1)
         return super().__call__(replace(draft, nodes=nodes), scored, noise)
 
 
@@ -220,7 +220,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch_and_itself_is_never_refused():
 
 
 def test_points_and_strangers():
-    p, q = law([0.3, 1.0], [0.5, 0.0], 4), law([0.0, 2.0], [0.5, 0.0], 4)  # nothing in common
+    p, q = distribution([0.3, 1.0], [0.5, 0.0], 4), distribution([0.0, 2.0], [0.5, 0.0], 4)  # nothing in common
     count = torch.full((4, 1), 2)
     assert (DGRS().take_prob(p, q, q.sample(streams(4)), 0, count) == 0).all()
     left, _ = DGRS().refuse(p, q, q.mean, 0, count)
@@ -240,11 +240,11 @@ def test_refusals():
         vectors_run(Markov(mixed, 2), ModelDrafter(Markov(mixed, 2), SHAPES["comb"]), dgrs(), 2, most=4, length=2)
     with pytest.raises(ValueError, match="no table over its values"):
         vectors_run(p.target, ModelDrafter(q.target, Comb(2, without_replacement)), dgrs(), 2, most=4, length=2)
-    with pytest.raises(ValueError, match="needs the law its candidates were drawn from"):
+    with pytest.raises(ValueError, match="needs the distribution its candidates were drawn from"):
         dgrs()(*_undrawn(p))
 
 
 def _undrawn(p):
-    session, frontier = p.target.begin(1)
-    draft = frontier.extend(torch.zeros(1, 1, 2).double(), torch.zeros(1, 1).long())
+    session, pending = p.target.begin(1)
+    draft = pending.extend(torch.zeros(1, 1, 2).double(), torch.zeros(1, 1).long())
     return draft, session.score(draft), Noise.from_seed(0, 1)

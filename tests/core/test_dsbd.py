@@ -1,17 +1,18 @@
-"""DSBD's rule gives K independent draws from P on every level, whatever Q its guesses came from; three published or likely bugs do not."""
+"""DSBD's rule gives K independent draws from P on every level, whatever Q its draft tokens came from; three published or likely bugs do
+not."""
 
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from mmspec.core.dsbd import IndependentBeams
+from mmspec.core.beams.dsbd import IndependentBeams
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD
-from mmspec.drafters.beam_draws import Independent
+from mmspec.drafters.model.beam_draws import IndependentDraws
 from tests.oracles.enumerate import TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.pair_world import TRIE, Toy, code, codes_law, distance, with_replacement
+from tests.pair_world import TRIE, Toy, code, codes_distribution, distance, with_replacement
 
 TINY, SEEN = 1e-9, 1e-3
 
@@ -32,18 +33,22 @@ class WrongPairs(IndependentBeams):
 
 
 def dropped_as(value, level):
-    return level if level.guesses is None else replace(level, guesses=level.guesses.masked_fill(level.guesses == -1, value))
+    return (
+        level
+        if level.draft_tokens is None
+        else replace(level, draft_tokens=level.draft_tokens.masked_fill(level.draft_tokens == -1, value))
+    )
 
 
 class Skips(IndependentBeams):
-    """Guesses on dropped nodes are no event: the mass Q has there is refused, but never made up for."""
+    """Draft tokens on dropped nodes are no event: the mass Q has there is refused, but never made up for."""
 
     def pick(self, level, noise):
         return super().pick(dropped_as(PAD, level), noise)
 
 
 class Misplaces(IndependentBeams):
-    """Guesses on dropped nodes are taken for children of the first beam."""
+    """Draft tokens on dropped nodes are taken for children of the first beam."""
 
     def pick(self, level, noise):
         return super().pick(dropped_as(0, level), noise)
@@ -53,19 +58,19 @@ MUTANTS = [FromP, WrongPairs, Skips, Misplaces]
 
 
 def error(rule, toy: Toy, k: int, width: int) -> float:
-    """How far the law of the winners, over every outcome of the code, is from that of k independent draws."""
+    """How far the distribution of the winners, over every outcome of the code, is from that of k independent draws."""
     spread = Spread(k, width, 1.0)
 
     def run(tape):
         return code(toy.winners(rule(TRIE, k), spread, TapeNoise(tape, 2), tape.rows))
 
     found = explore(run)
-    return distance(found.law(found.values, 64), codes_law(with_replacement(toy.law, k), 6))
+    return distance(found.distribution(found.values, 64), codes_distribution(with_replacement(toy.distribution, k), 6))
 
 
 @dataclass(frozen=True)
-class Spread(Independent):
-    """With any number of guesses."""
+class Spread(IndependentDraws):
+    """With any number of draft tokens."""
 
     def __post_init__(self) -> None:
         pass
@@ -78,11 +83,11 @@ def test_every_outcome_of_one_level(seed, k, width):
 
 
 @pytest.mark.parametrize("kept", [(2,), (2, 3, 1)], ids=["most of Q dropped", "nothing dropped"])
-def test_any_share_of_the_guesses_may_hang_on_dropped_nodes(kept):
+def test_any_share_of_the_draft_tokens_may_hang_on_dropped_nodes(kept):
     assert error(IndependentBeams, Toy.random(3, kept), 2, 2) < TINY
 
 
-def test_laws_that_share_little_or_all():
+def test_distributions_that_share_little_or_all():
     toy = Toy(torch.tensor([0.0, 0.2, 0.3, 0.0, 0.5, 0.0]), torch.tensor([0.5, 0.0, 0.3, 0.2, 0.0, 0.1]), (3, 1, 2))
     assert error(IndependentBeams, Toy(toy.p.double(), toy.q.double(), toy.kept), 2, 2) < TINY
     assert error(IndependentBeams, Toy(toy.p.double(), toy.p.double(), toy.kept), 2, 3) < TINY
@@ -96,6 +101,6 @@ def test_mutants_show_in_the_enumeration(mutant):
 @pytest.mark.parametrize("rule", [IndependentBeams, *MUTANTS])
 def test_one_level_with_real_numbers(rule):
     toy, rows = Toy.random(1), 150_000
-    found = code(toy.winners(rule(TRIE, 2), Independent(2, 3, 1.0), Noise.from_seed(5, rows), rows))
-    p = chi_square(found, codes_law(with_replacement(toy.law, 2), 6))
+    found = code(toy.winners(rule(TRIE, 2), IndependentDraws(2, 3, 1.0), Noise.from_seed(5, rows), rows))
+    p = chi_square(found, codes_distribution(with_replacement(toy.distribution, 2), 6))
     assert p > PASS if rule is IndependentBeams else p < FAIL

@@ -1,4 +1,4 @@
-"""Whole frames under the rules of single values: laws enumerated over all V^K frames, and whole runs equal to plain decoding."""
+"""Whole frames under the rules of single values: distributions enumerated over all V^K frames, and whole runs equal to plain decoding."""
 
 from dataclasses import dataclass, replace
 
@@ -6,17 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.bench.frame_acceptance import acceptance
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.core.frame import Frame
-from mmspec.core.laws import Categorical
-from mmspec.core.lenience import Lenience
-from mmspec.core.lossy import Ensemble, Tolerance, TopKGap, Typical
+from mmspec.bench.synthetic.frame_acceptance import acceptance
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.distributions.frame import Frame
+from mmspec.core.distributions.thinning import ResidualByThinning
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import Draft
-from mmspec.core.ssd import SSD
-from mmspec.core.thinning import Left
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.lossy.ensemble import Ensemble
+from mmspec.core.rules.lossy.lenience import Lenience
+from mmspec.core.rules.lossy.ssd import SSD
+from mmspec.core.rules.lossy.tolerance import Tolerance
+from mmspec.core.rules.lossy.top_k import TopKGap
+from mmspec.core.rules.lossy.typical import Typical
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled
 from tests.oracles.frames import FrameTarget, frame_pair, frames_run
@@ -27,19 +34,19 @@ TINY, SEEN = 1e-12, 1e-3
 SIZES = [(2, 2), (2, 3), (3, 2), (3, 3), (4, 2)]  # books, codes
 
 
-def laws(books: int, size: int, hangs: bool, seed: int = 1, **options):
+def distributions(books: int, size: int, hangs: bool, seed: int = 1, **options):
     """P and Q after the first value, over every frame at once [V^K, 1], and those frames."""
     target, drafter = frame_pair(books, size, 0, seed, hangs=hangs, **options)
     frames = target.frames.all()
     codes = torch.ones(len(frames), 1, dtype=torch.long)
-    return target.law(codes), drafter.law(codes), frames[:, None]
+    return target.distribution(codes), drafter.distribution(codes), frames[:, None]
 
 
 # --- one value, enumerated --------------------------------------------------------------------------------------------
 
 
-def output_law(rule, p, q, x: Tensor) -> Tensor:
-    """[V^K] law of what `rule` settles in place of one guess from q, its residual enumerated through `keep_prob`."""
+def output_distribution(rule, p, q, x: Tensor) -> Tensor:
+    """[V^K] distribution of what `rule` commits in place of one draft from q, its residual enumerated through `keep_prob`."""
     drawn, own = q.prob(x)[:, 0], p.prob(x)[:, 0]
     accepts = torch.where(drawn > 0, rule.accept_prob(p, q, x)[:, 0], 0)
     left = own * torch.where(own > 0, rule.replacement(p, q, x).keep_prob(x)[:, 0], 0)
@@ -50,10 +57,10 @@ def output_law(rule, p, q, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("zeros", [0.0, 0.3])
 def test_the_token_rule_on_frames_is_exact_and_maximal(sizes, hangs, zeros):
-    p, q, x = laws(*sizes, hangs, zeros=zeros)
+    p, q, x = distributions(*sizes, hangs, zeros=zeros)
     own, drawn = p.prob(x)[:, 0], q.prob(x)[:, 0]
     assert abs(own.sum() - 1) < TINY
-    assert (output_law(Token(), p, q, x) - own).abs().max() < TINY
+    assert (output_distribution(Token(), p, q, x) - own).abs().max() < TINY
     accepts = torch.where(drawn > 0, drawn * Token().accept_prob(p, q, x)[:, 0], 0).sum()
     distance = 0.5 * (own - drawn).abs().sum()
     assert abs(accepts - (1 - distance)) < TINY
@@ -68,7 +75,7 @@ class NotThinned(Token):
         return Everything(p, q, x)
 
 
-class Everything(Left):
+class Everything(ResidualByThinning):
     def keep_prob(self, f: Tensor) -> Tensor:
         return torch.ones_like(super().keep_prob(f))
 
@@ -81,7 +88,7 @@ class ClippedPerCode(Token):
 
 
 class WrongPrefix(Token):
-    """Code k of the guess judged given the codes of another prefix, one off."""
+    """Code k of the draft token judged given the codes of another prefix, one off."""
 
     def accept_prob(self, p, q, x):
         moved = p.codes(x.roll(1, -1)).log_prob(x).sum(-1)
@@ -92,24 +99,24 @@ class WrongPrefix(Token):
 @pytest.mark.parametrize("mutant", [NotThinned(), ClippedPerCode(), WrongPrefix()], ids=lambda rule: type(rule).__name__)
 def test_published_short_cuts_are_not_exact(mutant, hangs):
     if isinstance(mutant, WrongPrefix) and not hangs:
-        p, q, x = laws(3, 2, False)
+        p, q, x = distributions(3, 2, False)
         assert torch.equal(mutant.accept_prob(p, q, x), Token().accept_prob(p, q, x))  # no code hangs on another
         return
-    p, q, x = laws(3, 2, hangs)
-    assert (output_law(mutant, p, q, x) - p.prob(x)[:, 0]).abs().max() > SEEN
+    p, q, x = distributions(3, 2, hangs)
+    assert (output_distribution(mutant, p, q, x) - p.prob(x)[:, 0]).abs().max() > SEEN
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_what_is_left_of_a_frame(hangs):
-    """keep_prob P is (w P - Q)+ / w: for a law, for a point mass, and under a weight."""
-    p, q, x = laws(2, 3, hangs)
+    """keep_prob P is (w P - Q)+ / w: for a distribution, for a point mass, and under a weight."""
+    p, q, x = distributions(2, 3, hangs)
     own, drawn = p.prob(x)[:, 0], q.prob(x)[:, 0]
     weight = torch.full((len(x), 1), 0.6, dtype=torch.float64)
-    for law, other in ((q, drawn), (None, torch.eye(len(x), dtype=torch.float64)[4])):
-        guess = x if law is not None else x[4:5].expand_as(x)
+    for distribution, other in ((q, drawn), (None, torch.eye(len(x), dtype=torch.float64)[4])):
+        draft_token = x if distribution is not None else x[4:5].expand_as(x)
         for w in (None, weight):
             scale = 1.0 if w is None else 0.6
-            left = own * p.residual(law, guess, w).keep_prob(x)[:, 0]
+            left = own * p.residual(distribution, draft_token, w).keep_prob(x)[:, 0]
             assert (left * scale - (scale * own - other).clamp(min=0)).abs().max() < TINY
     assert torch.equal(p.without(x).keep_prob(x), torch.zeros_like(weight))
 
@@ -117,17 +124,20 @@ def test_what_is_left_of_a_frame(hangs):
 # --- thinning, drawn --------------------------------------------------------------------------------------------------
 
 
-def one_law(hangs: bool, rows: int, books: int = 2, size: int = 2, seed: int = 1):
+def one_distribution(hangs: bool, rows: int, books: int = 2, size: int = 2, seed: int = 1):
     target, drafter = frame_pair(books, size, 0, seed, hangs=hangs)
     codes = torch.ones(rows, 1, dtype=torch.long)
-    return target, target.law(codes), drafter.law(codes)
+    return target, target.distribution(codes), drafter.distribution(codes)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_thinning_draws_what_is_left(hangs):
     rows = 40_000
-    target, p, q = one_law(hangs, rows)
-    own, drawn = (law.prob(target.frames.all()[:, None])[:, 0] for law in (one_law(hangs, 4)[1], one_law(hangs, 4)[2]))
+    target, p, q = one_distribution(hangs, rows)
+    own, drawn = (
+        distribution.prob(target.frames.all()[:, None])[:, 0]
+        for distribution in (one_distribution(hangs, 4)[1], one_distribution(hangs, 4)[2])
+    )
     goal = (own - drawn).clamp(min=0)
     x = torch.zeros(rows, 1, 2, dtype=torch.long)
     keys = Noise.from_seed(3, rows).residual(torch.zeros(rows, 1, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
@@ -139,7 +149,7 @@ def test_thinning_draws_what_is_left(hangs):
 
 
 def test_rows_that_are_not_replaced_draw_as_plain_decoding_does():
-    _, p, q = one_law(True, 64)
+    _, p, q = one_distribution(True, 64)
     keys = Noise.from_seed(3, 64).value(torch.zeros(64, 1, dtype=torch.long))
     active = torch.arange(64)[:, None] % 2 == 0
     left = p.residual(q, torch.zeros(64, 1, 2, dtype=torch.long)).where(active, p)
@@ -147,8 +157,8 @@ def test_rows_that_are_not_replaced_draw_as_plain_decoding_does():
     assert not torch.equal(left.sample(keys)[::2], p.sample(keys)[::2])
 
 
-def test_thinning_ends_where_the_laws_agree_or_are_no_numbers():
-    _, p, _ = one_law(False, 3)
+def test_thinning_ends_where_the_distributions_agree_or_are_no_numbers():
+    _, p, _ = one_distribution(False, 3)
     x, keys = torch.zeros(3, 1, 2, dtype=torch.long), Keys(torch.arange(3)[:, None])
     assert torch.equal(p.residual(p, x).sample(keys), p.sample(keys))
     broken = Frame(torch.full((3, 1, 2, 2), torch.nan))
@@ -177,7 +187,7 @@ def test_no_number_serves_two_purposes():
             seen.append(self.words.flatten())
             return torch.zeros_like(Keys(self.words).below(probability)) | (len(seen) < 9)  # the first four turns are refused
 
-    _, p, q = one_law(False, 2, books=3)
+    _, p, q = one_distribution(False, 2, books=3)
     p.residual(q, torch.zeros(2, 1, 3, dtype=torch.long)).sample(Watched(torch.arange(2)[:, None]))  # pyright: ignore[reportArgumentType]
     words = torch.cat(seen)
     assert len(words) > 2 * 4 * (1 + 1 + 2 + 4)
@@ -188,7 +198,7 @@ def test_no_number_serves_two_purposes():
 
 
 def round_values(target: FrameTarget, drafter, rule, rows: int, seed: int = 0, length: int = 2) -> Tensor:
-    """[rows] the first two frames after one round, the second drawn from the table where the round settled one."""
+    """[rows] the first two frames after one round, the second drawn from the table where the round committed one."""
     _, verdict = one_round(target, drafter, rule, Noise.from_seed(seed, rows), rows, 3, length)
     table = target.frames.table
     first = target.frames.number(verdict.values[:, 0])
@@ -209,8 +219,8 @@ class Tampered:
         inner, tamper = self.drafter.begin(prompt, session), self.tamper
 
         class Session:
-            def propose(self, frontier, room, noise):
-                return tamper(inner.propose(frontier, room, noise))
+            def propose(self, pending, budget, noise):
+                return tamper(inner.propose(pending, budget, noise))
 
             def observe(self, *outcome):
                 inner.observe(*outcome)
@@ -225,7 +235,7 @@ def next_q(draft: Draft) -> Draft:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_one_round_of_the_loop_draws_the_targets_law(hangs):
+def test_one_round_of_the_loop_draws_the_targets_distribution(hangs):
     rows = 200_000
     target, drafter = frame_pair(2, 2, 2, 1, hangs=hangs)
     goal = target.frames.table.joint(2)
@@ -237,7 +247,7 @@ def test_one_round_of_the_loop_draws_the_targets_law(hangs):
 
 
 class SameNoise(Token):
-    """The acceptance test by the number that drew the guess's first code."""
+    """The acceptance test by the number that drew the draft token's first code."""
 
     def __call__(self, draft, scored, noise):
         class Reused:
@@ -245,13 +255,13 @@ class SameNoise(Token):
 
             @staticmethod
             def accept(position, start):
-                return noise.guess(position, start).branch(draft.guesses.shape[-1])[..., 0]
+                return noise.draft_token(position, start).branch(draft.draft_tokens.shape[-1])[..., 0]
 
         return super().__call__(draft, scored, Reused())  # pyright: ignore[reportArgumentType]
 
 
 def test_noise_used_twice_shows():
-    """Of the guess for its own test, of one book for the next."""
+    """Of the draft for its own test, of one book for the next."""
     rows = 40_000
     target, drafter = frame_pair(2, 2, 2, 1, hangs=False)
     goal = target.frames.table.joint(2)
@@ -268,8 +278,8 @@ def test_noise_used_twice_shows():
             return OneStream(super().last(count).heads)
 
     class Careless(FrameTarget):
-        def law(self, codes):
-            return OneStream(super().law(codes).heads)
+        def distribution(self, codes):
+            return OneStream(super().distribution(codes).heads)
 
     assert chi_square(round_values(Careless(target.frames), ModelDrafter(drafter), Match(), rows), goal) < FAIL
     assert chi_square(round_values(target, ModelDrafter(Careless(drafter.frames)), Token(), rows), goal) < FAIL
@@ -294,13 +304,13 @@ def test_frames_are_those_of_plain_decoding(hangs, rows):
     greedy, _ = frames_run(target, NoDraft(), Greedy(), noise, rows, length=0, **options)
     assert rows == 1 or len({len(row) for row in plain}) > 1  # ragged
     for length in (1, 2, 3, 4):
-        for guesser in (drafter, stranger, target):
+        for proposer in (drafter, stranger, target):
             for rule, shape in ((Coupled(), "drawn"), (Match(), "best"), (Match(), "sampled")):
-                got, stats = frames_run(target, ModelDrafter(guesser, SHAPES[shape]), rule, noise, rows, length=length, **options)
+                got, stats = frames_run(target, ModelDrafter(proposer, SHAPES[shape]), rule, noise, rows, length=length, **options)
                 assert got == plain
-                if guesser is target and rule.coupled:
+                if proposer is target and rule.coupled:
                     assert stats.rejected == 0
-            got, _ = frames_run(target, ModelDrafter(guesser, SHAPES["best"]), Greedy(), noise, rows, length=length, **options)
+            got, _ = frames_run(target, ModelDrafter(proposer, SHAPES["best"]), Greedy(), noise, rows, length=length, **options)
             assert got == greedy
 
 
@@ -316,7 +326,7 @@ def test_coupled_frames_are_accepted_more_often():
 
 
 class BatchMinimum(Token):
-    """Every row keeps as many guesses as the least lucky one."""
+    """Every row keeps as many draft tokens as the least lucky one."""
 
     def __call__(self, draft, scored, noise):
         least = super().__call__(draft, scored, noise).accepted.min()
@@ -346,16 +356,16 @@ def test_a_frame_is_emitted_as_it_was_verified():
             return super().__call__(draft, replace(scored, p=Half(scored.p)), noise)
 
     class Half:
-        def __init__(self, law):
-            self.law = law
+        def __init__(self, distribution):
+            self.distribution = distribution
 
         def at(self, index):
-            return self.law.at(index)
+            return self.distribution.at(index)
 
         def draws(self, keys, columns, x):
             rows = torch.arange(len(columns))[:, None]
-            law = self.law.at(columns)
-            return (keys[rows, columns].branch(law.books).choose(law.codes(x).scores) == x)[..., 0]
+            distribution = self.distribution.at(columns)
+            return (keys[rows, columns].branch(distribution.books).choose(distribution.codes(x).scores) == x)[..., 0]
 
     noise = Noise.from_seed(0, 8)
     plain, _ = frames_run(target, NoDraft(), Match(), noise, 8, most=6, length=0)
@@ -369,9 +379,9 @@ def test_a_frame_is_emitted_as_it_was_verified():
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("rule", [Ensemble(0.6), SSD(0.3)])
 def test_relaxed_rules_on_whole_frames_meter_their_distance(rule, hangs):
-    p, q, x = laws(2, 3, hangs)
+    p, q, x = distributions(2, 3, hangs)
     own, drawn = p.prob(x)[:, 0], q.prob(x)[:, 0]
-    distance = 0.5 * (output_law(rule, p, q, x) - own).abs().sum()
+    distance = 0.5 * (output_distribution(rule, p, q, x) - own).abs().sum()
     assert abs((drawn * rule.excess(p, q, x)[:, 0]).sum() - distance) < TINY
     assert distance > SEEN
 
@@ -404,8 +414,8 @@ def test_trees_of_frames_are_refused(shape, hangs):
         frames_run(target, ModelDrafter(drafter, shape), Coupled(), Noise.from_seed(0, 1), 1, most=4, length=2)
 
 
-def test_laws_join_and_select():
-    p, q, x = laws(2, 2, False)
+def test_distributions_join_and_select():
+    p, q, x = distributions(2, 2, False)
     both = p.cat(q)
     assert both.heads.shape == (4, 2, 2, 2)
     assert torch.equal(both.last(1).heads, q.heads)
@@ -417,7 +427,7 @@ def test_laws_join_and_select():
 
 
 def test_a_frame_of_one_book_is_a_single_id():
-    """Same guesses, chances and replacements as `Categorical`, but for the way the replacement is drawn."""
+    """Same draft tokens, chances and replacements as `Categorical`, but for the way the replacement is drawn."""
     table, rows = Table.random(4, 1, 3), 40
     p, q = (table.probs[codes].log().expand(rows, 1, -1) for codes in (4, 5))
     x = torch.arange(rows)[:, None] % 4
@@ -453,5 +463,5 @@ def test_encoding_of_the_oracle():
     frames = target.frames.all()
     assert torch.equal(target.frames.number(frames), torch.arange(8))
     assert torch.equal(encode(frames, 2), torch.arange(8))
-    law = target.law(torch.ones(8, 1, dtype=torch.long))
-    assert torch.allclose(law.prob(frames[:, None])[:, 0], target.frames.table.probs[1])
+    distribution = target.distribution(torch.ones(8, 1, dtype=torch.long))
+    assert torch.allclose(distribution.prob(frames[:, None])[:, 0], target.frames.table.probs[1])

@@ -1,4 +1,4 @@
-"""Gaussians under the rules of single values: densities by quadrature, and whole runs against a joint law in closed form."""
+"""Gaussians under the rules of single values: densities by quadrature, and whole runs against a joint distribution in closed form."""
 
 from dataclasses import dataclass, replace
 
@@ -6,15 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import reflection
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token, _Weighted
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.gaussian import Gaussian
-from mmspec.core.limits import Limits
+from mmspec.core.distributions import reflection
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.distributions.thinning import ResidualByThinning
 from mmspec.core.noise import Noise
-from mmspec.core.thinning import Left
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.block import Block, _Weighted
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, best, drawn, sampled
 from tests.oracles.gaussians import (
@@ -39,7 +43,7 @@ from tests.oracles.gaussians import (
 TINY, SEEN, PASS = 1e-9, 1e-3, 0.01
 
 
-def law(mean, scale, rows: int = 1) -> Gaussian:
+def distribution(mean, scale, rows: int = 1) -> Gaussian:
     mean, scale = (torch.tensor(part, dtype=torch.float64) for part in (mean, scale))
     return Gaussian(mean.expand(rows, 1, -1), scale)
 
@@ -54,9 +58,9 @@ GRIDS = {1: (9.0, 4001), 2: (7.0, 401)}
 
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("scales", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
-def test_the_token_rule_settles_the_targets_density(scales, width):
+def test_the_token_rule_commits_the_targets_density(scales, width):
     x, cell = grid(width, *GRIDS[width])
-    p, q = (law(mean, scale, len(x)) for mean, scale in scales[width])
+    p, q = (distribution(mean, scale, len(x)) for mean, scale in scales[width])
     assert emitted_error(Token(), p, q, x, cell) < TINY
     for mutant in (FromTarget(), SigmaFactor()) + ((MeanOverDims(),) if width > 1 else ()):
         assert emitted_error(mutant, p, q, x, cell) > SEEN
@@ -68,19 +72,19 @@ def test_the_token_rule_settles_the_targets_density(scales, width):
 @pytest.mark.parametrize("width", [1, 2])
 def test_guided_gaussians_are_the_normalised_product(width):
     x, cell = grid(width, *GRIDS[width])
-    cond, uncond = (law(*of, len(x)) for of in UNEQUAL[width])
+    cond, uncond = (distribution(*of, len(x)) for of in UNEQUAL[width])
     uncond = replace(uncond, scale=uncond.scale + 0.5)  # wider: nothing to clamp
     for weight in (0.0, 0.7, 2.0):
         product = ((1 + weight) * cond.log_prob(x) - weight * uncond.log_prob(x)).exp()[:, 0]
         guided = Gaussian.guided(cond, uncond, weight)
         assert (guided.prob(x)[:, 0] - product / (product.sum() * cell)).abs().max() < TINY
-        other = Gaussian.guided(law([0.2] * width, [0.7] * width, len(x)), uncond, weight)
+        other = Gaussian.guided(distribution([0.2] * width, [0.7] * width, len(x)), uncond, weight)
         assert emitted_error(Token(), guided, other, x, cell) < TINY
 
 
 def test_guidance_without_a_density_is_clamped():
     """Where (1 + w) / s_c^2 <= w / s_u^2, s_u is taken for s_c; elsewhere nothing is touched."""
-    cond, uncond = law([1.0, 1.0], [1.0, 1.0]), law([0.0, 0.0], [0.5, 0.9])
+    cond, uncond = distribution([1.0, 1.0], [1.0, 1.0]), distribution([0.0, 0.0], [0.5, 0.9])
     found = Gaussian.guided(cond, uncond, 1.0)
     assert found.mean[0, 0, 0] == 2.0
     assert found.scale[0, 0, 0] == 1.0
@@ -88,7 +92,7 @@ def test_guidance_without_a_density_is_clamped():
     assert abs(found.scale[0, 0, 1] - precision**-0.5) < TINY
     assert abs(found.mean[0, 0, 1] - 2.0 / precision) < TINY
     assert torch.equal(Gaussian.guided(cond, uncond, 0.0).mean, cond.mean)
-    point = Gaussian.guided(law([1.0], [0.0]), law([0.0], [0.5]), 3.0)
+    point = Gaussian.guided(distribution([1.0], [0.0]), distribution([0.0], [0.5]), 3.0)
     assert (point.mean.item(), point.scale.item()) == (1.0, 0.0)
 
 
@@ -107,7 +111,7 @@ def test_log_probabilities_are_those_of_torch():
 
 def test_small_gaps_are_not_lost():
     """Of means that differ by less than their distance to x can tell: the ratio is made of the gap itself."""
-    p, q = law([1e-12], [1.0]), law([0.0], [1.0])
+    p, q = distribution([1e-12], [1.0]), distribution([0.0], [1.0])
     x = torch.full((1, 1, 1), 30.0, dtype=torch.float64)
     assert abs(p.log_ratio(q, x).item() / 3e-11 - 1) < 1e-12
     assert abs(p.tv(q, x).item() / (1e-12 * 0.3989422804) - 1) < 1e-9
@@ -115,7 +119,7 @@ def test_small_gaps_are_not_lost():
 
 @pytest.mark.parametrize("width", [1, 8, 64])
 @pytest.mark.parametrize("gap", [0.0, 0.02, 0.2, 1.0, 3.0])
-def test_acceptance_and_the_law_along_and_across(gap, width):
+def test_acceptance_and_the_distribution_along_and_across(gap, width):
     rows = 10_000
     scale = torch.linspace(0.5, 2.0, width).double()
     at = torch.randn(width, generator=torch.Generator().manual_seed(1)).double()
@@ -137,12 +141,15 @@ def test_acceptance_and_the_law_along_and_across(gap, width):
 
 @pytest.mark.parametrize("weight", [1.0, 0.6, 0.1])
 def test_weighted_residuals_agree_with_thinning(weight):
-    """Two ways to draw from norm((w p - q)+): the half-line law, and trying until one is kept."""
+    """Two ways to draw from norm((w p - q)+): the half-line distribution, and trying until one is kept."""
     rows = 4_000
-    p, q = (law(*of, rows) for of in EQUAL[2])
+    p, q = (distribution(*of, rows) for of in EQUAL[2])
     weights = torch.full((rows, 1), weight).double()
     x = q.sample(streams(rows, seed=5))
-    ways = p.residual(q, x, weights).sample(streams(rows, seed=50_000)), Left(p, q, x, weights).sample(streams(rows, seed=90_000))
+    ways = (
+        p.residual(q, x, weights).sample(streams(rows, seed=50_000)),
+        ResidualByThinning(p, q, x, weights).sample(streams(rows, seed=90_000)),
+    )
     e = reflection.direction(p.gap(q))
     pit = []
     for found in ways:
@@ -176,7 +183,7 @@ def test_points_are_accepted_where_they_are_equal():
     assert torch.equal(Token().accept_prob(both, both, both.mean), torch.ones(3, 1).double())
     assert torch.equal(both.residual(wide, wide.mean).sample(streams(3)), both.mean)
     rows = 20_000
-    p, q = law([0.3, 1.0], [0.5, 0.0], rows), law([0.0, 2.0], [0.5, 0.0], rows)  # nothing in common: all of p is left
+    p, q = distribution([0.3, 1.0], [0.5, 0.0], rows), distribution([0.0, 2.0], [0.5, 0.0], rows)  # nothing in common: all of p is left
     y = p.residual(q, q.sample(streams(rows))).sample(streams(rows, seed=77_777))
     assert normal((y[..., 0] - 0.3) / 0.5) > 1e-4
 
@@ -190,11 +197,11 @@ class Unweighted(_Weighted):
 
 
 def block_density(rule: type[Block], weighted: bool = True) -> tuple[Tensor, Tensor]:
-    """[X1, X2] density of the first two values when two guesses are judged by `rule` and what is missing is drawn from the target,
+    """[X1, X2] density of the first two values when two draft tokens are judged by `rule` and what is missing is drawn from the target,
     and the target's own. Every integral runs between its integrand's kinks."""
     one = (0.5, -0.3, 0.8)  # target's and drafter's mean of the first value, scale
 
-    def laws(x1: Tensor, x: Tensor) -> tuple[Gaussian, Gaussian]:
+    def distributions(x1: Tensor, x: Tensor) -> tuple[Gaussian, Gaussian]:
         """[R, 2]: of the first value, and of the second given `x1` [R]."""
         first = torch.full_like(x1, one[0]), torch.full_like(x1, one[1])
         second = 0.6 * x1 + 0.2, 0.3 * x1 - 0.2
@@ -204,7 +211,7 @@ def block_density(rule: type[Block], weighted: bool = True) -> tuple[Tensor, Ten
     def parts(x1: Tensor, x2: Tensor) -> tuple[Tensor, ...]:
         """Of pairs [R]: densities p1, p2, q1, q2, reach r1, and stopping chances h1, h2."""
         x = torch.stack([x1, x2], 1)[..., None]
-        p, q = laws(x1, x)
+        p, q = distributions(x1, x)
         reach = rule.reach(p, q, x)
         keep = rule.keep_prob(p, q, x, reach, torch.ones(len(x1), 2, dtype=torch.bool))
         return *p.prob(x).unbind(1), *q.prob(x).unbind(1), reach[:, 1], *keep.unbind(1)
@@ -216,7 +223,7 @@ def block_density(rule: type[Block], weighted: bool = True) -> tuple[Tensor, Ten
         return 0.5 * (q + torch.where(p > q, 1, -1) * reflection.edge(r1, gap))
 
     def unstopped(x1: Tensor) -> Tensor:
-        """[R] the chance that the second guess is not where it ends, given the first."""
+        """[R] the chance that the second draft token is not where it ends, given the first."""
         r1 = parts(x1, x1)[4]
         low, high = 0.3 * x1 - 5.2, 0.3 * x1 + 4.8
         at, by = nodes(low, torch.clamp(kink(r1, x1).nan_to_num(0), low, high), high, count=40)
@@ -227,7 +234,7 @@ def block_density(rule: type[Block], weighted: bool = True) -> tuple[Tensor, Ten
     a, b = (part.flatten() for part in torch.meshgrid(x1, x2, indexing="ij"))
     p1, p2, q1, q2, r1, h1, h2 = parts(a, b)
     reach = r1[:, None]
-    p, q = laws(a, b)
+    p, q = distributions(a, b)
     p_first, p_second, q_first, q_second = p.at(torch.zeros(len(a), 1).long()), p.last(1), q.at(torch.zeros(len(a), 1).long()), q.last(1)
     weight = reach if weighted else torch.ones_like(reach)
     left = (weight[:, 0] * p2 - q2).clamp(min=0) / p_second.mass(q_second, b, weight)[:, 0].clamp_min(1e-300)
@@ -241,7 +248,7 @@ def block_density(rule: type[Block], weighted: bool = True) -> tuple[Tensor, Ten
     return density, p1 * p2
 
 
-def test_block_verification_settles_the_joint_density():
+def test_block_verification_commits_the_joint_density():
     found, goal = block_density(Block)
     assert (found - goal).abs().max() < 1e-8
 
@@ -273,34 +280,34 @@ def test_block_mutants_do_not():
 class BlockUnweighted(Block):
     def __call__(self, draft, scored, noise):
         class Plain:
-            """Target laws whose residual forgets its weight."""
+            """Target distributions whose residual forgets its weight."""
 
-            def __init__(self, law):
-                self.law = law
+            def __init__(self, distribution):
+                self.distribution = distribution
 
             def __getattr__(self, name):
-                return getattr(self.law, name)
+                return getattr(self.distribution, name)
 
             def at(self, index):
-                return Plain(self.law.at(index))
+                return Plain(self.distribution.at(index))
 
             def residual(self, q, x, weight=None):
-                return Again(self.law.residual(q, x, None), self.law)
+                return Again(self.distribution.residual(q, x, None), self.distribution)
 
         @dataclass
         class Again:
             left: object
-            law: Gaussian
+            distribution: Gaussian
 
             def where(self, mask, other):
-                return self.left.where(mask, self.law)  # pyright: ignore[reportAttributeAccessIssue]
+                return self.left.where(mask, self.distribution)  # pyright: ignore[reportAttributeAccessIssue]
 
         return super().__call__(draft, replace(scored, p=Plain(scored.p)), noise)
 
 
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=lambda rule: type(rule).__name__)
-def test_whole_runs_have_the_joint_law(rule, length):
+def test_whole_runs_have_the_joint_distribution(rule, length):
     p, q = linear_pair()
     rows, most = 3_000, 5
     runs, stats = vectors_run(p.target, ModelDrafter(q.target), rule, rows, most=most, length=length)
@@ -328,16 +335,17 @@ def test_exact_rules_pass_where_the_bugs_are_seen(rule):
     assert projected(p, q, vectors_run(p.target, ModelDrafter(q.target), rule, 6_000, most=8, length=6)[0]) > PASS
 
 
-def test_guesses_that_come_again_after_a_rejection_bend_a_block():
-    """Where a block ends depends on the guesses behind its end: drawn from the same numbers in the next round, they are no draws of q."""
+def test_draft_tokens_that_come_again_after_a_rejection_bend_a_block():
+    """Where a block ends depends on the draft tokens behind its end: drawn from the same numbers in the next round, they are no draws of
+    q."""
 
     class Again(Noise):
-        def guess(self, position, start, branch=0):
+        def draft_token(self, position, start, branch=0):
             return self.shared(position)
 
     p, q = linear_pair(gap=1.0)
     noise = Again(Noise.from_seed(0, 6_000).seeds)
-    out = generate(p.target, ModelDrafter(q.target), Block(), 6_000, limits=Limits(6_000, 8), noise=noise, control=Fixed(6))
+    out = generate(p.target, ModelDrafter(q.target), Block(), 6_000, stopping=DefaultStopping(6_000, 8), noise=noise, control=Fixed(6))
     assert projected(p, q, out.sequences) < REJECTED
 
 
@@ -397,8 +405,8 @@ def test_the_target_drafting_for_itself_is_never_refused():
     assert stats.accepted == stats.judged
 
 
-def test_guesses_that_were_not_drawn_are_refused():
-    """A point shares nothing with a density: every guess is lost, and the run is plain sampling's law."""
+def test_draft_tokens_that_were_not_drawn_are_refused():
+    """A point shares nothing with a density: every draft token is lost, and the run is plain sampling's distribution."""
     p, q = linear_pair()
     runs, stats = vectors_run(p.target, ModelDrafter(q.target, Chain(best)), Token(), 500, most=4, length=2)
     assert stats.accepted == 0
@@ -408,7 +416,7 @@ def test_guesses_that_were_not_drawn_are_refused():
 # --- shapes and refusals ----------------------------------------------------------------------------------------------
 
 
-def test_laws_join_and_select():
+def test_distributions_join_and_select():
     p = Gaussian(torch.randn(4, 2, 3), torch.rand(4, 2, 3))
     q = Gaussian(torch.randn(4, 2, 3), torch.tensor([0.5]))
     both = p.cat(q)
@@ -427,7 +435,7 @@ def test_refusals():
         Gaussian(torch.zeros(2, 1, 3, dtype=torch.long), torch.ones(1))
     with pytest.raises(ValueError, match=r"scale is \[2\] for vectors of 3"):
         Gaussian(torch.zeros(2, 1, 3), torch.ones(2))
-    p, q = (law(*of) for of in UNEQUAL[2])
+    p, q = (distribution(*of) for of in UNEQUAL[2])
     with pytest.raises(ValueError, match=r"scales of target and draft differ.*token"):
         p.mass(q, p.mean, torch.ones(1, 1))
     with pytest.raises(ValueError, match="no table over its values"):

@@ -1,13 +1,13 @@
-"""Grouped acceptance: clusters are what they say at every rank, no guess loses by them, and the cost is the gain."""
+"""Grouped acceptance: clusters are what they say at every rank, no draft token loses by them, and the cost is the gain."""
 
 import pytest
 import torch
 
-from mmspec.core.accept import Token
-from mmspec.core.grouped import Grouped
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.lossy.grouped import Grouped
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled
 from tests.oracles.relaxed import (
     SEEN,
@@ -23,7 +23,7 @@ from tests.oracles.relaxed import (
     spread,
     window,
 )
-from tests.oracles.tables import first_value_law, one_round, pair, round_outcomes
+from tests.oracles.tables import first_value_distribution, one_round, pair, round_outcomes
 
 SIZE = 20
 POINTS = torch.randn(SIZE - 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # the last two values are controls
@@ -67,7 +67,7 @@ def test_controls_are_in_no_group():
     assert inside.sum() > 2 * SIZE
 
 
-# --- the law and its meter --------------------------------------------------------------------------------------------
+# --- the distribution and its meter --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -79,7 +79,7 @@ def test_what_it_costs_is_what_it_gains(rule):
 
 def test_there_is_something_to_gain():
     p, q = families(SIZE)["broad"]
-    gains = [distance(rule.output_law(Categorical.of(p), Categorical.of(q)).probs(), p) for rule in RULES]
+    gains = [distance(rule.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), p) for rule in RULES]
     assert min(gains) > 0.01
     assert max(gains) > 0.1
 
@@ -88,20 +88,20 @@ THREE = Grouped(torch.tensor([[0.0], [0.6], [1.1]]), 2, 0.5)
 
 
 @pytest.mark.parametrize("draw", [sampled, best])
-def test_output_law_is_the_enumerated_law(draw):
+def test_output_distribution_is_the_enumerated_distribution(draw):
     for seed in range(3):
         target, drafter = pair(3, 3, seed, zeros=0.2)
-        p, q = (world.table.law(torch.tensor(1)) for world in (target, drafter))
+        p, q = (world.table.distribution(torch.tensor(1)) for world in (target, drafter))
         q = q if draw is sampled else Categorical.point(q.mode(), 3, torch.float64)
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), THREE, most=2, length=1)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), THREE)
-        assert (law - THREE.output_law(p, q).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(draw)), THREE)
+        assert (distribution - THREE.output_distribution(p, q).probs()).abs().max() < TINY
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, p.probs()), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, p.probs()), abs=TINY)
 
 
 def test_the_meter_over_several_positions():
-    """Mean drift of a round of three guesses: exact by enumeration, and within 5 % over 50 000 rows with the real noise."""
+    """Mean drift of a round of three draft tokens: exact by enumeration, and within 5 % over 50 000 rows with the real noise."""
     target, drafter = pair(3, 6, 17, zeros=0.0)
     truth = path_drift(THREE, target.table.probs, drafter.table.probs, 3, 3)
     outcomes = round_outcomes(target, ModelDrafter(drafter), THREE, most=4, length=3)
@@ -149,7 +149,7 @@ class EmptySlice(OneMoreBelow):
 
     def accept_prob(self, p, q, x):
         members, inside = self.group(p, x)
-        mass = [torch.where(inside, law.probs().gather(-1, members), 0).sum(-1) for law in (p, q)]
+        mass = [torch.where(inside, distribution.probs().gather(-1, members), 0).sum(-1) for distribution in (p, q)]
         return (mass[0] / mass[1]).clamp(max=1)
 
 
@@ -158,7 +158,7 @@ class GroupAlone(Grouped):
 
     def accept_prob(self, p, q, x):
         members, inside = self.group(p, x)
-        mass = [torch.where(inside, law.probs().gather(-1, members), 0).sum(-1) for law in (p, q)]
+        mass = [torch.where(inside, distribution.probs().gather(-1, members), 0).sum(-1) for distribution in (p, q)]
         return (mass[0] / mass[1]).clamp(max=1)
 
 

@@ -1,12 +1,12 @@
-"""Groups of values: who shares one with whom, what a law gives to them, and vocabularies they are placed in."""
+"""Groups of values: who shares one with whom, what a distribution gives to them, and vocabularies they are placed in."""
 
 import warnings
 
 import pytest
 import torch
 
-from mmspec.core import groups as module
-from mmspec.core.groups import Groups
+from mmspec.core.rules import groups as module
+from mmspec.core.rules.groups import Groups
 
 SIZE = 30
 POINTS = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0))
@@ -63,7 +63,7 @@ def test_neighbours_on_an_fsq_grid():
 @pytest.mark.parametrize(
     "make", [lambda: Groups.by_cosine(POINTS, 0.3), lambda: Groups.nearest(POINTS, 3), lambda: Groups.partition(torch.arange(SIZE) % 4)]
 )
-def test_coarse_laws_are_laws(make):
+def test_coarse_distributions_are_distributions(make):
     groups = make()
     probs = torch.rand(4, 2, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(-1)
     coarse = groups.coarse(probs)

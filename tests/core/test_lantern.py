@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from mmspec.core.accept import Greedy, Token
-from mmspec.core.lantern import Lantern, LanternGreedy, LanternPlus, Neighbours, absorbed, normalised
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.lossy.lantern import Lantern, LanternGreedy, LanternPlus, Neighbours, absorbed, normalised
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, identity_error, many, path_drift, point_error, same, window
-from tests.oracles.tables import first_value_law, one_round, pair, round_outcomes, run_loop
+from tests.oracles.tables import first_value_distribution, one_round, pair, round_outcomes, run_loop
 
 SIZE = 20
 
@@ -42,7 +43,7 @@ def by_hand(points: torch.Tensor, k: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 22])
 def test_neighbours_are_the_nearest_codes(monkeypatch, block):
-    monkeypatch.setattr("mmspec.core.lantern._ENTRIES", block * 40)
+    monkeypatch.setattr("mmspec.core.rules.lossy.lantern._ENTRIES", block * 40)
     points = codebook(40).double()
     assert torch.equal(Neighbours.of(points, 11).table.long(), by_hand(points, 11))
     twins = torch.arange(5).repeat(8)[:, None].double()  # eight copies of each
@@ -97,10 +98,10 @@ def test_lantern_plus_keeps_its_factor():
         for lam in (1.0, 1.5, 4.0):
             more = LanternPlus(NEAR, lam, 4).absorbed(Categorical.of(p.expand(SIZE, SIZE)), torch.arange(SIZE))
             assert (p + more <= lam * p + TINY).all()
-            assert (more[p == 0] == 0).all()  # hopeless guesses stay so
+            assert (more[p == 0] == 0).all()  # hopeless draft tokens stay so
 
 
-# --- the law and its meter --------------------------------------------------------------------------------------------
+# --- the distribution and its meter --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
@@ -111,7 +112,7 @@ def test_what_it_costs_is_what_it_gains(rule):
 
 
 def spent(rule, p: torch.Tensor, q: torch.Tensor) -> float:
-    return distance(rule.output_law(Categorical.of(p), Categorical.of(q)).probs(), p)
+    return distance(rule.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), p)
 
 
 def test_there_is_something_to_gain():
@@ -122,27 +123,27 @@ def test_there_is_something_to_gain():
 
 
 def test_delta_is_no_bound_on_the_distance():
-    """It caps what one guess absorbs; the output may lie farther off."""
+    """It caps what one draft token absorbs; the output may lie farther off."""
     assert max(spent(Lantern(NEAR, 0.05, 4), p, q) for p, q in many(SIZE)) > 0.1
 
 
 @pytest.mark.parametrize("rule", [Lantern(THREE, 0.3, 2), LanternPlus(THREE, 3.0, 2)], ids=name)
 @pytest.mark.parametrize("draw", [sampled, best])
-def test_output_law_is_the_enumerated_law(rule, draw):
+def test_output_distribution_is_the_enumerated_distribution(rule, draw):
     for seed in range(3):
         target, drafter = pair(3, 3, seed, zeros=0.2)
-        p, q = (world.table.law(torch.tensor(1)) for world in (target, drafter))
+        p, q = (world.table.distribution(torch.tensor(1)) for world in (target, drafter))
         q = q if draw is sampled else Categorical.point(q.mode(), 3, torch.float64)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), rule)
-        assert (law - rule.output_law(p, q).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(draw)), rule)
+        assert (distribution - rule.output_distribution(p, q).probs()).abs().max() < TINY
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), rule, most=2, length=1)
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, p.probs()), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, p.probs()), abs=TINY)
 
 
 @pytest.mark.parametrize("rule", [Lantern(THREE, 0.3, 2), LanternPlus(THREE, 3.0, 2)], ids=name)
 def test_the_meter_over_several_positions(rule):
-    """Mean drift of a round of three guesses: exact by enumeration, and within 5 % over 50 000 rows with the real noise."""
+    """Mean drift of a round of three draft tokens: exact by enumeration, and within 5 % over 50 000 rows with the real noise."""
     target, drafter = pair(3, 6, 17, zeros=0.0)
     truth = path_drift(rule, target.table.probs, drafter.table.probs, 3, 3)
     outcomes = round_outcomes(target, ModelDrafter(drafter), rule, most=4, length=3)
@@ -195,13 +196,13 @@ def test_greedy_form_emits_what_it_says_and_bounds_its_distance(rule):
     departed = 0.0
     for seed in range(6):
         target, drafter = pair(3, 3, seed)
-        law = first_value_law(target, ModelDrafter(drafter), rule)
-        p, q = (world.table.law(torch.tensor(1)) for world in (target, drafter))
-        assert (law - rule.output_law(p, q).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter), rule)
+        p, q = (world.table.distribution(torch.tensor(1)) for world in (target, drafter))
+        assert (distribution - rule.output_distribution(p, q).probs()).abs().max() < TINY
         outcomes = round_outcomes(target, ModelDrafter(drafter), rule, most=2, length=1)
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        departed = max(departed, distance(law, target.table.greedy().probs[1]))
-        assert drift >= distance(law, target.table.greedy().probs[1]) - TINY
+        departed = max(departed, distance(distribution, target.table.greedy().probs[1]))
+        assert drift >= distance(distribution, target.table.greedy().probs[1]) - TINY
     assert departed > 0.1
 
 
@@ -222,7 +223,7 @@ def test_greedy_form_turns_greedy():
 
 
 class ZeroesTheList(Lantern):
-    """After a refusal p loses the guess and all its k neighbours, if any was absorbed; all codes alike when nothing is left."""
+    """After a refusal p loses the draft token and all its k neighbours, if any was absorbed; all codes alike when nothing is left."""
 
     def replacement(self, p, q, x):
         rest = p.probs().scatter(-1, x[..., None], 0)
@@ -251,7 +252,7 @@ class ResidualIsP(Lantern):
 
 
 class ByItsOwnMass(Lantern):
-    """Judged relative to p(x), so that a guess p rules out is judged by 0/0, which no number is below."""
+    """Judged relative to p(x), so that a draft token p rules out is judged by 0/0, which no number is below."""
 
     def accept_prob(self, p, q, x):
         own = p.prob(x)
@@ -268,14 +269,14 @@ def test_planted_faults_break_the_identity(mutant):
 
 
 def test_a_uniform_fallback_emits_what_the_target_rules_out():
-    """p has no mass outside the guess's neighbours."""
+    """p has no mass outside the draft token's neighbours."""
     p = torch.zeros(SIZE, dtype=torch.float64)
     x = 0
     p[NEAR.near(torch.tensor(x), 2)] = 0.5
     q = torch.nn.functional.one_hot(torch.tensor(x), SIZE).double()
     for kind, wrong in ((Lantern, 0.0), (UniformFallback, 0.1)):
-        law = kind(NEAR, 0.4, 2).output_law(Categorical.of(p), Categorical.of(q)).probs()
-        assert (law[p == 0].sum() > wrong) == (kind is UniformFallback)
+        distribution = kind(NEAR, 0.4, 2).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+        assert (distribution[p == 0].sum() > wrong) == (kind is UniformFallback)
 
 
 @pytest.mark.parametrize(

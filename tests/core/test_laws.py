@@ -1,22 +1,22 @@
-"""Categorical laws: the residual is where the lost mass lies, whatever the numbers."""
+"""Categorical distributions: the residual is where the lost mass lies, whatever the numbers."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 
 TINY = 1e-12
 
 
 @st.composite
-def laws(draw, size: int = 4):
-    """A law with some impossible values, scores not normalised."""
+def distributions(draw, size: int = 4):
+    """A distribution with some impossible values, scores not normalised."""
     weights = draw(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 5.0)), min_size=size, max_size=size).filter(lambda w: sum(w) > 0))
     return Categorical.of(torch.tensor([[weights]], dtype=torch.float64))
 
 
-@given(laws(), laws(), st.floats(0.01, 1.0))
+@given(distributions(), distributions(), st.floats(0.01, 1.0))
 @settings(max_examples=80, deadline=None)
 def test_residual_is_what_q_leaves_of_p(p, q, weight):
     x = torch.zeros(1, 1, dtype=torch.long)
@@ -29,7 +29,7 @@ def test_residual_is_what_q_leaves_of_p(p, q, weight):
         assert (got >= 0).all()
 
 
-@given(laws(), st.integers(0, 3))
+@given(distributions(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_residual_of_a_point_mass_strikes_it_out(p, x):
     value = torch.tensor([[x]])
@@ -43,7 +43,7 @@ def test_residual_of_a_point_mass_strikes_it_out(p, x):
         assert torch.equal(got, probs)  # nothing else is possible
 
 
-@given(laws(), laws(), st.integers(0, 3))
+@given(distributions(), distributions(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
 def test_distances_and_probabilities(p, q, x):
     value = torch.tensor([[x]])
@@ -55,7 +55,7 @@ def test_distances_and_probabilities(p, q, x):
     assert p.probs()[0, 0, p.mode()[0, 0]] == p.probs().max()
 
 
-def test_laws_are_indexed_chosen_and_joined_by_node():
+def test_distributions_are_indexed_chosen_and_joined_by_node():
     one, other = Categorical(torch.randn(2, 3, 4)), Categorical(torch.randn(2, 3, 4))
     index = torch.tensor([[2, 0], [1, 1]])
     picked = one.at(index).scores

@@ -3,18 +3,20 @@
 import pytest
 import torch
 
-from mmspec.core.accept import Greedy, Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode, generate
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Step, Verdict
-from mmspec.core.siblings import KSeq, Walk
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import KSeq, Walk
+from mmspec.core.rules.token import Token
 from mmspec.core.stats import Stats
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, best, sampled, top, with_replacement
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, pair
 
 END = 2
@@ -26,11 +28,11 @@ def world() -> tuple[TableTarget, TableTarget]:
 
 
 def run(rule, drafter, length, *, ends=(), stops=(), most=MOST, rows=ROWS, seed=0, target=None):
-    limits, steps = Limits(rows, most, ends, stops), []
+    stopping, steps = DefaultStopping(rows, most, ends, stops), []
     noise = Noise.from_seed(seed, rows)
-    for step in decode(target or world()[0], drafter, rule, rows, limits=limits, noise=noise, control=Fixed(length)):
+    for step in decode(target or world()[0], drafter, rule, rows, stopping=stopping, noise=noise, control=Fixed(length)):
         steps.append(step)
-    return limits, steps
+    return stopping, steps
 
 
 def drafter(shape):
@@ -47,7 +49,7 @@ CASES = {
 
 def case(name):
     rule, shape, length = CASES[name]
-    if shape == "self":  # a drafter that guesses the greedy path of a target that takes it
+    if shape == "self":  # a drafter that drafts the greedy path of a target that takes it
         return Greedy(), ModelDrafter(world()[0], Chain(best)), length
     return rule, NoDraft() if shape is None else drafter(shape), length
 
@@ -55,9 +57,9 @@ def case(name):
 @pytest.mark.parametrize("name", CASES)
 def test_end_values_cut_the_output_where_they_stand(name):
     """With ends, every row is the row without ends cut after its first end value."""
-    rule, guesser, length = case(name)
-    free, _ = run(rule, guesser, length)
-    cut, _ = run(rule, guesser, length, ends=[END])
+    rule, proposer, length = case(name)
+    free, _ = run(rule, proposer, length)
+    cut, _ = run(rule, proposer, length, ends=[END])
     for whole, ended in zip(free.outputs, cut.outputs, strict=True):
         expected = whole[: whole.index(END) + 1] if END in whole else whole
         assert ended == expected
@@ -74,9 +76,9 @@ def test_stops_cut_the_output_where_they_say(name):
     def stop(row: int, values: list[int]) -> bool:
         return values[-2:] == [0, 0]
 
-    rule, guesser, length = case(name)
-    free, _ = run(rule, guesser, length)
-    cut, steps = run(rule, guesser, length, stops=[stop])
+    rule, proposer, length = case(name)
+    free, _ = run(rule, proposer, length)
+    cut, steps = run(rule, proposer, length, stops=[stop])
     for whole, ended in zip(free.outputs, cut.outputs, strict=True):
         hits = [i for i in range(1, len(whole)) if whole[i - 1 : i + 1] == [0, 0]]
         assert ended == whole[: hits[0] + 1 if hits else None]
@@ -85,27 +87,27 @@ def test_stops_cut_the_output_where_they_say(name):
     assert_consistent(cut, steps)
 
 
-def assert_consistent(limits: Limits, steps) -> None:
+def assert_consistent(stopping: DefaultStopping, steps) -> None:
     """What the host was told, what the device holds and what was output are one story."""
-    outputs = [[] for _ in limits.outputs]
+    outputs = [[] for _ in stopping.outputs]
     for step in steps:
-        settled, verdict = step.settled, step.verdict
-        for row, values in enumerate(settled.values):
+        committed, verdict = step.committed, step.verdict
+        for row, values in enumerate(committed.values):
             assert values == verdict.values[row, : verdict.count[row]].tolist()
-            assert settled.accepted[row] == verdict.accepted[row]
-            assert settled.judged[row] == verdict.judged[row]
-            assert 0 <= settled.accepted[row] <= min(len(values), settled.judged[row]) or not values
-            assert settled.ended[row] == (verdict.frontier.parents[row, -1] == PAD)
+            assert committed.accepted[row] == verdict.accepted[row]
+            assert committed.judged[row] == verdict.judged[row]
+            assert 0 <= committed.accepted[row] <= min(len(values), committed.judged[row]) or not values
+            assert committed.ended[row] == (verdict.pending.parents[row, -1] == PAD)
             outputs[row] += values
-            assert settled.ended[row] == (len(outputs[row]) == len(limits.outputs[row]))
-    assert outputs == limits.outputs
+            assert committed.ended[row] == (len(outputs[row]) == len(stopping.outputs[row]))
+    assert outputs == stopping.outputs
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("ends", [(), (END,), (0, 1)])
 def test_host_and_device_agree(name, ends):
-    rule, guesser, length = case(name)
-    assert_consistent(*run(rule, guesser, length, ends=ends))
+    rule, proposer, length = case(name)
+    assert_consistent(*run(rule, proposer, length, ends=ends))
 
 
 def test_stops_are_asked_once_per_value_in_order():
@@ -115,15 +117,15 @@ def test_stops_are_asked_once_per_value_in_order():
         asked.append((row, tuple(values)))
         return len(values) == 5
 
-    limits, _ = run(Match(), drafter(Chain(best)), 3, stops=[stop], rows=4)
-    assert sorted(asked) == sorted((row, tuple(out[: i + 1])) for row, out in enumerate(limits.outputs) for i in range(5))
-    assert all(len(out) == 5 for out in limits.outputs)
+    stopping, _ = run(Match(), drafter(Chain(best)), 3, stops=[stop], rows=4)
+    assert sorted(asked) == sorted((row, tuple(out[: i + 1])) for row, out in enumerate(stopping.outputs) for i in range(5))
+    assert all(len(out) == 5 for out in stopping.outputs)
 
 
 def test_ends_and_stops_together_take_the_first():
-    limits, _ = run(Match(), drafter(Chain(best)), 4, ends=[END], stops=[lambda row, values: len(values) == 3])
+    stopping, _ = run(Match(), drafter(Chain(best)), 4, ends=[END], stops=[lambda row, values: len(values) == 3])
     free, _ = run(Match(), drafter(Chain(best)), 4)
-    for whole, ended in zip(free.outputs, limits.outputs, strict=True):
+    for whole, ended in zip(free.outputs, stopping.outputs, strict=True):
         first = whole.index(END) + 1 if END in whole else MOST
         assert ended == whole[: min(first, 3)]
 
@@ -135,22 +137,22 @@ def test_ends_and_stops_together_take_the_first():
     [(Match(), Chain(best)), (Token(), Chain(sampled)), (Walk(KSeq()), StaticTree(Template.branching((2, 2, 1)), with_replacement))],
 )
 def test_room_is_filled_and_never_exceeded(most, length, rule, shape):
-    limits, steps = run(rule, drafter(shape), length, most=most, rows=8)
-    assert [len(row) for row in limits.outputs] == [most] * 8
+    stopping, steps = run(rule, drafter(shape), length, most=most, rows=8)
+    assert [len(row) for row in stopping.outputs] == [most] * 8
     for step in steps:
         assert (step.draft.depth().amax(1) <= (most - 1 - step.draft.start).clamp(min=0)).all()
 
 
-def test_rows_that_ended_settle_nothing_more():
+def test_rows_that_ended_commit_nothing_more():
     _, steps = run(Match(), drafter(Chain(best)), 3, ends=[END])
     over = [False] * ROWS
     for step in steps:
         for row in range(ROWS):
             if over[row]:
-                assert step.settled.values[row] == []
-                assert step.settled.drafted[row] == 0
+                assert step.committed.values[row] == []
+                assert step.committed.drafted[row] == 0
                 assert (step.verdict.keep[row] == -1).all()
-            over[row] = over[row] or step.settled.ended[row]
+            over[row] = over[row] or step.committed.ended[row]
     assert all(over)
 
 
@@ -162,29 +164,29 @@ def test_several_rows_end_at_once_and_alone():
 
 def test_no_room_is_refused():
     with pytest.raises(ValueError, match="max_new_tokens is 0: ask for at least 1"):
-        Limits(1, 0)
+        DefaultStopping(1, 0)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
 def judged(values: list[int], accepted: int, of: int, *, ends=()) -> Stats:
-    """One row whose chain of `of` guesses had its first `accepted` accepted, cut by `ends`."""
+    """One row whose chain of `of` draft tokens had its first `accepted` accepted, cut by `ends`."""
     nodes, size = torch.tensor([[1, *values[:accepted], *[0] * (of - accepted)]]), of + 1
     draft = Draft(nodes, torch.tensor([[CONTEXT, *range(of)]]), torch.zeros(1, dtype=torch.long))
     padded = torch.tensor([values + [0] * (size - len(values))])
     count, kept = torch.tensor([accepted + 1]), torch.tensor([accepted])
-    frontier = Draft.root(padded[:, accepted], draft.start + count)
+    pending = Draft.root(padded[:, accepted], draft.start + count)
     seen = kept + (accepted < of)
-    verdict = Verdict(torch.arange(size)[None], padded, count, frontier, kept, seen, expected=torch.tensor([0.5]))
-    limits = Limits(1, 20, ends)
+    verdict = Verdict(torch.arange(size)[None], padded, count, pending, kept, seen, expected=torch.tensor([0.5]))
+    stopping = DefaultStopping(1, 20, ends)
     stats = Stats()
-    verdict, settled = limits.settle(draft, Scored(None), verdict)
-    stats.add(Step(draft, verdict, settled, {}))
+    verdict, committed = stopping.commit(draft, Scored(None), verdict)
+    stats.add(Step(draft, verdict, committed, {}))
     return stats
 
 
-def test_guesses_behind_an_end_were_not_rejected():
+def test_draft_tokens_behind_an_end_were_not_rejected():
     stats = judged([1, END, 1, 1, 0], 4, 4, ends=[END])
     assert (stats.tokens, stats.accepted, stats.judged, stats.rejected) == (2, 2, 2, 0)
     stats = judged([1, 1, 0], 2, 4, ends=[END])
@@ -198,21 +200,21 @@ def test_statistics_add_up():
         (Token(), Chain(sampled), 3),
         (Walk(KSeq()), StaticTree(Template.branching((2, 2)), with_replacement), 2),
     ):
-        steps, limits = [], Limits(ROWS, MOST, [END])
+        steps, stopping = [], DefaultStopping(ROWS, MOST, [END])
         out = generate(
             target,
             drafter(shape),
             rule,
             ROWS,
-            limits=limits,
+            stopping=stopping,
             noise=Noise.from_seed(0, ROWS),
             control=Fixed(length),
             on_step=steps.append,
         )
         stats = out.stats
-        assert stats.tokens == sum(map(len, limits.outputs)) == out.lengths.sum()
+        assert stats.tokens == sum(map(len, stopping.outputs)) == out.lengths.sum()
         assert stats.target_calls == len(steps)
-        assert stats.row_calls == sum(bool(values) for step in steps for values in step.settled.values) == sum(stats.histogram)
+        assert stats.row_calls == sum(bool(values) for step in steps for values in step.committed.values) == sum(stats.histogram)
         assert stats.accepted == sum(n * times for n, times in enumerate(stats.histogram))
         assert stats.row_calls <= stats.tokens <= stats.accepted + stats.row_calls
         assert stats.rejected == stats.judged - stats.accepted >= 0
@@ -220,18 +222,18 @@ def test_statistics_add_up():
         assert all(0 <= share <= 1 for share in stats.acceptance_by_position)
         assert stats.tokens_per_call == stats.tokens / stats.row_calls
         assert stats.to_dict()["tokens_per_call"] == stats.tokens_per_call
-        for row, values in enumerate(limits.outputs):
+        for row, values in enumerate(stopping.outputs):
             assert out.sequences[row, : len(values)].tolist() == values
 
 
 def test_rejections_counted_are_those_expected():
-    """Over many rows, ends included: the mean number of rejections is that the laws call for. A stale q would show."""
+    """Over many rows, ends included: the mean number of rejections is that the distributions call for. A stale q would show."""
     target, _ = world()
     rows = 4000
     for rule, shape, length in ((Token(), Chain(sampled), 3), (Walk(KSeq()), StaticTree(Template.branching((2, 2)), with_replacement), 2)):
-        limits = Limits(rows, 6, [END])
+        stopping = DefaultStopping(rows, 6, [END])
         noise = Noise.from_seed(0, rows)
-        stats = generate(target, drafter(shape), rule, rows, limits=limits, noise=noise, control=Fixed(length)).stats
+        stats = generate(target, drafter(shape), rule, rows, stopping=stopping, noise=noise, control=Fixed(length)).stats
         spread = 3.5 * stats.expected_rejections**0.5
         assert abs(stats.rejected - stats.expected_rejections) < spread
         assert stats.expected_rejections > 500
@@ -240,7 +242,7 @@ def test_rejections_counted_are_those_expected():
 def test_sick_logits_are_named():
     class Sick:
         def begin(self, prompt):
-            session, frontier = TableTarget(Table.random(3, 6, 0)).begin(prompt)
+            session, pending = TableTarget(Table.random(3, 6, 0)).begin(prompt)
             score, rounds = session.score, []
 
             def spoiled(draft):
@@ -248,7 +250,7 @@ def test_sick_logits_are_named():
                 return Scored(score(draft).p, healthy=torch.tensor([True, len(rounds) < 3]))
 
             session.score = spoiled
-            return session, frontier
+            return session, pending
 
     with pytest.raises(FloatingPointError, match="row 1 at output position 2"):
         run(Match(), NoDraft(), 0, rows=2, target=Sick())

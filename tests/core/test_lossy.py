@@ -1,22 +1,29 @@
-"""Lossy rules emit exactly the law they say, and the drift they report is the distance it lies from the target's."""
+"""Lossy rules emit exactly the distribution they say, and the drift they report is the distance it lies from the target's."""
 
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Greedy, Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.laws import Categorical
-from mmspec.core.lenience import Lenience
-from mmspec.core.limits import Limits
-from mmspec.core.lossy import Ensemble, Rollback, Tolerance, TopKFloor, TopKGap, Typical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored
-from mmspec.core.transform import Chow, Contrastive, Deferral, TokenDeferral, Transformed
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.lossy.ensemble import Ensemble
+from mmspec.core.rules.lossy.lenience import Lenience
+from mmspec.core.rules.lossy.rollback import Rollback
+from mmspec.core.rules.lossy.tolerance import Tolerance
+from mmspec.core.rules.lossy.top_k import TopKFloor, TopKGap
+from mmspec.core.rules.lossy.typical import Typical
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.core.rules.transform import Chow, Contrastive, Deferral, TokenDeferral, Transformed
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
-from tests.oracles.tables import Table, TableTarget, first_value_law, one_round, pair, round_outcomes, run_loop
+from mmspec.drafters.trees.static import StaticTree, Template
+from tests.oracles.tables import Table, TableTarget, first_value_distribution, one_round, pair, round_outcomes, run_loop
 
 TINY = 1e-9
 SAMPLED = Chain(sampled)
@@ -38,9 +45,9 @@ def name(rule) -> str:
     return repr(rule).replace("budget=None", "")
 
 
-def laws(target: TableTarget, drafter: TableTarget) -> tuple[Categorical, Categorical]:
+def distributions(target: TableTarget, drafter: TableTarget) -> tuple[Categorical, Categorical]:
     """p and q at the first output position."""
-    return target.table.law(torch.tensor(1)), drafter.table.law(torch.tensor(1))
+    return target.table.distribution(torch.tensor(1)), drafter.table.distribution(torch.tensor(1))
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -48,36 +55,36 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("rule", RATIO + GREEDY_LIKE + TOLERANCE + TRANSFORMED, ids=name)
-def test_output_law_is_the_enumerated_law(rule):
+def test_output_distribution_is_the_enumerated_distribution(rule):
     for seed in range(6):
         target, drafter = pair(3, 3, seed, zeros=0.3)
-        law = first_value_law(target, ModelDrafter(drafter, SAMPLED), rule)
-        assert (law - rule.output_law(*laws(target, drafter)).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, SAMPLED), rule)
+        assert (distribution - rule.output_distribution(*distributions(target, drafter)).probs()).abs().max() < TINY
 
 
 @pytest.mark.parametrize("rule", [*RATIO, *TOLERANCE], ids=name)
-def test_output_law_of_deterministic_guesses(rule):
+def test_output_distribution_of_deterministic_draft_tokens(rule):
     for seed in range(3):
         target, drafter = pair(3, 3, seed)
-        p, q = laws(target, drafter)
+        p, q = distributions(target, drafter)
         point = Categorical.point(q.mode(), 3, torch.float64)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(best)), rule)
-        assert (law - rule.output_law(p, point).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(best)), rule)
+        assert (distribution - rule.output_distribution(p, point).probs()).abs().max() < TINY
 
 
 @pytest.mark.parametrize("weight", [0.9, 0.5, 0.1])
 def test_ensemble_emits_the_mixture(weight):
     target, drafter = pair(3, 3, 1)
-    p, q = laws(target, drafter)
-    said = Ensemble(weight).output_law(p, q).probs()
+    p, q = distributions(target, drafter)
+    said = Ensemble(weight).output_distribution(p, q).probs()
     assert (said - (weight * p.probs() + (1 - weight) * q.probs())).abs().max() < TINY
 
 
 def test_lenience_raises_no_value_above_its_bound():
     for seed in range(20):
         target, drafter = pair(3, 3, seed)
-        p, q = laws(target, drafter)
-        assert (Lenience(0.6).output_law(p, q).probs() <= p.probs() / 0.6 + TINY).all()
+        p, q = distributions(target, drafter)
+        assert (Lenience(0.6).output_distribution(p, q).probs() <= p.probs() / 0.6 + TINY).all()
 
 
 # --- the meter --------------------------------------------------------------------------------------------------------
@@ -89,9 +96,9 @@ def test_mean_drift_is_the_distance(rule):
     for seed in range(4):
         target, drafter = pair(3, 3, seed)
         outcomes = round_outcomes(target, ModelDrafter(drafter, SAMPLED), rule, most=2, length=1)
-        law = outcomes.law(outcomes.values[:, 0], 3)
+        distribution = outcomes.distribution(outcomes.values[:, 0], 3)
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, target.table.probs[1]), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, target.table.probs[1]), abs=TINY)
 
 
 @pytest.mark.parametrize("rule", TOLERANCE, ids=name)
@@ -100,7 +107,7 @@ def test_tolerance_meters_its_distance_or_a_bound(rule, draw):
     for seed in range(4):
         target, drafter = pair(3, 3, seed)
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), rule, most=2, length=1)
-        spent = distance(outcomes.law(outcomes.values[:, 0], 3), target.table.probs[1])
+        spent = distance(outcomes.distribution(outcomes.values[:, 0], 3), target.table.probs[1])
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
         assert drift >= spent - TINY
         assert draw is sampled or drift == pytest.approx(spent, abs=TINY)
@@ -111,14 +118,14 @@ def test_greedy_like_rules_meter_a_bound(rule):
     for seed in range(4):
         target, drafter = pair(3, 3, seed)
         outcomes = round_outcomes(target, ModelDrafter(drafter, SAMPLED), rule, most=2, length=1)
-        law, greedy = outcomes.law(outcomes.values[:, 0], 3), target.table.greedy().probs[1]
+        distribution, greedy = outcomes.distribution(outcomes.values[:, 0], 3), target.table.greedy().probs[1]
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift >= distance(law, greedy) - TINY
+        assert drift >= distance(distribution, greedy) - TINY
 
 
 @pytest.mark.parametrize("rule", RATIO + TOLERANCE + TRANSFORMED, ids=name)
 def test_drift_bounds_the_distance_of_whole_runs(rule):
-    """The promise of the meter: the joint law of the output lies no farther from the target's than the mean drift spent."""
+    """The promise of the meter: the joint distribution of the output lies no farther from the target's than the mean drift spent."""
     target, drafter = pair(2, 6, 1)
     shaped = ModelDrafter(drafter, SAMPLED)
     outcomes = round_outcomes(target, shaped, rule, most=3, length=2, once=not isinstance(rule, Tolerance))
@@ -149,8 +156,10 @@ def test_drift_measured_online_is_the_distance(rule, draw, neighbour):
     """1e5 independent draws with the real noise: the mean of the meter within 2 % of the true distance; a nearby knob is off."""
     rows = 100_000
     target, drafter = pair(3, 3, 17, zeros=0.0)
-    p, q = laws(target, drafter)
-    truth = distance(rule.output_law(p, q if draw is sampled else Categorical.point(q.mode(), 3, torch.float64)).probs(), p.probs())
+    p, q = distributions(target, drafter)
+    truth = distance(
+        rule.output_distribution(p, q if draw is sampled else Categorical.point(q.mode(), 3, torch.float64)).probs(), p.probs()
+    )
     assert truth > 0.05
     noise = Noise.from_seed(0, rows)
     _, verdict = one_round(target, ModelDrafter(drafter, Chain(draw)), rule, noise, rows, 2, 1)
@@ -225,7 +234,7 @@ def test_exact_settings_spend_nothing(rule):
 @pytest.mark.parametrize("rule", [Ensemble, Lenience])
 @pytest.mark.parametrize("draw", [sampled, best])
 def test_a_spent_budget_is_exact_from_there_on(rule, draw):
-    """Budgets run out inside a round: once a guess has cost something, the next position follows the target's own conditional."""
+    """Budgets run out inside a round: once a draft token has cost something, the next position follows the target's own conditional."""
     seen = 0
     for seed in range(8):
         target, drafter = pair(3, 5, seed)
@@ -257,15 +266,15 @@ def test_budgets_cap_the_drift_of_every_row(rule, shape):
     drafter = ModelDrafter(TableTarget(Table.random(3, 6, 6)), shape)
 
     def spent(rule) -> torch.Tensor:
-        total, limits = torch.zeros(rows, dtype=torch.float64), Limits(rows, most)
-        for step in decode(target, drafter, rule, rows, limits=limits, noise=Noise.from_seed(0, rows), control=Fixed(3)):
-            total += torch.tensor(step.settled.drift, dtype=torch.float64)
-            running = step.verdict.frontier.drift.double()
+        total, stopping = torch.zeros(rows, dtype=torch.float64), DefaultStopping(rows, most)
+        for step in decode(target, drafter, rule, rows, stopping=stopping, noise=Noise.from_seed(0, rows), control=Fixed(3)):
+            total += torch.tensor(step.committed.drift, dtype=torch.float64)
+            running = step.verdict.pending.drift.double()
             assert (running - total).abs().max() < 1e-6
         return total
 
     free = type(rule)(*[getattr(rule, field) for field in rule.__dataclass_fields__ if field != "budget"])
-    largest = 1.0 if shape is SAMPLED else 2.0  # what one level can spend: one guess, or two siblings
+    largest = 1.0 if shape is SAMPLED else 2.0  # what one level can spend: one draft token, or two siblings
     assert spent(free).max() > rule.budget + largest
     assert spent(rule).max() <= rule.budget + largest
 
@@ -297,15 +306,16 @@ def test_bad_knobs_are_refused_in_one_line(make, words):
 # --- top k with a floor -----------------------------------------------------------------------------------------------
 
 
-def guesses_kept(rule, probs: list[float], guesses: list[int]) -> list[bool]:
-    """Which of `guesses`, each judged alone, `rule` keeps where the target's law is `probs`; a value settled otherwise is the best."""
-    rows, best = len(guesses), max(range(len(probs)), key=lambda value: (probs[value], -value))
+def draft_tokens_kept(rule, probs: list[float], draft_tokens: list[int]) -> list[bool]:
+    """Which of `draft_tokens`, each judged alone, `rule` keeps where the target's distribution is `probs`; a value committed otherwise is
+    the best."""
+    rows, best = len(draft_tokens), max(range(len(probs)), key=lambda value: (probs[value], -value))
     root = Draft.root(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
-    draft = root.extend(torch.tensor(guesses)[:, None], torch.zeros(rows, 1, dtype=torch.long), linear=True)
-    law = torch.tensor(probs, dtype=torch.float64).log().expand(rows, 2, -1)
-    verdict = rule(draft, Scored(Categorical(law)), Noise.from_seed(0, rows))
+    draft = root.extend(torch.tensor(draft_tokens)[:, None], torch.zeros(rows, 1, dtype=torch.long), linear=True)
+    distribution = torch.tensor(probs, dtype=torch.float64).log().expand(rows, 2, -1)
+    verdict = rule(draft, Scored(Categorical(distribution)), Noise.from_seed(0, rows))
     kept = (verdict.accepted == 1).tolist()
-    assert [row[0] for row in verdict.values.tolist()] == [x if keep else best for x, keep in zip(guesses, kept, strict=True)]
+    assert [row[0] for row in verdict.values.tolist()] == [x if keep else best for x, keep in zip(draft_tokens, kept, strict=True)]
     return kept
 
 
@@ -346,10 +356,10 @@ JUDGED = [
 
 def agrees(kind) -> bool:
     """The check: top k AND above the floor, the best always, on every case above."""
-    return all(guesses_kept(kind(k, tau), probs, EVERY) == kept for k, tau, probs, kept in JUDGED)
+    return all(draft_tokens_kept(kind(k, tau), probs, EVERY) == kept for k, tau, probs, kept in JUDGED)
 
 
-def test_a_guess_passes_by_rank_and_floor_and_the_best_always():
+def test_a_draft_token_passes_by_rank_and_floor_and_the_best_always():
     assert agrees(TopKFloor)
 
 
@@ -359,17 +369,17 @@ def test_published_misreadings_of_the_rule_are_seen(mutant):
 
 
 def test_one_position_drifts_by_its_distance_to_greedy_exactly():
-    """Not only a bound there: the mean count of departures is the distance between the output law and the greedy point mass."""
+    """Not only a bound there: the mean count of departures is the distance between the output distribution and the greedy point mass."""
     for seed in range(6):
         target, drafter = pair(4, 3, seed)
         outcomes = round_outcomes(target, ModelDrafter(drafter, SAMPLED), TopKFloor(3, 0.05), most=2, length=1)
-        law, greedy = outcomes.law(outcomes.values[:, 0], 4), target.table.greedy().probs[1]
+        distribution, greedy = outcomes.distribution(outcomes.values[:, 0], 4), target.table.greedy().probs[1]
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, greedy), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, greedy), abs=TINY)
 
 
 def branches(*, greedy_first: bool) -> Draft:
-    """One settled value and two branches of guesses: 0 -> 0 and 1 -> 0 -> 0, in either order of their heads."""
+    """One committed value and two branches of draft tokens: 0 -> 0 and 1 -> 0 -> 0, in either order of their heads."""
     heads = [0, 1] if greedy_first else [1, 0]
     short, long = heads.index(0) + 1, heads.index(1) + 1
     nodes = torch.tensor([[*heads, 0, 0, 0]])
@@ -380,8 +390,8 @@ def branches(*, greedy_first: bool) -> Draft:
 @pytest.mark.parametrize("greedy_first", [True, False])
 def test_the_longest_branch_that_passes_wins(greedy_first):
     draft = branches(greedy_first=greedy_first)
-    law = torch.tensor([0.6, 0.4], dtype=torch.float64).log().expand(1, draft.size, -1)
-    verdict = TopKFloor()(draft, Scored(Categorical(law)), Noise.from_seed(0, 1))
+    distribution = torch.tensor([0.6, 0.4], dtype=torch.float64).log().expand(1, draft.size, -1)
+    verdict = TopKFloor()(draft, Scored(Categorical(distribution)), Noise.from_seed(0, 1))
     assert (verdict.accepted.item(), verdict.values[0, :4].tolist(), verdict.drift.item()) == (3, [1, 0, 0, 0], 1.0)
-    verdict = TopKFloor(k=1)(draft, Scored(Categorical(law)), Noise.from_seed(0, 1))
+    verdict = TopKFloor(k=1)(draft, Scored(Categorical(distribution)), Noise.from_seed(0, 1))
     assert (verdict.accepted.item(), verdict.values[0, :3].tolist(), verdict.drift.item()) == (2, [0, 0, 0], 0.0)

@@ -1,20 +1,21 @@
-"""Membership rules: the emitted law is the closed form, and the drift is its distance to the target's, exactly."""
+"""Membership rules: the emitted distribution is the closed form, and the drift is its distance to the target's, exactly."""
 
 import pytest
 import torch
 
-from mmspec.config import ACCEPT, build
-from mmspec.core.accept import Greedy, Token
-from mmspec.core.laws import Categorical
-from mmspec.core.membership import Membership, RatioToMax, membership_tree
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.siblings import relaxed
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.lossy.membership import Membership, RatioToMax, membership_tree
+from mmspec.core.rules.siblings import relaxed
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
-from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, many, path_drift, same, settled, spread, window
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.run.config import ACCEPT, build
+from tests.oracles.relaxed import SEEN, TINY, committed, distance, families, finished, many, path_drift, same, spread, window
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.tables import TableTarget, first_value_law, pair, round_outcomes, run_loop
+from tests.oracles.tables import TableTarget, first_value_distribution, pair, round_outcomes, run_loop
 
 SIZE = 12
 RULES = [Membership(1), Membership(3), Membership(SIZE), Membership(5, (0, 7), 2), Membership(2, (3,), 0), RatioToMax(0.3), RatioToMax(1.0)]
@@ -39,12 +40,12 @@ def closed_form(rule, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_the_emitted_law_is_the_closed_form(rule):
+def test_the_emitted_distribution_is_the_closed_form(rule):
     for p, q in many(SIZE, 4):
-        law = rule.output_law(Categorical.of(p), Categorical.of(q)).probs()
-        assert (law - closed_form(rule, p, q)).abs().max() < TINY
+        distribution = rule.output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+        assert (distribution - closed_form(rule, p, q)).abs().max() < TINY
         cost = rule.excess(spread(p), spread(q), torch.arange(SIZE))
-        assert (cost - distance(law, p)).abs().max() < TINY
+        assert (cost - distance(distribution, p)).abs().max() < TINY
 
 
 SMALL = [Membership(1), Membership(2), Membership(2, (0,), 1), RatioToMax(0.5)]
@@ -58,10 +59,10 @@ def test_the_code_that_runs_emits_it_and_its_meter_is_the_distance(rule, draw):
         p, q = target.table.probs[1], drafter.table.probs[1]
         q = q if draw is sampled else torch.nn.functional.one_hot(q.argmax(), 3).double()
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), rule, most=2, length=1)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), rule)
-        assert (law - closed_form(rule, p, q)).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(draw)), rule)
+        assert (distribution - closed_form(rule, p, q)).abs().max() < TINY
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, p), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, p), abs=TINY)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,12 @@ def test_the_code_that_runs_emits_it_and_its_meter_is_the_distance(rule, draw):
 )
 def test_a_million_draws(rule, off):
     p, q = families(5, 1)["broad"]
-    values, drift = settled(rule, p, q)
-    law = closed_form(rule, p, q)
-    assert chi_square(values, law) > PASS
-    assert distance(law, closed_form(off, p, q)) > SEEN
+    values, drift = committed(rule, p, q)
+    distribution = closed_form(rule, p, q)
+    assert chi_square(values, distribution) > PASS
+    assert distance(distribution, closed_form(off, p, q)) > SEEN
     assert chi_square(values, closed_form(off, p, q)) < FAIL
-    assert drift == pytest.approx(distance(law, p), abs=1e-6)
+    assert drift == pytest.approx(distance(distribution, p), abs=1e-6)
 
 
 @pytest.mark.parametrize("rule", SMALL, ids=repr)
@@ -113,8 +114,10 @@ class Unguarded(Membership):
 def test_planted_faults_leave_the_closed_form(mutant):
     def worst(kind):
         rule = kind(4, (0, 1, 2), 1)
-        laws = [(rule.output_law(Categorical.of(p), Categorical.of(q)).probs(), closed_form(rule, p, q)) for p, q in many(SIZE, 2)]
-        return max(distance(*both) for both in laws)
+        distributions = [
+            (rule.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), closed_form(rule, p, q)) for p, q in many(SIZE, 2)
+        ]
+        return max(distance(*both) for both in distributions)
 
     assert worst(Membership) < TINY
     assert worst(mutant) > SEEN
@@ -123,10 +126,10 @@ def test_planted_faults_leave_the_closed_form(mutant):
 # --- identities and edges ---------------------------------------------------------------------------------------------
 
 
-def test_every_value_a_member_gives_the_drafters_law():
-    """k = V is no exact setting: what is possible passes, and keeps the law it was drawn from."""
+def test_every_value_a_member_gives_the_drafters_distribution():
+    """k = V is no exact setting: what is possible passes, and keeps the distribution it was drawn from."""
     p, q = families(SIZE)["broad"]
-    assert distance(Membership(SIZE).output_law(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
+    assert distance(Membership(SIZE).output_distribution(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
 
 
 @pytest.mark.parametrize("rule", [Membership(2), Membership(50, (1,)), RatioToMax(0.5)], ids=repr)
@@ -159,7 +162,7 @@ def test_equally_likely_values_rank_by_number():
 def test_one_value_is_no_choice():
     one = torch.ones(1, dtype=torch.float64)
     for rule in (Membership(1), RatioToMax(0.5)):
-        values, drift = settled(rule, one, one, rows=10)
+        values, drift = committed(rule, one, one, rows=10)
         assert (values == 0).all()
         assert drift == 0
 
@@ -170,9 +173,9 @@ def test_in_trees_the_drift_is_a_bound(rule, shape):
     for seed in range(3):
         target, drafter = pair(3, 4, seed, zeros=0.2)
         outcomes = round_outcomes(target, ModelDrafter(drafter, shape), relaxed(rule), most=3, length=2)
-        law = outcomes.law(outcomes.values[:, 0], 3)
+        distribution = outcomes.distribution(outcomes.values[:, 0], 3)
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift >= distance(law, target.table.probs[1]) - TINY
+        assert drift >= distance(distribution, target.table.probs[1]) - TINY
 
 
 def test_by_name():

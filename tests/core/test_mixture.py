@@ -6,9 +6,11 @@ from scipy import stats
 from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal, StudentT
 
-from mmspec.core.accept import Block, Match, Token
-from mmspec.core.mixture import Mixture
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.distributions.mixture import Mixture
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from tests.oracles.gaussians import REJECTED, FromTarget, Markov, NoRollback, emitted_error, grid, streams, vectors_run
 from tests.oracles.statistics import uniform
@@ -39,8 +41,8 @@ def student(rows: int, width: int, seed: int = 0) -> Mixture:
     return spread(Mixture.student(mean[None], scale[None], torch.full((1,), 30.0 - 4 * seed).double()), rows)
 
 
-def spread(law: Mixture, rows: int) -> Mixture:
-    return law.at(torch.zeros(1, 1).long()).picked(torch.zeros(rows, 1).long(), torch.zeros(rows, 1).long())
+def spread(distribution: Mixture, rows: int) -> Mixture:
+    return distribution.at(torch.zeros(1, 1).long()).picked(torch.zeros(rows, 1).long(), torch.zeros(rows, 1).long())
 
 
 KINDS = {"joint": joint, "per channel": per_channel, "student": student}
@@ -49,14 +51,14 @@ GRIDS = {1: (30.0, 6001), 2: (9.0, 361)}
 
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("kind", ["joint", "per channel", "student"])
-def test_the_token_rule_settles_the_targets_density(kind, width):
+def test_the_token_rule_commits_the_targets_density(kind, width):
     if (kind, width) == ("student", 2):
-        return  # tails too long for a plane: its coordinates are independent, and one is held to the law
+        return  # tails too long for a plane: its coordinates are independent, and one is held to the distribution
     x, cell = grid(width, *GRIDS[width])
     p, q = (KINDS[kind](len(x), width, seed) for seed in (1, 2))
     assert emitted_error(Token(), p, q, x, cell) < TINY
     assert emitted_error(FromTarget(), p, q, x, cell) > SEEN
-    cool, other = (law.tempered(0.9, 1.3) for law in (p, q))
+    cool, other = (distribution.tempered(0.9, 1.3) for distribution in (p, q))
     assert emitted_error(Token(), cool, other, x, cell) < TINY
     assert (cool.prob(x) - p.prob(x)).abs().max() > SEEN
 
@@ -94,7 +96,7 @@ def test_the_heads_of_transformers_time_series_models_fit():
     """What their student_t output says, affine scaling and all, is a `Mixture.student`; normal output is a `Gaussian`."""
     from transformers.time_series_utils import NormalOutput, StudentTOutput
 
-    from mmspec.core.gaussian import Gaussian
+    from mmspec.core.distributions.gaussian import Gaussian
 
     generator = torch.Generator().manual_seed(0)
     loc, scale, x = (torch.randn(3, 1, generator=generator).double() for _ in range(3))
@@ -109,22 +111,22 @@ def test_the_heads_of_transformers_time_series_models_fit():
     assert (own.log_prob(x[:, None])[:, 0] - theirs.log_prob(x[:, 0])).abs().max() < 1e-6
 
 
-def pit(law: Mixture, x: Tensor) -> Tensor:
-    """[...] the distribution function of laws of one number at `x` [..., 1]: uniform for draws."""
-    if law.df is not None:
-        z = ((x[..., None, None] - law.mean) / law.scale)[..., 0, 0, 0]
-        return torch.from_numpy(stats.t.cdf(z.numpy(), law.df[..., 0, 0, 0].numpy()))
-    below = torch.special.ndtr((x[..., None, None] - law.mean) / law.scale)[..., 0]
-    return (below * law.logits.softmax(-1)).sum(-1)[..., 0]
+def pit(distribution: Mixture, x: Tensor) -> Tensor:
+    """[...] the distribution function of distributions of one number at `x` [..., 1]: uniform for draws."""
+    if distribution.df is not None:
+        z = ((x[..., None, None] - distribution.mean) / distribution.scale)[..., 0, 0, 0]
+        return torch.from_numpy(stats.t.cdf(z.numpy(), distribution.df[..., 0, 0, 0].numpy()))
+    below = torch.special.ndtr((x[..., None, None] - distribution.mean) / distribution.scale)[..., 0]
+    return (below * distribution.logits.softmax(-1)).sum(-1)[..., 0]
 
 
 @pytest.mark.parametrize("kind", ["joint", "per channel", "student"])
-def test_draws_have_the_law(kind):
+def test_draws_have_the_distribution(kind):
     rows = 20_000
-    law = KINDS[kind](rows, 1)
-    assert uniform(pit(law, law.sample(streams(rows)))) > PASS
+    distribution = KINDS[kind](rows, 1)
+    assert uniform(pit(distribution, distribution.sample(streams(rows)))) > PASS
     other = KINDS[kind](rows, 1, 3)
-    assert uniform(pit(law, other.sample(streams(rows)))) < REJECTED
+    assert uniform(pit(distribution, other.sample(streams(rows)))) < REJECTED
 
 
 def test_a_joint_component_is_picked_for_the_whole_vector():
@@ -143,7 +145,7 @@ def test_a_joint_component_is_picked_for_the_whole_vector():
 
 
 def after(x: Tensor, seed: int, kind: str = "joint") -> Mixture:
-    """The law of the next of a row of numbers: it moves with the last."""
+    """The distribution of the next of a row of numbers: it moves with the last."""
     by = 0.5 + 0.2 * seed
     if kind == "student":
         return Mixture.student(
@@ -158,20 +160,20 @@ def target(seed: int, kind: str) -> Markov:
     return Markov(lambda x: after(x, seed, kind), 1)
 
 
-def settled_pit(runs: Tensor, kind: str) -> float:
+def committed_pit(runs: Tensor, kind: str) -> float:
     before = torch.cat([torch.zeros_like(runs[:, :1]), runs[:, :-1]], 1)
     return uniform(pit(after(before, 0, kind), runs))
 
 
 @pytest.mark.parametrize("kind", ["joint", "student"])
-def test_whole_runs_have_the_law(kind):
+def test_whole_runs_have_the_distribution(kind):
     p, q, rows = target(0, kind), target(3, kind), 3_000
     runs, stats = vectors_run(p, ModelDrafter(q), Token(), rows, most=5, length=3)
-    assert settled_pit(runs, kind) > PASS
+    assert committed_pit(runs, kind) > PASS
     assert 0 < stats.accepted < stats.judged
-    assert settled_pit(vectors_run(p, NoDraft(), Match(), rows, most=5, length=0)[0], kind) > PASS
+    assert committed_pit(vectors_run(p, NoDraft(), Match(), rows, most=5, length=0)[0], kind) > PASS
     for bug in (FromTarget(), NoRollback()):
-        assert settled_pit(vectors_run(p, ModelDrafter(q), bug, rows, most=5, length=3)[0], kind) < REJECTED
+        assert committed_pit(vectors_run(p, ModelDrafter(q), bug, rows, most=5, length=3)[0], kind) < REJECTED
 
 
 def test_a_mixture_is_the_same_alone_and_in_a_batch_and_never_refuses_itself():
@@ -186,7 +188,7 @@ def test_a_mixture_is_the_same_alone_and_in_a_batch_and_never_refuses_itself():
 # --- shapes and refusals ----------------------------------------------------------------------------------------------
 
 
-def test_laws_join_and_select():
+def test_distributions_join_and_select():
     p, q = (Mixture.joint(torch.randn(4, 2, 3), torch.randn(4, 2, 3, 5), torch.rand(4, 2, 3, 5) + 0.1) for _ in range(2))
     both, x = p.cat(q), torch.randn(4, 2, 5)
     assert torch.equal(both.last(2).log_prob(x), q.log_prob(x))

@@ -8,7 +8,7 @@ import weakref
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 
-from mmspec.core.module_copy import own_copy, refresh
+from mmspec.models.module_copy import own_copy, refresh
 from tests.conftest import llama
 
 

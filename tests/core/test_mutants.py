@@ -10,36 +10,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import (
-    Block,
-    Coupled,
-    Greedy,
-    Match,
-    Token,
-    _chain_extra,
-    _Weighted,
-    chain,
-    deepest,
-    parents_law,
-    settle,
-)
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFSession, HFTarget
-from mmspec.core.laws import Categorical
-from mmspec.core.limits import Limits
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.paths import equals_parent
-from mmspec.core.processors import History, pipeline
+from mmspec.core.processors.pipeline import History, pipeline
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.siblings import Hybrid, KSeq, Walk, WithoutReplacement, WithReplacement
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.base import commit, deepest, parents_distribution
+from mmspec.core.rules.block import Block, _Weighted
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.paths import equals_parent
+from mmspec.core.rules.siblings import Hybrid, KSeq, Walk, WithoutReplacement, WithReplacement
+from mmspec.core.rules.token import Token, _chain_extra, chain
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, drawn, sampled, top_and_one, with_replacement
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFSession, HFTarget
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.tables import Table, TableSession, TableTarget, encode, exact_error, loop_law, pair, run_loop
+from tests.oracles.tables import Table, TableSession, TableTarget, encode, exact_error, loop_distribution, pair, run_loop
 
 TINY, SEEN = 1e-9, 1e-3
 """An exact rule's error, and the least a mutant's must be."""
@@ -55,11 +48,11 @@ def name(value) -> str:
 def error(rule, shape=SAMPLED, *, most: int = 3, length: int = 2, size: int = 3, wrap=lambda drafter: drafter, target=None) -> float:
     """The check of test_accept.py, over whole runs."""
     real, drafter = pair(size, most + length + 1, 1, zeros=0.0)
-    guesser = wrap(ModelDrafter(drafter, shape))
-    return exact_error(target(real.table) if target else real, guesser, rule, most=most, length=length)
+    proposer = wrap(ModelDrafter(drafter, shape))
+    return exact_error(target(real.table) if target else real, proposer, rule, most=most, length=length)
 
 
-# --- q is not the law the guess was drawn from ------------------------------------------------------------------------
+# --- q is not the distribution the draft token was drawn from ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,8 +67,8 @@ class Tampered:
         tamper = self.tamper
 
         class Session:
-            def propose(self, frontier, room, noise):
-                draft = inner.propose(frontier, room, noise)
+            def propose(self, pending, budget, noise):
+                draft = inner.propose(pending, budget, noise)
                 last.append(draft)
                 return tamper(draft, last[-2] if len(last) > 1 else draft)
 
@@ -102,34 +95,34 @@ def test_q_of_another_round_or_position(tamper, rule):
     assert error(rule, wrap=lambda drafter: Tampered(drafter, tamper)) > SEEN
 
 
-def truncated(law: Categorical) -> Categorical:
+def truncated(distribution: Categorical) -> Categorical:
     """Top-2."""
-    return Categorical(law.scores.masked_fill(law.scores < law.scores.topk(2).values[..., -1:], -torch.inf))
+    return Categorical(distribution.scores.masked_fill(distribution.scores < distribution.scores.topk(2).values[..., -1:], -torch.inf))
 
 
-def drawn_from_top(law: Categorical, keys) -> tuple[Tensor, Categorical]:
-    return truncated(law).sample(keys), truncated(law)
+def drawn_from_top(distribution: Categorical, keys) -> tuple[Tensor, Categorical]:
+    return truncated(distribution).sample(keys), truncated(distribution)
 
 
-def recorded_before_processors(law: Categorical, keys) -> tuple[Tensor, Categorical]:
-    """The drafter's raw softmax on record, while the guess came from its top-2."""
-    return truncated(law).sample(keys), law
+def recorded_before_processors(distribution: Categorical, keys) -> tuple[Tensor, Categorical]:
+    """The drafter's raw softmax on record, while the draft token came from its top-2."""
+    return truncated(distribution).sample(keys), distribution
 
 
-def argmax_with_soft_q(law: Categorical, keys) -> tuple[Tensor, Categorical]:
-    """A greedy drafter's guess judged as if it had been sampled."""
-    return law.mode(), law
+def argmax_with_soft_q(distribution: Categorical, keys) -> tuple[Tensor, Categorical]:
+    """A greedy drafter's draft token judged as if it had been sampled."""
+    return distribution.mode(), distribution
 
 
-def argmax_as_itself(law: Categorical, keys) -> tuple[Tensor, Categorical]:
-    return law.mode(), Categorical.point(law.mode(), law.scores.shape[-1], law.scores.dtype)
+def argmax_as_itself(distribution: Categorical, keys) -> tuple[Tensor, Categorical]:
+    return distribution.mode(), Categorical.point(distribution.mode(), distribution.scores.shape[-1], distribution.scores.dtype)
 
 
 @pytest.mark.parametrize("rule", [Token(), Block(), Walk(WithReplacement())], ids=repr)
 @pytest.mark.parametrize(
     ("real", "mutant"), [(drawn_from_top, recorded_before_processors), (argmax_as_itself, argmax_with_soft_q)], ids=name
 )
-def test_q_that_is_not_the_law_of_the_draw(real, mutant, rule):
+def test_q_that_is_not_the_distribution_of_the_draw(real, mutant, rule):
     assert error(rule, Chain(real)) < TINY
     assert error(rule, Chain(mutant)) > SEEN
 
@@ -145,7 +138,7 @@ class ResidualIsP(Token):
 
 
 class ResidualIsNextQ(Token):
-    """After a rejection, leave out the wrong guess's law."""
+    """After a rejection, leave out the wrong draft token's distribution."""
 
     def __call__(self, draft, scored, noise):
         return chain(self, replace(draft, q=Categorical(draft.q.scores.roll(1, 1))), scored, noise)
@@ -154,8 +147,8 @@ class ResidualIsNextQ(Token):
         return super().accept_prob(p, Categorical(q.scores.roll(-1, 1)), x)
 
 
-class JudgedByTheNextLaw(Token):
-    """p one position late: the law after a guess judges it."""
+class JudgedByTheNextDistribution(Token):
+    """p one position late: the distribution after a draft token judges it."""
 
     def __call__(self, draft, scored, noise):
         late = scored.p.scores.clone()
@@ -164,13 +157,13 @@ class JudgedByTheNextLaw(Token):
 
 
 class Threshold(Token):
-    """Keep a guess when p / q is high enough."""
+    """Keep a draft token when p / q is high enough."""
 
     def accept_prob(self, p, q, x):
         return (super().accept_prob(p, q, x) > 0.5).double()
 
 
-@pytest.mark.parametrize("mutant", [ResidualIsP, ResidualIsNextQ, JudgedByTheNextLaw, Threshold])
+@pytest.mark.parametrize("mutant", [ResidualIsP, ResidualIsNextQ, JudgedByTheNextDistribution, Threshold])
 def test_token_rule_judged_wrong(mutant):
     assert error(Token()) < TINY
     assert error(mutant()) > SEEN
@@ -180,7 +173,7 @@ class BlockStopsAtTheFirstFailure(Block):
     """Block verification that takes the run of successes instead of the last success."""
 
     def __call__(self, draft, scored, noise):
-        p, q, x, valid = parents_law(draft, scored), draft.q, draft.guesses, draft.valid[:, draft.roots :]
+        p, q, x, valid = parents_distribution(draft, scored), draft.q, draft.draft_tokens, draft.valid[:, draft.roots :]
         reach = self.reach(p, q, x)
         hit = noise.accept(draft.position()[:, draft.roots - 1 : -1], draft.start).below(self.keep_prob(p, q, x, reach, valid)) & valid
         accepted = hit.long().cumprod(-1).sum(-1)
@@ -188,7 +181,7 @@ class BlockStopsAtTheFirstFailure(Block):
 
 
 class BlockIgnoresTheRoom(Block):
-    """Block verification that takes the last guess of the widest row for every row's last."""
+    """Block verification that takes the last draft token of the widest row for every row's last."""
 
     @staticmethod
     def keep_prob(p, q, x, reach, valid):
@@ -198,7 +191,7 @@ class BlockIgnoresTheRoom(Block):
 def finish(draft: Draft, scored: Scored, noise, accepted: Tensor, reach: Tensor) -> Verdict:
     """Block verification's last step."""
     weighted = _Weighted(reach.gather(1, accepted[:, None]))
-    return settle(draft, draft.roots - 1 + accepted, _chain_extra(weighted, draft, scored, noise, accepted))
+    return commit(draft, draft.roots - 1 + accepted, _chain_extra(weighted, draft, scored, noise, accepted))
 
 
 @pytest.mark.parametrize("mutant", [BlockStopsAtTheFirstFailure, BlockIgnoresTheRoom])
@@ -294,8 +287,10 @@ class Slipping(TableTarget):
 def test_rollback_off_by_one(slip, rule):
     def loop_error(target) -> float:
         real, drafter = pair(2, 6, 1, zeros=0.0)
-        law = loop_law(target(real.table), ModelDrafter(drafter), rule, most=3, length=2, once=not isinstance(rule, Match))
-        return (law - real.table.joint(3)).abs().max().item()
+        distribution = loop_distribution(
+            target(real.table), ModelDrafter(drafter), rule, most=3, length=2, once=not isinstance(rule, Match)
+        )
+        return (distribution - real.table.joint(3)).abs().max().item()
 
     assert loop_error(TableTarget) < TINY
     assert loop_error(lambda table: Slipping(table, slip=slip)) > SEEN
@@ -305,8 +300,10 @@ def hf_run(model, rule, shape, small, **numbers):
     inputs = {"input_ids": torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))}
     processors = pipeline(**numbers)
     drafter = NoDraft() if shape is None else ModelDrafter(HFTarget(small, DecoderOnly.of(small), processors), shape)
-    limits, noise, control = Limits(3, 16), Noise.from_seed(0, 3), Fixed(3)
-    return generate(HFTarget(model, DecoderOnly.of(model), processors), drafter, rule, inputs, limits=limits, noise=noise, control=control)
+    stopping, noise, control = DefaultStopping(3, 16), Noise.from_seed(0, 3), Fixed(3)
+    return generate(
+        HFTarget(model, DecoderOnly.of(model), processors), drafter, rule, inputs, stopping=stopping, noise=noise, control=control
+    )
 
 
 @pytest.mark.parametrize("slip", [one_too_few, one_too_many])
@@ -315,36 +312,36 @@ def test_cache_rollback_off_by_one(big, monkeypatch, rule, slip):
     """On the real cache; the check is equality with plain decoding."""
     near = copy.deepcopy(big)
     torch.nn.init.normal_(near.model.layers[-1].mlp.down_proj.weight)  # right now and then
-    heat = {} if isinstance(rule, Greedy) else {"temperature": 1.0}
-    plain = hf_run(big, Match() if heat else Greedy(), None, near, **heat).sequences
-    assert torch.equal(hf_run(big, rule, Chain(drawn), near, **heat).sequences, plain)
+    temperature = {} if isinstance(rule, Greedy) else {"temperature": 1.0}
+    plain = hf_run(big, Match() if temperature else Greedy(), None, near, **temperature).sequences
+    assert torch.equal(hf_run(big, rule, Chain(drawn), near, **temperature).sequences, plain)
     commit = HFSession.commit
 
     def slipping(self, keep, most):
         commit(self, slip(keep) if self.target.model is big else keep, most)
 
     monkeypatch.setattr(HFSession, "commit", slipping)
-    assert not torch.equal(hf_run(big, rule, Chain(drawn), near, **heat).sequences, plain)
+    assert not torch.equal(hf_run(big, rule, Chain(drawn), near, **temperature).sequences, plain)
 
 
 @pytest.mark.parametrize("slip", [one_too_few, one_too_many])
 def test_drafter_rollback_off_by_one(big, monkeypatch, slip):
     """Equality cannot see a drafter that lost its place; a target that drafts for itself can."""
-    twin, heat = copy.deepcopy(big), {"temperature": 1.0}
-    plain = hf_run(big, Match(), None, twin, **heat).sequences
-    assert hf_run(big, Coupled(), Chain(drawn), twin, **heat).stats.rejected == 0
+    twin, temperature = copy.deepcopy(big), {"temperature": 1.0}
+    plain = hf_run(big, Match(), None, twin, **temperature).sequences
+    assert hf_run(big, Coupled(), Chain(drawn), twin, **temperature).stats.rejected == 0
     commit = HFSession.commit
 
     def slipping(self, keep, most):
         commit(self, slip(keep) if self.target.model is twin else keep, most)
 
     monkeypatch.setattr(HFSession, "commit", slipping)
-    out = hf_run(big, Coupled(), Chain(drawn), twin, **heat)
+    out = hf_run(big, Coupled(), Chain(drawn), twin, **temperature)
     assert torch.equal(out.sequences, plain)
     assert out.stats.rejected > 0
 
 
-def test_processors_that_see_settled_values_only(big, monkeypatch):
+def test_processors_that_see_committed_values_only(big, monkeypatch):
     """A history that leaves out the draft; the check is equality with plain sampling."""
     numbers = {"temperature": 1.0, "repetition_penalty": 2.0}
     plain = hf_run(big, Match(), None, big, **numbers).sequences
@@ -358,16 +355,16 @@ def test_processors_that_see_settled_values_only(big, monkeypatch):
 
 
 class MinCommit(Token):
-    """Four rows at a time commit what the slowest of them accepted; where another accepted more, its next guess ends the round."""
+    """Four rows at a time commit what the slowest of them accepted; where another accepted more, its next draft token ends the round."""
 
     def __call__(self, draft, scored, noise):
         verdict = chain(Token(), draft, scored, noise)
         least = verdict.accepted.view(-1, 4).amin(1).repeat_interleave(4)
         if draft.size == draft.roots:
             return verdict
-        cut = draft.guesses.gather(1, least.clamp(max=draft.size - draft.roots - 1)[:, None])[:, 0]
-        extra = torch.where(verdict.accepted > least, cut, verdict.frontier.nodes[:, 0])
-        return replace(settle(draft, draft.roots - 1 + least, extra), judged=verdict.accepted)
+        cut = draft.draft_tokens.gather(1, least.clamp(max=draft.size - draft.roots - 1)[:, None])[:, 0]
+        extra = torch.where(verdict.accepted > least, cut, verdict.pending.nodes[:, 0])
+        return replace(commit(draft, draft.roots - 1 + least, extra), judged=verdict.accepted)
 
 
 @dataclass(frozen=True)
@@ -384,33 +381,33 @@ class Chained:
 class ChainedSession:
     def __init__(self, drafter: Chained, rows: int):
         self.retests, self.session = drafter.retests, TableTarget(drafter.table).begin(rows)[0]
-        self.left = None  # values, laws and which are there, by step
+        self.left = None  # values, distributions and which are there, by step
 
-    def propose(self, frontier, room, noise):
-        draft = frontier
-        for step in range(room.length):
+    def propose(self, pending, budget, noise):
+        draft = pending
+        for step in range(budget.length):
             p = self.session.score(draft).p
-            law = Categorical(p.scores[:, -1:])
-            value = law.sample(noise.guess((draft.start + step)[:, None], draft.start))
+            distribution = Categorical(p.scores[:, -1:])
+            value = distribution.sample(noise.draft_token((draft.start + step)[:, None], draft.start))
             if self.left is not None and self.retests:
-                values, laws, there = self.left
+                values, distributions, there = self.left
                 value = torch.where(there[:, step : step + 1], values[:, step : step + 1], value)
-                law = Categorical(laws[:, step : step + 1]).where(there[:, step : step + 1], law)
-            draft = draft.extend_chain(value, room.guesses, law)
+                distribution = Categorical(distributions[:, step : step + 1]).where(there[:, step : step + 1], distribution)
+            draft = draft.extend_chain(value, budget.draft_tokens, distribution)
         self.session.score(draft)
         return draft
 
-    def observe(self, draft, scored, verdict, settled):
+    def observe(self, draft, scored, verdict, committed):
         self.session.commit(verdict.keep, 0)
-        guesses = draft.size - draft.roots
-        steps = verdict.count[:, None] + torch.arange(guesses)
-        index = steps.clamp(max=guesses - 1)
-        own = draft.guesses.gather(1, (verdict.count - 1).clamp(0, guesses - 1)[:, None])[:, 0]
-        there = (steps < verdict.judged[:, None]) & (own == verdict.frontier.nodes[:, 0])[:, None]
-        self.left = draft.guesses.gather(1, index), draft.q.at(index).scores, there
+        draft_tokens = draft.size - draft.roots
+        steps = verdict.count[:, None] + torch.arange(draft_tokens)
+        index = steps.clamp(max=draft_tokens - 1)
+        own = draft.draft_tokens.gather(1, (verdict.count - 1).clamp(0, draft_tokens - 1)[:, None])[:, 0]
+        there = (steps < verdict.judged[:, None]) & (own == verdict.pending.nodes[:, 0])[:, None]
+        self.left = draft.draft_tokens.gather(1, index), draft.q.at(index).scores, there
 
 
-def batch_law(rule, retests: bool, rows: int = 20_000) -> float:
+def batch_distribution(rule, retests: bool, rows: int = 20_000) -> float:
     """p-value of the outputs of whole runs, with the real noise."""
     target, drafter = pair(3, 7, 2, zeros=0.0)
     outputs = run_loop(target, Chained(drafter.table, retests), rule, Noise.from_seed(0, rows), rows, 4, 3).outputs
@@ -418,23 +415,23 @@ def batch_law(rule, retests: bool, rows: int = 20_000) -> float:
 
 
 def test_batch_wide_minimum_commit():
-    """Committing the least of a batch wastes guesses; judging the others again with their old q bends the law."""
-    assert batch_law(Token(), retests=False) > PASS
-    assert batch_law(MinCommit(), retests=False) > PASS
-    assert batch_law(MinCommit(), retests=True) < FAIL
+    """Committing the least of a batch wastes draft tokens; judging the others again with their old q bends the distribution."""
+    assert batch_distribution(Token(), retests=False) > PASS
+    assert batch_distribution(MinCommit(), retests=False) > PASS
+    assert batch_distribution(MinCommit(), retests=True) < FAIL
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
 class BlockWithOneNoise(Block):
-    """Guesses of a position drawn with the same numbers in every round, though the block's later guesses had a say in its end."""
+    """Draft tokens of a position drawn with the same numbers in every round, though the block's later draft tokens had a say in its end."""
 
     coupled = True
 
 
 class FreshMatch(Match):
-    """The target's draws keyed by the round: another text than plain sampling's, if one of the same law."""
+    """The target's draws keyed by the round: another text than plain sampling's, if one of the same distribution."""
 
     def __call__(self, draft, scored, noise):
         value = scored.p.sample(noise.residual(draft.position(), draft.start))
@@ -458,7 +455,7 @@ def test_match_with_noise_of_the_round_is_not_token_exact():
     assert run_loop(target, ModelDrafter(drafter), FreshMatch(), Noise.from_seed(0, 64), 64, 6, 3).outputs != plain
 
 
-def test_guesses_not_drawn_with_the_targets_noise_are_seldom_right():
+def test_draft_tokens_not_drawn_with_the_targets_noise_are_seldom_right():
     """Exact all the same, so only the rate of acceptance shows it."""
 
     class Uncoupled(Coupled):
@@ -467,8 +464,8 @@ def test_guesses_not_drawn_with_the_targets_noise_are_seldom_right():
     target, drafter = pair(3, 8, 1)
     accepted = []
     for rule in (Coupled(), Uncoupled()):
-        limits = Limits(2000, 6)
+        stopping = DefaultStopping(2000, 6)
         noise = Noise.from_seed(0, 2000)
-        out = generate(target, ModelDrafter(drafter, Chain(drawn)), rule, 2000, limits=limits, noise=noise, control=Fixed(3))
+        out = generate(target, ModelDrafter(drafter, Chain(drawn)), rule, 2000, stopping=stopping, noise=noise, control=Fixed(3))
         accepted.append(out.stats.accepted / out.stats.judged)
     assert accepted[0] > accepted[1] + 0.1

@@ -62,22 +62,26 @@ def test_pinned_numbers():
     """Any change here changes every sampled output there ever was."""
     noise = Noise.from_seed(7, 2)
     position, start = torch.tensor([[0, 5], [3, 4]]), torch.tensor([0, 2])
-    digits = [noise.value(position).uniform(), noise.guess(position, start, 3).uniform(), noise.accept(position, start).branch(2).uniform()]
-    words = [noise.value(position).words, noise.guess(position, start, 3).words, noise.accept(position, start).branch(2).words]
+    digits = [
+        noise.value(position).uniform(),
+        noise.draft_token(position, start, 3).uniform(),
+        noise.accept(position, start).branch(2).uniform(),
+    ]
+    words = [noise.value(position).words, noise.draft_token(position, start, 3).words, noise.accept(position, start).branch(2).words]
     assert [hex(w.flatten()[1].item() % WORD) for w in words] == PINNED
     for own, uniform_ in zip(words, digits, strict=True):
         expected = [(reference((w + _GAMMA) % WORD) >> 12) * 2.0**-52 + 2.0**-53 for w in own.flatten().tolist()]
         assert uniform_.flatten().tolist() == expected
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- distributions -------------------------------------------------------------------------------------------------------------
 
 
 def stream(role: str, seeds: torch.Tensor, position: torch.Tensor, start: torch.Tensor, branch=0) -> Keys:
     noise = Noise(seeds)
     if role == "value":
         return noise.value(position)
-    return noise.guess(position, start, branch) if role == "guess" else getattr(noise, role)(position, start)
+    return noise.draft_token(position, start, branch) if role == "guess" else getattr(noise, role)(position, start)
 
 
 def grids(role: str) -> dict[str, torch.Tensor]:
@@ -124,7 +128,7 @@ def test_roles_never_share():
             words.append(getattr(noise, role)(positions, begun).words)
             words.append(getattr(noise, role)(positions, begun).branch(4).words)
         for branch in range(1, 4):
-            words.append(noise.guess(positions, begun, branch).words)
+            words.append(noise.draft_token(positions, begun, branch).words)
     streams = torch.cat([w.flatten() for w in words])
     numbers = torch.cat([mix(streams[:, None] + torch.arange(1, 9) * _GAMMA).flatten(), streams])
     assert len(numbers.unique()) == len(numbers)
@@ -168,16 +172,16 @@ def test_value_is_the_same_in_every_round_and_the_others_are_not():
     assert torch.equal(noise.value(position).words, noise.value(position).words)
 
 
-def test_coupled_guesses_use_the_targets_own_noise():
+def test_coupled_draft_tokens_use_the_targets_own_noise():
     position, start = torch.arange(5)[None], torch.tensor([2])
     coupled = Noise.from_seed(0, 1, coupled=True)
-    assert torch.equal(coupled.guess(position, start, 4).words, coupled.value(position).words)
-    assert (Noise.from_seed(0, 1).guess(position, start, 4).words != coupled.value(position).words).all()
+    assert torch.equal(coupled.draft_token(position, start, 4).words, coupled.value(position).words)
+    assert (Noise.from_seed(0, 1).draft_token(position, start, 4).words != coupled.value(position).words).all()
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------
 
-LAW = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.249, 0.001], dtype=torch.float64)
+DISTRIBUTION = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.249, 0.001], dtype=torch.float64)
 
 
 def draws(rows: int = 100_000) -> Keys:
@@ -185,23 +189,23 @@ def draws(rows: int = 100_000) -> Keys:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_choose_follows_the_law(dtype):
-    chosen = draws().choose(LAW.log().to(dtype) + 3.0)  # scores need no normalising
-    assert chi_square(chosen, LAW) > PASS
+def test_choose_follows_the_distribution(dtype):
+    chosen = draws().choose(DISTRIBUTION.log().to(dtype) + 3.0)  # scores need no normalising
+    assert chi_square(chosen, DISTRIBUTION) > PASS
     assert chi_square(chosen, torch.tensor([0.48, 0.0, 0.22, 0.05, 0.249, 0.001])) < FAIL
 
 
 def test_choose_distinct_is_sequential_without_replacement():
-    pairs = draws().choose_distinct(LAW.log(), 2)
-    law = torch.zeros(6, 6, dtype=torch.float64)
-    for first in LAW.nonzero().flatten():
-        rest = LAW.clone()
+    pairs = draws().choose_distinct(DISTRIBUTION.log(), 2)
+    distribution = torch.zeros(6, 6, dtype=torch.float64)
+    for first in DISTRIBUTION.nonzero().flatten():
+        rest = DISTRIBUTION.clone()
         rest[first] = 0
-        law[first] = LAW[first] * rest / rest.sum()
+        distribution[first] = DISTRIBUTION[first] * rest / rest.sum()
     codes = pairs[:, 0] * 6 + pairs[:, 1]
-    assert torch.equal(pairs[:, 0], draws().choose(LAW.log()))
-    assert chi_square(codes, law.flatten()) > PASS
-    independent_pairs = (LAW[:, None] * LAW).fill_diagonal_(0)
+    assert torch.equal(pairs[:, 0], draws().choose(DISTRIBUTION.log()))
+    assert chi_square(codes, distribution.flatten()) > PASS
+    independent_pairs = (DISTRIBUTION[:, None] * DISTRIBUTION).fill_diagonal_(0)
     assert chi_square(codes, (independent_pairs / independent_pairs.sum()).flatten()) < FAIL
 
 
@@ -228,27 +232,27 @@ def test_named_values_are_drawn_wherever_they_stand():
     """Drawn without replacement or by inversion, alone or among values that cannot come."""
     keys, generator = draws(2000), torch.Generator().manual_seed(0)
     ids = torch.tensor([40, 7, 23, 99, 8, 61])
-    spread = torch.full((12,), -torch.inf, dtype=LAW.dtype)
+    spread = torch.full((12,), -torch.inf, dtype=DISTRIBUTION.dtype)
     place = torch.randperm(12, generator=generator)[:6]
-    spread[place] = LAW.log()
+    spread[place] = DISTRIBUTION.log()
     names = torch.full((12,), 5).index_copy(0, place, ids)
-    assert torch.equal(names[keys.choose_distinct(spread, 5, names)], ids[keys.choose_distinct(LAW.log(), 5, ids)])
+    assert torch.equal(names[keys.choose_distinct(spread, 5, names)], ids[keys.choose_distinct(DISTRIBUTION.log(), 5, ids)])
     place = place.sort().values
-    spread = torch.zeros(12, dtype=LAW.dtype).index_copy(0, place, LAW)
+    spread = torch.zeros(12, dtype=DISTRIBUTION.dtype).index_copy(0, place, DISTRIBUTION)
     branched = keys.branch(3)
-    wide, tight = (branched.draw(law.expand(2000, -1).contiguous()) for law in (spread, LAW))
+    wide, tight = (branched.draw(distribution.expand(2000, -1).contiguous()) for distribution in (spread, DISTRIBUTION))
     assert torch.equal(torch.full((12,), 99).index_copy(0, place, torch.arange(6))[wide], tight)
 
 
 def test_draws_by_inversion_follow_the_weights():
-    drawn = draws(100_000)[:, None].draw((7 * LAW).expand(100_000, -1).contiguous())
-    assert chi_square(drawn, LAW) > PASS
-    assert chi_square(drawn, LAW + 0.02) < FAIL
+    drawn = draws(100_000)[:, None].draw((7 * DISTRIBUTION).expand(100_000, -1).contiguous())
+    assert chi_square(drawn, DISTRIBUTION) > PASS
+    assert chi_square(drawn, DISTRIBUTION + 0.02) < FAIL
     assert (draws(100)[:, None].draw(torch.zeros(100, 6)) == 0).all()
 
 
 def test_impossible_values_come_last():
-    order = draws(200).choose_distinct(LAW.log(), 6)
+    order = draws(200).choose_distinct(DISTRIBUTION.log(), 6)
     assert (order[:, -1] == 1).all()
     assert (order.sort(-1).values == torch.arange(6)).all()
 

@@ -1,22 +1,24 @@
-"""Coarse-grained acceptance: the group has the target's law, the token the closed form, and the meter is the distance between."""
+"""Coarse-grained acceptance: the group has the target's distribution, the token the closed form, and the meter is the distance between."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from mmspec.core.accept import GROUP_EXACT, LAW_EXACT, LOSSY, Block, Token
-from mmspec.core.groups import Groups
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.pcg import PCG, pcg_tree
 from mmspec.core.records import Scored
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, GROUP_EXACT, LOSSY
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.groups import Groups
+from mmspec.core.rules.pcg import PCG, pcg_tree
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
-from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, many, path_drift, same, settled, spread, window
+from mmspec.drafters.trees.static import StaticTree, Template
+from tests.oracles.relaxed import SEEN, TINY, committed, distance, families, finished, many, path_drift, same, spread, window
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.tables import exact_error, first_value_law, pair, round_outcomes
+from tests.oracles.tables import exact_error, first_value_distribution, pair, round_outcomes
 
 SIZE = 20
 POINTS = torch.randn(SIZE, 4, generator=torch.Generator().manual_seed(0))
@@ -46,25 +48,25 @@ def by_hand(groups: Groups, p: torch.Tensor, q: torch.Tensor) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_groups_law_is_the_targets_and_the_tokens_the_closed_form(name):
+def test_the_groups_distribution_is_the_targets_and_the_tokens_the_closed_form(name):
     groups, most = GROUPS[name], 0.0
     for p, q in many(SIZE, 4):
         accepted, replaced = by_hand(groups, p, q)
         assert ((accepted + replaced).sum(1) - shares(groups) @ p).abs().max() < TINY
-        law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
-        assert (law - (accepted + replaced).sum(0)).abs().max() < TINY
+        distribution = PCG(groups).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+        assert (distribution - (accepted + replaced).sum(0)).abs().max() < TINY
         cost = PCG(groups).excess(spread(p), spread(q), torch.arange(SIZE))
-        assert (cost - distance(law, p)).abs().max() < TINY
-        most = max(most, distance(law, p))
+        assert (cost - distance(distribution, p)).abs().max() < TINY
+        most = max(most, distance(distribution, p))
     assert most > 0.1
 
 
-def test_groups_that_do_not_overlap_keep_their_law_among_the_tokens():
+def test_groups_that_do_not_overlap_keep_their_distribution_among_the_tokens():
     """Then a token's group can be read off, and it is the target's, exactly."""
     groups = GROUPS["partition"]
     for p, q in many(SIZE, 4):
-        law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
-        assert (groups.coarse(law) - groups.coarse(p)).abs().max() < TINY
+        distribution = PCG(groups).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+        assert (groups.coarse(distribution) - groups.coarse(p)).abs().max() < TINY
 
 
 @pytest.mark.parametrize("draw", [sampled, best])
@@ -75,22 +77,22 @@ def test_the_code_that_runs_emits_it(draw, groups):
         p, q = target.table.probs[1], drafter.table.probs[1]
         q = q if draw is sampled else torch.nn.functional.one_hot(q.argmax(), 3).double()
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), PCG(groups), most=2, length=1)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), PCG(groups))
-        assert (law - torch.stack(by_hand(groups, p, q)).sum((0, 1))).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(draw)), PCG(groups))
+        assert (distribution - torch.stack(by_hand(groups, p, q)).sum((0, 1))).abs().max() < TINY
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, p), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, p), abs=TINY)
 
 
-def test_the_published_loop_gives_the_same_law():
-    """Groups drawn, replacements thinned until one stays: 1e6 draws of the procedure against the law without any of that."""
+def test_the_published_loop_gives_the_same_distribution():
+    """Groups drawn, replacements thinned until one stays: 1e6 draws of the procedure against the distribution without any of that."""
     p, q = families(SIZE, 2)["broad"]
     groups, rows, g = GROUPS["cosine"], 1_000_000, torch.Generator().manual_seed(0)
     w = shares(groups)
     coarse_p, coarse_q = w @ p, w @ q
 
-    def some(law: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def some(distribution: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens, and one of each token's groups."""
-        tokens = torch.multinomial(law, count, True, generator=g)
+        tokens = torch.multinomial(distribution, count, True, generator=g)
         group = torch.empty_like(tokens)
         for token in range(SIZE):
             here = (tokens == token).nonzero()[:, 0]
@@ -105,8 +107,8 @@ def test_the_published_loop_gives_the_same_law():
         stays = torch.rand(len(waiting), dtype=torch.float64, generator=g) < (1 - coarse_q / coarse_p)[groups_again]
         tokens[waiting[stays]], group[waiting[stays]] = again[stays], groups_again[stays]
         waiting = waiting[~stays]
-    law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
-    assert chi_square(tokens, law) > PASS
+    distribution = PCG(groups).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+    assert chi_square(tokens, distribution) > PASS
     assert chi_square(tokens, p) < FAIL
     assert chi_square(group, coarse_p) > PASS
     assert chi_square(group, coarse_q) < FAIL
@@ -115,11 +117,11 @@ def test_the_published_loop_gives_the_same_law():
 @pytest.mark.parametrize("groups", [THREE, Groups.partition(torch.arange(5) // 2)], ids=["overlapping", "apart"])
 def test_a_million_draws(groups):
     p, q = families(groups.values, 1)["broad"]
-    values, drift = settled(PCG(groups), p, q)
-    law = torch.stack(by_hand(groups, p, q)).sum((0, 1))
-    assert chi_square(values, law) > PASS
-    assert chi_square(values, 0.85 * law + 0.15 * p) < FAIL
-    assert drift == pytest.approx(distance(law, p), abs=1e-6)
+    values, drift = committed(PCG(groups), p, q)
+    distribution = torch.stack(by_hand(groups, p, q)).sum((0, 1))
+    assert chi_square(values, distribution) > PASS
+    assert chi_square(values, 0.85 * distribution + 0.15 * p) < FAIL
+    assert drift == pytest.approx(distance(distribution, p), abs=1e-6)
 
 
 def test_the_meter_over_several_positions():
@@ -134,19 +136,19 @@ def test_the_meter_over_several_positions():
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_member_drawn_by_the_target_keeps_its_law_and_costs_acceptance(name):
+def test_a_member_drawn_by_the_target_keeps_its_distribution_and_costs_acceptance(name):
     rule, less = PCG(GROUPS[name], "target"), 0.0
     for p, q in many(SIZE, 4):
-        law = rule.output_law(Categorical.of(p), Categorical.of(q)).probs()
-        assert (law - p).abs().max() < TINY
+        distribution = rule.output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+        assert (distribution - p).abs().max() < TINY
         chance = (q * rule.accept_prob(spread(p), spread(q), torch.arange(SIZE)).nan_to_num())[q > 0].sum().item()
         assert chance <= torch.minimum(p, q).sum().item() + TINY
         less = max(less, torch.minimum(p, q).sum().item() - chance)
     assert less > 0.1
-    assert rule.exactness == LAW_EXACT
+    assert rule.exactness == DISTRIBUTION_EXACT
 
 
-def test_with_it_whole_runs_have_the_targets_law():
+def test_with_it_whole_runs_have_the_targets_distribution():
     target, drafter = pair(3, 6, 1, zeros=0.2)
     assert exact_error(target, ModelDrafter(drafter), PCG(THREE, "target"), most=3, length=2) < TINY
     assert exact_error(target, ModelDrafter(drafter), PCG(THREE), most=3, length=2) > SEEN
@@ -170,7 +172,7 @@ class OrdinaryResidual(PCG):
 
 
 class WholeMass(PCG):
-    """Overlapping groups that each count a token's whole mass: P(k) is no law then."""
+    """Overlapping groups that each count a token's whole mass: P(k) is no distribution then."""
 
     def _chances(self, probs, drawn):
         inside = self.groups.members.to_dense().double()
@@ -183,8 +185,8 @@ def test_planted_faults_leave_the_closed_form(mutant):
     def worst(kind):
         errors = []
         for p, q in many(SIZE, 2):
-            law = kind(GROUPS["cosine"]).output_law(Categorical.of(p), Categorical.of(q)).probs()
-            errors.append(distance(law, torch.stack(by_hand(GROUPS["cosine"], p, q)).sum((0, 1))))
+            distribution = kind(GROUPS["cosine"]).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+            errors.append(distance(distribution, torch.stack(by_hand(GROUPS["cosine"], p, q)).sum((0, 1))))
         return max(errors)
 
     assert worst(PCG) < TINY
@@ -204,7 +206,7 @@ def test_without_a_shared_group_it_is_the_token_rule_bit_for_bit(kind):
         verdict = rule(draft, scored, noise)
         assert same(verdict, exact)
         assert (verdict.drift == 0).all()
-    assert PCG(single).exactness == LAW_EXACT
+    assert PCG(single).exactness == DISTRIBUTION_EXACT
     verdict = PCG(shared)(draft, scored, noise)
     assert PCG(shared).exactness == GROUP_EXACT == "group-exact"
     assert not same(verdict, exact)
@@ -212,39 +214,39 @@ def test_without_a_shared_group_it_is_the_token_rule_bit_for_bit(kind):
     assert verdict.accepted.sum() > exact.accepted.sum()
 
 
-def test_one_group_of_all_is_the_drafters_law():
+def test_one_group_of_all_is_the_drafters_distribution():
     p, q = families(SIZE)["broad"]
     everything = PCG(Groups.partition(torch.zeros(SIZE, dtype=torch.long)))
-    assert distance(everything.output_law(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
+    assert distance(everything.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
 
 
 def test_one_value_is_no_choice():
     one = torch.ones(1, dtype=torch.float64)
-    values, drift = settled(PCG(Groups.partition(torch.zeros(1, dtype=torch.long))), one, one, rows=10)
+    values, drift = committed(PCG(Groups.partition(torch.zeros(1, dtype=torch.long))), one, one, rows=10)
     assert (values == 0).all()
     assert drift == 0
 
 
-def test_a_guess_ruled_out_by_its_group_is_never_kept():
+def test_a_draft_token_ruled_out_by_its_group_is_never_kept():
     p, q = families(SIZE)["top-k disjoint"]
     groups = Groups.partition((q > 0).long())  # drafter and target on different groups
-    law = PCG(groups).output_law(Categorical.of(p), Categorical.of(q)).probs()
-    assert distance(law, p) < TINY
+    distribution = PCG(groups).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+    assert distance(distribution, p) < TINY
 
 
 @pytest.mark.parametrize("shape", [StaticTree(Template.branching((2, 1))), StaticTree(Template.branching((3,)), top)], ids=["drawn", "top"])
 @pytest.mark.parametrize("groups", [THREE, APART], ids=["overlapping", "apart"])
-def test_in_trees_the_drift_is_a_bound_and_groups_apart_keep_their_law(shape, groups):
+def test_in_trees_the_drift_is_a_bound_and_groups_apart_keep_their_distribution(shape, groups):
     most = 0.0
     for seed in range(4):
         target, drafter = pair(3, 4, seed, zeros=0.2)
         outcomes = round_outcomes(target, ModelDrafter(drafter, shape), pcg_tree(groups), most=3, length=2)
-        law, p = outcomes.law(outcomes.values[:, 0], 3), target.table.probs[1]
+        distribution, p = outcomes.distribution(outcomes.values[:, 0], 3), target.table.probs[1]
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift >= distance(law, p) - TINY
+        assert drift >= distance(distribution, p) - TINY
         if groups is APART:
-            assert (groups.coarse(law) - groups.coarse(p)).abs().max() < TINY
-        most = max(most, distance(law, p))
+            assert (groups.coarse(distribution) - groups.coarse(p)).abs().max() < TINY
+        most = max(most, distance(distribution, p))
     assert most > SEEN
     assert pcg_tree(groups).exactness == LOSSY
 
@@ -253,7 +255,7 @@ def test_chains_only():
     target, drafter = pair(3, 4, 1)
     shape = StaticTree(Template.branching((2,)))
     with pytest.raises(ValueError, match="judges chains, but this draft branches"):
-        first_value_law(target, ModelDrafter(drafter, shape), PCG(THREE))
+        first_value_distribution(target, ModelDrafter(drafter, shape), PCG(THREE))
 
 
 def test_it_accepts_more_than_exact_rules_do():

@@ -6,21 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import per_code
-from mmspec.core.accept import LAW_EXACT, LOSSY, Block, Match, Token
-from mmspec.core.lenience import Lenience
-from mmspec.core.lossy import Ensemble
 from mmspec.core.noise import Noise
-from mmspec.core.per_code import PerCode
-from mmspec.core.ssd import SSD
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules import per_code
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, LOSSY
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.lossy.ensemble import Ensemble
+from mmspec.core.rules.lossy.lenience import Lenience
+from mmspec.core.rules.lossy.ssd import SSD
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.per_code import PerCode
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, best, sampled
-from tests.oracles.frames import frame_pair, frames_loop_law, frames_round, frames_round_law, frames_run
+from tests.oracles.frames import frame_pair, frames_loop_distribution, frames_round, frames_round_distribution, frames_run
 from tests.oracles.tables import TableTarget, pair, run_loop
 
 TINY, SEEN = 1e-9, 1e-3
-SIZES = [(2, 2, 2, 2), (2, 2, 3, 2), (2, 3, 2, 1), (3, 2, 2, 1), (4, 2, 2, 1)]  # books, codes, frames, guesses a round
+SIZES = [(2, 2, 2, 2), (2, 2, 3, 2), (2, 3, 2, 1), (3, 2, 2, 1), (4, 2, 2, 1)]  # books, codes, frames, draft tokens a round
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -29,16 +32,16 @@ SIZES = [(2, 2, 2, 2), (2, 2, 3, 2), (2, 3, 2, 1), (3, 2, 2, 1), (4, 2, 2, 1)]  
 def test_one_round_is_exact(sizes, hangs, draw):
     books, size, most, length = sizes
     target, drafter = frame_pair(books, size, most, 1, hangs=hangs, zeros=0.1)
-    law = frames_round_law(target, ModelDrafter(drafter, Chain(draw)), PerCode(), most=most, length=length)
-    assert (law - target.frames.table.joint(most)).abs().max() < TINY
+    distribution = frames_round_distribution(target, ModelDrafter(drafter, Chain(draw)), PerCode(), most=most, length=length)
+    assert (distribution - target.frames.table.joint(most)).abs().max() < TINY
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_whole_runs_are_exact(hangs, length):
     target, drafter = frame_pair(2, 2, 2, 1, hangs=hangs)
-    law = frames_loop_law(target, ModelDrafter(drafter) if length else NoDraft(), PerCode(), most=2, length=length)
-    assert (law - target.frames.table.joint(2)).abs().max() < TINY
+    distribution = frames_loop_distribution(target, ModelDrafter(drafter) if length else NoDraft(), PerCode(), most=2, length=length)
+    assert (distribution - target.frames.table.joint(2)).abs().max() < TINY
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -46,7 +49,7 @@ def test_a_frame_survives_with_the_product_of_its_codes_chances(hangs):
     target, drafter = frame_pair(3, 2, 2, 1, hangs=hangs)
     outcomes = frames_round(target, ModelDrafter(drafter), PerCode(), most=2, length=1)
     x, one = target.frames.all()[:, None], torch.ones(8, 1, dtype=torch.long)
-    p, q = target.law(one), drafter.law(one)
+    p, q = target.distribution(one), drafter.distribution(one)
     chances = (p.codes(x).log_prob(x) - q.codes(x).log_prob(x)).exp().clamp(max=1).prod(-1)
     accepted, refused = (outcomes.weights * outcomes.extra["accepted"]).sum(), (outcomes.weights * outcomes.extra["expected"]).sum()
     assert abs(accepted - (q.prob(x) * chances).sum()) < TINY
@@ -58,10 +61,10 @@ def test_a_frame_survives_with_the_product_of_its_codes_chances(hangs):
 # --- mutants ----------------------------------------------------------------------------------------------------------
 
 
-def error(rule, hangs: bool, books: int = 3, tamper=lambda law: law) -> float:
+def error(rule, hangs: bool, books: int = 3, tamper=lambda distribution: distribution) -> float:
     target, drafter = frame_pair(books, 2, 2, 1, hangs=hangs)
-    law = frames_round_law(target, ModelDrafter(drafter), rule, most=2, length=1)
-    return (law - target.frames.table.joint(2)).abs().max().item()
+    distribution = frames_round_distribution(target, ModelDrafter(drafter), rule, most=2, length=1)
+    return (distribution - target.frames.table.joint(2)).abs().max().item()
 
 
 class ReusedStreams:
@@ -97,18 +100,18 @@ class KeepsLaterCodes(PerCode):
 
 
 class Loose:
-    """A law of frames that says no code hangs on another."""
+    """A distribution of frames that says no code hangs on another."""
 
     hangs = False
 
-    def __init__(self, law):
-        self.law = law
+    def __init__(self, distribution):
+        self.distribution = distribution
 
     def at(self, index: Tensor):
-        return Loose(self.law.at(index))
+        return Loose(self.distribution.at(index))
 
     def __getattr__(self, name: str):
-        return getattr(self.law, name)
+        return getattr(self.distribution, name)
 
 
 class Unmended(PerCode):
@@ -141,20 +144,20 @@ def test_drift_bounds_the_distance_of_a_frame(rules, hangs):
     """And is the very sum of the books' distances where no code hangs on another."""
     target, drafter = frame_pair(3, 2, 2, 1, hangs=hangs)
     outcomes = frames_round(target, ModelDrafter(drafter), PerCode(rules), most=2, length=1)
-    law = outcomes.law(outcomes.values[:, 0], 8)
+    distribution = outcomes.distribution(outcomes.values[:, 0], 8)
     drift = (outcomes.weights * outcomes.extra["drift"]).sum()
     goal = target.frames.table.joint(1)
-    distance = 0.5 * (law - goal).abs().sum()
+    distance = 0.5 * (distribution - goal).abs().sum()
     assert SEEN < distance < drift + TINY
-    first = law.view(2, 4).sum(1) - goal.view(2, 4).sum(1)
-    assert (first.abs().max() < TINY) == (rules[0].exactness == LAW_EXACT)
+    first = distribution.view(2, 4).sum(1) - goal.view(2, 4).sum(1)
+    assert (first.abs().max() < TINY) == (rules[0].exactness == DISTRIBUTION_EXACT)
     if not hangs:
-        books = [0.5 * (a - b).abs().sum() for a, b in zip(_marginals(law), _marginals(goal), strict=True)]
+        books = [0.5 * (a - b).abs().sum() for a, b in zip(_marginals(distribution), _marginals(goal), strict=True)]
         assert abs(sum(books) - drift) < TINY
 
 
-def _marginals(law: Tensor) -> list[Tensor]:
-    cube = law.view(2, 2, 2)
+def _marginals(distribution: Tensor) -> list[Tensor]:
+    cube = distribution.view(2, 2, 2)
     return [cube.sum((1, 2)), cube.sum((0, 2)), cube.sum((0, 1))]
 
 
@@ -174,7 +177,7 @@ def test_drift_of_codes_behind_a_refused_one_is_counted(monkeypatch):
 
 
 def test_exactness_is_that_of_the_loosest_book():
-    assert PerCode().exactness == PerCode((Token(), Token())).exactness == LAW_EXACT
+    assert PerCode().exactness == PerCode((Token(), Token())).exactness == DISTRIBUTION_EXACT
     assert PerCode((Token(), SSD())).exactness == LOSSY
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as known
 
-from mmspec.core.processors import (
+from mmspec.core.processors.pipeline import (
     ForceAt,
     History,
     MinP,
@@ -78,7 +78,7 @@ def test_ties_are_transformers_own():
 
 
 @given(
-    heat=st.floats(0.1, 3),
+    temperature=st.floats(0.1, 3),
     k=st.integers(1, 20),
     mass=st.floats(0.05, 1),
     share=st.floats(0, 0.9),
@@ -86,11 +86,15 @@ def test_ties_are_transformers_own():
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_the_pipeline_is_transformers_sequence(heat, k, mass, share, penalty, seed):
+def test_the_pipeline_is_transformers_sequence(temperature, k, mass, share, penalty, seed):
     """Order and all: penalties and bans, temperature, then truncation."""
     raw, context = scores(seed), history(seed)
-    own = pipeline(temperature=heat, top_k=k, top_p=mass, min_p=share, repetition_penalty=penalty, suppress=[1])
-    chain = [known.RepetitionPenaltyLogitsProcessor(penalty), known.SuppressTokensLogitsProcessor([1]), known.TemperatureLogitsWarper(heat)]
+    own = pipeline(temperature=temperature, top_k=k, top_p=mass, min_p=share, repetition_penalty=penalty, suppress=[1])
+    chain = [
+        known.RepetitionPenaltyLogitsProcessor(penalty),
+        known.SuppressTokensLogitsProcessor([1]),
+        known.TemperatureLogitsWarper(temperature),
+    ]
     chain += [known.TopKLogitsWarper(k)]
     chain += [known.TopPLogitsWarper(mass)] if mass < 1 else []
     chain += [known.MinPLogitsWarper(share)] if share > 0 else []
@@ -121,7 +125,7 @@ def test_numbers_per_row(name):
 
 
 def test_settings_that_change_nothing_for_a_row():
-    """Per row: temperature 1, top-k 0, top-p 1, min-p 0 and penalty 1 leave the row's law as it is."""
+    """Per row: temperature 1, top-k 0, top-p 1, min-p 0 and penalty 1 leave the row's distribution as it is."""
     raw, context = scores(), history()
     out = pipeline(temperature=[1, 0.5, 0], top_k=[0, 2, 0], top_p=[1, 0.5, 1], min_p=[0, 0.1, 0], repetition_penalty=[1, 2, 1])(
         raw, context
@@ -132,19 +136,19 @@ def test_settings_that_change_nothing_for_a_row():
     assert torch.equal(out[2].argmax(-1), raw[2].argmax(-1))
 
 
-@pytest.mark.parametrize("heat", [0, 0.0, [0, 0, 0]])
-def test_temperature_0_is_greedy(heat):
+@pytest.mark.parametrize("temperature", [0, 0.0, [0, 0, 0]])
+def test_temperature_0_is_greedy(temperature):
     raw = scores()
-    law = pipeline(temperature=heat)(raw, history()).softmax(-1)
-    assert torch.equal(law, torch.nn.functional.one_hot(raw.argmax(-1), V).float())
+    distribution = pipeline(temperature=temperature)(raw, history()).softmax(-1)
+    assert torch.equal(distribution, torch.nn.functional.one_hot(raw.argmax(-1), V).float())
 
 
-@pytest.mark.parametrize("heat", [1e-3, 1e-9, 1e-300])
-def test_tiny_temperatures_stay_finite(heat):
+@pytest.mark.parametrize("temperature", [1e-3, 1e-9, 1e-300])
+def test_tiny_temperatures_stay_finite(temperature):
     raw = scores()
-    law = pipeline(temperature=heat)(raw, history()).softmax(-1)
-    assert torch.equal(law.argmax(-1), raw.argmax(-1))
-    assert law.isfinite().all()
+    distribution = pipeline(temperature=temperature)(raw, history()).softmax(-1)
+    assert torch.equal(distribution.argmax(-1), raw.argmax(-1))
+    assert distribution.isfinite().all()
 
 
 def test_nothing_asked_nothing_done():

@@ -8,14 +8,17 @@ import torch
 import transformers as hf
 
 import mmspec
-from mmspec.core import hf as sessions
-from mmspec.core import proof, proof_cases, proof_facts, proof_store
-from mmspec.core.accept import Greedy
-from mmspec.core.families import family_of
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.proof import Proof, prove, require
-from mmspec.options import drafter_of
+from mmspec.core.rules.greedy import Greedy
+from mmspec.models import target as sessions
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.families.registry import family_of
+from mmspec.models.proof import cases as proof_cases
+from mmspec.models.proof import facts as proof_facts
+from mmspec.models.proof import require as proof
+from mmspec.models.proof import store as proof_store
+from mmspec.models.proof.require import Proof, prove, require
+from mmspec.models.target import HFTarget
+from mmspec.run.options import drafter_of
 from tests.families import FAMILIES, build, inputs_for
 from tests.proof_mutants import LAYOUTS, MODELS, laid_out, one_percent_noise, untested
 from tests.sizes import LLAMA, Case

@@ -1,4 +1,4 @@
-"""Samplers that look back: their laws are what the samplers draw, and stay so under chains and trees of guesses."""
+"""Samplers that look back: their distributions are what the samplers draw, and stay so under chains and trees of draft tokens."""
 
 import copy
 import math
@@ -7,30 +7,35 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token, chain, settle
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFSession, HFTarget
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.processors import History, Pipeline, SuppressAt, min_length, pipeline
-from mmspec.core.ras import NUCLEUS, RepetitionAware, fish, higgs, repetition_aware
-from mmspec.core.siblings import without_replacement
-from mmspec.core.windowed import WindowedPenalty
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import History, Pipeline, SuppressAt, min_length, pipeline
+from mmspec.core.rules.base import commit
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.token import Token, chain
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, drawn, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFSession, HFTarget
+from mmspec.speech.sampling.ras import NUCLEUS, RepetitionAware, fish, higgs, repetition_aware
+from mmspec.speech.sampling.windowed_penalty import WindowedPenalty
 from tests.names import named
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.stream import END, World, encode, engine_law, log, run, softmax, tables, target
+from tests.oracles.stream import END, World, encode, engine_distribution, log, run, softmax, tables, target
 
 TINY, SEEN = 1e-9, 1e-3
 V = 6
 
 
-# --- one law ----------------------------------------------------------------------------------------------------------
+# --- one distribution ----------------------------------------------------------------------------------------------------------
 
 
 def one(outputs: list[int], prompt: list[int] = (), scores: torch.Tensor | None = None) -> tuple[torch.Tensor, History]:
@@ -45,16 +50,16 @@ def one(outputs: list[int], prompt: list[int] = (), scores: torch.Tensor | None 
 def in_turn(rule: RepetitionAware, scores: torch.Tensor, history: History, repeated: list[int]) -> torch.Tensor:
     """The procedure: draw, look, draw again."""
     usual, again = (draw(scores, history).softmax(-1)[0, 0] for draw in (rule.usual, rule.again))
-    law = torch.zeros(V, dtype=torch.float64)
+    distribution = torch.zeros(V, dtype=torch.float64)
     for y in range(V):
         if y not in repeated:
-            law[y] += usual[y]
+            distribution[y] += usual[y]
             continue
         second = again.clone()
         if rule.strike and second[y] < 1:
             second[y] = 0
-        law += usual[y] * second / second.sum()
-    return law
+        distribution += usual[y] * second / second.sum()
+    return distribution
 
 
 CASES = [  # rule, outputs, what is repeated
@@ -77,19 +82,19 @@ CASES = [  # rule, outputs, what is repeated
 
 @pytest.mark.parametrize(("rule", "outputs", "repeated"), CASES, ids=str)
 @pytest.mark.parametrize("prompt", [[], [0, 1, 1, 3, 4, 4, 5]])
-def test_the_law_is_what_the_procedure_draws(rule, outputs, repeated, prompt):
+def test_the_distribution_is_what_the_procedure_draws(rule, outputs, repeated, prompt):
     for seed in range(4):
         scores = 2 * torch.randn(1, 1, V, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         scores[..., seed] = -torch.inf
         scores, history = one(outputs, prompt, scores)
         assert rule.repeated(history, V)[0, 0].nonzero().flatten().tolist() == repeated
-        law = rule(scores, history)[0, 0].exp()
-        assert law.sum().item() == pytest.approx(1, abs=TINY)
-        assert (law - in_turn(rule, scores, history, repeated)).abs().max() < TINY
+        distribution = rule(scores, history)[0, 0].exp()
+        assert distribution.sum().item() == pytest.approx(1, abs=TINY)
+        assert (distribution - in_turn(rule, scores, history, repeated)).abs().max() < TINY
 
 
 def test_a_million_draws_of_the_procedure():
-    """Draw by the nucleus, count in the window, draw again: as implementations do, against the law."""
+    """Draw by the nucleus, count in the window, draw again: as implementations do, against the distribution."""
     scores, history = one([1, 0, 3, 2])
     rule, g, rows = RepetitionAware(pipeline(temperature=0.8, top_k=4), window=3, limit=1), torch.Generator().manual_seed(0), 1_000_000
     usual, again = (draw(scores, history).softmax(-1)[0, 0] for draw in (rule.usual, rule.again))
@@ -111,8 +116,8 @@ def test_nothing_repeated_nothing_done():
 def test_struck_out_where_nothing_else_is_possible():
     scores = torch.full((1, 1, V), -torch.inf, dtype=torch.float64)
     scores[..., 2] = 0
-    law = RepetitionAware(strike=True)(*one([2], scores=scores))[0, 0].exp()
-    assert law.tolist() == [0, 0, 1, 0, 0, 0]
+    distribution = RepetitionAware(strike=True)(*one([2], scores=scores))[0, 0].exp()
+    assert distribution.tolist() == [0, 0, 1, 0, 0, 0]
     near = torch.tensor([[[0.0, 30, -torch.inf, 0, 0, 0]]])  # a fallback that all but always says 1, in single precision
     struck = RepetitionAware(strike=True)(*one([1], scores=near))[0, 0].exp()
     assert struck[1] == 0
@@ -134,21 +139,21 @@ def test_at_temperature_0_the_best_value_or_a_draw():
 
 
 def cosyvoice(scores: list[float], outputs: list[int]) -> list[float]:
-    """Its published sampler as a law: values from the best on until their mass reaches 0.8, at most 25; one occurrence in ten."""
-    law, nucleus, mass = softmax(scores), [], 0.0
-    for value in sorted(range(len(law)), key=lambda v: -law[v]):
+    """Its published sampler as a distribution: values from the best on until their mass reaches 0.8, at most 25; one occurrence in ten."""
+    distribution, nucleus, mass = softmax(scores), [], 0.0
+    for value in sorted(range(len(distribution)), key=lambda v: -distribution[v]):
         if mass < 0.8 and len(nucleus) < 25:
             nucleus.append(value)
-            mass += law[value]
-    usual = [law[v] / mass if v in nucleus else 0.0 for v in range(len(law))]
-    again = sum(usual[v] for v in range(len(law)) if outputs[-10:].count(v) >= 10 * 0.1)
-    return [(usual[v] if outputs[-10:].count(v) < 10 * 0.1 else 0.0) + again * law[v] for v in range(len(law))]
+            mass += distribution[value]
+    usual = [distribution[v] / mass if v in nucleus else 0.0 for v in range(len(distribution))]
+    again = sum(usual[v] for v in range(len(distribution)) if outputs[-10:].count(v) >= 10 * 0.1)
+    return [(usual[v] if outputs[-10:].count(v) < 10 * 0.1 else 0.0) + again * distribution[v] for v in range(len(distribution))]
 
 
 def test_the_defaults_are_cosyvoices():
     g = torch.Generator().manual_seed(0)
-    for heat in (0.1, 1.0, 3.0):  # peaked, broad, and so broad that 25 values hold less than the nucleus
-        scores = heat * torch.randn(1, 1, 60, dtype=torch.float64, generator=g) / 3
+    for temperature in (0.1, 1.0, 3.0):  # peaked, broad, and so broad that 25 values hold less than the nucleus
+        scores = temperature * torch.randn(1, 1, 60, dtype=torch.float64, generator=g) / 3
         outputs = torch.randint(0, 60, (15,), generator=g).tolist()
         history = History(torch.tensor([outputs]), torch.ones(1, 1, 15, dtype=torch.bool), torch.tensor([[15]]))
         expected = torch.tensor(cosyvoice(scores[0, 0].tolist(), outputs), dtype=torch.float64)
@@ -168,11 +173,11 @@ def test_ratios_are_compared_as_published():
 def test_higgs_and_fish():
     scores, history = one([1, 2, 1])
     usual = pipeline(temperature=0.7, top_k=4, top_p=0.95)
-    law = higgs(7, 2, (0,), usual)(scores, history)[0, 0].exp()
-    assert (law - in_turn(RepetitionAware(usual), scores, history, [1])).abs().max() < TINY
-    law = fish(usual, (1,))(scores, history)[0, 0].exp()
+    distribution = higgs(7, 2, (0,), usual)(scores, history)[0, 0].exp()
+    assert (distribution - in_turn(RepetitionAware(usual), scores, history, [1])).abs().max() < TINY
+    distribution = fish(usual, (1,))(scores, history)[0, 0].exp()
     warm = RepetitionAware(usual, pipeline(temperature=1.0, top_p=0.9))
-    assert (law - in_turn(warm, scores, history, [2])).abs().max() < TINY
+    assert (distribution - in_turn(warm, scores, history, [2])).abs().max() < TINY
 
 
 @pytest.mark.parametrize(
@@ -196,11 +201,11 @@ def test_bad_knobs_are_refused_in_one_line(make, words):
 # --- whole outputs: a Markov model with everything at once ------------------------------------------------------------
 
 SIZE, MOST, LEAST, WINDOW, BACK = 4, 4, 2, 2, 3
-PENALTY, HEAT, BEST = 1.7, 0.8, 3
+PENALTY, TEMPERATURE, BEST = 1.7, 0.8, 3
 OWN, OTHER = tables(SIZE, 3)
 PROMPTS = [[1], [3, 1, 2], [2, 2, 3, 1, 1]]
 
-RAS = RepetitionAware(pipeline(temperature=HEAT, top_k=BEST), Pipeline(), WINDOW, 1, (END,))
+RAS = RepetitionAware(pipeline(temperature=TEMPERATURE, top_k=BEST), Pipeline(), WINDOW, 1, (END,))
 STEPS = (WindowedPenalty(PENALTY, BACK), min_length((END,), LEAST), RAS)
 
 
@@ -214,7 +219,7 @@ def no_end(scores, path, outputs):
 
 
 def ras(scores, path, outputs):
-    hot = [s / HEAT for s in scores]
+    hot = [s / TEMPERATURE for s in scores]
     floor = sorted(hot)[-BEST]
     usual, again = softmax([s if s >= floor else -math.inf for s in hot]), softmax(scores)
     recent = path[len(path) - min(outputs, WINDOW) :]
@@ -227,7 +232,7 @@ WORLD = World(OWN, (penalty, no_end, ras))
 WIDE = StaticTree(Template.branching((2, 1)))
 RANKED = StaticTree(Template.branching((2, 1)), top)
 
-WAYS = {
+CONTINUOUS_METHODS = {
     "token": (Token(), Chain(sampled), 2),
     "block": (Block(), Chain(sampled), 2),
     "match": (Match(), Chain(drawn), 1),  # draws after every node: many outcomes
@@ -236,40 +241,42 @@ WAYS = {
 }
 
 
-def law_error(way: str, steps=STEPS, prompt=PROMPTS[1], most: int = 3, drafts=None, rule=None) -> float:
+def distribution_error(way: str, steps=STEPS, prompt=PROMPTS[1], most: int = 3, drafts=None, rule=None) -> float:
     """The largest error in any probability of the outputs."""
-    judge, shape, length = WAYS[way]
+    judge, shape, length = CONTINUOUS_METHODS[way]
     drafter = ModelDrafter(target(OTHER, *(STEPS if drafts is None else drafts)), shape)
-    law = engine_law(target(OWN, *steps), drafter, rule or judge, prompt, most=most, length=length, once=not isinstance(judge, Match))
-    return (law - WORLD.joint(prompt, most)).abs().max().item()
+    distribution = engine_distribution(
+        target(OWN, *steps), drafter, rule or judge, prompt, most=most, length=length, once=not isinstance(judge, Match)
+    )
+    return (distribution - WORLD.joint(prompt, most)).abs().max().item()
 
 
 def test_the_world_is_one_where_everything_matters():
-    """Leaving out any step changes the law: what follows can see each of them."""
+    """Leaving out any step changes the distribution: what follows can see each of them."""
     whole = WORLD.joint(PROMPTS[1], 3)
     for gone in range(3):
         less = World(OWN, [say for i, say in enumerate(WORLD.says) if i != gone]).joint(PROMPTS[1], 3)
         assert (whole - less).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", CONTINUOUS_METHODS)
 @pytest.mark.parametrize("prompt", PROMPTS[:2], ids=str)
-def test_whole_outputs_have_the_joint_law(way, prompt):
-    assert law_error(way, prompt=prompt) < TINY
+def test_whole_outputs_have_the_joint_distribution(way, prompt):
+    assert distribution_error(way, prompt=prompt) < TINY
 
 
 def test_longer_outputs_too():
-    assert law_error("token", most=MOST) < TINY
+    assert distribution_error("token", most=MOST) < TINY
 
 
 def test_and_plain_decoding():
-    law = engine_law(target(OWN, *STEPS), NoDraft(), Match(), PROMPTS[2], most=MOST, length=0)
-    assert (law - WORLD.joint(PROMPTS[2], MOST)).abs().max() < TINY
+    distribution = engine_distribution(target(OWN, *STEPS), NoDraft(), Match(), PROMPTS[2], most=MOST, length=0)
+    assert (distribution - WORLD.joint(PROMPTS[2], MOST)).abs().max() < TINY
 
 
-def test_a_drafter_with_a_law_of_its_own_changes_speed_only():
-    """Samplers left out of q leave the output's law alone, and cost acceptance."""
-    assert law_error("token", drafts=()) < TINY
+def test_a_drafter_with_a_distribution_of_its_own_changes_speed_only():
+    """Samplers left out of q leave the output's distribution alone, and cost acceptance."""
+    assert distribution_error("token", drafts=()) < TINY
     accepted = []
     for steps in (STEPS, ()):
         drafter, noise = ModelDrafter(target(OTHER, *steps)), Noise.from_seed(0, 900)
@@ -304,14 +311,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class RootOnly:
-    """Repetition is looked for where plain decoding stands, after the last settled value; drafted values get the plain nucleus."""
+    """Repetition is looked for where plain decoding stands, after the last committed value; drafted values get the plain nucleus."""
 
     def __call__(self, scores, history):
-        law = RAS(scores, history)
-        return torch.cat([law[:, :1], RAS.usual(scores, history)[:, 1:].log_softmax(-1)], 1)
+        distribution = RAS(scores, history)
+        return torch.cat([distribution[:, :1], RAS.usual(scores, history)[:, 1:].log_softmax(-1)], 1)
 
 
-def settled_only(history: History) -> History:
+def committed_only(history: History) -> History:
     return replace(history, visible=history.visible[:, :1].expand_as(history.visible))
 
 
@@ -333,9 +340,9 @@ MUTANTS = {
     "penalty twice": ((STEPS[0], *STEPS), ("token", "without replacement")),
     "penalty in place of the window": ((WindowedPenalty(PENALTY, 99), *STEPS[1:]), ("token",)),
     "penalty without the prompt": ((WindowedPenalty(PENALTY, BACK, prompt=False), *STEPS[1:]), ("token",)),
-    "penalty blind to drafted values": ((Seen(STEPS[0], settled_only), *STEPS[1:]), ("token", "without replacement")),
+    "penalty blind to drafted values": ((Seen(STEPS[0], committed_only), *STEPS[1:]), ("token", "without replacement")),
     "no RAS in the draft": ((*STEPS[:2], RootOnly()), ("token", "block", "without replacement")),
-    "RAS blind to drafted values": ((*STEPS[:2], Seen(RAS, settled_only)), ("token", "match", "without replacement")),
+    "RAS blind to drafted values": ((*STEPS[:2], Seen(RAS, committed_only)), ("token", "match", "without replacement")),
     "RAS of the wrong branch": ((*STEPS[:2], Seen(RAS, all_branches)), ("without replacement", "match, tree")),
     "penalty of the wrong branch": ((Seen(STEPS[0], all_branches), *STEPS[1:]), ("without replacement",)),
     "window counted with the prompt": ((*STEPS[:2], Seen(RAS, prompt_too)), ("token", "without replacement")),
@@ -347,30 +354,30 @@ MUTANTS = {
 
 @pytest.mark.parametrize(("name", "way"), [(name, way) for name, (_, ways) in MUTANTS.items() for way in ways])
 def test_planted_faults_are_seen(name, way):
-    assert law_error(way, MUTANTS[name][0], drafts=STEPS) > SEEN
+    assert distribution_error(way, MUTANTS[name][0], drafts=STEPS) > SEEN
 
 
 @dataclass(frozen=True)
 class Leaks(Token):
-    """A rejected guess is what is settled."""
+    """A rejected draft token is what is committed."""
 
     def __call__(self, draft, scored, noise):
         verdict = chain(self, draft, scored, noise)
         if draft.size == draft.roots:
             return verdict
         child = verdict.accepted.clamp(max=draft.size - draft.roots - 1)
-        refused = draft.guesses.gather(1, child[:, None])[:, 0]
-        extra = torch.where(verdict.judged > verdict.accepted, refused, verdict.frontier.nodes[:, 0])
-        return replace(settle(draft, draft.roots - 1 + verdict.accepted, extra), judged=verdict.judged)
+        refused = draft.draft_tokens.gather(1, child[:, None])[:, 0]
+        extra = torch.where(verdict.judged > verdict.accepted, refused, verdict.pending.nodes[:, 0])
+        return replace(commit(draft, draft.roots - 1 + verdict.accepted, extra), judged=verdict.judged)
 
 
-def test_rejected_guesses_in_the_output_are_seen():
-    assert law_error("token", rule=Leaks()) > SEEN
+def test_rejected_draft_tokens_in_the_output_are_seen():
+    assert distribution_error("token", rule=Leaks()) > SEEN
 
 
 @pytest.mark.parametrize("way", ["token", "without replacement"])
-def test_rejected_guesses_in_the_history_are_seen(way, monkeypatch):
-    """They never reach the output themselves: but what is settled has seen them."""
+def test_rejected_draft_tokens_in_the_history_are_seen(way, monkeypatch):
+    """They never reach the output themselves: but what is committed has seen them."""
     commit = HFSession.commit
 
     def slipping(self, keep, most):
@@ -379,18 +386,18 @@ def test_rejected_guesses_in_the_history_are_seen(way, monkeypatch):
         commit(self, torch.where((columns == end) & (end > 0), columns, keep), most)
 
     monkeypatch.setattr(HFSession, "commit", slipping)
-    assert law_error(way) > SEEN
+    assert distribution_error(way) > SEEN
 
 
 # --- real noise, ragged batches ---------------------------------------------------------------------------------------
 
 
 def token_by_token(prompt: list[int], seed: int, most: int) -> list[int]:
-    """Plain sampling without the engine: one law, one draw, value after value."""
+    """Plain sampling without the engine: one distribution, one draw, value after value."""
     outputs: list[int] = []
     noise = Noise.from_seed([seed], 1)
     while len(outputs) < most and END not in outputs:
-        scores = torch.tensor([[log(WORLD.law(prompt, outputs))]], dtype=torch.float64)
+        scores = torch.tensor([[log(WORLD.distribution(prompt, outputs))]], dtype=torch.float64)
         outputs.append(int(noise.value(torch.tensor([[len(outputs)]])).choose(scores)))
     return outputs
 
@@ -411,13 +418,13 @@ def test_coupled_is_plain_sampling_value_by_value(shape, left):
 
 
 @pytest.mark.parametrize("shape", [Chain(drawn), RANKED], ids=["chain", "tree"])
-def test_greedy_takes_the_best_of_the_law_value_by_value(shape):
+def test_greedy_takes_the_best_of_the_distribution_value_by_value(shape):
     expected = []
     for prompt in PROMPTS:
         outputs: list[int] = []
         while len(outputs) < 12 and END not in outputs:
-            law = WORLD.law(prompt, outputs)
-            outputs.append(law.index(max(law)))
+            distribution = WORLD.distribution(prompt, outputs)
+            outputs.append(distribution.index(max(distribution)))
         expected.append(outputs)
     drafter, noise = ModelDrafter(target(OTHER, *STEPS), shape), Noise.from_seed(0, 3)
     outputs, accepted, _ = run(target(OWN, *STEPS), drafter, Greedy(), PROMPTS, noise, most=12, length=3)
@@ -426,16 +433,16 @@ def test_greedy_takes_the_best_of_the_law_value_by_value(shape):
 
 
 @pytest.mark.parametrize("way", ["token", "block", "without replacement"])
-def test_rows_of_a_ragged_batch_have_their_own_laws(way):
-    """Prompts of three lengths side by side, drawn with the real noise; the law of another prompt is refused."""
-    rule, shape, _ = WAYS[way]
+def test_rows_of_a_ragged_batch_have_their_own_distributions(way):
+    """Prompts of three lengths side by side, drawn with the real noise; the distribution of another prompt is refused."""
+    rule, shape, _ = CONTINUOUS_METHODS[way]
     rows, drafter = 3000, ModelDrafter(target(OTHER, *STEPS), shape)
     outputs, _, _ = run(target(OWN, *STEPS), drafter, rule, PROMPTS * rows, Noise.from_seed(7, 3 * rows), most=3, length=2)
     codes = encode(outputs, SIZE, 3)
-    laws = [WORLD.joint(prompt, 3) for prompt in PROMPTS]
+    distributions = [WORLD.joint(prompt, 3) for prompt in PROMPTS]
     for index in range(3):
-        assert chi_square(codes[index::3], laws[index]) > PASS
-    assert chi_square(codes[0::3], laws[1]) < FAIL
+        assert chi_square(codes[index::3], distributions[index]) > PASS
+    assert chi_square(codes[0::3], distributions[1]) < FAIL
     assert chi_square(codes[2::3], World(OWN, WORLD.says[1:]).joint(PROMPTS[2], 3)) < FAIL
 
 
@@ -448,10 +455,10 @@ def speak(model, rule, drafter, seeds, processors=SPOKEN):
     prompt = torch.randint(8, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(9) >= torch.tensor([[0], [3], [6]])).long()
     chosen = {"input_ids": prompt[seeds], "attention_mask": mask[seeds]}
-    limits, noise = Limits(len(seeds), 24, [7]), Noise.from_seed(seeds, len(seeds))
+    stopping, noise = DefaultStopping(len(seeds), 24, [7]), Noise.from_seed(seeds, len(seeds))
     own = HFTarget(model, DecoderOnly.of(model), processors)
-    generate(own, drafter, rule, chosen, limits=limits, noise=noise, control=Fixed(4))
-    return limits.outputs
+    generate(own, drafter, rule, chosen, stopping=stopping, noise=noise, control=Fixed(4))
+    return stopping.outputs
 
 
 @pytest.mark.parametrize("shape", [Chain(drawn), WIDE], ids=["chain", "tree"])

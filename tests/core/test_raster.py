@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from mmspec.core.processors import History
-from mmspec.core.raster import FREE, Grammar, Raster
+from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.raster import FREE, Grammar, Raster
 
 CLOSED = Raster.grid(2, 3, 5, row_end=5, tail=(6, 7))
 
@@ -43,12 +43,12 @@ def test_the_picture_leaves_controls_out():
 def test_the_grammar_forces_controls_and_bans_them_elsewhere():
     position = torch.arange(12).view(2, 6)
     scores = torch.zeros(2, 6, 8)
-    law = Grammar(CLOSED).at(scores, position).softmax(-1)
-    for place, probs in zip(position.flatten().tolist(), law.flatten(0, 1), strict=True):
+    distribution = Grammar(CLOSED).at(scores, position).softmax(-1)
+    for place, probs in zip(position.flatten().tolist(), distribution.flatten(0, 1), strict=True):
         forced = CLOSED.forced[min(place, 9)]
         assert torch.allclose(probs, torch.eye(8)[forced] if forced != FREE else torch.tensor([0.2] * 5 + [0.0] * 3))
     history = History(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 6, 0, dtype=torch.bool), position)
-    assert torch.equal(Grammar(CLOSED)(scores, history).softmax(-1), law)
+    assert torch.equal(Grammar(CLOSED)(scores, history).softmax(-1), distribution)
 
 
 def test_the_grammar_of_a_bare_grid_changes_nothing():

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmspec.core.accept import deepest, settle
-from mmspec.core.laws import Categorical
-from mmspec.core.paths import equals_parent
-from mmspec.core.records import CONTEXT, PAD, Draft, Room, validate
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.records import CONTEXT, PAD, Budget, Draft, validate
+from mmspec.core.rules.base import commit, deepest
+from mmspec.core.rules.paths import equals_parent
 
 
 @st.composite
 def drafts(draw, rows: int = 3, linear: bool = False):
-    """Random drafts: a chain of roots, then guesses; some rows finished, some columns PAD."""
+    """Random drafts: a chain of roots, then draft tokens; some rows finished, some columns PAD."""
     roots, size = draw(st.integers(1, 3)), draw(st.integers(0, 6))
     lines = []
     for _ in range(rows):
@@ -97,7 +97,7 @@ def test_ancestors_in_forests_are_the_path(draft):
 
 @given(drafts())
 @settings(max_examples=60, deadline=None)
-def test_depth_counts_guesses_on_the_path(draft):
+def test_depth_counts_draft_tokens_on_the_path(draft):
     for row in range(len(draft.start)):
         for node in range(draft.size):
             expected = sum(column >= draft.roots for column in path(draft, row, node)) if draft.valid[row, node] else 0
@@ -122,14 +122,14 @@ def test_linear_drafts_are_trees_too(draft):
     assert torch.equal(one.accepted, other.accepted)
     alive = draft.parents[:, draft.roots - 1] != PAD
     assert torch.equal(one.judged[alive], other.judged[alive])
-    assert torch.equal(one.frontier.nodes[alive], other.frontier.nodes[alive])
+    assert torch.equal(one.pending.nodes[alive], other.pending.nodes[alive])
     for row, count in enumerate(one.count.tolist()):
         assert torch.equal(one.values[row, :count], other.values[row, :count])
 
 
 @given(drafts(), st.data())
 @settings(max_examples=60, deadline=None)
-def test_settle_keeps_a_path_from_root_to_leaf(draft, data):
+def test_commit_keeps_a_path_from_root_to_leaf(draft, data):
     rows = len(draft.start)
     alive = [draft.parents[row, draft.roots - 1].item() != PAD for row in range(rows)]
     leaves = []
@@ -137,22 +137,22 @@ def test_settle_keeps_a_path_from_root_to_leaf(draft, data):
         real = [draft.roots - 1, *(i for i in range(draft.roots, draft.size) if draft.valid[row, i])]
         leaves.append(data.draw(st.sampled_from(real)))
     extra = torch.arange(10, 10 + rows)
-    verdict = settle(draft, torch.tensor(leaves), extra)
+    verdict = commit(draft, torch.tensor(leaves), extra)
     for row in range(rows):
         kept = [column for column in verdict.keep[row].tolist() if column >= 0]
         count = verdict.count[row].item()
         if not alive[row]:
             assert kept == []
             assert count == 0
-            assert not verdict.frontier.valid[row].any()
+            assert not verdict.pending.valid[row].any()
             continue
         assert kept == path(draft, row, leaves[row])
-        guessed = [draft.nodes[row, column].item() for column in kept if column >= draft.roots]
-        assert verdict.values[row, :count].tolist() == [*guessed, 10 + row]
-        assert verdict.accepted[row] == len(guessed)
-        assert verdict.frontier.start[row] == draft.start[row] + count
-        assert verdict.frontier.nodes[row].tolist() == [10 + row]
-    validate(verdict.frontier)
+        drafted = [draft.nodes[row, column].item() for column in kept if column >= draft.roots]
+        assert verdict.values[row, :count].tolist() == [*drafted, 10 + row]
+        assert verdict.accepted[row] == len(drafted)
+        assert verdict.pending.start[row] == draft.start[row] + count
+        assert verdict.pending.nodes[row].tolist() == [10 + row]
+    validate(verdict.pending)
 
 
 @given(drafts())
@@ -173,44 +173,44 @@ def test_deepest_is_the_longest_passing_path(draft):
             if draft.valid[row, node] and passes[row, way].all() and len(way) > depth:
                 best, depth = node, len(way)
         assert verdict.accepted[row] == depth
-        assert verdict.frontier.nodes[row, 0] == best
+        assert verdict.pending.nodes[row, 0] == best
         assert verdict.judged[row] == depth + (draft.parents[row] == best).any()
 
 
 @given(st.integers(1, 4), st.integers(0, 5), st.lists(st.integers(0, 6), min_size=2, max_size=2))
 @settings(max_examples=30, deadline=None)
-def test_chains_respect_the_room(start, length, room):
-    frontier = Draft.root(torch.tensor([1, 2]), torch.tensor([start, 0]), torch.tensor([True, False]))
-    draft = frontier.extend_chain(torch.zeros(2, length, dtype=torch.long), torch.tensor(room))
+def test_chains_respect_the_room(start, length, budget):
+    pending = Draft.root(torch.tensor([1, 2]), torch.tensor([start, 0]), torch.tensor([True, False]))
+    draft = pending.extend_chain(torch.zeros(2, length, dtype=torch.long), torch.tensor(budget))
     validate(draft)
     assert draft.linear
-    assert draft.valid[:, 1:].sum(1).tolist() == [min(room[0], length), 0]
-    grown = frontier
+    assert draft.valid[:, 1:].sum(1).tolist() == [min(budget[0], length), 0]
+    grown = pending
     for _ in range(length):
-        grown = grown.extend_chain(torch.zeros(2, 1, dtype=torch.long), torch.tensor(room))
+        grown = grown.extend_chain(torch.zeros(2, 1, dtype=torch.long), torch.tensor(budget))
     assert torch.equal(grown.parents, draft.parents)
 
 
-def test_extending_keeps_laws_beside_their_guesses():
-    frontier = Draft.root(torch.tensor([1]), torch.tensor([0]))
-    laws = [Categorical(torch.randn(1, 1, 4)) for _ in range(3)]
-    draft = frontier
-    for law in laws:
-        draft = draft.extend_chain(torch.zeros(1, 1, dtype=torch.long), torch.tensor([9]), law)
-    assert torch.equal(draft.q.scores, torch.cat([law.scores for law in laws], 1))
+def test_extending_keeps_distributions_beside_their_draft_tokens():
+    pending = Draft.root(torch.tensor([1]), torch.tensor([0]))
+    distributions = [Categorical(torch.randn(1, 1, 4)) for _ in range(3)]
+    draft = pending
+    for distribution in distributions:
+        draft = draft.extend_chain(torch.zeros(1, 1, dtype=torch.long), torch.tensor([9]), distribution)
+    assert torch.equal(draft.q.scores, torch.cat([distribution.scores for distribution in distributions], 1))
 
 
-def test_laws_are_recorded_for_every_guess_or_for_none():
-    frontier, law = Draft.root(torch.tensor([1]), torch.tensor([0])), Categorical(torch.randn(1, 1, 4))
-    guess, room = torch.zeros(1, 1, dtype=torch.long), torch.tensor([9])
-    for first, second in ((law, None), (None, law)):
-        with pytest.raises(ValueError, match="give q for every guess, or for none"):
-            frontier.extend_chain(guess, room, first).extend_chain(guess, room, second)
+def test_distributions_are_recorded_for_every_draft_token_or_for_none():
+    pending, distribution = Draft.root(torch.tensor([1]), torch.tensor([0])), Categorical(torch.randn(1, 1, 4))
+    draft_token, budget = torch.zeros(1, 1, dtype=torch.long), torch.tensor([9])
+    for first, second in ((distribution, None), (None, distribution)):
+        with pytest.raises(ValueError, match="give q for every draft token, or for none"):
+            pending.extend_chain(draft_token, budget, first).extend_chain(draft_token, budget, second)
 
 
 def test_room_leaves_one_value_to_the_round():
-    room = Room(torch.tensor([0, 1, 2, 5, 9]), 4)
-    assert room.guesses.tolist() == [0, 0, 1, 4, 4]
+    budget = Budget(torch.tensor([0, 1, 2, 5, 9]), 4)
+    assert budget.draft_tokens.tolist() == [0, 0, 1, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_room_leaves_one_value_to_the_round():
         ([CONTEXT, 2, 0], "parent 2 must be an earlier column"),
         ([CONTEXT, -3], "parent -3 must be an earlier column"),
         ([CONTEXT, PAD, 1], "parent 1 is PAD"),
-        ([CONTEXT, CONTEXT], "must hang on a root or a guess"),
+        ([CONTEXT, CONTEXT], "must hang on a root or a draft token"),
     ],
 )
 def test_broken_trees_are_named(parents, words):
@@ -233,7 +233,7 @@ def test_broken_trees_are_named(parents, words):
     ("bounds", "words"),
     [
         ({"trunk": 1}, "node 1: 2 roots on its path, but trunk says 1 at most"),
-        ({"levels": 1}, "node 3: 2 guesses on its path, but levels says 1 at most"),
+        ({"levels": 1}, "node 3: 2 draft tokens on its path, but levels says 1 at most"),
     ],
 )
 def test_paths_beyond_their_bounds_are_named(bounds, words):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core import reflection
-from mmspec.core.gaussian import Gaussian
+from mmspec.core.distributions import reflection
+from mmspec.core.distributions.gaussian import Gaussian
 from tests.oracles.gaussians import nodes
 
 TINY, SEEN = 1e-9, 1e-3
@@ -64,7 +64,7 @@ def test_the_ends_of_the_range():
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
-def test_reflection_settles_the_targets_density(width):
+def test_reflection_commits_the_targets_density(width):
     """q(y) a(y) + q(x) (1 - a(x)) = p(y) at y, the image of x, and the map keeps volumes: the change of variables is the proof."""
     generator = torch.Generator().manual_seed(width)
     mean, other, scale = (torch.randn(width, generator=generator, dtype=torch.float64) for _ in range(3))

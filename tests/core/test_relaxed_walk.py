@@ -1,28 +1,29 @@
-"""Relaxed rules in trees: the laws of a node, what the meter says of them, and budgets guess by guess."""
+"""Relaxed rules in trees: the distributions of a node, what the meter says of them, and budgets draft token by draft token."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from mmspec.core.accept import LAW_EXACT, LOSSY, Token
 from mmspec.core.control import Fixed
-from mmspec.core.cool import CoolSD, cool_tree
 from mmspec.core.decode import decode
-from mmspec.core.grouped import Grouped, grouped_tree
-from mmspec.core.lantern import Lantern, LanternPlus, Neighbours, lantern_plus_tree, lantern_tree
-from mmspec.core.laws import Categorical
-from mmspec.core.lenience import Lenience
-from mmspec.core.limits import Limits
-from mmspec.core.lossy import Ensemble
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.siblings import Relaxed, TopK, Walk, WithoutReplacement, relaxed
-from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.search import ExpandRerank
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, LOSSY
+from mmspec.core.rules.lossy.cool_sd import CoolSD, cool_tree
+from mmspec.core.rules.lossy.ensemble import Ensemble
+from mmspec.core.rules.lossy.grouped import Grouped, grouped_tree
+from mmspec.core.rules.lossy.lantern import Lantern, LanternPlus, Neighbours, lantern_plus_tree, lantern_tree
+from mmspec.core.rules.lossy.lenience import Lenience
+from mmspec.core.rules.siblings import Relaxed, TopKSiblings, Walk, WithoutReplacement, relaxed
+from mmspec.core.rules.token import Token
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.relaxed import SEEN, TINY, distance, finished, node, same, window
-from tests.oracles.tables import Table, TableTarget, first_value_law, one_round, pair, round_outcomes
+from tests.oracles.tables import Table, TableTarget, first_value_distribution, one_round, pair, round_outcomes
 
 POINTS = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 0.0], [2.5, 0.5]])
 NEAR, NEAR3 = Neighbours.of(POINTS, 2), Neighbours.of(POINTS[:3], 2)
@@ -42,15 +43,15 @@ def name(value) -> str:
 
 
 def at_a_node(rule, shape, seed: int):
-    """The enumerated law of the first value and the mean drift, and both by hand."""
+    """The enumerated distribution of the first value and the mean drift, and both by hand."""
     target, drafter = pair(4, 3, seed, zeros=0.2)
     p, q = target.table.probs[1], drafter.table.probs[1]
     outcomes = round_outcomes(target, ModelDrafter(drafter, shape), relaxed(rule), most=2, length=1)
     drawn = shape.pick is not top
     values = [v for v in q.argsort(descending=True, stable=True).tolist() if q[v] > 0]
     by_hand = node(rule.at(torch.zeros(())), p, q if drawn else None, 3 if drawn else values[:3])
-    law = outcomes.law(outcomes.values[:, 0], 4)
-    return law, (outcomes.weights * outcomes.extra["drift"]).sum().item(), by_hand, distance(law, p)
+    distribution = outcomes.distribution(outcomes.values[:, 0], 4)
+    return distribution, (outcomes.weights * outcomes.extra["drift"]).sum().item(), by_hand, distance(distribution, p)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=name)
@@ -59,8 +60,8 @@ def test_a_node_is_what_it_is_by_hand_and_the_drift_bounds_its_distance(rule, sh
     """The sum of the excess over the candidates tried is never less than the distance."""
     most = 0.0
     for seed in range(4):
-        law, drift, (own, cost), spent = at_a_node(rule, shape, seed)
-        assert (law - own).abs().max() < TINY
+        distribution, drift, (own, cost), spent = at_a_node(rule, shape, seed)
+        assert (distribution - own).abs().max() < TINY
         assert drift == pytest.approx(cost, abs=TINY)
         assert drift >= spent - TINY
         most = max(most, spent)
@@ -81,7 +82,7 @@ def test_other_ratio_rules_go_down_trees_too(rule):
             target, drafter = pair(4, 3, seed, zeros=0.2)
             outcomes = round_outcomes(target, ModelDrafter(drafter, shape), relaxed(rule), most=2, length=1)
             drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-            assert drift >= distance(outcomes.law(outcomes.values[:, 0], 4), target.table.probs[1]) - TINY
+            assert drift >= distance(outcomes.distribution(outcomes.values[:, 0], 4), target.table.probs[1]) - TINY
 
 
 def shortfall(siblings, shape) -> float:
@@ -91,7 +92,7 @@ def shortfall(siblings, shape) -> float:
         target, drafter = pair(4, 3, seed, zeros=0.2)
         outcomes = round_outcomes(target, ModelDrafter(drafter, shape), Walk(siblings), most=2, length=1)
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        worst = max(worst, distance(outcomes.law(outcomes.values[:, 0], 4), target.table.probs[1]) - drift)
+        worst = max(worst, distance(outcomes.distribution(outcomes.values[:, 0], 4), target.table.probs[1]) - drift)
     return worst
 
 
@@ -155,9 +156,9 @@ def test_drift_bounds_the_distance_of_whole_rounds(rule, shape):
 @pytest.mark.parametrize("draw", [sampled, best])
 @pytest.mark.parametrize("budget", [None, 0.05])
 def test_walk_on_chains_is_the_chain_rule(rule, draw, budget):
-    """The same law of what is settled, what is judged and what it costs, budget and places included."""
+    """The same distribution of what is committed, what is judged and what it costs, budget and places included."""
     target, drafter = pair(3, 6, 7)
-    rule, laws = replace(rule, budget=budget), []
+    rule, distributions = replace(rule, budget=budget), []
     for judge in (rule, relaxed(rule)):
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), judge, most=3, length=2)
         meters = [(outcomes.extra[key] * 1e6).round() for key in ("drift", "expected")]
@@ -165,10 +166,10 @@ def test_walk_on_chains_is_the_chain_rule(rule, draw, budget):
         found: dict[tuple, float] = {}
         for line, weight in zip(key.tolist(), outcomes.weights.tolist(), strict=True):
             found[tuple(line)] = found.get(tuple(line), 0.0) + weight
-        laws.append(found)
-    assert set(laws[0]) == set(laws[1])
-    assert max(abs(laws[0][outcome] - laws[1][outcome]) for outcome in laws[0]) < TINY
-    assert max(outcome[-2] for outcome in laws[0]) > 0
+        distributions.append(found)
+    assert set(distributions[0]) == set(distributions[1])
+    assert max(abs(distributions[0][outcome] - distributions[1][outcome]) for outcome in distributions[0]) < TINY
+    assert max(outcome[-2] for outcome in distributions[0]) > 0
 
 
 # --- exact settings and budgets ---------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ EXACT = [
 def test_exact_settings_are_the_exact_tree_rule_bit_for_bit(shape):
     rows = 500
     target, drafter = (TableTarget(Table.random(4, 6, seed), torch.float32) for seed in (1, 2))
-    noise, exact = Noise.from_seed(0, rows), Walk(WithoutReplacement() if shape is DEEP else TopK())
+    noise, exact = Noise.from_seed(0, rows), Walk(WithoutReplacement() if shape is DEEP else TopKSiblings())
     draft, goal = one_round(target, ModelDrafter(drafter, shape), exact, noise, rows, 4, 3)
     assert (draft.q is None) == (shape is not DEEP)
     for rule in EXACT:
@@ -205,23 +206,23 @@ def test_exact_settings_are_the_exact_tree_rule_bit_for_bit(shape):
 def test_facts():
     for rule in EXACT:
         assert (rule.exactness, rule.trees, rule.coupled, rule.uses_q) == (LOSSY, True, False, True)
-    assert Walk(TopK()).exactness == LAW_EXACT
-    p, q = (Categorical.of(law.probs[1]) for law in (Table.random(4, 2, 0), Table.random(4, 2, 1)))
-    assert torch.equal(relaxed(RULES[0]).output_law(p, q).scores, RULES[0].output_law(p, q).scores)
+    assert Walk(TopKSiblings()).exactness == DISTRIBUTION_EXACT
+    p, q = (Categorical.of(distribution.probs[1]) for distribution in (Table.random(4, 2, 0), Table.random(4, 2, 1)))
+    assert torch.equal(relaxed(RULES[0]).output_distribution(p, q).scores, RULES[0].output_distribution(p, q).scores)
     target, drafter = pair(3, 5, 0)
     with pytest.raises(ValueError, match="Lantern judges chains, but this draft branches"):
         round_outcomes(target, ModelDrafter(drafter, DEEP), SMALL[0], most=3, length=2)
 
 
 def by_turns(rule, draft, scored, keys, spent: torch.Tensor) -> list[tuple[int, float]]:
-    """Accepted guesses and drift of every row of a chain, judged one guess at a time, exactly once the budget is spent."""
+    """Accepted draft tokens and drift of every row of a chain, judged one draft token at a time, exactly once the budget is spent."""
     uniform, found = keys.uniform(), []
     for row in range(len(draft.start)):
         accepted, drift = 0, 0.0
         for place in range(int(draft.valid[row, 1:].sum())):
             p = Categorical(scored.p.scores[row, place])
             q = None if draft.q is None else Categorical(draft.q.scores[row, place])
-            x, now = draft.guesses[row, place], rule.at(torch.tensor(place))
+            x, now = draft.draft_tokens[row, place], rule.at(torch.tensor(place))
             exact = spent[row].item() + drift >= rule.budget
             drift += 0.0 if exact else now.excess(p, q, x).item()
             if not uniform[row, place] < (Token() if exact else now).accept_prob(p, q, x):
@@ -232,8 +233,8 @@ def by_turns(rule, draft, scored, keys, spent: torch.Tensor) -> list[tuple[int, 
 
 
 @pytest.mark.parametrize("kind", ["drawn", "uniform", "point"])
-def test_budgets_are_spent_guess_by_guess(kind):
-    """Chains and walks against a loop over guesses; no row overshoots by more than the guess that spent the last of it."""
+def test_budgets_are_spent_draft_token_by_draft_token(kind):
+    """Chains and walks against a loop over draft tokens; no row overshoots by more than the draft token that spent the last of it."""
     near = Neighbours.of(torch.randn(12, 3, generator=torch.Generator().manual_seed(0)), 6)
     points = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
     draft, scored, noise = window(12, 5, 60, kind, 3, torch.float64)
@@ -245,8 +246,8 @@ def test_budgets_are_spent_guess_by_guess(kind):
             verdict, said = judge(draft, scored, noise), by_turns(rule, draft, scored, own, draft.drift)
             assert verdict.accepted.tolist() == [accepted for accepted, _ in said]
             assert verdict.drift.tolist() == pytest.approx([drift for _, drift in said], abs=TINY)
-            worth = rule.excess(Categorical(scored.p.scores[:, :-1]), draft.q, draft.guesses).nan_to_num().amax(-1)
-            total = verdict.frontier.drift
+            worth = rule.excess(Categorical(scored.p.scores[:, :-1]), draft.q, draft.draft_tokens).nan_to_num().amax(-1)
+            total = verdict.pending.drift
             assert (total <= torch.maximum(draft.drift, 0.4 + worth) + TINY).all()
             over += int(((total > 0.4) & (draft.drift < 0.4)).sum())
     assert over > 20
@@ -261,10 +262,10 @@ def test_budgets_cap_the_drift_of_every_row(rule, shape):
     drafter = ModelDrafter(TableTarget(Table.random(4, 5, 6)), shape)
 
     def spent(rule) -> torch.Tensor:
-        total, limits = torch.zeros(rows, dtype=torch.float64), Limits(rows, most)
-        for step in decode(target, drafter, relaxed(rule), rows, limits=limits, noise=Noise.from_seed(0, rows), control=Fixed(2)):
-            total += torch.tensor(step.settled.drift, dtype=torch.float64)
-            assert (step.verdict.frontier.drift.double() - total).abs().max() < 1e-6
+        total, stopping = torch.zeros(rows, dtype=torch.float64), DefaultStopping(rows, most)
+        for step in decode(target, drafter, relaxed(rule), rows, stopping=stopping, noise=Noise.from_seed(0, rows), control=Fixed(2)):
+            total += torch.tensor(step.committed.drift, dtype=torch.float64)
+            assert (step.verdict.pending.drift.double() - total).abs().max() < 1e-6
         return total
 
     capped = spent(rule)
@@ -289,9 +290,9 @@ def test_a_spent_budget_is_exact_from_there_on():
     assert seen >= 4
 
 
-def test_first_values_of_chains_keep_their_law():
+def test_first_values_of_chains_keep_their_distribution():
     target, drafter = pair(3, 3, 3)
     for rule in SMALL:
-        law = first_value_law(target, ModelDrafter(drafter), relaxed(rule))
-        p, q = (world.table.law(torch.tensor(1)) for world in (target, drafter))
-        assert (law - relaxed(rule).output_law(p, q).probs()).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter), relaxed(rule))
+        p, q = (world.table.distribution(torch.tensor(1)) for world in (target, drafter))
+        assert (distribution - relaxed(rule).output_distribution(p, q).probs()).abs().max() < TINY

@@ -1,15 +1,15 @@
-"""Where the seconds go, in a world with its own clock; and a drafter that nobody asks for a guess reads nothing."""
+"""Where the seconds go, in a world with its own clock; and a drafter that nobody asks for a draft token reads nothing."""
 
 import pytest
 
 from mmspec.core import decode as engine
-from mmspec.core.accept import Greedy
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode, generate
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
+from mmspec.core.rules.greedy import Greedy
 from mmspec.core.stats import PHASES
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, best
 from mmspec.text import generate as text
@@ -73,7 +73,7 @@ class Turns:
     def charge(self, seconds):
         self.charged.append(seconds)
 
-    def observe(self, length, settled, seconds):
+    def observe(self, length, committed, seconds):
         pass
 
 
@@ -82,13 +82,15 @@ def drafting(target):
 
 
 def steps_of(target, drafter, control, most=9, rows=1):
-    return list(decode(target, drafter, Greedy(), rows, limits=Limits(rows, most), noise=Noise.from_seed(0, rows), control=control))
+    return list(
+        decode(target, drafter, Greedy(), rows, stopping=DefaultStopping(rows, most), noise=Noise.from_seed(0, rows), control=control)
+    )
 
 
 def test_every_second_has_one_place(clock):
-    """The drafter is the target at a tenth of the pace: all guesses are right, and every figure follows by hand."""
+    """The drafter is the target at a tenth of the pace: all draft tokens are right, and every figure follows by hand."""
     first, second = steps_of(Slow(clock), drafting(Slow(clock, 0.1)), Fixed(4), most=10)
-    # the drafter runs a place for a value that waits, the frontier, and 3 guesses after it: the last one is never run
+    # the drafter runs a place for a value that waits, the pending token, and 3 draft tokens after it: the last one is never run
     assert {name: round(s, 6) for name, s in first.seconds.items()} == {
         "encode": 1000,
         "draft_prefill": 100 + 10 + 0.1 * 5,
@@ -109,14 +111,20 @@ def test_every_second_has_one_place(clock):
     }
 
 
-def settled(steps, rows):
-    return [[value for step in steps for value in step.settled.values[row]] for row in range(rows)]
+def committed(steps, rows):
+    return [[value for step in steps for value in step.committed.values[row]] for row in range(rows)]
 
 
 @pytest.mark.parametrize("lengths", [(3,), (0,), (0, 0, 3), (2, 0, 5, 1)])
 def test_the_parts_add_up(clock, lengths):
     out = generate(
-        Slow(clock), drafting(Slow(clock, 0.1)), Greedy(), 2, limits=Limits(2, 9), noise=Noise.from_seed(0, 2), control=Turns(*lengths)
+        Slow(clock),
+        drafting(Slow(clock, 0.1)),
+        Greedy(),
+        2,
+        stopping=DefaultStopping(2, 9),
+        noise=Noise.from_seed(0, 2),
+        control=Turns(*lengths),
     )
     seconds = out.stats.seconds
     assert tuple(seconds) == PHASES
@@ -131,14 +139,16 @@ def test_without_a_drafter_it_costs_nothing(clock):
     assert [round(s.get("score", 0), 6) for s in found] == [0, 1, 1]
 
 
-def test_a_drafter_reads_nothing_before_its_first_guess(clock):
+def test_a_drafter_reads_nothing_before_its_first_draft_token(clock):
     """And what it then costs is told from what a round of it costs."""
     small, control = Slow(clock, 0.1), Turns(0, 0, 3, 3)
     begun, found = [], []
-    for step in decode(Slow(clock), drafting(small), Greedy(), 1, limits=Limits(1, 9), noise=Noise.from_seed(0, 1), control=control):
+    for step in decode(
+        Slow(clock), drafting(small), Greedy(), 1, stopping=DefaultStopping(1, 9), noise=Noise.from_seed(0, 1), control=control
+    ):
         begun.append(small.begun)
         found.append(step.seconds)
-    assert begun == [0, 0, 1, 1]  # the third round brings 3 guesses and one more
+    assert begun == [0, 0, 1, 1]  # the third round brings 3 draft tokens and one more
     waiting = 2  # values the drafter has not run: they are fed together
     started = 100 + 10 + 0.1 * (waiting + 3)
     assert [s.get("draft_prefill", 0) for s in found] == pytest.approx([0, 0, started, 0])
@@ -149,13 +159,13 @@ def test_a_drafter_reads_nothing_before_its_first_guess(clock):
 
 
 @pytest.mark.parametrize("lengths", [(0, 4), (0, 0, 0, 2), (0, 1, 0, 0, 5)])
-def test_a_drafter_that_begins_late_guesses_as_well(clock, lengths):
-    """The target drafts for itself: one wrong position or value at its late start, and a guess would be refused."""
+def test_a_drafter_that_begins_late_draft_tokens_as_well(clock, lengths):
+    """The target drafts for itself: one wrong position or value at its late start, and a draft token would be refused."""
     rows = 3
     steps = steps_of(Slow(clock), drafting(Slow(clock)), Turns(*lengths), most=12, rows=rows)
-    assert sum(map(sum, (step.settled.drafted for step in steps))) == sum(map(sum, (step.settled.accepted for step in steps))) > 0
+    assert sum(map(sum, (step.committed.drafted for step in steps))) == sum(map(sum, (step.committed.accepted for step in steps))) > 0
     plain = steps_of(Slow(clock), NoDraft(), Fixed(0), most=12, rows=rows)
-    assert settled(steps, rows) == settled(plain, rows)
+    assert committed(steps, rows) == committed(plain, rows)
 
 
 def test_a_transformers_drafter_begins_late(big, small):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as known
 
-from mmspec.core.processors import History
-from mmspec.core.records import Draft
-from mmspec.core.sequence_processors import (
+from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.sequence import (
     EncoderNoRepeatNGram,
     LengthPenalty,
     NoRepeatNGram,
@@ -18,6 +17,7 @@ from mmspec.core.sequence_processors import (
     biases_of,
     sequences,
 )
+from mmspec.core.records import Draft
 
 B, P, V = 3, 7, 6
 PADS = (3, 0, 5)
@@ -25,17 +25,17 @@ PARENTS = [-1, 0, 0, 1, 1, 2, 4]
 
 
 def case(seed: int) -> tuple[torch.Tensor, History, list[list[list[int]]]]:
-    """A padded prompt, the history of a tree's nodes, and every node's outputs in order. Rows have settled 2, 0 and 4 outputs."""
+    """A padded prompt, the history of a tree's nodes, and every node's outputs in order. Rows have committed 2, 0 and 4 outputs."""
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.randint(1, V, (B, P), generator=generator)
     for row, missing in enumerate(PADS):
         prompt[row, :missing] = 0
-    settled, nodes = (2, 0, 4), torch.randint(1, V, (B, len(PARENTS)), generator=generator)
+    committed, nodes = (2, 0, 4), torch.randint(1, V, (B, len(PARENTS)), generator=generator)
     width = P + 4 + len(PARENTS)
     ids = torch.randint(0, V, (B, width), generator=generator)
     visible, outputs = torch.zeros(B, len(PARENTS), width, dtype=torch.bool), []
-    draft = Draft(nodes, torch.tensor([PARENTS] * B), torch.tensor(settled), linear=False)
-    for row, (missing, count) in enumerate(zip(PADS, settled, strict=True)):
+    draft = Draft(nodes, torch.tensor([PARENTS] * B), torch.tensor(committed), linear=False)
+    for row, (missing, count) in enumerate(zip(PADS, committed, strict=True)):
         before = torch.randint(1, V, (count,), generator=generator).tolist()
         real = [*prompt[row, missing:].tolist(), *before]  # the last of them is the root
         nodes[row, 0] = real[-1]

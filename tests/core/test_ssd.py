@@ -1,19 +1,21 @@
-"""SSD: the emitted law is the closed form, what it costs is what it gains, and beta 0 is the token rule."""
+"""SSD: the emitted distribution is the closed form, what it costs is what it gains, and beta 0 is the token rule."""
 
 import pytest
 import torch
 
-from mmspec.config import ACCEPT, build
-from mmspec.core.accept import LOSSY, Token
-from mmspec.core.laws import Categorical
-from mmspec.core.siblings import relaxed
-from mmspec.core.ssd import SSD, ssd_tree
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.lossy.ssd import SSD, ssd_tree
+from mmspec.core.rules.siblings import relaxed
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.run.config import ACCEPT, build
 from tests.oracles.relaxed import (
     SEEN,
     TINY,
+    committed,
     distance,
     families,
     finished,
@@ -23,11 +25,10 @@ from tests.oracles.relaxed import (
     path_drift,
     point_error,
     same,
-    settled,
     window,
 )
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.tables import first_value_law, pair, round_outcomes
+from tests.oracles.tables import first_value_distribution, pair, round_outcomes
 
 SIZE = 12
 BETAS = [0.0, 0.1, 0.4, 1.0]
@@ -42,10 +43,10 @@ def closed_form(p: torch.Tensor, q: torch.Tensor, beta: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_the_emitted_law_is_the_closed_form(beta):
+def test_the_emitted_distribution_is_the_closed_form(beta):
     for p, q in many(SIZE, 4):
-        law = SSD(beta).output_law(Categorical.of(p), Categorical.of(q)).probs()
-        assert (law - closed_form(p, q, beta)).abs().max() < TINY
+        distribution = SSD(beta).output_distribution(Categorical.of(p), Categorical.of(q)).probs()
+        assert (distribution - closed_form(p, q, beta)).abs().max() < TINY
 
 
 @pytest.mark.parametrize("draw", [sampled, best])
@@ -55,23 +56,23 @@ def test_the_code_that_runs_emits_it(draw):
         p, q = target.table.probs[1], drafter.table.probs[1]
         q = q if draw is sampled else torch.nn.functional.one_hot(q.argmax(), 3).double()
         outcomes = round_outcomes(target, ModelDrafter(drafter, Chain(draw)), SSD(0.3), most=2, length=1)
-        law = first_value_law(target, ModelDrafter(drafter, Chain(draw)), SSD(0.3))
-        assert (law - closed_form(p, q, 0.3)).abs().max() < TINY
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(draw)), SSD(0.3))
+        assert (distribution - closed_form(p, q, 0.3)).abs().max() < TINY
         drift = (outcomes.weights * outcomes.extra["drift"]).sum().item()
-        assert drift == pytest.approx(distance(law, p), abs=TINY)
+        assert drift == pytest.approx(distance(distribution, p), abs=TINY)
 
 
 @pytest.mark.parametrize("point", [False, True])
 def test_a_million_draws(point):
-    """Against the closed form; a beta that is off by a hundredth is seen, and so is the target's own law."""
+    """Against the closed form; a beta that is off by a hundredth is seen, and so is the target's own distribution."""
     p, q = families(5)["broad"]
     drawn = torch.nn.functional.one_hot(q.argmax(), 5).double() if point else q
-    values, drift = settled(SSD(0.2), p, q, point=point)
-    law = closed_form(p, drawn, 0.2)
-    assert chi_square(values, law) > PASS
+    values, drift = committed(SSD(0.2), p, q, point=point)
+    distribution = closed_form(p, drawn, 0.2)
+    assert chi_square(values, distribution) > PASS
     assert chi_square(values, closed_form(p, drawn, 0.19)) < FAIL
     assert chi_square(values, p) < FAIL
-    assert drift == pytest.approx(distance(law, p), rel=0.02)
+    assert drift == pytest.approx(distance(distribution, p), rel=0.02)
 
 
 # --- the meter --------------------------------------------------------------------------------------------------------
@@ -109,8 +110,10 @@ class Scales(SSD):
 @pytest.mark.parametrize("mutant", [ResidualIsP, Scales])
 def test_planted_faults_leave_the_closed_form(mutant):
     def worst(kind):
-        laws = [(kind(0.3).output_law(Categorical.of(p), Categorical.of(q)).probs(), closed_form(p, q, 0.3)) for p, q in many(SIZE, 2)]
-        return max(distance(*both) for both in laws)
+        distributions = [
+            (kind(0.3).output_distribution(Categorical.of(p), Categorical.of(q)).probs(), closed_form(p, q, 0.3)) for p, q in many(SIZE, 2)
+        ]
+        return max(distance(*both) for both in distributions)
 
     assert worst(SSD) < TINY
     assert worst(mutant) > SEEN
@@ -137,14 +140,14 @@ def test_beta_0_is_the_token_rule_bit_for_bit(kind):
 
 def test_one_value_is_no_choice():
     one = torch.ones(1, dtype=torch.float64)
-    values, drift = settled(SSD(0.4), one, one, rows=10)
+    values, drift = committed(SSD(0.4), one, one, rows=10)
     assert (values == 0).all()
     assert drift == 0
 
 
 def test_beta_1_accepts_everything():
     p, q = families(SIZE)["top-k disjoint"]
-    assert distance(SSD(1.0).output_law(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
+    assert distance(SSD(1.0).output_distribution(Categorical.of(p), Categorical.of(q)).probs(), q) < TINY
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
@@ -157,13 +160,13 @@ def test_in_trees_a_node_is_what_it_is_by_hand(pick):
         target, drafter = pair(4, 3, seed, zeros=0.2)
         p, q = target.table.probs[1], drafter.table.probs[1]
         outcomes = round_outcomes(target, ModelDrafter(drafter, shape), ssd_tree(0.3), most=2, length=1)
-        law, drift = outcomes.law(outcomes.values[:, 0], 4), (outcomes.weights * outcomes.extra["drift"]).sum().item()
+        distribution, drift = outcomes.distribution(outcomes.values[:, 0], 4), (outcomes.weights * outcomes.extra["drift"]).sum().item()
         ranked = [value for value in q.argsort(descending=True, stable=True).tolist() if q[value] > 0]
         own, cost = node(SSD(0.3), p, q if pick is None else None, 3 if pick is None else ranked[:3])
-        assert (law - own).abs().max() < TINY
+        assert (distribution - own).abs().max() < TINY
         assert drift == pytest.approx(cost, abs=TINY)
-        assert drift >= distance(law, p) - TINY
-        exact = first_value_law(target, ModelDrafter(drafter, shape), ssd_tree(0.0))
+        assert drift >= distance(distribution, p) - TINY
+        exact = first_value_distribution(target, ModelDrafter(drafter, shape), ssd_tree(0.0))
         assert (exact - p).abs().max() < TINY
 
 

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from mmspec.core.beams import TopK
+from mmspec.core.beams.search import TopKBeams
+from mmspec.core.beams.stochastic import SharedNoise, StochasticBeams
 from mmspec.core.noise import Noise
-from mmspec.core.stochastic_beams import SharedNoise, StochasticBeams
-from mmspec.drafters.beams import Anchored
+from mmspec.drafters.model.beams import Anchored
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.pair_world import TRIE, Shop, Toy, as_sets, code, codes_law, in_turn, with_replacement
+from tests.pair_world import TRIE, Shop, Toy, as_sets, code, codes_distribution, in_turn, with_replacement
 
 
 def ordered(winners):
     return winners[:, 0] * 6 + winners[:, 1]
 
 
-def without(law, k):
-    return as_sets(in_turn(law, k))
+def without(distribution, k):
+    return as_sets(in_turn(distribution, k))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -24,11 +24,11 @@ def test_one_level_is_drawn_without_replacement(temperature):
     """In the order drawn; independent draws, or those of another temperature, would show."""
     toy, rows = Toy.random(1), 100_000
     found = ordered(toy.winners(StochasticBeams(TRIE, 2, temperature), None, Noise.from_seed(3, rows), rows))
-    for heat, passes in ((temperature, True), (temperature * 1.3, False)):
-        law, total = torch.zeros(36, dtype=torch.float64), sum(mass ** (1 / heat) for mass in toy.law.values())
-        for (one, other), chance in in_turn({leaf: mass ** (1 / heat) / total for leaf, mass in toy.law.items()}, 2).items():
-            law[one * 6 + other] = chance
-        p = chi_square(found, law)
+    for degree, passes in ((temperature, True), (temperature * 1.3, False)):
+        distribution, total = torch.zeros(36, dtype=torch.float64), sum(mass ** (1 / degree) for mass in toy.distribution.values())
+        for (one, other), chance in in_turn({leaf: mass ** (1 / degree) / total for leaf, mass in toy.distribution.items()}, 2).items():
+            distribution[one * 6 + other] = chance
+        p = chi_square(found, distribution)
         assert p > PASS if passes else p < FAIL
 
 
@@ -53,23 +53,23 @@ def test_the_same_beams_whoever_drafts(width, length, temperature):
             assert spent == -(-shop.trie.levels // (length + 1)) * rows
 
 
-def test_whole_searches_have_the_law_of_beam_sampling():
+def test_whole_searches_have_the_distribution_of_beam_sampling():
     shop, rows, k = Shop.random(), 60_000, 2
     found, _ = shop.search(StochasticBeams(shop.trie, k), Anchored(k, 4, SharedNoise(1.0)), Noise.from_seed(0, rows), rows)
-    assert chi_square(code(found), codes_law(shop.law(k, draws=without), shop.trie.size)) > PASS
-    assert chi_square(code(found), codes_law(shop.law(k, draws=with_replacement), shop.trie.size)) < FAIL
+    assert chi_square(code(found), codes_distribution(shop.distribution(k, draws=without), shop.trie.size)) > PASS
+    assert chi_square(code(found), codes_distribution(shop.distribution(k, draws=with_replacement), shop.trie.size)) < FAIL
 
 
 def test_the_limit_at_temperature_0_is_beam_search():
     shop, rows = Shop.random(), 20
     noise = Noise.from_seed(0, rows)
     found, _ = shop.search(StochasticBeams(shop.trie, 3, 1e-7), None, noise, rows)
-    best, _ = shop.search(TopK(shop.trie, 3), None, noise, rows)
+    best, _ = shop.search(TopKBeams(shop.trie, 3), None, noise, rows)
     assert torch.equal(found, best)
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf"), "warm", True])
-def test_temperatures_no_law_has(temperature):
+def test_temperatures_no_distribution_has(temperature):
     for make in (lambda: StochasticBeams(TRIE, 2, temperature), lambda: SharedNoise(temperature)):
         with pytest.raises(ValueError, match="give a number above 0"):
             make()

@@ -1,4 +1,4 @@
-"""What is left of laws without a table, drawn by trying: over values of any shape."""
+"""What is left of distributions without a table, drawn by trying: over values of any shape."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import Block, Token
-from mmspec.core.gaussian import Gaussian
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.distributions.thinning import Density, ImplicitDistribution, ResidualByThinning, same
 from mmspec.core.noise import Keys
-from mmspec.core.siblings import with_replacement
-from mmspec.core.thinning import Density, Left, Tableless, same
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.siblings import with_replacement
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, sampled
 from tests.oracles.gaussians import REJECTED, Markov, emitted_error, grid, normal, streams, vectors_run
 from tests.oracles.statistics import FAIL, PASS, chi_square
@@ -46,7 +47,7 @@ class Stack(Density):
 
 
 @dataclass(frozen=True)
-class Dice(Tableless):
+class Dice(ImplicitDistribution):
     """Whole numbers, as scalars."""
 
     probs_: Tensor  # [..., V]
@@ -79,8 +80,8 @@ def test_thinning_mends_stacks_of_vectors():
     mended = torch.where(taken[..., None, None], x, left.sample(streams(rows, seed=10**7)))
     careless = torch.where(taken[..., None, None], x, p.sample(streams(rows, seed=10**7)))
     first, second = p.parts(mended)
-    for law, part in ((first, mended[..., 0, :]), (second, mended[..., 1, :])):
-        z = (part - law.mean) / law.scale
+    for distribution, part in ((first, mended[..., 0, :]), (second, mended[..., 1, :])):
+        z = (part - distribution.mean) / distribution.scale
         assert normal(z[..., 0]) > PASS
         assert normal((z[..., 0] - z[..., 1]) / 2**0.5) > PASS
     z = (careless[..., 0, :] - p.mean)[..., 0] - (careless[..., 0, :] - p.mean)[..., 1]
@@ -113,7 +114,7 @@ def test_single_numbers_too():
 
 @dataclass(frozen=True)
 class Slope(Density):
-    """1-D: density 1 + slope x on (-1/2, 1/2), drawn by inversion: a law that is no Gaussian's kin."""
+    """1-D: density 1 + slope x on (-1/2, 1/2), drawn by inversion: a distribution that is no Gaussian's kin."""
 
     slope: Tensor  # [..., 1]
     streams = 0  # pyright: ignore[reportAssignmentType]
@@ -141,7 +142,7 @@ class Slope(Density):
 
 @pytest.mark.parametrize("slopes", [(1.5, -0.5), (-1.9, 1.9), (0.3, 0.2)])
 def test_thinning_by_quadrature(slopes):
-    """The settled value's density is p, by integrals over polynomials that a midpoint rule gets right between the kinks."""
+    """The committed value's density is p, by integrals over polynomials that a midpoint rule gets right between the kinks."""
     count = 2_000
     x = ((torch.arange(count).double() + 0.5) / count - 0.5).view(-1, 1, 1)
     p, q = (Slope(torch.tensor(slope).double().expand(count, 1, 1)) for slope in slopes)
@@ -154,7 +155,7 @@ def test_thinning_by_quadrature(slopes):
         def replacement(self, p, q, x):
             return Squared(p, q, x)
 
-    class Squared(Left):
+    class Squared(ResidualByThinning):
         def keep_prob(self, f):
             return super().keep_prob(f) ** 2
 
@@ -202,13 +203,13 @@ def test_a_grid_holds_what_it_should():
 
 
 def test_what_is_drawn_does_not_depend_on_the_other_rows():
-    """Near laws take many tries, and a full batch makes fewer of them at a time than one row alone."""
+    """Near distributions take many tries, and a full batch makes fewer of them at a time than one row alone."""
     rows, keys = 120, streams(120, 3)
     p = Stack(torch.zeros(rows, 1, 2, dtype=torch.float64))
     q = Stack(torch.full((rows, 1, 2), 0.02, dtype=torch.float64))
     x = p.sample(streams(rows, 4))
-    together = Left(p, q, x).sample(keys)
+    together = ResidualByThinning(p, q, x).sample(keys)
     for row in range(0, rows, 7):
         few = torch.tensor([[row]]), torch.tensor([[0]])
-        alone = Left(p.picked(*few), q.picked(*few), x[row : row + 1]).sample(keys[row : row + 1])
+        alone = ResidualByThinning(p.picked(*few), q.picked(*few), x[row : row + 1]).sample(keys[row : row + 1])
         assert alone.equal(together[row : row + 1])

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.module_copy import own_copy
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.layer_skip import SkipLayers
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.layer_skip import SkipLayers
+from mmspec.models.module_copy import own_copy
 from tests.drafters.runs import random_prompt
 from tests.snapshots import differences, model_state
 from tests.soak.threads import OPTIONS, family_world, llama_world, run_threads, sight_world
@@ -61,8 +61,8 @@ def test_mutant_changes_to_the_model_itself(big, monkeypatch):
     """Were forwards replaced on the model that all threads run, the test above would see it."""
     inputs = random_prompt(9)
     expected = mmspec.text.generate(big, inputs, **OPTIONS[0]).sequences.tolist()
-    monkeypatch.setattr("mmspec.core.module_copy.is_copy", lambda module: True)  # every model is its own copy
-    monkeypatch.setattr("mmspec.core.stack.is_copy", lambda module: True)
+    monkeypatch.setattr("mmspec.models.module_copy.is_copy", lambda module: True)  # every model is its own copy
+    monkeypatch.setattr("mmspec.models.stack.is_copy", lambda module: True)
     assert beside_a_skipping_thread(big, inputs, monkeypatch) != expected
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmspec.core.trie import NOWHERE, Trie
+from mmspec.core.beams.trie import NOWHERE, Trie
 from tests.beam_world import branches
 
 

@@ -5,11 +5,11 @@ import copy
 import torch
 from transformers import LlamaForCausalLM
 
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.processors import pipeline
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Shape
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFTarget
 from tests.oracles.tables import TableTarget, pair
 
 

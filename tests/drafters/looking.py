@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
 
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from tests.families import LLAMA, VOCAB, Case, build
 
 IMAGE, LINE, TAKES = VOCAB - 1, 13, 16

@@ -1,4 +1,4 @@
-"""Tiny pictures with explicit laws: tables under a grammar, guided tables, and rows that follow different ones."""
+"""Tiny pictures with explicit distributions: tables under a grammar, guided tables, and rows that follow different ones."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from mmspec.core.control import Fixed
 from mmspec.core.decode import Drafter, decode
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.raster import Grammar, Raster
+from mmspec.core.processors.raster import Grammar, Raster
 from mmspec.core.records import Draft, validate
+from mmspec.core.stopping import DefaultStopping
 from tests.oracles.statistics import chi_square
 from tests.oracles.tables import Table, TableTarget, encode
 
-MOST = 5  # values a run settles: 243 outcomes of 3 values
+MOST = 5  # values a run commits: 243 outcomes of 3 values
 OPEN = Raster.grid(2, 3, 3)
 CLOSED = Raster.grid(2, 2, 2, row_end=2)  # row ends at positions 2 and 5
 PICTURE = Raster.grid(2, 2, 2)  # of two values, for enumeration
@@ -37,13 +37,14 @@ def under(raster: Raster, table: Table) -> Table:
 
 
 def guided(table: Table, other: Table, scale: float) -> Table:
-    """Classifier-free guidance: the law of logits l_u + scale (l_c - l_u)."""
+    """Classifier-free guidance: the distribution of logits l_u + scale (l_c - l_u)."""
     return Table((other.probs.log() + scale * (table.probs.log() - other.probs.log())).softmax(-1))
 
 
 @dataclass(frozen=True)
 class Rows(TableTarget):
-    """Row r's history begins with value 1 + r mod `kinds`, so neighbouring rows follow different laws. `kinds` < the table's values."""
+    """Row r's history begins with value 1 + r mod `kinds`, so neighbouring rows follow different distributions. `kinds` < the table's
+    values."""
 
     kinds: int = 2
 
@@ -52,7 +53,7 @@ class Rows(TableTarget):
         return session, Draft.root(root.nodes[:, 0] + torch.arange(prompt) % self.kinds, root.start)
 
     def joint(self, kind: int, most: int) -> Tensor:
-        """[V^most] law of the outputs of rows of `kind`."""
+        """[V^most] distribution of the outputs of rows of `kind`."""
         mass, size = torch.ones(1, dtype=torch.float64), self.table.size
         for level in range(most):
             codes = torch.arange(size**level) + (1 + kind) * size**level
@@ -67,24 +68,24 @@ def cut(codes: Tensor, size: int, most: int, end: int) -> Tensor:
 
 
 def outputs(target, drafter: Drafter, rule, rows: int, window: int, *, most: int = MOST, seed: int = 3, ends=(), check=False) -> Tensor:
-    """[rows, most] what whole runs settle; what stands behind an end is filled with it."""
-    limits, noise = Limits(rows, most, ends), Noise.from_seed(seed, rows)
-    for step in decode(target, drafter, rule, rows, limits=limits, noise=noise, control=Fixed(window - 1)):
+    """[rows, most] what whole runs commit; what stands behind an end is filled with it."""
+    stopping, noise = DefaultStopping(rows, most, ends), Noise.from_seed(seed, rows)
+    for step in decode(target, drafter, rule, rows, stopping=stopping, noise=noise, control=Fixed(window - 1)):
         if check:
             validate(step.draft)
-    return torch.tensor([values + [values[-1]] * (most - len(values)) for values in limits.outputs])
+    return torch.tensor([values + [values[-1]] * (most - len(values)) for values in stopping.outputs])
 
 
 def p_value(target: Rows, drafter: Drafter, rule, window: int, *, rows: int = 16_000, most: int = MOST, seed: int = 3, end=None) -> float:
-    """The least p-value of any kind of row: do whole runs follow the target's law?"""
+    """The least p-value of any kind of row: do whole runs follow the target's distribution?"""
     size, ends = target.table.size, () if end is None else (end,)
     codes = encode(outputs(target, drafter, rule, rows, window, most=most, seed=seed, ends=ends), size)
     found = []
     for kind in range(target.kinds):
-        law = target.joint(kind, most)
+        distribution = target.joint(kind, most)
         if end is not None:
-            law = torch.zeros_like(law).index_add_(0, cut(torch.arange(len(law)), size, most, end), law)
-        found.append(chi_square(codes[kind :: target.kinds], law))
+            distribution = torch.zeros_like(distribution).index_add_(0, cut(torch.arange(len(distribution)), size, most, end), distribution)
+        found.append(chi_square(codes[kind :: target.kinds], distribution))
     return min(found)
 
 

@@ -5,16 +5,18 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.core.accept import Accept, Greedy, Match
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Drafter, Generation, generate
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
+from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.records import Step, validate
+from mmspec.core.rules.base import Accept
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.none import NoDraft
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFTarget
 
 NEW = 24
 
@@ -51,13 +53,15 @@ def run(
     """A generation whose every draft is checked against the records' invariants. Greedy unless a rule is given."""
     target = HFTarget(model, DecoderOnly.of(model), pipeline(temperature=temperature))
     rows = len(inputs["input_ids"])
-    limits, noise = Limits(rows, new, ends), Noise.from_seed(seed, rows)
+    stopping, noise = DefaultStopping(rows, new, ends), Noise.from_seed(seed, rows)
 
     def check(step: Step) -> None:
         validate(step.draft)
         on_step(step)
 
-    return generate(target, drafter, rule or Greedy(), inputs, limits=limits, noise=noise, control=control or Fixed(length), on_step=check)
+    return generate(
+        target, drafter, rule or Greedy(), inputs, stopping=stopping, noise=noise, control=control or Fixed(length), on_step=check
+    )
 
 
 def greedy(model: LlamaForCausalLM, inputs: Inputs, new: int = NEW) -> list[list[int]]:

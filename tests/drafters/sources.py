@@ -7,36 +7,37 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.config import DRAFTERS
-from mmspec.core.accept import Coupled, Greedy
-from mmspec.drafters.adapter import Adapter
-from mmspec.drafters.bigrams import Bigrams
-from mmspec.drafters.cascade import Cascade
-from mmspec.drafters.copy import Copy
-from mmspec.drafters.ctc import CTC
-from mmspec.drafters.datastore import Datastore, Retrieval
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.feature import Eagle1, Eagle3
-from mmspec.drafters.heads import Amphista, Hydra, Latent, Medusa, Recurrent
-from mmspec.drafters.jacobi import Jacobi, uniform
-from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers
-from mmspec.drafters.lookahead import Lookahead
-from mmspec.drafters.lookup import Lookup
-from mmspec.drafters.mask_tokens import MaskTokens
-from mmspec.drafters.mtp import ChainedMTP
-from mmspec.drafters.mtp_parallel import ParallelMTP
-from mmspec.drafters.nets import new_net
-from mmspec.drafters.ngram import NGram, bigram_table
-from mmspec.drafters.pools import Pools
-from mmspec.drafters.recycling import Recycling
-from mmspec.drafters.relay import Relay
-from mmspec.drafters.search import ExpandRerank
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.features.eagle import Eagle1, Eagle3
+from mmspec.drafters.heads.ctc import CTC
+from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.heads.mtp import ChainedMTP
+from mmspec.drafters.heads.mtp_parallel import ParallelMTP
+from mmspec.drafters.heads.viterbi import JointPath
+from mmspec.drafters.jacobi.decoding import Jacobi, uniform
+from mmspec.drafters.jacobi.lookahead import Lookahead
+from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
+from mmspec.drafters.model.vertical_cascade import VerticalCascade
+from mmspec.drafters.retrieval.bigrams import Bigrams
+from mmspec.drafters.retrieval.copy import Copy
+from mmspec.drafters.retrieval.datastore import Datastore, Retrieval
+from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.drafters.retrieval.ngram import NGram, bigram_table
+from mmspec.drafters.retrieval.pools import Pools
+from mmspec.drafters.retrieval.recycling import Recycling
+from mmspec.drafters.retrieval.suffix import Suffix
+from mmspec.drafters.self_drafting.adapter import Adapter
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers
+from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
+from mmspec.drafters.self_drafting.swift import Swift
+from mmspec.drafters.self_drafting.windowed import Windowed
 from mmspec.drafters.shapes import Chain, best, drawn
-from mmspec.drafters.suffix import Suffix
-from mmspec.drafters.swift import Swift
-from mmspec.drafters.trees import Template
-from mmspec.drafters.viterbi import JointPath
-from mmspec.drafters.windowed import Windowed
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import Template
+from mmspec.run.config import DRAFTERS
 from tests.drafters.cascades import drafting, hf, perturbed
 from tests.drafters.test_guided import SIZES, lively
 from tests.drafters.test_mtp import LLAMA, SLIDING
@@ -79,34 +80,34 @@ def glide(world: World) -> Any:
     return net
 
 
-def chain_of(model: Any, heat: float) -> Any:
-    return drafting(model, Chain(drawn if heat else best), heat or None)
+def chain_of(model: Any, temperature: float) -> Any:
+    return drafting(model, Chain(drawn if temperature else best), temperature or None)
 
 
-def cascade(world: World, heat: float, middle: Any = None) -> Any:
-    middle = hf(perturbed(world.big, 0.02), heat or None) if middle is None else middle
-    return Cascade(middle, chain_of(world.small, heat), Coupled() if heat else Greedy(), 2, 2)
+def cascade(world: World, temperature: float, middle: Any = None) -> Any:
+    middle = hf(perturbed(world.big, 0.02), temperature or None) if middle is None else middle
+    return VerticalCascade(middle, chain_of(world.small, temperature), Coupled() if temperature else Greedy(), 2, 2)
 
 
 def net(make: Callable[[], Any]) -> Make:
-    return lambda world, heat: lively(make())
+    return lambda world, temperature: lively(make())
 
 
-GROWN: dict[str, Make] = {  # sources of laws, whose guesses take the form that `tree` asks for
-    "itself": lambda world, heat: world.big,
-    "near": lambda world, heat: perturbed(world.big, 0.02),
-    "small": lambda world, heat: world.small,
-    "larger-vocabulary": lambda world, heat: of_sizes(52),
-    "smaller-vocabulary": lambda world, heat: of_sizes(48),
-    "early-exit-1": lambda world, heat: EarlyExit(1),
-    "early-exit-2": lambda world, heat: EarlyExit(2),
-    "early-exit-3": lambda world, heat: EarlyExit(3),
+GROWN: dict[str, Make] = {  # sources of distributions, whose draft tokens take the form that `tree` asks for
+    "itself": lambda world, temperature: world.big,
+    "near": lambda world, temperature: perturbed(world.big, 0.02),
+    "small": lambda world, temperature: world.small,
+    "larger-vocabulary": lambda world, temperature: of_sizes(52),
+    "smaller-vocabulary": lambda world, temperature: of_sizes(48),
+    "early-exit-1": lambda world, temperature: EarlyExit(1),
+    "early-exit-2": lambda world, temperature: EarlyExit(2),
+    "early-exit-3": lambda world, temperature: EarlyExit(3),
     "kangaroo": net(lambda: Adapter(2, SIZES)),
     "eesd": net(lambda: Adapter(1, SIZES, mlp=True)),
-    "layer-skip": lambda world, heat: SkipLayers((1,)),
-    "similar-layers": lambda world, heat: SimilarLayers(window=6),
-    "swift": lambda world, heat: Swift(every=1, window=8, trials=12, guided=3),
-    "windowed": lambda world, heat: Windowed(1, 6),
+    "layer-skip": lambda world, temperature: SkipLayers((1,)),
+    "similar-layers": lambda world, temperature: SimilarLayers(window=6),
+    "swift": lambda world, temperature: Swift(every=1, window=8, trials=12, guided=3),
+    "windowed": lambda world, temperature: Windowed(1, 6),
     "medusa": net(lambda: Medusa(32, 5)),
     "medusa-own-heads": net(lambda: Medusa(32, 5, own_heads=50)),
     "latent": net(lambda: Latent(32, 5)),
@@ -117,31 +118,33 @@ GROWN: dict[str, Make] = {  # sources of laws, whose guesses take the form that 
     "eagle1": net(lambda: Eagle1(SIZES)),
     "eagle3": net(lambda: Eagle3((1, 2, 3), SIZES, 50)),
     "eagle3-some-values": net(lambda: Eagle3((0, -1), SIZES, 50, 30, norm_before_residual=True, own_embedding=True)),
-    "glide": lambda world, heat: glide(world),
+    "glide": lambda world, temperature: glide(world),
     "mtp": net(lambda: ChainedMTP(LLAMA, 2)),
     "mtp-parallel": net(lambda: ParallelMTP(LLAMA, 4)),
     "mtp-stacked": net(lambda: ParallelMTP(SLIDING, 3, reads=(-1,), chained=True)),
     "mask-tokens": net(lambda: MaskTokens(32, 3)),
 }
-OWN_FORM: dict[str, Make] = {  # drafters that give their guesses a form of their own
-    **{f"name {name}": (lambda world, heat, name=name: name) for name in DRAFTERS},
-    "none": lambda world, heat: None,
-    "lookup-references": lambda world, heat: Lookup(max_ngram=4, references=world.texts),
-    "suffix-corpus": lambda world, heat: Suffix(world.texts, factor=2),
-    "datastore": lambda world, heat: Retrieval(Datastore.build(world.texts, world.folder / "texts.npy")),
-    "pools": lambda world, heat: learned_pools(world),
-    "ngram-table": lambda world, heat: NGram(table=bigram_table(world.big, 3)),
-    "ngram-tree": lambda world, heat: NGram(table=bigram_table(world.big, 3), drafts=3),
-    "copy-shared": lambda world, heat: Copy(world.texts[1]),
-    "recycling": lambda world, heat: Recycling(),
-    "jacobi-uniform": lambda world, heat: Jacobi(fill=uniform),
-    "jacobi-drawn": lambda world, heat: Jacobi(draw=drawn),
-    "lookahead": lambda world, heat: Lookahead(window=3, ngram=3),
-    "lookahead-drawn": lambda world, heat: Lookahead(window=4, guesses=2, pool=6, seeded=False, draw=drawn),
+OWN_FORM: dict[str, Make] = {  # drafters that give their draft tokens a form of their own
+    **{f"name {name}": (lambda world, temperature, name=name: name) for name in DRAFTERS},
+    "none": lambda world, temperature: None,
+    "lookup-references": lambda world, temperature: Lookup(max_ngram=4, references=world.texts),
+    "suffix-corpus": lambda world, temperature: Suffix(world.texts, factor=2),
+    "datastore": lambda world, temperature: Retrieval(Datastore.build(world.texts, world.folder / "texts.npy")),
+    "pools": lambda world, temperature: learned_pools(world),
+    "ngram-table": lambda world, temperature: NGram(table=bigram_table(world.big, 3)),
+    "ngram-tree": lambda world, temperature: NGram(table=bigram_table(world.big, 3), drafts=3),
+    "copy-shared": lambda world, temperature: Copy(world.texts[1]),
+    "recycling": lambda world, temperature: Recycling(),
+    "jacobi-uniform": lambda world, temperature: Jacobi(fill=uniform),
+    "jacobi-drawn": lambda world, temperature: Jacobi(draw=drawn),
+    "lookahead": lambda world, temperature: Lookahead(window=3, ngram=3),
+    "lookahead-drawn": lambda world, temperature: Lookahead(window=4, draft_tokens=2, pool=6, seeded=False, draw=drawn),
     "cascade": cascade,
-    "cascade-of-the-target": lambda world, heat: cascade(world, heat, Windowed(1, 6)),
-    "relay": lambda world, heat: Relay(chain_of(perturbed(world.big, 0.02), heat), 2, Lookup()),
-    "relay-of-models": lambda world, heat: Relay(chain_of(world.small, heat), 2, chain_of(perturbed(world.big, 0.02), heat)),
+    "cascade-of-the-target": lambda world, temperature: cascade(world, temperature, Windowed(1, 6)),
+    "relay": lambda world, temperature: HorizontalCascade(chain_of(perturbed(world.big, 0.02), temperature), 2, Lookup()),
+    "relay-of-models": lambda world, temperature: HorizontalCascade(
+        chain_of(world.small, temperature), 2, chain_of(perturbed(world.big, 0.02), temperature)
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Trees planned for speech: calibrated under any sampler, wide where laws are flat, exact with heads, and true to the cache."""
+"""Trees planned for speech: calibrated under any sampler, wide where distributions are flat, exact with heads, and true to the cache."""
 
 from collections import Counter
 from functools import partial
@@ -7,24 +7,26 @@ import pytest
 import torch
 
 from mmspec import text
-from mmspec.core.accept import Coupled, Greedy, Match
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFSession, HFTarget
-from mmspec.core.limits import Limits
-from mmspec.core.lossy import Tolerance
 from mmspec.core.noise import Noise
-from mmspec.core.processors import Pipeline, pipeline
-from mmspec.core.ras import repetition_aware
-from mmspec.drafters.calibration import broad, calibrate, playing
+from mmspec.core.processors.pipeline import Pipeline, pipeline
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.lossy.tolerance import Tolerance
+from mmspec.core.rules.match import Match
+from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads import Latent, Medusa
-from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.planners import sparse_tree
+from mmspec.drafters.heads.medusa import Latent, Medusa
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import top
-from mmspec.drafters.trees import StaticTree, Template
-from mmspec.options import drafter_of
+from mmspec.drafters.trees.calibration import broad, calibrate, playing
+from mmspec.drafters.trees.planners import sparse_tree
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFSession, HFTarget
+from mmspec.run.options import drafter_of
+from mmspec.speech.sampling.ras import repetition_aware
 from tests.drafters.runs import plain, random_prompt, run
 from tests.drafters.test_guided import lively
 from tests.drafters.worlds import ranked, world
@@ -51,7 +53,7 @@ def planned(rates, nodes=16, decay=0.8):
     return sparse_tree(found.accuracy(50), nodes), found.accuracy(50)
 
 
-def test_flat_laws_make_trees_wide_near_the_root():
+def test_flat_distributions_make_trees_wide_near_the_root():
     """Flat: six ranks right in 0.15 of cases each. Peaked: the first in 0.8. Both trees have 16 nodes."""
     flat, measured = planned([0.15] * 6)
     peaked, _ = planned([0.8, 0.05, 0.02])
@@ -92,8 +94,10 @@ def test_any_target_calibrates_under_any_sampler(big, heads, name):
     """By the loop itself, by the public call, and however the prompts are cut into batches: the same counts."""
     sampler = dict(SAMPLERS[name])
     rule = Greedy() if name == "greedy" else Match()
-    laws = Pipeline() if name == "greedy" else pipeline(first=sampler.pop("processors", ()), **sampler)  # greedy ranks the raw laws
-    target, prompts = HFTarget(big, DecoderOnly.of(big), laws), random_prompt(4, 4, 4, seed=3)
+    distributions = (
+        Pipeline() if name == "greedy" else pipeline(first=sampler.pop("processors", ()), **sampler)
+    )  # greedy ranks the raw distributions
+    target, prompts = HFTarget(big, DecoderOnly.of(big), distributions), random_prompt(4, 4, 4, seed=3)
     play = playing(target, lambda tree: drafter_of(heads, target, rule, tree), rule, most=40, ends=[2])
     cuts = [{key: x[rows] for key, x in prompts.items()} for rows in (slice(0, 2), slice(2, 3))]
     stats, whole = calibrate(play, [prompts], SPEECH, seed=5)
@@ -137,25 +141,25 @@ class Kept(HFTarget):
     """A target that remembers the session it opened."""
 
     def begin(self, prompt):
-        session, frontier = super().begin(prompt)
+        session, pending = super().begin(prompt)
         self.sessions.append(session)
-        return session, frontier
+        return session, pending
 
 
 def worst_gap(model, drafter, rule, seen):
     """After every round: the largest difference between a row's cached keys or values and those of a fresh forward over its text."""
     target = Kept(model, DecoderOnly.of(model))
     object.__setattr__(target, "sessions", [])
-    inputs, worst, limits = random_prompt(5, 9, seed=1), 0.0, Limits(2, 40)
+    inputs, worst, stopping = random_prompt(5, 9, seed=1), 0.0, DefaultStopping(2, 40)
     prompts = [ids[mask.bool()].tolist() for ids, mask in zip(*inputs.values(), strict=True)]
-    for step in decode(target, drafter, rule, inputs, limits=limits, noise=Noise.from_seed(4, 2), control=Fixed(drafter.shape.depth)):
-        seen[max(step.settled.accepted)] += 1
+    for step in decode(target, drafter, rule, inputs, stopping=stopping, noise=Noise.from_seed(4, 2), control=Fixed(drafter.shape.depth)):
+        seen[max(step.committed.accepted)] += 1
         branch = step.verdict.keep[:, 1:]  # columns kept behind the root: a branch other than the first leaves a gap
         seen["skipped"] += int(((branch > 1) & (branch >= 0)).any())
         (session,) = target.sessions
         for row, length in enumerate(session.lengths.tolist()):
             with torch.no_grad():
-                fresh = model(torch.tensor([(prompts[row] + limits.outputs[row])[:length]]), use_cache=True).past_key_values
+                fresh = model(torch.tensor([(prompts[row] + stopping.outputs[row])[:length]]), use_cache=True).past_key_values
             for mine, own in zip(session.cache.layers, fresh.layers, strict=True):
                 for stored, wanted in ((mine.keys, own.keys), (mine.values, own.values)):
                     worst = max(worst, (stored[row, :length].transpose(0, 1) - wanted[0]).abs().max().item())

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmspec
-from mmspec.drafters import weights as files
-from mmspec.drafters.checkpoint import KEY, fill, is_drafter, load_drafter, save_drafter
-from mmspec.drafters.feature import Eagle1, Eagle3
-from mmspec.drafters.heads import Amphista, Hydra, Medusa, Recurrent
+from mmspec.drafters.checkpoints.load import KEY, fill, is_drafter, load_drafter, save_drafter
+from mmspec.drafters.features.eagle import Eagle1, Eagle3
+from mmspec.drafters.heads.medusa import Amphista, Hydra, Medusa, Recurrent
+from mmspec.utils import weights as files
 from tests.drafters.runs import greedy, random_prompt
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

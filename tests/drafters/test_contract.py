@@ -1,22 +1,23 @@
-"""What every model-free drafter owes, whatever it guesses: the target's own output, and nothing carried from call to call."""
+"""What every model-free drafter owes, whatever it drafts: the target's own output, and nothing carried from call to call."""
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from mmspec.core.accept import Coupled, Match
 from mmspec.core.control import Fixed
-from mmspec.drafters.copy import Copy
-from mmspec.drafters.datastore import Datastore, Retrieval
-from mmspec.drafters.jacobi import Jacobi, uniform
-from mmspec.drafters.lookahead import Lookahead
-from mmspec.drafters.lookup import Lookup
-from mmspec.drafters.ngram import NGram, bigram_table
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.drafters.jacobi.decoding import Jacobi, uniform
+from mmspec.drafters.jacobi.lookahead import Lookahead
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.pools import Pools
-from mmspec.drafters.recycling import Recycling
+from mmspec.drafters.retrieval.copy import Copy
+from mmspec.drafters.retrieval.datastore import Datastore, Retrieval
+from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.drafters.retrieval.ngram import NGram, bigram_table
+from mmspec.drafters.retrieval.pools import Pools
+from mmspec.drafters.retrieval.recycling import Recycling
+from mmspec.drafters.retrieval.suffix import Suffix
 from mmspec.drafters.shapes import drawn
-from mmspec.drafters.suffix import Suffix
 from tests.drafters.runs import NEW, greedy, plain, random_prompt, run
 
 ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
@@ -67,7 +68,7 @@ def drafters(big, tmp_path_factory):
         Jacobi(fill=uniform),
         Jacobi(draw=drawn),
         Lookahead(window=3, ngram=3),
-        Lookahead(window=4, guesses=2, pool=6, seeded=False, draw=drawn),
+        Lookahead(window=4, draft_tokens=2, pool=6, seeded=False, draw=drawn),
     )
     return dict(zip(NAMES, made, strict=True))
 
@@ -99,11 +100,11 @@ def test_no_residue_between_calls(drafter, big):
 
 def test_a_row_drafts_the_same_alone_and_in_a_batch(drafter, big):
     together = [[], [], []]
-    run(big, drafter, RAGGED, on_step=lambda step: [rows.append(v) for rows, v in zip(together, step.settled.values, strict=True) if v])
+    run(big, drafter, RAGGED, on_step=lambda step: [rows.append(v) for rows, v in zip(together, step.committed.values, strict=True) if v])
     for row in range(3):
         alone = []
         inputs = {key: value[row : row + 1] for key, value in RAGGED.items()}
-        run(big, drafter, inputs, seed=row, on_step=lambda step, alone=alone: alone.append(step.settled.values[0]))
+        run(big, drafter, inputs, seed=row, on_step=lambda step, alone=alone: alone.append(step.committed.values[0]))
         assert alone == together[row]
 
 
@@ -119,7 +120,7 @@ class Varied:
     def length(self):
         return self.lengths.pop(0)
 
-    def observe(self, length, settled, seconds):
+    def observe(self, length, committed, seconds):
         pass
 
 
@@ -127,7 +128,7 @@ def test_draft_length_may_change_every_round(drafter, big):
     assert run(big, drafter, RAGGED, control=Varied()).sequences.tolist() == greedy(big, RAGGED)
 
 
-def test_no_guesses_when_none_are_asked_for(drafter, big):
+def test_no_draft_tokens_when_none_are_asked_for(drafter, big):
     sizes = []
     run(big, drafter, RAGGED, control=Fixed(0), on_step=lambda step: sizes.append(step.draft.size))
     assert sizes == [1] * NEW
@@ -144,7 +145,7 @@ def test_rows_that_end_early(drafter, big):
 def test_shapes_are_fixed_from_the_second_round_on(drafter, big):
     sizes = []
     run(big, drafter, RAGGED, on_step=lambda step: sizes.append(step.draft.size))
-    assert len(set(sizes[1:]) - {1}) <= 1  # a round in which no row has a guess is a plain step
+    assert len(set(sizes[1:]) - {1}) <= 1  # a round in which no row has a draft token is a plain step
 
 
 class NoReadback(TorchFunctionMode):
@@ -174,15 +175,15 @@ class Watched:
         self.session = self.drafter.begin(prompt, session)
         return self
 
-    def propose(self, frontier, room, noise):
+    def propose(self, pending, budget, noise):
         with NoReadback() as watch:
-            draft = self.session.propose(frontier, room, noise)
+            draft = self.session.propose(pending, budget, noise)
         self.copies.append(watch.copies)
         return draft
 
-    def observe(self, draft, scored, verdict, settled):
+    def observe(self, draft, scored, verdict, committed):
         with NoReadback():
-            self.session.observe(draft, scored, verdict, settled)
+            self.session.observe(draft, scored, verdict, committed)
 
 
 def test_rounds_never_read_from_the_device(drafter, big):
@@ -190,4 +191,4 @@ def test_rounds_never_read_from_the_device(drafter, big):
     run(big, watched, RAGGED)
     host = not isinstance(drafter, (Jacobi, Lookahead, Recycling))
     steady = watched.copies[2:]
-    assert set(steady) <= ({0, 1} if host else {0})  # none at all in a round in which no row has a guess
+    assert set(steady) <= ({0, 1} if host else {0})  # none at all in a round in which no row has a draft token

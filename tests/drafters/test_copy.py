@@ -1,37 +1,37 @@
 import pytest
 import torch
 
-from mmspec.core.accept import Match
-from mmspec.drafters.copy import Copy, CopyRow
+from mmspec.core.rules.match import Match
+from mmspec.drafters.retrieval.copy import Copy, CopyRow
 from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
 
 
 def test_copying_goes_on_after_every_kind_of_edit():
     source = list(range(10, 30))
     row = CopyRow(source)
-    assert row.guess(3) == ([10, 11, 12], [-1, 0, 1])
+    assert row.draft_token(3) == ([10, 11, 12], [-1, 0, 1])
     row.extend([10, 11])
-    assert row.guess(2)[0] == [12, 13]
+    assert row.draft_token(2)[0] == [12, 13]
     row.extend([99])  # replaced a token: go on behind it
-    assert row.guess(2)[0] == [13, 14]
+    assert row.draft_token(2)[0] == [13, 14]
     row.extend([13, 17])  # left three out
-    assert row.guess(2)[0] == [18, 19]
+    assert row.draft_token(2)[0] == [18, 19]
     row.extend([98, 97, 18])  # put two in
-    assert row.guess(2)[0] == [19, 20]
+    assert row.draft_token(2)[0] == [19, 20]
     row.extend(list(range(19, 30)))
-    assert row.guess(2) == ([], [])
+    assert row.draft_token(2) == ([], [])
 
 
 def test_the_longest_agreement_wins_and_then_the_nearest_place():
     row = CopyRow([1, 2, 3, 0, 4, 5, 2, 4, 6])
     row.extend([2, 4])  # the 4 close by has no 2 before it
-    assert row.guess(1)[0] == [6]
+    assert row.draft_token(1)[0] == [6]
     row = CopyRow([1, 2, 3, 4, 5, 6, 2, 4, 7, 8, 3, 9])
     row.extend([2, 3])
-    assert row.guess(1)[0] == [4]
+    assert row.draft_token(1)[0] == [4]
     row = CopyRow([3, 1, 0, 0, 0, 0, 5, 3, 2])
     row.extend([5, 0, 3])  # both agree in one token: the nearer one
-    assert row.guess(1)[0] == [2]
+    assert row.draft_token(1)[0] == [2]
 
 
 def test_a_source_close_to_the_output_is_accepted_but_for_its_edits(big):
@@ -55,7 +55,7 @@ def test_the_prompt_is_the_source_by_default(big):
     run(big, Copy(), inputs, new=1, length=4, on_step=lambda step: drafts.append(step.draft))
     assert len(drafts) == 1
     row = CopyRow(inputs["input_ids"][0].tolist())
-    assert row.guess(4)[0] == inputs["input_ids"][0, :4].tolist()
+    assert row.draft_token(4)[0] == inputs["input_ids"][0, :4].tolist()
     assert run(big, Copy(answer), inputs, new=20, length=9).stats.target_calls == 2
 
 

@@ -1,4 +1,5 @@
-"""Whatever couples and starts a window, whole runs settle the target's law, or plain sampling's very tokens; published bugs do not."""
+"""Whatever couples and starts a window, whole runs commit the target's distribution, or plain sampling's very tokens; published bugs do
+not."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -6,20 +7,35 @@ from itertools import product
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token, ratio
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.raster import Raster
-from mmspec.core.siblings import without_replacement
-from mmspec.drafters.couplers import COUPLERS, Before, Independent, Maximal, check_pairing, fresh, greedy, gumbel, maximal, target_noise
-from mmspec.drafters.initialisers import INITIALISERS, left, uniform
+from mmspec.core.processors.raster import Raster
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.token import Token, ratio
+from mmspec.drafters.jacobi.couplers import (
+    COUPLERS,
+    Before,
+    Independent,
+    Maximal,
+    check_pairing,
+    fresh,
+    greedy,
+    gumbel,
+    maximal,
+    target_noise,
+)
+from mmspec.drafters.jacobi.initialisers import INITIALISERS, left, uniform
+from mmspec.drafters.jacobi.windows import Window, WindowSession
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.windows import Window, WindowSession
 from tests.core.test_mutants import MinCommit, ResidualIsP
 from tests.drafters.rasters import OPEN, PICTURE, WORLDS, Rows, outputs, p_value, tables, under
 from tests.oracles.enumerate import TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.tables import Table, TableTarget, loop_law
+from tests.oracles.tables import Table, TableTarget, loop_distribution
 
 INITS = list(INITIALISERS.values())
 PAIRINGS = {
@@ -40,24 +56,24 @@ def window(raster, couple, init, size: int) -> Window:
     return Window(raster, couple, init, size, torch.float64)
 
 
-# --- the law of whole runs --------------------------------------------------------------------------------------------
+# --- the distribution of whole runs --------------------------------------------------------------------------------------------
 
 
 @INIT
 @PAIRING
-def test_whole_runs_have_the_targets_law(pairing, init):
+def test_whole_runs_have_the_targets_distribution(pairing, init):
     couple, rule = pairing
     target = TableTarget(Table.random(2, 4, seed=5))
-    found = loop_law(target, window(PICTURE, couple, init, 3), rule, most=4, length=2)
+    found = loop_distribution(target, window(PICTURE, couple, init, 3), rule, most=4, length=2)
     assert (found - target.table.joint(4)).abs().max() < 1e-9
 
 
 @INIT
 @pytest.mark.parametrize("couple", [fresh, maximal], ids=["sjd", "scd"])
-def test_whole_runs_with_row_ends_have_the_targets_law(couple, init):
+def test_whole_runs_with_row_ends_have_the_targets_distribution(couple, init):
     raster = Raster.grid(2, 1, 2, row_end=2)
     target = TableTarget(under(raster, Table.random(3, 4, seed=6)))
-    found = loop_law(target, window(raster, couple, init, 4), Token(), most=4, length=3)
+    found = loop_distribution(target, window(raster, couple, init, 4), Token(), most=4, length=3)
     assert (found - target.table.joint(4)).abs().max() < 1e-9
 
 
@@ -65,7 +81,7 @@ CASES = list(product(PAIRINGS, INITS))
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{name}-{init.name}" for name, init in CASES])
-def test_rows_of_unequal_speed_keep_each_its_law(number):
+def test_rows_of_unequal_speed_keep_each_its_distribution(number):
     """Over guided, truncated, forced and early ending targets, and windows from 2 to longer than the output."""
     name, init = CASES[number]
     (target, raster, end), size = list(WORLDS.values())[number % 4], (2, 4, 9)[number % 3]
@@ -74,14 +90,14 @@ def test_rows_of_unequal_speed_keep_each_its_law(number):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_biased_law_would_show(world):
-    """The very runs above, held against the law of a slightly different target."""
+def test_a_biased_distribution_would_show(world):
+    """The very runs above, held against the distribution of a slightly different target."""
     target, raster, end = WORLDS[world]
 
     class Other(Rows):
         def joint(self, kind, most):
-            law = target.joint(kind, most)
-            return 0.75 * law + 0.25 * law.roll(1)
+            distribution = target.joint(kind, most)
+            return 0.75 * distribution + 0.25 * distribution.roll(1)
 
     assert p_value(Other(target.table), window(raster, maximal, uniform, 4), Token(), 4, rows=6000, end=end) < FAIL
 
@@ -104,7 +120,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch(pairing):
     [(target_noise, Coupled()), (greedy, Coupled()), (fresh, Match()), (maximal, Match()), (gumbel, Match())],
     ids=["shared-coupled", "greedy-coupled", "fresh-match", "maximal-match", "gumbel-match"],
 )
-def test_sampling_is_plain_sampling_whatever_is_guessed(couple, rule, init):
+def test_sampling_is_plain_sampling_whatever_is_drafted(couple, rule, init):
     for target, raster, end in WORLDS.values():
         ends = () if end is None else (end,)
         for rows, size in ((1, 9), (2, 4), (4, 2), (40, 4)):
@@ -123,18 +139,18 @@ def test_greedy_windows_are_greedy_decoding(init):
 
 
 def redrawn(couple, q: torch.Tensor, p: torch.Tensor, rows: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
-    """Guesses drawn from q in one round and from p in the next. [rows] both"""
+    """Draft tokens drawn from q in one round and from p in the next. [rows] both"""
     noise, start = Noise.from_seed(5, rows), torch.zeros(rows, dtype=torch.long)
     position = start[:, None] + 4
-    old_law, law = (Categorical(x.log().expand(rows, 1, -1)) for x in (q, p))
-    old, _ = couple(old_law, None, noise, position, start)
-    before = Before(old, old_law, torch.zeros_like(old), torch.ones_like(old, dtype=torch.bool))
-    new, _ = couple(law, before, noise, position, start + 2)
+    old_distribution, distribution = (Categorical(x.log().expand(rows, 1, -1)) for x in (q, p))
+    old, _ = couple(old_distribution, None, noise, position, start)
+    before = Before(old, old_distribution, torch.zeros_like(old), torch.ones_like(old, dtype=torch.bool))
+    new, _ = couple(distribution, before, noise, position, start + 2)
     return old[:, 0], new[:, 0]
 
 
 @pytest.mark.parametrize("couple", [fresh, maximal, gumbel], ids=["fresh", "maximal", "gumbel"])
-def test_a_redrawn_guess_follows_the_newest_law(couple):
+def test_a_redrawn_draft_token_follows_the_newest_distribution(couple):
     q, p = torch.tensor([0.5, 0.1, 0.3, 0.1]).double(), torch.tensor([0.3, 0.4, 0.2, 0.1]).double()
     old, new = redrawn(couple, q, p)
     assert chi_square(old, q) > PASS
@@ -145,10 +161,10 @@ def test_a_redrawn_guess_follows_the_newest_law(couple):
     assert expected[0] - 0.015 < kept < expected[1] + 0.015
 
 
-def test_kept_guesses_stay_while_their_law_stays():
-    law = torch.tensor([0.5, 0.1, 0.3, 0.1]).double()
+def test_kept_draft_tokens_stay_while_their_distribution_stays():
+    distribution = torch.tensor([0.5, 0.1, 0.3, 0.1]).double()
     for couple in (maximal, gumbel):
-        old, new = redrawn(couple, law, law, rows=500)
+        old, new = redrawn(couple, distribution, distribution, rows=500)
         assert torch.equal(old, new)
 
 
@@ -156,7 +172,12 @@ def test_shared_numbers_are_the_targets_in_no_round():
     noise = Noise.from_seed(0, 200)
     position, start = torch.full((200, 1), 3), torch.zeros(200, dtype=torch.long)
     shared = noise.shared(position).uniform()
-    for other in (noise.value(position), noise.guess(position, start), noise.accept(position, start), noise.residual(position, start)):
+    for other in (
+        noise.value(position),
+        noise.draft_token(position, start),
+        noise.accept(position, start),
+        noise.residual(position, start),
+    ):
         assert not torch.isin(shared, other.uniform()).any()
 
 
@@ -174,7 +195,7 @@ def test_the_oracle_of_shared_numbers():
     assert found.weights[found.values[:, 2] == 1].sum() == pytest.approx(0.5)
 
 
-def test_block_verification_refuses_kept_guesses():
+def test_block_verification_refuses_kept_draft_tokens():
     for name, couple in COUPLERS.items():
         check_pairing(couple, Token())
         if name in ("maximal", "gumbel"):
@@ -188,59 +209,61 @@ def test_block_verification_refuses_kept_guesses():
 
 
 class Stale(Maximal):
-    """A kept guess keeps the law it was first drawn from."""
+    """A kept draft token keeps the distribution it was first drawn from."""
 
-    def __call__(self, law, before, noise, position, start):
-        values, law = super().__call__(law, before, noise, position, start)
-        return values, law if before is None else before.laws.where(before.there & (values == before.values), law)
+    def __call__(self, distribution, before, noise, position, start):
+        values, distribution = super().__call__(distribution, before, noise, position, start)
+        return values, distribution if before is None else before.distributions.where(
+            before.there & (values == before.values), distribution
+        )
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Guesses are kept where p / q is high enough."""
+    """Draft tokens are kept where p / q is high enough."""
 
     fresh = False
 
-    def __call__(self, law, before, noise, position, start):
-        values = law.sample(noise.guess(position, start))
+    def __call__(self, distribution, before, noise, position, start):
+        values = distribution.sample(noise.draft_token(position, start))
         if before is None:
-            return values, law
-        keep = before.there & (ratio(law, before.laws, before.values) > 0.5)
-        return torch.where(keep, before.values, values), law
+            return values, distribution
+        keep = before.there & (ratio(distribution, before.distributions, before.values) > 0.5)
+        return torch.where(keep, before.values, values), distribution
 
 
 class Tilted(Independent):
-    """Uniform guesses on record as something else."""
+    """Uniform draft tokens on record as something else."""
 
-    def __call__(self, law, before, noise, position, start):
-        values, law = super().__call__(law, before, noise, position, start)
-        flat = (law.scores == law.scores[..., :1]).all(-1)
-        return values, Categorical(law.scores + torch.arange(law.scores.shape[-1])).where(flat, law)
+    def __call__(self, distribution, before, noise, position, start):
+        values, distribution = super().__call__(distribution, before, noise, position, start)
+        flat = (distribution.scores == distribution.scores[..., :1]).all(-1)
+        return values, Categorical(distribution.scores + torch.arange(distribution.scores.shape[-1])).where(flat, distribution)
 
 
 @dataclass(frozen=True)
 class Retested(Window):
-    """What a round accepted but did not commit is proposed again, with the law of old."""
+    """What a round accepted but did not commit is proposed again, with the distribution of old."""
 
     def begin(self, prompt, session):
         return RetestedSession(self)
 
 
 class RetestedSession(WindowSession):
-    def observe(self, draft, scored, verdict, settled):
-        super().observe(draft, scored, verdict, settled)
+    def observe(self, draft, scored, verdict, committed):
+        super().observe(draft, scored, verdict, committed)
         self.surplus = (verdict.judged - verdict.accepted - 1)[:, None]  # `MinCommit` calls all that was accepted judged
 
-    def propose(self, frontier, room, noise):
-        draft = super().propose(frontier, room, noise)
+    def propose(self, pending, budget, noise):
+        draft = super().propose(pending, budget, noise)
         steps = torch.arange(draft.size - draft.roots)
         before = None if self.seen is None or not len(steps) else self.seen.before(steps)
         if before is None:
             return draft
         again = steps < self.surplus
-        guesses = torch.where(again, before.values, draft.guesses)
-        nodes = torch.cat([draft.nodes[:, : draft.roots], guesses], 1)
-        return replace(draft, nodes=nodes, q=before.laws.where(again, draft.q))
+        draft_tokens = torch.where(again, before.values, draft.draft_tokens)
+        nodes = torch.cat([draft.nodes[:, : draft.roots], draft_tokens], 1)
+        return replace(draft, nodes=nodes, q=before.distributions.where(again, draft.q))
 
 
 BIASED = {
@@ -253,7 +276,7 @@ BIASED = {
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_published_bugs_bend_the_law(name):
+def test_published_bugs_bend_the_distribution(name):
     drafter, rule = BIASED[name]
     assert p_value(Rows(tables(1, sharp=0.4)), drafter, rule, 4, rows=100_000) < FAIL
 
@@ -263,9 +286,9 @@ def test_their_honest_counterparts_do_not():
         assert p_value(Rows(tables(1, sharp=0.4)), window(OPEN, couple, uniform, 4), rule, 4, rows=100_000) > PASS
 
 
-def test_block_verification_of_kept_guesses_bends_the_law():
+def test_block_verification_of_kept_draft_tokens_bends_the_distribution():
     target = TableTarget(Table.random(2, 4, seed=2, sharp=0.4))
     for couple, exact in ((fresh, True), (maximal, False), (gumbel, False)):
-        found = loop_law(target, window(PICTURE, couple, uniform, 4), Block(), most=4, length=3)
+        found = loop_distribution(target, window(PICTURE, couple, uniform, 4), Block(), most=4, length=3)
         error = (found - target.table.joint(4)).abs().max()
         assert error < 1e-9 if exact else error > 1e-3

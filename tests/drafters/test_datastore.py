@@ -4,9 +4,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mmspec.core.accept import Match
-from mmspec.drafters import datastore
-from mmspec.drafters.datastore import Datastore, Retrieval, RetrievalRow, suffix_array, trie
+from mmspec.core.rules.match import Match
+from mmspec.drafters.retrieval import datastore
+from mmspec.drafters.retrieval.datastore import Datastore, Retrieval, RetrievalRow, suffix_array, trie
 from tests.drafters.runs import greedy, plain, random_prompt, run
 
 
@@ -56,7 +56,7 @@ def test_the_tree_holds_the_most_frequent_continuations():
 def test_hits_are_spread_over_all_that_is_found(tmp_path):
     texts = [[1, 1, 2 + i % 4] for i in range(400)]
     row = RetrievalRow(Retrieval(Datastore.build(texts, tmp_path / "store.npy"), hits=40), [1, 1])
-    assert Counter(row.guess(1)[0]) == Counter([2, 3, 4, 5])
+    assert Counter(row.draft_token(1)[0]) == Counter([2, 3, 4, 5])
 
 
 def test_a_store_that_holds_the_answer_is_accepted_nearly_whole(big, tmp_path):
@@ -69,13 +69,13 @@ def test_a_store_that_holds_the_answer_is_accepted_nearly_whole(big, tmp_path):
     assert out.stats.target_calls <= 12
 
 
-def test_a_reopened_store_guesses_the_same(tmp_path):
+def test_a_reopened_store_draft_tokens_the_same(tmp_path):
     texts = random_texts(30, 5)
     built = Datastore.build(texts, tmp_path / "store.npy")
     opened = Datastore.open(tmp_path / "store.npy")
     assert isinstance(opened.tokens.base.base, np.memmap)
     for query in random_texts(40, 5, seed=2):
-        assert RetrievalRow(Retrieval(built), query).guess(4) == RetrievalRow(Retrieval(opened), query).guess(4)
+        assert RetrievalRow(Retrieval(built), query).draft_token(4) == RetrievalRow(Retrieval(opened), query).draft_token(4)
 
 
 def test_a_build_that_fails_leaves_the_old_store_alone(tmp_path, monkeypatch):

@@ -5,21 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmspec.core import side
-from mmspec.core.accept import Coupled, Match, Token
-from mmspec.core.cache import SlotCache
 from mmspec.core.control import Fixed
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.module_copy import own_copy
-from mmspec.core.partial import Skips, rewired
-from mmspec.drafters.adapter import Adapter
-from mmspec.drafters.early_exit import EarlyExit
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.self_drafting.adapter import Adapter
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models import partial_forward as side
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.module_copy import own_copy
+from mmspec.models.skipped_parts import Skips, rewired
+from mmspec.models.slot_cache import SlotCache
+from mmspec.models.target import HFTarget
 from tests.conftest import llama
 from tests.drafters.runs import greedy, hooks, plain, random_prompt, run
 from tests.drafters.test_contract import Varied
@@ -81,17 +83,21 @@ def test_a_row_drafts_the_same_alone_and_in_a_batch(source, big):
     drafter = GuidedDrafter(source, Chain(sampled))
     options = {"rule": Token(), "temperature": 1.0}
     run(
-        big, drafter, RAGGED, on_step=lambda step: [r.append(v) for r, v in zip(together, step.settled.values, strict=True) if v], **options
+        big,
+        drafter,
+        RAGGED,
+        on_step=lambda step: [r.append(v) for r, v in zip(together, step.committed.values, strict=True) if v],
+        **options,
     )
     for row in range(3):
         alone = []
         inputs = {key: value[row : row + 1] for key, value in RAGGED.items()}
-        run(big, drafter, inputs, seed=row, on_step=lambda step, alone=alone: alone.append(step.settled.values[0]), **options)
+        run(big, drafter, inputs, seed=row, on_step=lambda step, alone=alone: alone.append(step.committed.values[0]), **options)
         assert alone == together[row]
 
 
 @pytest.mark.parametrize("name", ["chain", "comb", "tree", "path"])  # a search may leave out the likeliest path
-def test_exit_at_the_last_layer_accepts_every_guess(big, name):
+def test_exit_at_the_last_layer_accepts_every_draft_token(big, name):
     steps = []
     run(big, GuidedDrafter(EarlyExit(3), SHAPES[name]), RAGGED, control=Fixed(3), on_step=steps.append)
     depths = [int(step.draft.depth()[row].max()) for step in steps for row in range(3)]
@@ -125,9 +131,9 @@ def test_an_adapter_sees_the_whole_text(big):
                 count = len(known)
                 mask = torch.ones(count, count, dtype=torch.bool).tril()[None, None]
                 state = net(found[0], torch.arange(count)[None], mask)
-                guesses = net.own_logits(state, big.lm_head).argmax(-1)[0]
-            assert guesses[len(text) - 1 : -1].tolist() == made
-        text += step.settled.values[0]
+                draft_tokens = net.own_logits(state, big.lm_head).argmax(-1)[0]
+            assert draft_tokens[len(text) - 1 : -1].tolist() == made
+        text += step.committed.values[0]
 
 
 # --- the work it spares -----------------------------------------------------------------------------------------------
@@ -178,17 +184,17 @@ def test_every_layer_runs_once_for_every_node_of_a_round(big, shape, layer):
 
 def session_of(model, inputs):
     target = HFTarget(model, DecoderOnly.of(model))
-    session, frontier = target.begin(inputs)
-    session.score(frontier)
-    return session, frontier
+    session, pending = target.begin(inputs)
+    session.score(pending)
+    return session, pending
 
 
 def test_a_draft_nobody_announced_is_scored_from_the_start(big):
     """Exit states belong to the very draft they were made for."""
-    session, frontier = session_of(big, ONE)
+    session, pending = session_of(big, ONE)
     session.commit(torch.zeros(1, 1, dtype=torch.long), 1)
     guide = EarlyExit(2).guide(session)
-    start = replace(frontier, nodes=torch.tensor([[7]]), start=frontier.start + 1)
+    start = replace(pending, nodes=torch.tensor([[7]]), start=pending.start + 1)
     draft = start.extend_chain(torch.tensor([[8, 9]]), torch.tensor([2]))
     guide.score(draft)
     guide.share(draft, torch.tensor([[1, 2]]))
@@ -276,7 +282,7 @@ def test_mutant_keys_not_moved_to_the_trees_slots(big, monkeypatch):
 def test_mutant_a_stub_left_behind(monkeypatch):
     model = llama(3, seed=0)
     expected = greedy(model, RAGGED)
-    monkeypatch.setattr("mmspec.core.partial._restore", lambda module, forward: None)
+    monkeypatch.setattr("mmspec.models.skipped_parts._restore", lambda module, forward: None)
     assert run(model, GuidedDrafter(EarlyExit(1), Chain(best)), RAGGED).sequences.tolist() != expected
 
 

@@ -9,19 +9,20 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.core.accept import Block, Token
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.laws import Categorical
-from mmspec.core.processors import Pipeline, Suppress
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.processors.pipeline import Pipeline, Suppress
 from mmspec.core.records import Draft, Scored
-from mmspec.drafters.ensemble import Ensemble, Views
-from mmspec.drafters.mixing import Adaptive, Confidence, InverseKL, Static, compared, simplex, weights_of
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.model.ensemble import ViewEnsemble, Views
+from mmspec.drafters.model.mixing import Adaptive, ConfidenceWeights, InverseKL, Static, compared, simplex, weights_of
 from mmspec.drafters.shapes import Chain, best, sampled
-from mmspec.drafters.sight import Pooled, Pruned, looking
-from mmspec.drafters.text_views import Newline
-from mmspec.drafters.views import same_prompt, text_alone
+from mmspec.drafters.views.base import same_prompt, text_alone
+from mmspec.drafters.views.text_views import Newline
+from mmspec.drafters.views.vision_inputs import Pooled, Pruned, looking
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from mmspec.text import ensemble
 from tests.drafters.looking import IMAGE, LINE, TAKES, asked, counted, llava, patches_of, perturbed, words_only
 from tests.families import VOCAB, build
@@ -153,7 +154,7 @@ def test_in_one_batch_as_one_by_one(target, small, learned, side):
     weights, views = (Adaptive(), FOUR[:3]) if learned else (Static(), FOUR)
     for inputs in (asked(side=side), asked([[5, *[IMAGE] * TAKES, 7]])):
         for options, draw in (({}, best), ({"accept": Token(), "temperature": 1.0, "seed": 2}, sampled)):
-            ours = ModelDrafter(Ensemble(target_of(small), weights), Chain(draw), Views(views, weights))
+            ours = ModelDrafter(ViewEnsemble(target_of(small), weights), Chain(draw), Views(views, weights))
             theirs = ModelDrafter(OneByOne(target_of(small), learned), Chain(draw), Views(views))
             (a, out), (b, same) = (drafts_of(target, drafter, inputs, **options) for drafter in (ours, theirs))
             assert torch.equal(out, same)
@@ -168,7 +169,7 @@ def test_prompts_of_other_kinds_are_stacked(name):
     model.generation_config.eos_token_id = None
     views = Views((same_prompt, text_alone, Pruned(0.5)), Static())
     own = target_of(perturbed(model))
-    ours, theirs = (ModelDrafter(made, Chain(best), views) for made in (Ensemble(own, Static()), OneByOne(own)))
+    ours, theirs = (ModelDrafter(made, Chain(best), views) for made in (ViewEnsemble(own, Static()), OneByOne(own)))
     (a, out), (b, _) = (drafts_of(model, drafter, inputs, max_new_tokens=6, draft_length=3) for drafter in (ours, theirs))
     assert_same_drafts(a, b)
     assert torch.equal(out, mmspec.text.generate(model, inputs, max_new_tokens=6).sequences)
@@ -176,14 +177,16 @@ def test_prompts_of_other_kinds_are_stacked(name):
 
 def test_late_views_join_the_batch(target, small):
     views = Views((same_prompt, Pruned(0.5), Newline(LINE)), Static())
-    ours, theirs = (ModelDrafter(made, Chain(best), views) for made in (Ensemble(target_of(small), Static()), OneByOne(target_of(small))))
+    ours, theirs = (
+        ModelDrafter(made, Chain(best), views) for made in (ViewEnsemble(target_of(small), Static()), OneByOne(target_of(small)))
+    )
     (a, _), (b, _) = (drafts_of(target, drafter, asked()) for drafter in (ours, theirs))
     assert_same_drafts(a, b)
     assert a[0].size == 1
     assert a[1].size == 5
 
 
-def test_a_guess_is_one_forward_and_a_picture_is_seen_once(target, small):
+def test_a_draft_token_is_one_forward_and_a_picture_is_seen_once(target, small):
     views = ("own", "pooled", "pruned", "drop", Newline(LINE))
     with counted(patches_of(target), patches_of(small), small.model.language_model) as (mine, own, forwards):
         out = mmspec.text.generate(target, asked(), drafter=small, view=views, draft_length=4, max_new_tokens=NEW)
@@ -233,7 +236,7 @@ def test_ensembles_of_other_shapes_and_drafters(target, small):
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def laws(*shape: int, seed: int = 0, sharp: float = 2.0) -> Tensor:
+def distributions(*shape: int, seed: int = 0, sharp: float = 2.0) -> Tensor:
     return (sharp * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
@@ -242,11 +245,11 @@ def laws(*shape: int, seed: int = 0, sharp: float = 2.0) -> Tensor:
 def test_adaptive_weights_are_the_papers(views, window):
     rows, values = 3, 6
     weighing = Adaptive(window=window).begin(rows, views, torch.device("cpu"))
-    assert torch.allclose(weighing.of(laws(views, rows, 1, values)), torch.tensor(1 / views))
+    assert torch.allclose(weighing.of(distributions(views, rows, 1, values)), torch.tensor(1 / views))
     history: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(rows)]
     torch.manual_seed(1)
     for step in range(5):
-        p, said = laws(rows, 4, values, seed=step), laws(views, rows, 4, values, seed=50 + step)
+        p, said = distributions(rows, 4, values, seed=step), distributions(views, rows, 4, values, seed=50 + step)
         real = torch.rand(rows, 4) < 0.6
         real[2] &= step > 2  # a row that begins later
         weighing.learn(p, said, real)
@@ -260,8 +263,8 @@ def test_adaptive_weights_are_the_papers(views, window):
 
 
 def test_what_a_weighting_is_compared_by(monkeypatch):
-    monkeypatch.setattr("mmspec.drafters.mixing._CELLS", 30)  # a few at a time
-    p, said, candidates = laws(2, 3, 5), laws(2, 2, 3, 5, seed=1), simplex(2, 10)
+    monkeypatch.setattr("mmspec.drafters.model.mixing._CELLS", 30)  # a few at a time
+    p, said, candidates = distributions(2, 3, 5), distributions(2, 2, 3, 5, seed=1), simplex(2, 10)
     p[0, 0] = torch.tensor([0.0, 1, 0, 0, 0])  # a greedy target's
     found = compared(p, said, candidates)
     mixed = torch.einsum("cv,vbkx->bkcx", candidates, said)
@@ -281,12 +284,12 @@ def test_the_grid_is_every_weighting_in_tenths():
 
 
 def test_the_other_weights():
-    said, cpu = laws(3, 2, 4, 5), torch.device("cpu")
+    said, cpu = distributions(3, 2, 4, 5), torch.device("cpu")
     assert torch.allclose(Static((1, 0, 3)).begin(2, 3, cpu).of(said)[:, 0, 0], torch.tensor([0.25, 0.0, 0.75]))
-    surest = Confidence().begin(2, 3, cpu).of(said)
+    surest = ConfidenceWeights().begin(2, 3, cpu).of(said)
     assert torch.equal(surest.argmax(0), said.amax(-1).argmax(0))
     assert torch.equal(surest.sum(0), torch.ones(2, 4))
-    inverse, p = InverseKL().begin(2, 3, cpu), laws(2, 4, 5, seed=9)
+    inverse, p = InverseKL().begin(2, 3, cpu), distributions(2, 4, 5, seed=9)
     inverse.learn(p, said, torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]]).bool())
     kl = torch.stack([(p[0] * (p[0] / said[v, 0]).log()).sum(-1)[[0, 1, 3]].sum() for v in range(3)])
     found = inverse.of(said)[..., 0].T
@@ -331,59 +334,59 @@ class Judged(Token):
 def test_views_learn_from_what_was_judged_and_up_to_the_first_rejected(target, small):
     noting, steps = Noting(), []
     Judged.rounds.clear()
-    drafter = ModelDrafter(Ensemble(target_of(small), noting), Chain(sampled), Views((same_prompt, text_alone), noting))
+    drafter = ModelDrafter(ViewEnsemble(target_of(small), noting), Chain(sampled), Views((same_prompt, text_alone), noting))
     options = {"accept": Judged(), "temperature": 1.0, "seed": 5, "draft_length": 4, "max_new_tokens": 24}
     mmspec.text.generate(target, asked(), drafter=drafter, on_step=steps.append, **options)
     rounds = [(*judged, step.verdict) for judged, step in zip(Judged.rounds, steps, strict=True) if judged[0].size > 1]
     assert len(rounds) == len(noting.learned) > 5
     lengths = set()
-    for (draft, laws, verdict), (p, said, real) in zip(rounds, noting.learned, strict=True):
+    for (draft, distributions, verdict), (p, said, real) in zip(rounds, noting.learned, strict=True):
         mixed = said.mean(0)
         mixed[..., IMAGE] = 0
         for row, keep in enumerate(verdict.keep.tolist()):
-            kept = [column for column in keep if 0 <= column < draft.size - 1]  # a drafter never runs its last guess
+            kept = [column for column in keep if 0 <= column < draft.size - 1]  # a drafter never runs its last draft token
             assert real[row].tolist() == [0 <= column < draft.size - 1 for column in keep]
             lengths.add(len(kept))
             for k, column in enumerate(kept):
-                assert torch.equal(p[row, k], laws.probs()[row, column])
+                assert torch.equal(p[row, k], distributions.probs()[row, column])
                 assert torch.allclose(mixed[row, k] / mixed[row, k].sum(), draft.q.probs()[row, column], atol=1e-6)
     assert len(lengths) > 2
 
 
-# --- laws ---------------------------------------------------------------------------------------------------------------
+# --- distributions ---------------------------------------------------------------------------------------------------------------
 
 
-def exact_law(model, inputs, steps: int) -> tuple[list[tuple[int, ...]], list[float]]:
+def exact_distribution(model, inputs, steps: int) -> tuple[list[tuple[int, ...]], list[float]]:
     """Every text of `steps` of the `VALUES`, and its probability."""
     paths, chances = [()], [1.0]
     for _ in range(steps):
         ids = torch.cat([inputs["input_ids"].expand(len(paths), -1), torch.tensor(paths).view(len(paths), -1).long()], 1)
         with torch.no_grad():
             logits = model(input_ids=ids, pixel_values=inputs["pixel_values"].repeat(len(paths), 1, 1, 1)).logits[:, -1]
-        laws = logits[:, VALUES].softmax(-1).tolist()
-        chances = [chance * p for chance, law in zip(chances, laws, strict=True) for p in law]
+        distributions = logits[:, VALUES].softmax(-1).tolist()
+        chances = [chance * p for chance, distribution in zip(chances, distributions, strict=True) for p in distribution]
         paths = [(*path, i) for path in paths for i in VALUES]
     return paths, chances
 
 
-def misnamed(law, keys):
-    """A planted bug: drawn from the mixture, said to be drawn from a law under which the value is rare."""
-    value = law.sample(keys)
-    return value, Categorical(law.scores.scatter_add(-1, value[..., None], torch.full_like(law.scores, -9.0)))
+def misnamed(distribution, keys):
+    """A planted bug: drawn from the mixture, said to be drawn from a distribution under which the value is rare."""
+    value = distribution.sample(keys)
+    return value, Categorical(distribution.scores.scatter_add(-1, value[..., None], torch.full_like(distribution.scores, -9.0)))
 
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
-def test_sampling_with_an_ensemble_has_the_targets_law(target, rule):
+def test_sampling_with_an_ensemble_has_the_targets_distribution(target, rule):
     """Four tokens in two rounds or more, so that weights have been learned for some of them."""
     drafter = target_of(perturbed(target, 0.05))
     drafter = replace(drafter, processors=Pipeline((FEW,)))
     one = asked([[5, *[IMAGE] * TAKES, 7]])
-    paths, chances = exact_law(target, one, 4)
+    paths, chances = exact_distribution(target, one, 4)
     numbers = {path: number for number, path in enumerate(paths)}
     inputs = {key: value.repeat(ROWS, *[1] * (value.dim() - 1)) for key, value in one.items()}
     found = {}
     for name, draw in (("right", sampled), ("planted", misnamed)):
-        mixed = ModelDrafter(Ensemble(drafter), Chain(draw), Views((same_prompt, text_alone)))
+        mixed = ModelDrafter(ViewEnsemble(drafter), Chain(draw), Views((same_prompt, text_alone)))
         settings = {"accept": rule, "temperature": 1.0, "processors": (FEW,), "seed": 7}
         out = mmspec.text.generate(target, inputs, drafter=mixed, draft_length=2, max_new_tokens=4, **settings)
         cells = torch.tensor([numbers[tuple(row)] for row in out.sequences.tolist()])
@@ -406,7 +409,7 @@ def test_a_model_is_left_as_it_was(target, small):
 def test_what_cannot_be_mixed_is_refused(target, small):
     out = mmspec.text.generate(target, asked(), drafter=small, view=("own", "drop"), stop_below=0.2, **FIXED)
     assert torch.equal(out.sequences, mmspec.text.generate(target, asked(), max_new_tokens=NEW).sequences)
-    session, _ = Ensemble(target_of(small)).begin((asked(), asked()))
+    session, _ = ViewEnsemble(target_of(small)).begin((asked(), asked()))
     with pytest.raises(ValueError, match="no hidden states of its own"):
         session.watch((-1,))
     mllama = build(SIGHTS["Mllama"].case)

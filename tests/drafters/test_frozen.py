@@ -7,15 +7,15 @@ import pytest
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler
 
-from mmspec.bench.synthetic_diffusion import Mixture, MixtureNet, variance_preserving
-from mmspec.drafters.frozen import HOLDS, REUSES, FrozenTarget
-from mmspec.vision.diffusion import DiffusionTarget
-from mmspec.vision.whole import denoise
+from mmspec.bench.synthetic.diffusion import GaussianMixtureData, MixtureNet, variance_preserving
+from mmspec.drafters.jacobi.frozen import HOLDS, REUSES, FrozenTarget
+from mmspec.vision.diffusion.pipeline import denoise
+from mmspec.vision.diffusion.target import DiffusionTarget
 
 
-def pipeline(predicts: str = "epsilon", mixture: Mixture | None = None) -> Any:
+def pipeline(predicts: str = "epsilon", mixture: GaussianMixtureData | None = None) -> Any:
     scheduler = DDPMScheduler(clip_sample=False, prediction_type=predicts)
-    return DDPMPipeline(MixtureNet(mixture or Mixture.random(8, 3), variance_preserving(scheduler), predicts), scheduler)
+    return DDPMPipeline(MixtureNet(mixture or GaussianMixtureData.random(8, 3), variance_preserving(scheduler), predicts), scheduler)
 
 
 def run(drafter: Any, predicts: str = "epsilon", count: int = 20, **rest: Any) -> tuple[Any, list]:
@@ -27,8 +27,8 @@ def run(drafter: Any, predicts: str = "epsilon", count: int = 20, **rest: Any) -
 
 @pytest.mark.parametrize("reuse", REUSES)
 @pytest.mark.parametrize("hold", HOLDS)
-def test_every_guess_is_drawn_by_the_targets_kernel_with_what_is_held(reuse, hold):
-    """Each q is the target's own law after the guess before it, with one picture or one output a round."""
+def test_every_draft_token_is_drawn_by_the_targets_kernel_with_what_is_held(reuse, hold):
+    """Each q is the target's own distribution after the draft token before it, with one picture or one output a round."""
     _, rounds = run(FrozenTarget(reuse, hold))
 
     target, seen = DiffusionTarget.of(pipeline(), 20), 0
@@ -36,18 +36,18 @@ def test_every_guess_is_drawn_by_the_targets_kernel_with_what_is_held(reuse, hol
         draft = step.draft
         if not draft.valid[:, 1:].any():
             continue
-        rows, guess = draft.valid[:, 1:].nonzero(as_tuple=True)
-        x, at, q = draft.nodes[rows, guess], draft.start[rows] + guess, draft.q.picked(rows, guess)
-        out = (q.mean - target.kernel.keep[at][:, None] * x) / target.kernel.gain[at][:, None]
-        held = target.foreseen.picture(x, at, out) if hold == "picture" else out
-        first = {row: held[(rows == row) & (guess == 0)] for row in rows.unique().tolist()}
+        rows, draft_token = draft.valid[:, 1:].nonzero(as_tuple=True)
+        x, at, q = draft.nodes[rows, draft_token], draft.start[rows] + draft_token, draft.q.picked(rows, draft_token)
+        out = (q.mean - target.noise_schedule.keep[at][:, None] * x) / target.noise_schedule.gain[at][:, None]
+        held = target.x0_prediction.picture(x, at, out) if hold == "picture" else out
+        first = {row: held[(rows == row) & (draft_token == 0)] for row in rows.unique().tolist()}
         assert torch.allclose(held, torch.cat([first[row] for row in rows.tolist()]), atol=1e-8)
-        assert torch.equal(q.scale[:, 0], target.kernel.std[at])
+        assert torch.equal(q.scale[:, 0], target.noise_schedule.std[at])
         seen += len(rows)
     assert seen > 100
 
 
-def test_the_first_guess_of_a_root_draft_is_always_right():
+def test_the_first_draft_token_of_a_root_draft_is_always_right():
     out, rounds = run(FrozenTarget("root"))
     assert out.stats.acceptance_by_position[0] == 1.0
     assert out.stats.target_calls == 2 * len(rounds)
@@ -76,7 +76,7 @@ def test_holding_the_picture_does_not_hang_on_what_the_network_predicts():
 
 
 def test_a_network_that_foresees_one_picture_is_foretold():
-    point = Mixture.random(8, 1)
+    point = GaussianMixtureData.random(8, 1)
     point = replace(point, deviations=torch.zeros_like(point.deviations))
     scheduler = DDPMScheduler(clip_sample=False)
     certain = DDPMPipeline(MixtureNet(point, variance_preserving(scheduler)), scheduler)
@@ -86,7 +86,7 @@ def test_a_network_that_foresees_one_picture_is_foretold():
     assert torch.allclose(out.samples.flatten(1), point.means.expand(5, -1), atol=1e-6)
 
 
-def test_the_last_step_is_never_guessed():
+def test_the_last_step_is_never_drafted():
     _, rounds = run("frozen", draft_length=50)
     for step in rounds:
         assert (step.draft.start + step.draft.valid[:, 1:].sum(1))[step.draft.valid[:, 0]].max() < 20

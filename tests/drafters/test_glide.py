@@ -6,22 +6,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Phi3Config, Qwen3Config
 
-from mmspec.core.accept import Coupled, Greedy, Token
 from mmspec.core.control import Fixed
-from mmspec.drafters.checkpoint import load_drafter, save_drafter
-from mmspec.drafters.glide import Glide, LastLayer, Reader
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.token import Token
+from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.features.glide import Glide, LastLayer, Reader
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.nets import new_net
-from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Chain, Comb, best, sampled, top
-from mmspec.train.lessons import Aim, Lesson, Window, unroll
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters import test_guided
 from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
-from tests.drafters.test_contract import (  # noqa: F401  the same laws, over the drafter below
+from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafter below
     test_a_row_drafts_the_same_alone_and_in_a_batch,
     test_draft_length_may_change_every_round,
     test_greedy_output_is_that_of_transformers,
-    test_no_guesses_when_none_are_asked_for,
+    test_no_draft_tokens_when_none_are_asked_for,
     test_no_residue_between_calls,
     test_rounds_never_read_from_the_device,
     test_rows_that_end_early,
@@ -57,7 +59,7 @@ def drafter(net):
 
 
 @pytest.mark.parametrize("wrong", [(1, 2, 9), (0, 9, 3)])
-def test_a_net_drafts_with_the_laws_it_was_trained_on(big, net, wrong):
+def test_a_net_drafts_with_the_distributions_it_was_trained_on(big, net, wrong):
     assert gap_to_training(big, net, wrong) < 1e-5
 
 
@@ -139,9 +141,9 @@ def test_families_with_keys_of_their_own_making(config):
 )
 def test_trees_give_the_same_tokens(big, net, shape, rule):
     inputs = random_prompt(5, 9, 1, seed=1)
-    heat = None if isinstance(rule, Greedy) else 1.0
-    expected = greedy(big, inputs) if heat is None else plain(big, inputs, seed=4)
-    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=heat).sequences.tolist() == expected
+    temperature = None if isinstance(rule, Greedy) else 1.0
+    expected = greedy(big, inputs) if temperature is None else plain(big, inputs, seed=4)
+    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=temperature).sequences.tolist() == expected
 
 
 def test_the_token_rule_runs(big, net):
@@ -158,16 +160,16 @@ def test_training_leads_to_acceptance(tmp_path):
     ids = starts // 5 * 5 + (starts + torch.arange(16)) % 5
     with torch.no_grad():
         hidden = target(ids, output_hidden_states=True).hidden_states
-    window = Window(ids, hidden[-2], hidden[-1], torch.ones_like(ids, dtype=torch.bool))
-    lesson = Lesson(net, target, Aim(depth=3))
-    assert not any("input_layernorm" in name for name, _ in lesson.named_parameters())  # the target is no part of it
+    window = RecordedWindow(ids, hidden[-2], hidden[-1], torch.ones_like(ids, dtype=torch.bool))
+    example = DistillationLoss(net, target, Aim(depth=3))
+    assert not any("input_layernorm" in name for name, _ in example.named_parameters())  # the target is no part of it
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for _ in range(40):
-        loss = lesson(window)
+        loss = example(window)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert all(agree > 0.9 for _, agree in lesson.acceptance(window))
+    assert all(agree > 0.9 for _, agree in example.acceptance(window))
     save_drafter(net, tmp_path / "net")
     inputs = prompt_of([5, 6, 7], [20, 21, 22, 23], [41])
     out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(best)), inputs, length=3)
@@ -185,7 +187,7 @@ def test_refusals(big):
     untold, ids = new_net("glide", big), torch.ones(1, 5, dtype=torch.long)
     with torch.no_grad():
         state = big(ids, output_hidden_states=True).hidden_states[-2]
-    window = Window(ids, state, state, ids.bool())
+    window = RecordedWindow(ids, state, state, ids.bool())
     with pytest.raises(ValueError, match="call its start_from"):
         next(unroll(untold, window, big.get_input_embeddings(), head_of(big), 1))
 

@@ -1,23 +1,24 @@
-"""Drafters that read the target: what every drafter owes, and that a net drafts with the very laws it was trained on."""
+"""Drafters that read the target: what every drafter owes, and that a net drafts with the very distributions it was trained on."""
 
 import pytest
 import torch
 
-from mmspec.core.accept import Coupled, Greedy
 from mmspec.core.control import Fixed
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
 from mmspec.drafters import guided
-from mmspec.drafters.adapter import Adapter
-from mmspec.drafters.feature import Eagle1, Eagle3
+from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.heads import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.self_drafting.adapter import Adapter
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, top
-from mmspec.train.lessons import Window, unroll
+from mmspec.train.distillation import RecordedWindow, unroll
 from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
-from tests.drafters.test_contract import (  # noqa: F401  the same laws, over the drafters below
+from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafters below
     test_a_row_drafts_the_same_alone_and_in_a_batch,
     test_draft_length_may_change_every_round,
     test_greedy_output_is_that_of_transformers,
-    test_no_guesses_when_none_are_asked_for,
+    test_no_draft_tokens_when_none_are_asked_for,
     test_no_residue_between_calls,
     test_rows_that_end_early,
     test_sampled_output_is_that_of_plain_sampling,
@@ -77,30 +78,30 @@ def drafter(net):
 
 
 class Scripted:
-    """Grows a chain of the texts' own values and keeps the laws it is shown; row r goes wrong after `wrong[r]` guesses."""
+    """Grows a chain of the texts' own values and keeps the distributions it is shown; row r goes wrong after `wrong[r]` draft tokens."""
 
     def __init__(self, texts, wrong):
         self.texts, self.wrong = torch.tensor(texts), torch.tensor(wrong)
-        self.seen = []  # (output position of the frontier's successor [B], level, laws [B, V])
+        self.seen = []  # (output position of the pending token's successor [B], level, distributions [B, V])
 
-    def grow(self, score, draft, room, noise):
-        for level in range(room.length):
-            law = score(draft).p.last(1)
-            self.seen.append((draft.start.clone(), level, law.scores[:, 0].log_softmax(-1)))
+    def grow(self, score, draft, budget, noise):
+        for level in range(budget.length):
+            distribution = score(draft).p.last(1)
+            self.seen.append((draft.start.clone(), level, distribution.scores[:, 0].log_softmax(-1)))
             place = (draft.start + level).clamp(max=self.texts.shape[1] - 1)
             value = self.texts.gather(1, place[:, None])
             value = torch.where((self.wrong == level)[:, None], (value + 1) % 50, value)
-            draft = draft.extend_chain(value, room.guesses)
+            draft = draft.extend_chain(value, budget.draft_tokens)
         return draft, torch.arange(draft.roots, draft.size).expand(len(draft.start), -1)
 
 
-def laws_in_training(big, net, prompt, text, depth):
-    """[depth] tensors [n, V] of log-laws of a whole row, each with the window position its first law comes after."""
+def distributions_in_training(big, net, prompt, text, depth):
+    """[depth] tensors [n, V] of log-laws of a whole row, each with the window position its first distribution comes after."""
     ids = torch.tensor([prompt + text])
     with torch.no_grad():
         hidden = big(ids, output_hidden_states=True).hidden_states
         features = torch.cat([hidden[state] for state in net.reads], -1)
-        window = Window(ids, features, hidden[-1], torch.ones_like(ids, dtype=torch.bool))
+        window = RecordedWindow(ids, features, hidden[-1], torch.ones_like(ids, dtype=torch.bool))
         found = []
         for level in unroll(net, window, big.get_input_embeddings(), head_of(big), depth):
             logits, known = level.logits[0], getattr(net, "vocabulary", None)
@@ -114,23 +115,24 @@ PROMPTS = [[5, 9, 30, 7, 8], [11, 3], [40, 41, 42, 6, 7, 8, 30, 31]]
 
 
 def gap_to_training(big, net, wrong=(1, 2, 9)):
-    """The largest relative difference between a law in a generation and the law at the same place and level in training."""
+    """The largest relative difference between a distribution in a generation and the distribution at the same place and level in
+    training."""
     inputs = prompt_of(*PROMPTS)
     texts = greedy(big, inputs, new=24)
     shape = Scripted(texts, wrong)
     out = run(big, GuidedDrafter(net, shape), inputs, length=4, new=24)
     assert out.sequences.tolist() == texts
-    assert out.stats.accepted > 20  # rounds really keep guesses: what they leave behind is read
+    assert out.stats.accepted > 20  # rounds really keep draft tokens: what they leave behind is read
     worst, compared = 0.0, 0
     for row, prompt in enumerate(PROMPTS):
-        training = laws_in_training(big, net, prompt, texts[row], 4)
-        for start, level, law in shape.seen:
-            after = len(prompt) + int(start[row]) - 1 + level  # window position of the node the law comes after
-            laws, first, blind = training[min(level, len(training) - 1)]  # an adapter's levels are all alike
+        training = distributions_in_training(big, net, prompt, texts[row], 4)
+        for start, level, distribution in shape.seen:
+            after = len(prompt) + int(start[row]) - 1 + level  # window position of the node the distribution comes after
+            distributions, first, blind = training[min(level, len(training) - 1)]  # an adapter's levels are all alike
             place = after - first
-            if level > 23 - start[row] or wrong[row] < level or not blind <= place < len(laws):
-                continue  # nothing was guessed there, or on from another value than the text's
-            a, b = law[row], laws[place]
+            if level > 23 - start[row] or wrong[row] < level or not blind <= place < len(distributions):
+                continue  # nothing was drafted there, or on from another value than the text's
+            a, b = distribution[row], distributions[place]
             real = b > -torch.inf
             assert (real == (a > -torch.inf)).all()
             gap = ((a - b).abs() / (1 + b.abs()))[real].max().item()
@@ -139,7 +141,7 @@ def gap_to_training(big, net, wrong=(1, 2, 9)):
     return worst
 
 
-def test_a_net_drafts_with_the_laws_it_was_trained_on(big, net):
+def test_a_net_drafts_with_the_distributions_it_was_trained_on(big, net):
     assert gap_to_training(big, net) < 1e-5
 
 
@@ -156,7 +158,7 @@ def test_values_paired_with_the_wrong_states_are_caught(big, nets, name, monkeyp
 
 
 def test_a_drafters_own_columns_kept_in_its_cache_are_caught(big, nets, monkeypatch):
-    from mmspec.core.hf import HFSession
+    from mmspec.models.target import HFSession
 
     commit = HFSession.commit
 
@@ -179,9 +181,9 @@ def test_a_drafters_own_columns_kept_in_its_cache_are_caught(big, nets, monkeypa
 )
 def test_shapes_and_rules_give_the_same_tokens(big, net, shape, rule):
     inputs = random_prompt(5, 9, 1, seed=1)
-    heat = None if isinstance(rule, Greedy) else 1.0
-    expected = greedy(big, inputs) if heat is None else plain(big, inputs, seed=4)
-    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=heat).sequences.tolist() == expected
+    temperature = None if isinstance(rule, Greedy) else 1.0
+    expected = greedy(big, inputs) if temperature is None else plain(big, inputs, seed=4)
+    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=temperature).sequences.tolist() == expected
 
 
 def test_a_net_for_another_width_is_refused(big):

@@ -1,17 +1,18 @@
-"""Round by round, every guess's recorded law against a plain reading of the rules, position by position."""
+"""Round by round, every draft token's recorded distribution against a plain reading of the rules, position by position."""
 
 import pytest
 import torch
 
-from mmspec.core.accept import Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.raster import FREE, Raster
-from mmspec.drafters.couplers import fresh, gumbel, maximal
-from mmspec.drafters.initialisers import INITIALISERS, carried, left, uniform, up, up_left
-from mmspec.drafters.windows import Window
+from mmspec.core.processors.raster import FREE, Raster
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.couplers import fresh, gumbel, maximal
+from mmspec.drafters.jacobi.initialisers import INITIALISERS, carried, left, uniform, up, up_left
+from mmspec.drafters.jacobi.windows import Window
 from tests.drafters.rasters import OPEN, Rows, tables, under
 from tests.oracles.tables import Table
 
@@ -32,8 +33,10 @@ def either(one, other):
     return [a if a != FREE else b for a, b in zip(one, other, strict=True)]
 
 
-def expected(raster: Raster, init, position: int, edge: int, values: dict[int, int], laws: dict[int, torch.Tensor]) -> torch.Tensor:
-    """The law of a position of which none was seen. `values` and `laws` hold everything before `edge`."""
+def expected(
+    raster: Raster, init, position: int, edge: int, values: dict[int, int], distributions: dict[int, torch.Tensor]
+) -> torch.Tensor:
+    """The distribution of a position of which none was seen. `values` and `distributions` hold everything before `edge`."""
     eye, walks = torch.eye(raster.values, dtype=torch.float64), []
     if raster.forced[position] != FREE:
         return eye[raster.forced[position]]
@@ -49,21 +52,27 @@ def expected(raster: Raster, init, position: int, edge: int, values: dict[int, i
     if not found:
         return torch.tensor([1 / raster.codes] * raster.codes + [0.0] * raster.controls, dtype=torch.float64)
     if init is carried:
-        return laws[found[0]]
+        return distributions[found[0]]
     return sum(eye[values[place]] for place in found) / len(found)
 
 
 @INIT
 @pytest.mark.parametrize("couple", [fresh, maximal, gumbel], ids=["fresh", "maximal", "gumbel"])
 @pytest.mark.parametrize("raster", [RASTER, BARE], ids=["row-ends", "bare"])
-def test_the_recorded_law_is_what_the_rules_say(raster, couple, init):
-    """q is the newest law of the position; where there is none, the initialiser's: windows of 6 look more than a row ahead."""
+def test_the_recorded_distribution_is_what_the_rules_say(raster, couple, init):
+    """q is the newest distribution of the position; where there is none, the initialiser's: windows of 6 look more than a row ahead."""
     rows, size, most = 6, 6, 8
     table = tables(7, length=8)
     table = under(raster, table) if raster.controls else table
-    limits, noise = Limits(rows, most), Noise.from_seed(0, rows)
+    stopping, noise = DefaultStopping(rows, most), Noise.from_seed(0, rows)
     steps = decode(
-        Rows(table), Window(raster, couple, init, size, torch.float64), Token(), rows, limits=limits, noise=noise, control=Fixed(size - 1)
+        Rows(table),
+        Window(raster, couple, init, size, torch.float64),
+        Token(),
+        rows,
+        stopping=stopping,
+        noise=noise,
+        control=Fixed(size - 1),
     )
     drafts = [step.draft for step in steps]
     newest: list[dict[int, torch.Tensor]] = [{} for _ in range(rows)]
@@ -74,28 +83,30 @@ def test_the_recorded_law_is_what_the_rules_say(raster, couple, init):
             if not draft.valid[row, 0]:
                 continue
             start = int(draft.start[row])
-            values = dict(enumerate(limits.outputs[row][:start]))
+            values = dict(enumerate(stopping.outputs[row][:start]))
             code = 1 + row % 2
             for position in range(start):
                 drawn_from[row].setdefault(position, table.probs[code])
                 code = code * 3 + values[position]
             seen, edge = {}, start
-            laws = dict(drawn_from[row])
+            distributions = dict(drawn_from[row])
             while edge in newest[row]:
-                laws[edge] = newest[row][edge]
+                distributions[edge] = newest[row][edge]
                 edge += 1
-            guesses = {start + i: int(value) for i, value in enumerate(draft.guesses[row])}
-            known = values | {position: value for position, value in guesses.items() if position < edge}
+            draft_tokens = {start + i: int(value) for i, value in enumerate(draft.draft_tokens[row])}
+            known = values | {position: value for position, value in draft_tokens.items() if position < edge}
             for column in range(draft.size):
                 position = start + column - 1
                 if column:
                     if not draft.valid[row, column]:
                         continue
-                    law = newest[row].get(position) if position < edge else expected(raster, init, position, edge, known, laws)
-                    assert torch.allclose(draft.q.probs()[row, column - 1], law)
-                    assert law[guesses[position]] > 0
+                    distribution = (
+                        newest[row].get(position) if position < edge else expected(raster, init, position, edge, known, distributions)
+                    )
+                    assert torch.allclose(draft.q.probs()[row, column - 1], distribution)
+                    assert distribution[draft_tokens[position]] > 0
                     looked_up += position >= edge
-                    code = code * 3 + guesses[position]
+                    code = code * 3 + draft_tokens[position]
                 seen[position + 1] = table.probs[code]
             newest[row] = seen
     assert looked_up > 3 * rows
@@ -103,18 +114,18 @@ def test_the_recorded_law_is_what_the_rules_say(raster, couple, init):
 
 @INIT
 def test_a_picture_is_drafted_from_the_first_round(init):
-    limits, noise = Limits(2, 8), Noise.from_seed(0, 2)
+    stopping, noise = DefaultStopping(2, 8), Noise.from_seed(0, 2)
     target = Rows(under(RASTER, tables(3, length=8)))
-    first = next(decode(target, Window(RASTER, maximal, init, 6), Token(), 2, limits=limits, noise=noise, control=Fixed(9)))
+    first = next(decode(target, Window(RASTER, maximal, init, 6), Token(), 2, stopping=stopping, noise=noise, control=Fixed(9)))
     assert first.draft.size == 6
-    assert first.draft.guesses[:, 2].tolist() == [2, 2]  # the row's end, known beforehand
+    assert first.draft.draft_tokens[:, 2].tolist() == [2, 2]  # the row's end, known beforehand
     assert first.draft.q.probs()[:, 2].tolist() == [[0, 0, 1]] * 2
 
 
 def test_a_round_may_ask_for_less():
-    limits, noise = Limits(2, 8), Noise.from_seed(0, 2)
+    stopping, noise = DefaultStopping(2, 8), Noise.from_seed(0, 2)
     target = Rows(tables(3, length=8))
-    sizes = [s.draft.size for s in decode(target, Window(BARE, window=6), Token(), 2, limits=limits, noise=noise, control=Fixed(2))]
+    sizes = [s.draft.size for s in decode(target, Window(BARE, window=6), Token(), 2, stopping=stopping, noise=noise, control=Fixed(2))]
     assert set(sizes) == {3}
 
 
@@ -127,4 +138,4 @@ def test_what_does_not_fit_is_refused_in_one_line():
     Window(None, init=uniform)
     wide = Rows(Table.random(4, 7, seed=1))
     with pytest.raises(ValueError, match="over 4 values, the raster has 3"):
-        list(decode(wide, Window(OPEN), Match(), 1, limits=Limits(1, 5), noise=Noise.from_seed(0, 1), control=Fixed(3)))
+        list(decode(wide, Window(OPEN), Match(), 1, stopping=DefaultStopping(1, 5), noise=Noise.from_seed(0, 1), control=Fixed(3)))

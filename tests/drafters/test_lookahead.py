@@ -1,14 +1,17 @@
 import pytest
 import torch
 
-from mmspec.core.accept import Coupled, Greedy, Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.records import PAD, Draft, Room, validate
-from mmspec.core.siblings import TopK, Walk
-from mmspec.drafters.lookahead import Lookahead, LookaheadSession, template
+from mmspec.core.records import PAD, Budget, Draft, validate
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import TopKSiblings, Walk
+from mmspec.core.rules.token import Token
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.lookahead import Lookahead, LookaheadSession, template
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import best, drawn
 from mmspec.text import generate
@@ -16,30 +19,30 @@ from tests.drafters.runs import fives, greedy, markov, prompt_of, random_prompt,
 from tests.names import named
 from tests.oracles.tables import Table, TableTarget, exact_error, run_loop
 
-SMALL = Lookahead(ngram=3, window=2, guesses=2, pool=4)
+SMALL = Lookahead(ngram=3, window=2, draft_tokens=2, pool=4)
 NOISE = Noise.from_seed(0, 1)
 
 
 def opened(plan: Lookahead, text: list[int]) -> LookaheadSession:
     session = LookaheadSession(plan, [text])
-    session.propose(frontier(text[-1]), Room(torch.tensor([99]), 0), NOISE)
+    session.propose(pending(text[-1]), Budget(torch.tensor([99]), 0), NOISE)
     return session
 
 
-def frontier(value: int, start: int = 0) -> Draft:
+def pending(value: int, start: int = 0) -> Draft:
     return Draft.root(torch.tensor([value]), torch.tensor([start]))
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ngram", "window", "guesses"), [(3, 2, 1), (5, 7, 7), (2, 4, 2), (4, 1, 1)])
-def test_the_window_is_seen_as_in_the_paper(ngram, window, guesses):
+@pytest.mark.parametrize(("ngram", "window", "draft_tokens"), [(3, 2, 1), (5, 7, 7), (2, 4, 2), (4, 1, 1)])
+def test_the_window_is_seen_as_in_the_paper(ngram, window, draft_tokens):
     """Row 0 up to the own column, and the own column down to oneself: nothing else of the window, nothing of the pool."""
-    plan = Lookahead(ngram, window, guesses)
-    draft = opened(plan, list(range(9))).propose(frontier(8), Room(torch.tensor([99]), plan.depth), NOISE)
+    plan = Lookahead(ngram, window, draft_tokens)
+    draft = opened(plan, list(range(9))).propose(pending(8), Budget(torch.tensor([99]), plan.depth), NOISE)
     validate(draft)
-    ancestors, first = draft.ancestors()[0], 1 + guesses * (ngram - 1)
+    ancestors, first = draft.ancestors()[0], 1 + draft_tokens * (ngram - 1)
     assert draft.size == first + window * (ngram - 1)
     for row in range(ngram - 1):
         for column in range(window):
@@ -52,7 +55,7 @@ def test_the_window_is_seen_as_in_the_paper(ngram, window, guesses):
 
 @pytest.mark.parametrize("length", range(1, 9))
 def test_paths_are_as_long_as_asked(length):
-    plan = Lookahead(ngram=4, window=3, guesses=2)
+    plan = Lookahead(ngram=4, window=3, draft_tokens=2)
     places, parents, depths = template(plan, length)
     assert len(set(places)) == len(places)
     assert all(parent < node for node, parent in enumerate(parents))
@@ -61,10 +64,10 @@ def test_paths_are_as_long_as_asked(length):
 
 
 def test_a_row_gets_the_paths_that_fit():
-    plan = Lookahead(ngram=3, window=3, guesses=1)
+    plan = Lookahead(ngram=3, window=3, draft_tokens=1)
     session = LookaheadSession(plan, [[1, 2, 3]] * 2)
     ends = Draft.root(torch.tensor([3, 3]), torch.tensor([0, 0]))
-    draft = session.propose(ends, Room(torch.tensor([99, 3]), 4), NOISE)
+    draft = session.propose(ends, Budget(torch.tensor([99, 3]), 4), NOISE)
     assert (draft.depth() * draft.valid).amax(1).tolist() == [4, 2]
     assert draft.levels == 4
 
@@ -81,7 +84,7 @@ def held(session: LookaheadSession) -> list[list[int]]:
 
 
 def test_the_pool_keeps_the_latest_each_once():
-    session = opened(Lookahead(ngram=3, window=2, guesses=2, pool=4, seeded=False), [9])
+    session = opened(Lookahead(ngram=3, window=2, draft_tokens=2, pool=4, seeded=False), [9])
     for pair in (([1, 2, 3], [1, 5, 6]), ([2, 2, 2], [1, 2, 3]), ([7, 7, 7], [7, 7, 7])):
         session._remember(grams(*pair))
     assert held(session) == [[7, 7, 7], [2, 2, 2], [1, 2, 3]]  # four places: one is the copy's, and the oldest are gone
@@ -90,19 +93,19 @@ def test_the_pool_keeps_the_latest_each_once():
 
 
 def test_the_latest_with_the_key_are_tried():
-    session = opened(Lookahead(ngram=2, window=1, guesses=2, pool=9, seeded=False), [9])
+    session = opened(Lookahead(ngram=2, window=1, draft_tokens=2, pool=9, seeded=False), [9])
     for gram in ([1, 2], [1, 3], [4, 4], [1, 4], [1, 3]):
         session._remember(grams(gram))
     assert session._found(torch.tensor([1])).tolist() == [[[1, 3], [1, 4]]]
     assert session._found(torch.tensor([4])).tolist() == [[[4, 4], [-1, -1]]]
-    draft = session.propose(frontier(4), Room(torch.tensor([99]), 1), NOISE)
+    draft = session.propose(pending(4), Budget(torch.tensor([99]), 1), NOISE)
     assert draft.valid.tolist() == [[True, True, False, True]]
 
 
 def test_a_prompt_seeds_the_pool():
     text = [1, 2, 3, 1, 2, 3, 4]
     assert held(opened(SMALL, text)) == [[2, 3, 4], [1, 2, 3], [3, 1, 2], [2, 3, 1]]
-    assert held(opened(Lookahead(ngram=3, window=2, guesses=2, pool=4, seeded=False), text)) == []
+    assert held(opened(Lookahead(ngram=3, window=2, draft_tokens=2, pool=4, seeded=False), text)) == []
     assert held(opened(SMALL, [1, 2])) == []
 
 
@@ -113,21 +116,21 @@ def found_by(plan: Lookahead, table: Table, rounds: int, tamper=lambda session: 
     """Every n-gram found in a generation, with the history that the target saw before its last value."""
     target, noise = TableTarget(table), Noise.from_seed(0, 1)
     session, tip = target.begin(1)
-    guesser, limits = plan.begin(1, session), Limits(1, 60)
+    proposer, stopping = plan.begin(1, session), DefaultStopping(1, 60)
     for _ in range(rounds):
-        draft = guesser.propose(tip, limits.room(plan.depth), noise)
+        draft = proposer.propose(tip, stopping.budget(plan.depth), noise)
         scored = session.score(draft)
-        before = list(limits.outputs[0])
-        verdict, settled = limits.settle(draft, scored, Greedy()(draft, scored, noise))
+        before = list(stopping.outputs[0])
+        verdict, committed = stopping.commit(draft, scored, Greedy()(draft, scored, noise))
         session.commit(verdict.keep, 99)
-        guesser.observe(draft, scored, verdict, settled)
-        tamper(guesser)
-        guesser.propose(verdict.frontier, Room(limits.left, 0), noise)  # draws what was said
-        tip, first = verdict.frontier, draft.size - plan.window * (plan.ngram - 1)
+        proposer.observe(draft, scored, verdict, committed)
+        tamper(proposer)
+        proposer.propose(verdict.pending, Budget(stopping.left, 0), noise)  # draws what was said
+        tip, first = verdict.pending, draft.size - plan.window * (plan.ngram - 1)
         for column in range(plan.window):
             row0 = draft.nodes[0, first : first + column + 1].tolist()
             below = [int(draft.nodes[0, first + row * plan.window + column]) for row in range(1, plan.ngram - 1)]
-            yield before + row0 + below, row0[-1:] + below, [gram for gram in guesser.pool[0].tolist() if gram[0] >= 0]
+            yield before + row0 + below, row0[-1:] + below, [gram for gram in proposer.pool[0].tolist() if gram[0] >= 0]
 
 
 def wrong(plan: Lookahead, tamper=lambda session: None) -> int:
@@ -151,17 +154,17 @@ def test_n_grams_end_in_what_the_target_says(plan):
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=named)
-def test_laws_read_one_column_off_show(plan):
+def test_distributions_read_one_column_off_show(plan):
     def slip(session):
-        law, ran, start = session.said
-        session.said = (law.at((torch.arange(plan.window) + 1)[None] % plan.window), ran, start)
+        distribution, ran, start = session.said
+        session.said = (distribution.at((torch.arange(plan.window) + 1)[None] % plan.window), ran, start)
 
     assert wrong(plan, slip) > 0
 
 
 def test_columns_move_on_with_the_text():
     """Each row's values stand one place nearer; what has become the past goes to the end."""
-    session = opened(Lookahead(ngram=3, window=4, guesses=1, seeded=False), [9])
+    session = opened(Lookahead(ngram=3, window=4, draft_tokens=1, seeded=False), [9])
     session.window = torch.tensor([[[1, 2, 3, 4], [5, 6, 7, 8]]])
     session.moved = torch.tensor([3])  # plain rounds
     session._advance(torch.tensor([3]), NOISE)
@@ -169,34 +172,34 @@ def test_columns_move_on_with_the_text():
 
 
 def test_columns_that_did_not_fit_stay():
-    plan = Lookahead(ngram=3, window=3, guesses=1)
+    plan = Lookahead(ngram=3, window=3, draft_tokens=1)
     target = TableTarget(Table.random(3, 10, seed=3))
     session, tip = target.begin(1)
-    guesser, limits = plan.begin(1, session), Limits(1, 60)
-    draft = guesser.propose(tip, limits.room(2), NOISE)  # one column of two rows, and the first row's second value
-    guesser.window = torch.tensor([[[0, 1, 2], [2, 1, 0]]])
+    proposer, stopping = plan.begin(1, session), DefaultStopping(1, 60)
+    draft = proposer.propose(tip, stopping.budget(2), NOISE)  # one column of two rows, and the first row's second value
+    proposer.window = torch.tensor([[[0, 1, 2], [2, 1, 0]]])
     scored = session.score(draft)
-    verdict, settled = limits.settle(draft, scored, Greedy()(draft, scored, NOISE))
-    guesser.observe(draft, scored, verdict, settled)
-    guesser.moved = torch.tensor([1])
-    guesser._advance(verdict.frontier.start, NOISE)
-    assert guesser.window[0, :, 1:].tolist() == [[1, 2], [1, 0]]
-    assert guesser.window[0, 0, 0] == 2
+    verdict, committed = stopping.commit(draft, scored, Greedy()(draft, scored, NOISE))
+    proposer.observe(draft, scored, verdict, committed)
+    proposer.moved = torch.tensor([1])
+    proposer._advance(verdict.pending.start, NOISE)
+    assert proposer.window[0, :, 1:].tolist() == [[1, 2], [1, 0]]
+    assert proposer.window[0, 0, 0] == 2
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------
+# --- the distribution ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", [Lookahead(2, 2, 1), Lookahead(3, 1, 1), Lookahead(3, 2, 2)], ids=named)
-@pytest.mark.parametrize("rule", [Match(), Walk(TopK())], ids=["match", "topk"])
-def test_whole_runs_have_the_targets_law(rule, plan):
+@pytest.mark.parametrize("rule", [Match(), Walk(TopKSiblings())], ids=["match", "topk"])
+def test_whole_runs_have_the_targets_distribution(rule, plan):
     target = TableTarget(Table.random(2, 9, seed=5))
     assert exact_error(target, plan, rule, most=3, length=2, once=not isinstance(rule, Match)) < 1e-9
 
 
 @pytest.mark.parametrize("draw", [drawn, best])
 @pytest.mark.parametrize("rule", [Match(), Coupled()], ids=["match", "coupled"])
-def test_sampling_is_plain_sampling_whatever_is_guessed(rule, draw):
+def test_sampling_is_plain_sampling_whatever_is_drafted(rule, draw):
     target = TableTarget(Table.random(3, 11, seed=2))
     noise = Noise.from_seed(7, 100)
     expected = run_loop(target, NoDraft(), Match(), noise, 100, most=6, length=0).outputs
@@ -215,13 +218,13 @@ def test_n_grams_are_found_before_the_text_gets_there():
     assert run(model, Lookahead(seeded=False, window=1), inputs, new=40, length=7).stats.target_calls > out.stats.target_calls
 
 
-def test_a_known_text_is_guessed_whole():
+def test_a_known_text_is_drafted_whole():
     out = run(markov(fives), Lookahead(), prompt_of([1, 2, 3, 4, 0, 1, 2]), new=40, length=7)
-    assert out.stats.target_calls == 10  # n-grams of 4: three guesses and one value more a round
+    assert out.stats.target_calls == 10  # n-grams of 4: three draft tokens and one value more a round
 
 
 def test_shared_noise_pays_when_sampling():
-    """Of laws that depend on the last value only, the coupled draw of a column is often the very value that comes."""
+    """Of distributions that depend on the last value only, the coupled draw of a column is often the very value that comes."""
     table = Table.random(8, 1, seed=0, sharp=0.3)
 
     class Recent(Table):
@@ -230,10 +233,10 @@ def test_shared_noise_pays_when_sampling():
 
     target, calls = TableTarget(Recent(table.probs[:8])), []
     for draw in (drawn, best):
-        limits = Limits(8, 80)
+        stopping = DefaultStopping(8, 80)
         plan = Lookahead(window=8, draw=draw)
-        rounds = decode(target, plan, Coupled(), 8, limits=limits, noise=Noise.from_seed(1, 8), control=Fixed(10))
-        calls.append(sum(bool(values) for step in rounds for values in step.settled.values))
+        rounds = decode(target, plan, Coupled(), 8, stopping=stopping, noise=Noise.from_seed(1, 8), control=Fixed(10))
+        calls.append(sum(bool(values) for step in rounds for values in step.committed.values))
     assert calls[0] < 0.9 * calls[1]
 
 
@@ -247,16 +250,20 @@ def test_requests_name_it(big):
 
 
 def test_options_are_checked():
-    for options, words in (({"ngram": 1}, "ngram, window and guesses"), ({"window": 0}, "at least 1 column"), ({"pool": 2}, "pool is 2")):
+    for options, words in (
+        ({"ngram": 1}, "ngram, window and draft tokens"),
+        ({"window": 0}, "at least 1 column"),
+        ({"pool": 2}, "pool is 2"),
+    ):
         with pytest.raises(ValueError, match=words):
             Lookahead(**options)
     with pytest.raises(ValueError, match="holds 2 texts, but the target opened 1"):
-        LookaheadSession(SMALL, [[1], [2]]).propose(frontier(1), Room(torch.tensor([9]), 1), NOISE)
+        LookaheadSession(SMALL, [[1], [2]]).propose(pending(1), Budget(torch.tensor([9]), 1), NOISE)
 
 
-def test_ended_rows_guess_nothing():
+def test_ended_rows_draft_token_nothing():
     session = LookaheadSession(SMALL, [[1, 2], [3, 4]])
     ends = Draft.root(torch.tensor([2, 4]), torch.tensor([0, 0]), torch.tensor([True, False]))
-    draft = session.propose(ends, Room(torch.tensor([9, 0]), 3), NOISE)
+    draft = session.propose(ends, Budget(torch.tensor([9, 0]), 3), NOISE)
     assert (draft.parents[1] == PAD).all()
     assert draft.valid[0, 1:].any()

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from mmspec.core.accept import Match
-from mmspec.drafters.lookup import Lookup, LookupRow
+from mmspec.core.rules.match import Match
+from mmspec.drafters.retrieval.lookup import Lookup, LookupRow
 from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
 
 
@@ -25,7 +25,7 @@ def test_the_growing_index_finds_what_a_full_scan_finds():
         text = [rng.randrange(values) for _ in range(12)]
         row = LookupRow(Lookup(max_ngram=4, min_ngram=2), text)
         for _ in range(60):
-            assert row.guess(5)[0] == search(text, 4, 2, 5)
+            assert row.draft_token(5)[0] == search(text, 4, 2, 5)
             new = [rng.randrange(values) for _ in range(rng.randrange(1, 4))]
             text = text + new
             row.extend(new)
@@ -33,9 +33,9 @@ def test_the_growing_index_finds_what_a_full_scan_finds():
 
 def test_the_longest_ngram_wins_and_then_the_latest_match():
     row = LookupRow(Lookup(max_ngram=3), [1, 2, 3, 7, 9, 2, 3, 8, 9, 2, 3, 6, 1, 2, 3])
-    assert row.guess(2) == ([7, 9], [-1, 0])
+    assert row.draft_token(2) == ([7, 9], [-1, 0])
     row = LookupRow(Lookup(max_ngram=2), [1, 2, 3, 7, 9, 2, 3, 8, 9, 2, 3, 6, 1, 2, 3])
-    assert row.guess(2)[0] == [6, 1]
+    assert row.draft_token(2)[0] == [6, 1]
 
 
 def test_a_repeating_prompt_is_copied_to_the_end():
@@ -56,9 +56,9 @@ def test_references_that_hold_the_answer_are_accepted_nearly_whole(big):
 
 def test_references_are_not_read_across_their_ends():
     row = LookupRow(Lookup(references=([1, 2, 3], [4, 5, 6])), [9, 2, 3])
-    assert row.guess(4) == ([], [])
+    assert row.draft_token(4) == ([], [])
     row.extend([4, 5])
-    assert row.guess(4)[0] == [6]
+    assert row.draft_token(4)[0] == [6]
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (3, 0)])

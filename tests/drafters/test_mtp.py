@@ -7,23 +7,25 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from mmspec.core.accept import Coupled, Greedy, Token
 from mmspec.core.control import Fixed
-from mmspec.drafters.checkpoint import load_drafter, save_drafter
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.token import Token
+from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.mtp import ChainedMTP, Lane
-from mmspec.drafters.mtp_parallel import ParallelMTP
-from mmspec.drafters.nets import new_net
-from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.heads.mtp import ChainedMTP, ModuleSession
+from mmspec.drafters.heads.mtp_parallel import ParallelMTP
 from mmspec.drafters.shapes import Chain, Comb, best, sampled, top
-from mmspec.train.lessons import Aim, Lesson, Window, unroll
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters import test_guided
 from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
-from tests.drafters.test_contract import (  # noqa: F401  the same laws, over the drafters below
+from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafters below
     test_a_row_drafts_the_same_alone_and_in_a_batch,
     test_draft_length_may_change_every_round,
     test_greedy_output_is_that_of_transformers,
-    test_no_guesses_when_none_are_asked_for,
+    test_no_draft_tokens_when_none_are_asked_for,
     test_no_residue_between_calls,
     test_rounds_never_read_from_the_device,
     test_rows_that_end_early,
@@ -77,30 +79,30 @@ def drafter(request, nets):
 
 
 @pytest.mark.parametrize("wrong", [(1, 2, 9), (0, 9, 3)])
-def test_a_net_drafts_with_the_laws_it_was_trained_on(big, net, wrong):
+def test_a_net_drafts_with_the_distributions_it_was_trained_on(big, net, wrong):
     assert gap_to_training(big, net, wrong) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["two", "three", "six"])
 def test_a_dropped_state_between_rounds_is_caught(big, nets, name, monkeypatch):
-    settle = Lane.settle
+    commit = ModuleSession.commit
 
     def forget(self, keep):
-        settle(self, keep)
+        commit(self, keep)
         self.last = torch.zeros_like(self.last)
 
-    monkeypatch.setattr(Lane, "settle", forget)
+    monkeypatch.setattr(ModuleSession, "commit", forget)
     assert gap_to_training(big, nets[name]) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["two", "three", "six"])
 def test_a_module_fed_from_its_own_column_is_caught(big, nets, name, monkeypatch):
-    before = Lane.before
+    before = ModuleSession.before
 
     def shifted(self, parents):
         return torch.cat([before(self, parents)[:, 1:], self.out[:, -1:]], 1)
 
-    monkeypatch.setattr(Lane, "before", shifted)
+    monkeypatch.setattr(ModuleSession, "before", shifted)
     assert gap_to_training(big, nets[name]) > 1e-2
 
 
@@ -116,13 +118,14 @@ class Turns(Fixed):
 
 @pytest.mark.parametrize("name", ["one", "two", "six", "parallel"])
 def test_short_drafts_leave_no_module_behind(big, nets, name, monkeypatch):
-    """Rounds of one guess reach module 0 only: the others must still learn what those rounds settled."""
+    """Rounds of one draft token reach module 0 only: the others must still learn what those rounds committed."""
     monkeypatch.setattr(test_guided, "run", lambda *args, length, **rest: run(*args, control=Turns(4), **rest))
     assert gap_to_training(big, nets[name], (9, 9, 9)) < 1e-5
 
 
 def test_modules_do_what_transformers_own_do(tmp_path):
-    """A DeepSeek-V3 checkpoint with two modules: found by `from_pretrained`, and every law equal to transformers' on the same text."""
+    """A DeepSeek-V3 checkpoint with two modules: found by `from_pretrained`, and every distribution equal to transformers' on the same
+    text."""
     torch.manual_seed(0)
     target, folder = deepseek(modules=2), tmp_path / "target"
     with_modules(target, folder)
@@ -139,7 +142,7 @@ def test_modules_do_what_transformers_own_do(tmp_path):
             positions = torch.arange(k + 1, 14)[None]
             state = theirs.forward_layer(k, state[:, : 13 - k], positions, cache, input_ids=ids[:, k + 1 :])
             wanted.append(target.lm_head(state)[0].log_softmax(-1))
-    window = Window(ids, hidden, hidden, torch.ones_like(ids, dtype=torch.bool))
+    window = RecordedWindow(ids, hidden, hidden, torch.ones_like(ids, dtype=torch.bool))
     with torch.no_grad():
         for k, level in enumerate(unroll(net, window, target.get_input_embeddings(), target.lm_head, 2)):
             assert (level.logits[0, k:].log_softmax(-1) - wanted[k]).abs().max() < 1e-5
@@ -197,9 +200,9 @@ def reloaded(folder):
 )
 def test_trees_give_the_same_tokens(big, net, shape, rule):
     inputs = random_prompt(5, 9, 1, seed=1)
-    heat = None if isinstance(rule, Greedy) else 1.0
-    expected = greedy(big, inputs) if heat is None else plain(big, inputs, seed=4)
-    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=heat).sequences.tolist() == expected
+    temperature = None if isinstance(rule, Greedy) else 1.0
+    expected = greedy(big, inputs) if temperature is None else plain(big, inputs, seed=4)
+    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=temperature).sequences.tolist() == expected
 
 
 def test_the_token_rule_runs(big, net):
@@ -216,15 +219,15 @@ def test_training_leads_to_acceptance(kind, options, tmp_path):
     ids = starts // 5 * 5 + (starts + torch.arange(16)) % 5
     with torch.no_grad():
         hidden = target(ids, output_hidden_states=True).hidden_states
-    window = Window(ids, hidden[net.reads[0]], hidden[-1], torch.ones_like(ids, dtype=torch.bool))
-    lesson = Lesson(net, target, Aim(depth=3))
+    window = RecordedWindow(ids, hidden[net.reads[0]], hidden[-1], torch.ones_like(ids, dtype=torch.bool))
+    example = DistillationLoss(net, target, Aim(depth=3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     for _ in range(120 if "chained" in options else 60):
-        loss = lesson(window)
+        loss = example(window)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert all(agree > 0.9 for _, agree in lesson.acceptance(window))
+    assert all(agree > 0.9 for _, agree in example.acceptance(window))
     save_drafter(net, tmp_path / "net")
     inputs = prompt_of([5, 6, 7], [20, 21, 22, 23], [41])
     out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(best)), inputs, length=3)
@@ -233,7 +236,7 @@ def test_training_leads_to_acceptance(kind, options, tmp_path):
 
 
 def test_parallel_heads_begin_with_the_targets_next_value(big):
-    """Head 0 of an untrained net, started from the target, has the law of the target's own last layer."""
+    """Head 0 of an untrained net, started from the target, has the distribution of the target's own last layer."""
     net = new_net("mtp-parallel", big, {"heads": 2})
     net.start_from(big)
     ids = torch.randint(0, 50, (2, 9))

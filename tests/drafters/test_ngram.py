@@ -4,11 +4,11 @@ from collections import Counter
 import pytest
 import torch
 
-from mmspec.drafters.ngram import NGram, NGramRow, bigram_table
+from mmspec.drafters.retrieval.ngram import NGram, NGramRow, bigram_table
 from tests.drafters.runs import fives, markov, prompt_of, random_prompt, run
 
 
-def test_guesses_back_off_like_a_full_count():
+def test_draft_tokens_back_off_like_a_full_count():
     rng = random.Random(0)
     text = [rng.randrange(4) for _ in range(10)]
     row = NGramRow(NGram(order=3), text)
@@ -18,7 +18,7 @@ def test_guesses_back_off_like_a_full_count():
             if counts:
                 best = {token for token, count in counts.items() if count == max(counts.values())}
                 seen = [text[i] for i in range(size, len(text)) if text[i - size : i] == text[-size:]]
-                assert row.guess(3)[0][0] == [token for token in seen if token in best][-1]
+                assert row.draft_token(3)[0][0] == [token for token in seen if token in best][-1]
                 break
         new = [rng.randrange(4) for _ in range(rng.randrange(1, 3))]
         text = text + new
@@ -28,15 +28,15 @@ def test_guesses_back_off_like_a_full_count():
 def test_chains_start_with_different_tokens_most_trusted_first():
     text = [1, 2, 3, 9, 2, 4, 9, 2, 4, 1, 2]
     table = torch.tensor([[0, 1]] * 2 + [[7, 4]] + [[0, 1]] * 7)
-    tokens, parents = NGramRow(NGram(order=3, table=table, drafts=3), text).guess(2)
+    tokens, parents = NGramRow(NGram(order=3, table=table, drafts=3), text).draft_token(2)
     assert [token for token, parent in zip(tokens, parents, strict=True) if parent == -1] == [3, 4, 7]
     assert tokens == [3, 9, 4, 1, 7, 0]  # 7 was never seen: the table says what follows
     assert parents == [-1, 0, -1, 2, -1, 4]
 
 
-def test_nothing_known_nothing_guessed():
-    assert NGramRow(NGram(), []).guess(3) == ([], [])
-    assert NGramRow(NGram(table=torch.zeros(2, 1, dtype=torch.long)), [5]).guess(3) == ([], [])  # a token the table does not have
+def test_nothing_known_nothing_drafted():
+    assert NGramRow(NGram(), []).draft_token(3) == ([], [])
+    assert NGramRow(NGram(table=torch.zeros(2, 1, dtype=torch.long)), [5]).draft_token(3) == ([], [])  # a token the table does not have
 
 
 def test_a_repeating_prompt_is_continued_to_the_end():

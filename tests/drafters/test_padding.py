@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import mmspec
-from mmspec.drafters.padding import refuse_other_tokenizer
+from mmspec.drafters.model.padding import refuse_other_tokenizer
 from tests.text.test_whisper import inputs, multilingual, narrower
 
 

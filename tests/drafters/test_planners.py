@@ -7,17 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmspec.core.accept import Coupled, Match
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.siblings import TopK, Walk, WithoutReplacement
-from mmspec.drafters.calibration import Calibration, measure_costs
-from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.planners import expected_length, sequoia, sparse_tree
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import TopKSiblings, Walk, WithoutReplacement
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, Comb, sampled, top, without_replacement
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.calibration import Calibration, measure_costs
+from mmspec.drafters.trees.planners import expected_length, sequoia, sparse_tree
+from mmspec.drafters.trees.static import StaticTree, Template
 from tests.drafters.worlds import play, ranked, rates_without_replacement, world
 from tests.names import named
 
@@ -97,7 +98,7 @@ def test_flat_acceptance_widens_and_peaked_acceptance_deepens():
 def test_an_unplannable_table_is_told_in_one_line():
     for plan in (lambda table: sparse_tree(table, 4), lambda table: sequoia(table, 4, 2, 0.0, lambda size: 1.0)):
         for table in ([], [[]], [0.0], [[0.0, 0.5]]):
-            with pytest.raises(ValueError, match="leaves no guess a chance"):
+            with pytest.raises(ValueError, match="leaves no draft token a chance"):
                 plan(table)
         with pytest.raises(ValueError, match=r"accuracy\[0\]\[1\] is 1.5"):
             plan([[0.5, 1.5]])
@@ -114,8 +115,8 @@ def test_an_unplannable_table_is_told_in_one_line():
 P, Q = [0.45, 0.2, 0.2, 0.1, 0.05], [0.3, 0.3, 0.1, 0.2, 0.1]
 DRAWN = rates_without_replacement(P, Q, 4)
 WORLDS = {
-    "flat": (Walk(TopK()), top, ranked(FLAT, 8), FLAT),
-    "peaked": (Walk(TopK()), top, ranked(PEAKED, 8), PEAKED),
+    "flat": (Walk(TopKSiblings()), top, ranked(FLAT, 8), FLAT),
+    "peaked": (Walk(TopKSiblings()), top, ranked(PEAKED, 8), PEAKED),
     "flat match": (Match(), top, ranked(FLAT, 8), FLAT),
     "drawn": (Walk(WithoutReplacement()), without_replacement, (P, Q), DRAWN),
 }
@@ -154,19 +155,21 @@ def test_the_oracle_of_drawn_siblings():
 
 
 def step(parents, keep, *values):
-    settled = SimpleNamespace(values=list(values))
+    committed = SimpleNamespace(values=list(values))
     draft = SimpleNamespace(parents=torch.tensor(parents), size=len(parents[0]), roots=1)
-    return SimpleNamespace(draft=draft, verdict=SimpleNamespace(keep=torch.tensor(keep)), settled=settled)
+    return SimpleNamespace(draft=draft, verdict=SimpleNamespace(keep=torch.tensor(keep)), committed=committed)
 
 
 def test_calibration_counts_what_was_judged():
-    """Root 0 with guesses 1, 2, 3; 4 under 1; 5, 6 under 2."""
+    """Root 0 with draft tokens 1, 2, 3; 4 under 1; 5, 6 under 2."""
     tree = [-1, 0, 0, 0, 1, 2, 2]
     calibration = Calibration()
-    calibration(step([tree], [[0, 2, 6, -1, -1, -1, -1]], [7, 8, 9]))  # the second guess, its second guess, then nothing lies below
+    calibration(
+        step([tree], [[0, 2, 6, -1, -1, -1, -1]], [7, 8, 9])
+    )  # the second draft token, its second draft token, then nothing lies below
     assert calibration.hits == [[0, 1, 0], [0, 1]]
     assert calibration.tries == [[1, 1, 1], [1, 1]]
-    calibration(step([tree], [[0, 1, -1, -1, -1, -1, -1]], [7, 8]))  # the first guess, and a miss under it
+    calibration(step([tree], [[0, 1, -1, -1, -1, -1, -1]], [7, 8]))  # the first draft token, and a miss under it
     assert calibration.hits == [[1, 1, 0], [0, 1]]
     assert calibration.tries == [[2, 2, 2], [2, 1]]
     calibration(step([tree], [[0, -1, -1, -1, -1, -1, -1]], [7]))
@@ -180,7 +183,7 @@ def test_rounds_that_were_cut_are_no_misses():
     tree = [-1, 0, 0, 1, 1]
     for values, tries in (([7], [[1, 1]]), ([7, 8], [[1, 1], [1, 1]])):
         calibration = Calibration()
-        calibration(step([tree], [[0, 1, 4, -1, -1]], values))  # two guesses survived, the row's room or end value cut them
+        calibration(step([tree], [[0, 1, 4, -1, -1]], values))  # two draft tokens survived, the row's room or end value cut them
         assert calibration.tries == tries
         assert calibration.hits == [[1, 0], [0, 1]][: len(tries)]
     calibration = Calibration()
@@ -194,9 +197,9 @@ def test_short_runs_calibrate_as_long_ones_do(ends):
     target, drafter = world(*ranked(PEAKED, 8))
     calibration = Calibration()
     for seed in range(6):
-        limits, noise = Limits(400, 3, ends), Noise.from_seed(400 * seed, 400)
+        stopping, noise = DefaultStopping(400, 3, ends), Noise.from_seed(400 * seed, 400)
         shape = StaticTree(Template.branching((2, 2, 1)), top)
-        for found in decode(target, ModelDrafter(drafter, shape), Match(), 400, limits=limits, noise=noise, control=Fixed(3)):
+        for found in decode(target, ModelDrafter(drafter, shape), Match(), 400, stopping=stopping, noise=noise, control=Fixed(3)):
             calibration(found)
     for level in calibration.accuracy(least=200):
         assert level == pytest.approx(PEAKED[: len(level)], abs=0.03)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.accept import Coupled, Match
-from mmspec.core.lossy import TopKFloor
 from mmspec.core.records import validate
-from mmspec.drafters import pools as module
-from mmspec.drafters.pools import Pool, PoolRow, Pools
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.lossy.top_k import TopKFloor
+from mmspec.core.rules.match import Match
+from mmspec.drafters.retrieval import pools as module
+from mmspec.drafters.retrieval.pools import Pool, PoolRow, Pools
 from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
 
 RAGGED = random_prompt(5, 9, 7, seed=1)
@@ -33,10 +34,10 @@ def row_of(pools: Pools, key=None, text=(), **options) -> PoolRow:
     return PoolRow(pools.drafter(key, **options), pools.of(key), list(text))
 
 
-def paths_of(guesses) -> list[tuple[int, ...]]:
-    """The path that ends in each guess."""
+def paths_of(draft_tokens) -> list[tuple[int, ...]]:
+    """The path that ends in each draft token."""
     found = []
-    for token, parent in zip(*guesses, strict=True):
+    for token, parent in zip(*draft_tokens, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
     return found
 
@@ -127,49 +128,49 @@ def test_the_newest_branch_survives_a_full_trie():
         assert (2 * i + 1, 2 * i + 2) in pool.tries[0]
 
 
-# --- what is guessed --------------------------------------------------------------------------------------------------
+# --- what is drafted --------------------------------------------------------------------------------------------------
 
 
 def test_the_longest_context_wins_and_then_the_more_frequent():
     pools = Pools()
     pools.learn(None, [[1, 2, 3]] * 3 + [[1, 2, 4]] * 2 + [[9, 2, 5]] * 8)
-    assert row_of(pools, text=[1, 2]).guess(1) == ([3, 4], [-1, -1])
-    assert row_of(pools, text=[7, 2]).guess(1) == ([5, 3, 4], [-1, -1, -1])
-    assert row_of(pools, text=[1, 2], longest=1).guess(1)[0] == [5, 3, 4]
-    assert row_of(pools, text=[1, 2], nodes=1).guess(1)[0] == [3]
-    assert row_of(pools, text=[2, 7]).guess(4) == ([], [])
-    assert row_of(pools, text=[]).guess(4) == ([], [])
+    assert row_of(pools, text=[1, 2]).draft_token(1) == ([3, 4], [-1, -1])
+    assert row_of(pools, text=[7, 2]).draft_token(1) == ([5, 3, 4], [-1, -1, -1])
+    assert row_of(pools, text=[1, 2], longest=1).draft_token(1)[0] == [5, 3, 4]
+    assert row_of(pools, text=[1, 2], nodes=1).draft_token(1)[0] == [3]
+    assert row_of(pools, text=[2, 7]).draft_token(4) == ([], [])
+    assert row_of(pools, text=[]).draft_token(4) == ([], [])
 
 
 def test_own_text_and_pool_are_counted_together():
     pools = Pools()
     pools.learn("k", [[1, 5], [1, 6], [1, 6]])
     own = [1, 5, 0, 1, 5, 0, 1]
-    assert row_of(pools, "k", own, longest=1, own=1).guess(1)[0] == [5, 6]  # 1 + 2 against 2
-    assert row_of(pools, "k", own, longest=1, own=0).guess(1)[0] == [6, 5]
-    assert row_of(pools, "k", own, longest=1, own=0.25).guess(1)[0] == [6, 5]
-    assert row_of(pools, "none", own, longest=1).guess(9)[0][:3] == [5, 0, 1]  # no pool: prompt lookup
-    assert row_of(pools, "none", own, own=0).guess(9) == ([], [])
+    assert row_of(pools, "k", own, longest=1, own=1).draft_token(1)[0] == [5, 6]  # 1 + 2 against 2
+    assert row_of(pools, "k", own, longest=1, own=0).draft_token(1)[0] == [6, 5]
+    assert row_of(pools, "k", own, longest=1, own=0.25).draft_token(1)[0] == [6, 5]
+    assert row_of(pools, "none", own, longest=1).draft_token(9)[0][:3] == [5, 0, 1]  # no pool: prompt lookup
+    assert row_of(pools, "none", own, own=0).draft_token(9) == ([], [])
 
 
 def test_branches_end_with_what_matched_included():
     text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
-    assert row_of(Pools(branch=3), text=text).guess(9)[0] == [3, 4]
-    assert row_of(Pools(branch=3), text=text, longest=1).guess(9)[0] == [3, 4, 5]
+    assert row_of(Pools(branch=3), text=text).draft_token(9)[0] == [3, 4]
+    assert row_of(Pools(branch=3), text=text, longest=1).draft_token(9)[0] == [3, 4, 5]
     pools = Pools(branch=3)
     pools.learn(None, [text])
-    assert row_of(pools, text=[1, 2]).guess(9)[0] == [3, 4]
-    assert row_of(pools, text=[1, 2], longest=1).guess(9)[0] == [3, 4, 5]
+    assert row_of(pools, text=[1, 2]).draft_token(9)[0] == [3, 4]
+    assert row_of(pools, text=[1, 2], longest=1).draft_token(9)[0] == [3, 4, 5]
 
 
-def test_guesses_are_the_most_frequent_of_all_paths_and_form_a_tree():
+def test_draft_tokens_are_the_most_frequent_of_all_paths_and_form_a_tree():
     texts, pools = texts_of(40, 4, seed=5), Pools(branch=6)
     pools.learn("k", texts)
     for text in texts_of(40, 4, seed=6):
         row = row_of(pools, "k", text, nodes=10, own=1)
-        guesses = row.guess(5)
-        assert all(parent < node for node, parent in enumerate(guesses[1]))
-        paths = paths_of(guesses)
+        draft_tokens = row.draft_token(5)
+        assert all(parent < node for node, parent in enumerate(draft_tokens[1]))
+        paths = paths_of(draft_tokens)
         assert len(set(paths)) == len(paths) <= 10
         assert all(len(path) <= 5 for path in paths)
         context = next((tuple(text[-n:]) for n in (2, 1) if len(text) >= n and occurrences([*texts, text[:-1]], tuple(text[-n:]))), None)
@@ -187,9 +188,9 @@ def test_what_may_be_taken_back_is_not_remembered():
     pools.learn(None, texts_of(10, 4))
     row, told = row_of(pools, text=[1, 2, 3]), row_of(pools, text=[1, 2, 3])
     before = deepcopy((row.text, row.places))
-    assert row.guess(4, [0, 2]) == PoolRow(row.plan, row.pool, [1, 2, 3, 0, 2]).guess(4)
+    assert row.draft_token(4, [0, 2]) == PoolRow(row.plan, row.pool, [1, 2, 3, 0, 2]).draft_token(4)
     assert (row.text, row.places) == before
-    assert row.guess(4) == told.guess(4)
+    assert row.draft_token(4) == told.draft_token(4)
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -200,21 +201,21 @@ def test_a_row_never_sees_another_groups_pool():
     pools.learn("books", [[1, 10, 11, 12]])
     pools.learn("films", [[1, 20, 21, 22]])
     pools.learn(7, [[1, 30, 31]])
-    assert row_of(pools, "books", [1]).guess(8)[0] == [10, 11, 12]
-    assert row_of(pools, "films", [1]).guess(8)[0] == [20, 21, 22]
-    assert row_of(pools, 7, [1]).guess(8)[0] == [30, 31]
-    assert row_of(pools, "7", [1]).guess(8) == ([], [])
-    assert row_of(pools, "games", [1]).guess(8) == ([], [])  # unknown, and nothing is shared yet
+    assert row_of(pools, "books", [1]).draft_token(8)[0] == [10, 11, 12]
+    assert row_of(pools, "films", [1]).draft_token(8)[0] == [20, 21, 22]
+    assert row_of(pools, 7, [1]).draft_token(8)[0] == [30, 31]
+    assert row_of(pools, "7", [1]).draft_token(8) == ([], [])
+    assert row_of(pools, "games", [1]).draft_token(8) == ([], [])  # unknown, and nothing is shared yet
     pools.learn(None, [[1, 40]])
     pools.learn("games", [[], []])  # and still unknown
-    assert row_of(pools, "games", [1]).guess(8)[0] == row_of(pools, None, [1]).guess(8)[0] == [40]
-    assert row_of(pools, "books", [1]).guess(8)[0] == [10, 11, 12]
+    assert row_of(pools, "games", [1]).draft_token(8)[0] == row_of(pools, None, [1]).draft_token(8)[0] == [40]
+    assert row_of(pools, "books", [1]).draft_token(8)[0] == [10, 11, 12]
 
 
 def accepted(model, drafter, inputs, expected) -> list[list[int]]:
-    """Guesses accepted, round by round and row by row, in a run whose output must be `expected`."""
+    """Draft tokens accepted, round by round and row by row, in a run whose output must be `expected`."""
     seen: list[list[int]] = []
-    out = run(model, drafter, inputs, new=40, length=8, on_step=lambda step: seen.append(step.settled.accepted))
+    out = run(model, drafter, inputs, new=40, length=8, on_step=lambda step: seen.append(step.committed.accepted))
     assert out.sequences.tolist() == expected
     return seen
 

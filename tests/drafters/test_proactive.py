@@ -1,26 +1,27 @@
-"""Trees right behind the frontier: their form, their laws round by round, and the law of whole runs."""
+"""Trees right behind the pending token: their form, their distributions round by round, and the distribution of whole runs."""
 
 from itertools import pairwise
 
 import pytest
 import torch
 
-from mmspec.core.accept import Coupled, Match
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.laws import Categorical
-from mmspec.core.limits import Limits
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.raster import Raster
+from mmspec.core.processors.raster import Raster
 from mmspec.core.records import validate
-from mmspec.core.siblings import without_replacement
-from mmspec.drafters.couplers import fresh, gumbel, maximal, target_noise
-from mmspec.drafters.initialisers import carried, uniform, up_left
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.couplers import fresh, gumbel, maximal, target_noise
+from mmspec.drafters.jacobi.initialisers import carried, uniform, up_left
+from mmspec.drafters.jacobi.proactive import Proactive, ProactiveSession
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.proactive import Proactive, ProactiveSession
 from tests.drafters.rasters import OPEN, PICTURE, WORLDS, Rows, outputs, p_value, tables
 from tests.oracles.statistics import FAIL, PASS
-from tests.oracles.tables import Table, TableTarget, loop_law
+from tests.oracles.tables import Table, TableTarget, loop_distribution
 
 COUPLE = pytest.mark.parametrize("couple", [fresh, maximal, gumbel], ids=["fresh", "maximal", "gumbel"])
 INIT = pytest.mark.parametrize("init", [uniform, up_left, carried], ids=lambda init: init.name)
@@ -33,16 +34,16 @@ def proactive(raster, couple, init, size: int, width: int, depth: int) -> Proact
 @COUPLE
 @INIT
 @pytest.mark.parametrize(("size", "depth"), [(4, 2), (8, 3)])
-def test_whole_runs_have_the_targets_law(couple, init, size, depth):
+def test_whole_runs_have_the_targets_distribution(couple, init, size, depth):
     target = TableTarget(Table.random(2, 5, seed=5))
     drafter = proactive(PICTURE, couple, init, size, 2, depth)
-    found = loop_law(target, drafter, without_replacement(), most=4, length=drafter.levels)
+    found = loop_distribution(target, drafter, without_replacement(), most=4, length=drafter.levels)
     assert (found - target.table.joint(4)).abs().max() < 1e-9
 
 
 @COUPLE
 @pytest.mark.parametrize("world", WORLDS)
-def test_rows_of_unequal_speed_keep_each_its_law(world, couple):
+def test_rows_of_unequal_speed_keep_each_its_distribution(world, couple):
     target, raster, end = WORLDS[world]
     for drafter in (proactive(raster, couple, up_left, 9, 2, 3), proactive(raster, couple, uniform, 5, 3, 2)):
         assert p_value(target, drafter, without_replacement(), drafter.levels + 1, rows=4000, end=end) > PASS
@@ -65,13 +66,13 @@ def test_a_row_is_the_same_alone_and_in_any_batch():
 
 
 def steps_of(target, drafter: Proactive, rows: int, most: int):
-    limits, noise = Limits(rows, most), Noise.from_seed(1, rows)
-    steps = list(decode(target, drafter, without_replacement(), rows, limits=limits, noise=noise, control=Fixed(drafter.levels)))
-    return steps, limits.outputs
+    stopping, noise = DefaultStopping(rows, most), Noise.from_seed(1, rows)
+    steps = list(decode(target, drafter, without_replacement(), rows, stopping=stopping, noise=noise, control=Fixed(drafter.levels)))
+    return steps, stopping.outputs
 
 
 @COUPLE
-def test_next_laws_follow_the_best_known_context(couple):
+def test_next_distributions_follow_the_best_known_context(couple):
     """A plain reading of the tree: first children below the last kept node while there are any, then the first path."""
     rows, most = 80, 8
     table = tables(5, length=9)
@@ -110,7 +111,7 @@ def test_next_laws_follow_the_best_known_context(couple):
 
 
 def _levels(draft, row: int) -> dict[int, int]:
-    """The level of every guess of a row, by column."""
+    """The level of every draft token of a row, by column."""
     found = {0: 0}
     for column, parent in enumerate(draft.parents[row].tolist()):
         if column and parent >= 0:
@@ -150,16 +151,16 @@ def test_sizes_are_checked():
 class FromTheResidual(ProactiveSession):
     """Published: siblings drawn from the residual of the coupling, judged as if drawn from p."""
 
-    def _candidates(self, frontier, noise, values, law, full):
+    def _candidates(self, pending, noise, values, distribution, full):
         before = None if self.seen is None else self.seen.before(torch.arange(values.shape[1]))
         if before is not None:
             kept = before.there & (values == before.values)
-            rest = law.residual(before.laws, before.values).where(kept, law)
-            law = Categorical(rest.scores.where(rest.scores > -torch.inf, -30.0))
-        return super()._candidates(frontier, noise, values, law, full)
+            rest = distribution.residual(before.distributions, before.values).where(kept, distribution)
+            distribution = Categorical(rest.scores.where(rest.scores > -torch.inf, -30.0))
+        return super()._candidates(pending, noise, values, distribution, full)
 
 
-def test_siblings_from_the_residual_bend_the_law():
+def test_siblings_from_the_residual_bend_the_distribution():
     class Published(Proactive):
         def begin(self, prompt, session):
             return FromTheResidual(self)

@@ -13,39 +13,39 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.config import DRAFTERS, SELF_DRAFTING
-from mmspec.drafters.bigrams import Bigrams
-from mmspec.drafters.nets import NETS
-from mmspec.drafters.viterbi import JointPath
-from mmspec.options import _SEARCHES
+from mmspec.drafters.checkpoints.nets import NETS
+from mmspec.drafters.heads.viterbi import JointPath
+from mmspec.drafters.retrieval.bigrams import Bigrams
+from mmspec.run.config import DRAFTERS, SELF_DRAFTING
+from mmspec.run.options import _SEARCHES
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt
 from tests.drafters.sources import GROWN, NAMED, OWN_FORM, TREES, Make, World
 
-NEW, LENGTH, HALT, HEAT, SEED = 14, 4, 6, 1.0, 7
+NEW, LENGTH, HALT, TEMPERATURE, SEED = 14, 4, 6, 1.0, 7
 INPUTS = random_prompt(5, 9, 7, seed=8)
-HEATS = (0.0, HEAT)
+TEMPERATURES = (0.0, TEMPERATURE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a generation settled, and per row what each of its rounds brought: (drafted, accepted)."""
+    """What a generation committed, and per row what each of its rounds brought: (drafted, accepted)."""
 
     tokens: list[list[int]]
     rounds: list[list[tuple[int, int]]]
 
 
-def decoded(model: Any, source: Any, tree: Any, heat: float, rows: Sequence[int] = (0, 1, 2), **options: Any) -> Outcome:
+def decoded(model: Any, source: Any, tree: Any, temperature: float, rows: Sequence[int] = (0, 1, 2), **options: Any) -> Outcome:
     """The chosen rows of `INPUTS`; row 1 is stopped by a function after `HALT` tokens."""
     rounds: list[list[tuple[int, int]]] = [[] for _ in rows]
 
     def note(step: Any) -> None:
-        for row, values in enumerate(step.settled.values):
+        for row, values in enumerate(step.committed.values):
             if values:
-                rounds[row].append((step.settled.drafted[row], step.settled.accepted[row]))
+                rounds[row].append((step.committed.drafted[row], step.committed.accepted[row]))
 
     inputs = {key: value[list(rows)] for key, value in INPUTS.items()}
-    settings = {"max_new_tokens": NEW, "temperature": heat, "seed": [SEED + row for row in rows], "draft_length": LENGTH} | options
+    settings = {"max_new_tokens": NEW, "temperature": temperature, "seed": [SEED + row for row in rows], "draft_length": LENGTH} | options
     stop = [lambda row, values: rows[row] == 1 and len(values) >= HALT]
     out = mmspec.text.generate(model, inputs, source, tree=tree, stops=stop, on_step=note, **settings)
     return Outcome([ids[:length].tolist() for ids, length in zip(out.sequences, out.lengths, strict=True)], rounds)
@@ -55,7 +55,7 @@ def decoded(model: Any, source: Any, tree: Any, heat: float, rows: Sequence[int]
 def target():
     """A target with end tokens that end the first row early and no other, greedily and sampled."""
     model = llama(3, seed=0)
-    outputs = [decoded(model, None, None, heat).tokens for heat in HEATS]
+    outputs = [decoded(model, None, None, temperature).tokens for temperature in TEMPERATURES]
     others = {token for rows in outputs for row in rows[1:] for token in row} | {t for rows in outputs for t in rows[0][:4]}
     model.generation_config.eos_token_id = [next(t for t in rows[0] if t not in others) for rows in outputs]
     return model
@@ -70,36 +70,38 @@ def world(target, small, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(target):
     """Per temperature, the output of plain decoding: each row alone."""
-    return {heat: [decoded(target, None, None, heat, [row]).tokens[0] for row in range(3)] for heat in HEATS}
+    return {temperature: [decoded(target, None, None, temperature, [row]).tokens[0] for row in range(3)] for temperature in TEMPERATURES}
 
 
 def test_the_rows_end_in_three_ways(target, plain):
-    for heat in HEATS:
-        first, second, third = plain[heat]
+    for temperature in TEMPERATURES:
+        first, second, third = plain[temperature]
         assert 4 < len(first) < NEW
         assert first[-1] in target.generation_config.eos_token_id
         assert len(second) == HALT
         assert len(third) == NEW
 
 
-def check(world: World, plain: Any, name: str, source: Any, tree: str, heat: float, alone: int | None = None) -> None:
+def check(world: World, plain: Any, name: str, source: Any, tree: str, temperature: float, alone: int | None = None) -> None:
     """The batch, and one row of it alone."""
-    together = decoded(world.big, source, TREES[tree], heat)
-    assert together.tokens == plain[heat], f"{name}, {tree}, temperature {heat}: wrong tokens"
+    together = decoded(world.big, source, TREES[tree], temperature)
+    assert together.tokens == plain[temperature], f"{name}, {tree}, temperature {temperature}: wrong tokens"
     if alone is not None:
-        single = decoded(world.big, source, TREES[tree], heat, [alone])
-        assert single.tokens[0] == plain[heat][alone], f"{name}, {tree}, temperature {heat}, row {alone} alone: wrong tokens"
-        assert single.rounds[0] == together.rounds[alone], f"{name}, {tree}, temperature {heat}, row {alone}: other drafts than alone"
+        single = decoded(world.big, source, TREES[tree], temperature, [alone])
+        assert single.tokens[0] == plain[temperature][alone], f"{name}, {tree}, temperature {temperature}, row {alone} alone: wrong tokens"
+        assert single.rounds[0] == together.rounds[alone], (
+            f"{name}, {tree}, temperature {temperature}, row {alone}: other drafts than alone"
+        )
 
 
 def check_all(world: World, plain: Any, name: str, make: Make, trees: Iterable[str], rows: Iterator[int]) -> None:
     """All named `trees` at both temperatures, and objects at one of them; each tree once with a row alone."""
-    sources = [make(world, heat) for heat in HEATS]
+    sources = [make(world, temperature) for temperature in TEMPERATURES]
     for number, tree in enumerate(trees):
-        for turn, heat in enumerate(HEATS):
+        for turn, temperature in enumerate(TEMPERATURES):
             chosen = turn == number % 2
             if chosen or tree in NAMED:
-                check(world, plain, name, sources[turn], tree, heat, next(rows) if chosen else None)
+                check(world, plain, name, sources[turn], tree, temperature, next(rows) if chosen else None)
 
 
 @pytest.mark.parametrize("name", GROWN)
@@ -120,7 +122,7 @@ def test_what_has_a_form_of_its_own_is_exact_and_takes_no_tree(name, world, plai
 
 
 def test_a_path_that_replaces_what_was_scored_is_run_whole(world):
-    """A model that drafts for itself accepts all of the likeliest path, in each round: it has run every value it guessed, in order."""
+    """A model that drafts for itself accepts all of the likeliest path, in each round: it has run every value it drafted, in order."""
     shape = JointPath(Bigrams.count([torch.arange(3, 40)], 50), k=4, omega=0.0)
     for rows in ([0], [1], [2], [0, 1, 2]):
         out = decoded(world.big, world.big, shape, 0.0, rows)

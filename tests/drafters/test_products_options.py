@@ -4,8 +4,8 @@ from itertools import cycle
 
 import pytest
 
-from mmspec.core.control import Thompson
-from mmspec.core.sequence_processors import NoRepeatNGram
+from mmspec.core.draft_length.thompson import Thompson
+from mmspec.core.processors.sequence import NoRepeatNGram
 from tests.drafters.sources import GROWN, TREES
 from tests.drafters.test_contract import Varied
 from tests.drafters.test_products import decoded, plain, target, world  # noqa: F401  the target whose rows end in three ways
@@ -30,24 +30,24 @@ SOURCES = ("near", "smaller-vocabulary", "early-exit-2", "kangaroo", "swift", "h
 def test_options_change_what_plain_decoding_writes_and_nothing_else(name, world):  # noqa: F811
     options = {"temperature": 0.0} | OPTIONS[name]
     length = options.pop("draft_length", 4)
-    heat = options.pop("temperature")
-    expected = decoded(world.big, None, None, heat, **options).tokens
+    temperature = options.pop("temperature")
+    expected = decoded(world.big, None, None, temperature, **options).tokens
     trees = cycle(tree for tree in TREES if tree != "joint-path")
     for source in SOURCES:
-        made = GROWN[source](world, 1.0 if heat else 0.0)
+        made = GROWN[source](world, 1.0 if temperature else 0.0)
         for tree in ("opt", "uneven-search", next(trees)):
             asked = length() if callable(length) else length
-            found = decoded(world.big, made, TREES[tree], heat, draft_length=asked, **options).tokens
+            found = decoded(world.big, made, TREES[tree], temperature, draft_length=asked, **options).tokens
             assert found == expected, f"{name}, {source}, {tree}: wrong tokens"
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_chains_that_stop_early_row_by_row(source, world):  # noqa: F811
-    for heat in (0.0, 1.0):
-        made = GROWN[source](world, heat)
-        expected = decoded(world.big, None, None, heat).tokens
+    for temperature in (0.0, 1.0):
+        made = GROWN[source](world, temperature)
+        expected = decoded(world.big, None, None, temperature).tokens
         for threshold in (0.3, 0.7):
-            together = decoded(world.big, made, None, heat, stop_below=threshold)
+            together = decoded(world.big, made, None, temperature, stop_below=threshold)
             assert together.tokens == expected
-            alone = decoded(world.big, made, None, heat, [2], stop_below=threshold)
+            alone = decoded(world.big, made, None, temperature, [2], stop_below=threshold)
             assert alone.rounds[0] == together.rounds[2]

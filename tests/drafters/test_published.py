@@ -1,4 +1,5 @@
-"""Published layouts: state dicts made here under the published names give the laws of the published formulas, written out by hand."""
+"""Published layouts: state dicts made here under the published names give the distributions of the published formulas, written out by
+hand."""
 
 import json
 
@@ -8,11 +9,11 @@ from safetensors.torch import save_file
 from torch.nn.functional import linear, silu
 from transformers import DynamicCache
 
-from mmspec.drafters.checkpoint import is_drafter, load_drafter, save_drafter
-from mmspec.drafters.feature import Eagle1, Eagle3
+from mmspec.drafters.checkpoints.load import is_drafter, load_drafter, save_drafter
+from mmspec.drafters.checkpoints.published import export_speculators
+from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.heads import Medusa
-from mmspec.drafters.published import export_speculators
+from mmspec.drafters.heads.medusa import Medusa
 from mmspec.drafters.shapes import Chain, best
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
@@ -140,8 +141,8 @@ def over_all(own, w):
     return out
 
 
-def of_net(net, target, guess=33):
-    """Logits [T, V] of a loaded net over IDS, and after one guess of its own making its state recurrent [V]."""
+def of_net(net, target, draft_token=33):
+    """Logits [T, V] of a loaded net over IDS, and after one draft token of its own making its state recurrent [V]."""
     with torch.no_grad():
         hidden = target(IDS, output_hidden_states=True).hidden_states
         embed = target.get_input_embeddings() if net.embed_tokens is None else net.embed_tokens
@@ -150,14 +151,14 @@ def of_net(net, target, guess=33):
         t = torch.arange(size + 1)
         near = (t <= t[:, None]) & (t[:, None] - t < (net.window or size + 1))
         out = net(net.take(features), embed(IDS[:, 1:]), t[None, :size], near[None, None, :size, :size], cache)
-        more = net(out[:, -1:], embed(torch.tensor([[guess]])), t[None, size:], near[None, None, size:], cache)
+        more = net(out[:, -1:], embed(torch.tensor([[draft_token]])), t[None, size:], near[None, None, size:], cache)
         states = torch.cat([out, more], 1)
         return net.logits(states, head_of(target), V)[0]
 
 
-def by_hand(step, features, embed, recur=lambda x: x, guess=33):
-    """States [T + 1, H] by a formula `step(value, state)` over whole sequences: IDS, then one guess."""
-    value = embed(torch.cat([IDS[:, 1:], torch.tensor([[guess]])], 1))
+def by_hand(step, features, embed, recur=lambda x: x, draft_token=33):
+    """States [T + 1, H] by a formula `step(value, state)` over whole sequences: IDS, then one draft token."""
+    value = embed(torch.cat([IDS[:, 1:], torch.tensor([[draft_token]])], 1))
     out = recur(step(value[:, :-1], features))
     return step(value, torch.cat([features, out[:, -1:]], 1))
 
@@ -592,7 +593,7 @@ EXPORTED = {
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_export_and_load_give_the_same_laws(deep, tmp_path, name):
+def test_export_and_load_give_the_same_distributions(deep, tmp_path, name):
     net = lively(EXPORTED[name]())
     export_speculators(net, tmp_path / "out", deep, tokens=4, verifier_name="some/target")
     again = load_drafter(tmp_path / "out", deep)

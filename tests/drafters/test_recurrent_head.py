@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from mmspec.core.records import PAD
-from mmspec.drafters.checkpoint import load_drafter, save_drafter
-from mmspec.drafters.recurrent_head import RecurrentGuide, RecurrentHead
+from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.heads.recurrent import RecurrentGuide, RecurrentHead
 from mmspec.recsys import recommend
 from mmspec.recsys.catalogue import Catalogue
-from mmspec.train.item_head import item_lesson
+from mmspec.train.item_head import item_example
 from tests import beam_world as world
 
 CATALOGUE = world.shop()
@@ -53,7 +53,8 @@ def test_strict_output_is_plains(family):
 
 
 def test_it_drafts_what_it_is_taught(monkeypatch):
-    """Every law a draft asks for is the one `unroll` gives along the same path, from the state that told the beam's newest token."""
+    """Every distribution a draft asks for is the one `unroll` gives along the same path, from the state that told the beam's newest
+    token."""
     model = world.make()
     net, seen = head(model), []
     weigh: Callable = RecurrentGuide.weigh
@@ -79,12 +80,12 @@ def test_it_drafts_what_it_is_taught(monkeypatch):
                 tokens = torch.tensor([path + [0] * (CATALOGUE.levels - len(path))])
                 states = hidden.expand(1, CATALOGUE.levels, -1)
                 told = [level for level, _ in net.unroll(states, tokens, model.get_input_embeddings())]
-                laws = [law for _, law in net.unroll(states, tokens, model.get_input_embeddings())]
+                distributions = [distribution for _, distribution in net.unroll(states, tokens, model.get_input_embeddings())]
                 at = sum(net.levels - 1 - begun for begun in range(start)) + made
                 assert told[at] == len(path)
                 valid = children.valid[row, column]
                 place = torch.searchsorted(net.tokens[len(path) - 1], children.token[row, column][valid])
-                assert (laws[at][0, place] - log_q[row, column][valid]).abs().max() < 1e-4
+                assert (distributions[at][0, place] - log_q[row, column][valid]).abs().max() < 1e-4
                 levels.add((start, made))
                 compared += 1
     assert compared >= 50
@@ -96,12 +97,12 @@ def test_the_first_round_is_plain():
     steps = []
     recommend(model, USERS, 3, CATALOGUE, head(model), on_step=steps.append)
     assert steps[0].draft.size == 1
-    assert steps[1].draft.size == 1 + 3 + 2 * 12  # the beams, and two levels of guesses: the last one is never guessed
+    assert steps[1].draft.size == 1 + 3 + 2 * 12  # the beams, and two levels of draft tokens: the last one is never drafted
 
 
 def forgetful() -> Any:
-    """A target whose law depends on the newest token alone. Tokens of a level have embeddings of length 1 in a block of their own, from
-    which the final norm makes hidden states so small that tanh leaves them alone, and the head of the next level reads that block."""
+    """A target whose distribution depends on the newest token alone. Tokens of a level have embeddings of length 1 in a block of their own,
+    from which the final norm makes hidden states so small that tanh leaves them alone, and the head of the next level reads that block."""
     model, levels, chance = world.make(), CATALOGUE.levels, torch.Generator().manual_seed(0)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
@@ -145,10 +146,10 @@ def test_a_head_that_is_right_needs_two_calls():
 def test_it_learns():
     model = world.make()
     net, losses = head(model).train(), []
-    lesson = item_lesson(model, written(CATALOGUE, USERS), 1, CATALOGUE.levels)
+    example = item_example(model, written(CATALOGUE, USERS), 1, CATALOGUE.levels)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     for _ in range(25):
-        loss = net.loss(lesson.hidden, lesson.tokens, model.get_input_embeddings(), lesson.log_p)
+        loss = net.loss(example.hidden, example.tokens, model.get_input_embeddings(), example.log_p)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -156,45 +157,45 @@ def test_it_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_lessons_are_what_the_target_says():
+def test_examples_are_what_the_target_says():
     model = world.make()
     histories = USERS[:3]
-    lesson = item_lesson(model, written(CATALOGUE, histories), 1, CATALOGUE.levels)
+    example = item_example(model, written(CATALOGUE, histories), 1, CATALOGUE.levels)
     places = [(history, number) for history in histories for number in range(len(history))]
-    assert len(lesson.tokens) == len(places)
+    assert len(example.tokens) == len(places)
     for n, (history, number) in enumerate(places):
         ids = CATALOGUE.tokens(history)
         for level in range(CATALOGUE.levels):
             end = 1 + number * CATALOGUE.levels + level
-            assert int(lesson.tokens[n, level]) == ids[end]
-            assert (lesson.hidden[n, level] - told_by(model, ids[:end])).abs().max() < 1e-4
-            law = model(torch.tensor([ids[:end]])).logits[0, -1].log_softmax(-1)
-            assert (lesson.log_p[n, level] - law).abs().max() < 1e-4
+            assert int(example.tokens[n, level]) == ids[end]
+            assert (example.hidden[n, level] - told_by(model, ids[:end])).abs().max() < 1e-4
+            distribution = model(torch.tensor([ids[:end]])).logits[0, -1].log_softmax(-1)
+            assert (example.log_p[n, level] - distribution).abs().max() < 1e-4
     bare = {name: value[:, 1:] for name, value in written(CATALOGUE, histories).items()}
-    assert len(item_lesson(model, bare, 0, CATALOGUE.levels).tokens) == len(places) - len(histories)  # nothing tells a first item
+    assert len(item_example(model, bare, 0, CATALOGUE.levels).tokens) == len(places) - len(histories)  # nothing tells a first item
     with pytest.raises(ValueError, match="has an encoder"):
-        item_lesson(world.make("t5"), bare, 0, CATALOGUE.levels)
+        item_example(world.make("t5"), bare, 0, CATALOGUE.levels)
 
 
 def test_the_loss_by_hand_and_its_gradients():
     model = world.make()
     net, embed = head(model).train(), model.get_input_embeddings()
-    lesson = item_lesson(model, written(CATALOGUE, USERS), 1, CATALOGUE.levels)
+    example = item_example(model, written(CATALOGUE, USERS), 1, CATALOGUE.levels)
     for every in (True, False):
         ce, kl = [], []
         for start in range(CATALOGUE.levels - 1 if every else 1):
-            state = lesson.hidden[:, start]
+            state = example.hidden[:, start]
             for level in range(start + 1, CATALOGUE.levels):
-                state = net.cell(embed(lesson.tokens[:, level - 1]), state)
+                state = net.cell(embed(example.tokens[:, level - 1]), state)
                 ids = net.tokens[level - 1][net.tokens[level - 1] < 2**31 - 1]
-                said = ((state + lesson.hidden[:, start]) @ net.weight[level - 1, : len(ids)].T).log_softmax(-1)
-                wanted = lesson.log_p[:, level, ids].log_softmax(-1)
-                place = (ids == lesson.tokens[:, level, None]).long().argmax(1)
+                said = ((state + example.hidden[:, start]) @ net.weight[level - 1, : len(ids)].T).log_softmax(-1)
+                wanted = example.log_p[:, level, ids].log_softmax(-1)
+                place = (ids == example.tokens[:, level, None]).long().argmax(1)
                 ce.append(-said.gather(1, place[:, None]).mean())
                 kl.append((wanted.exp() * (wanted - said)).sum(-1).mean())
-        got = net.loss(lesson.hidden, lesson.tokens, embed, lesson.log_p, mix=0.25, every=every)
+        got = net.loss(example.hidden, example.tokens, embed, example.log_p, mix=0.25, every=every)
         assert got.item() == pytest.approx((0.25 * sum(ce) / len(ce) + 0.75 * sum(kl) / len(kl)).item(), rel=1e-4)
-        assert net.loss(lesson.hidden, lesson.tokens, embed, every=every).item() == pytest.approx((sum(ce) / len(ce)).item(), rel=1e-4)
+        assert net.loss(example.hidden, example.tokens, embed, every=every).item() == pytest.approx((sum(ce) / len(ce)).item(), rel=1e-4)
     got.backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
@@ -211,16 +212,16 @@ def test_it_begins_with_the_targets_own_rows():
 
 
 def test_levels_with_fewer_codes():
-    """Codes that a level does not have are no part of its law."""
+    """Codes that a level does not have are no part of its distribution."""
     paths = torch.tensor([[2, 10, 20], [2, 11, 20], [3, 10, 21], [3, 12, 22]])
     catalogue = Catalogue(tuple("abcd"), paths, before=(1,))
     model = world.make()
     net = RecurrentHead.of(model, paths)
     assert sorted(net.config.items()) == [("codes", 3), ("hidden", 32), ("levels", 3)]
-    log_q = net.law(torch.randn(1, 2, 32), torch.tensor([1]))
+    log_q = net.distribution(torch.randn(1, 2, 32), torch.tensor([1]))
     assert float(log_q.exp().sum(-1)[0, 0].detach()) == pytest.approx(1, abs=1e-5)
     few = RecurrentHead.of(model, torch.tensor([[2, 10, 20], [3, 10, 21]]))
-    assert float(few.law(torch.randn(1, 1, 32), torch.tensor([1])).exp()[0, 0, 0].detach()) == pytest.approx(1)
+    assert float(few.distribution(torch.randn(1, 1, 32), torch.tensor([1])).exp()[0, 0, 0].detach()) == pytest.approx(1)
     assert net.of_tokens(log_q, torch.tensor([[[10, 7]] * 2]), torch.tensor([1]))[0, 0].isinf().tolist() == [False, True]
     found = recommend(model, [["a"], ["d", "b"]], 4, catalogue, net)
     assert found.items == recommend(model, [["a"], ["d", "b"]], 4, catalogue).items

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
-from mmspec.drafters.recycling import Recycling, _newest, template
+from mmspec.drafters.retrieval.recycling import Recycling, _newest, template
 from tests.drafters.runs import fives, markov, prompt_of, random_prompt, run
 
 
@@ -22,7 +22,7 @@ def test_the_template_is_a_tree_of_the_likeliest_paths():
 
 def test_a_cycle_is_learnt_in_one_turn():
     out = run(markov(fives), Recycling(width=2, nodes=8), prompt_of([5, 6]), new=45, length=4)
-    # five rounds to see every token once, then at least four guesses a round are right
+    # five rounds to see every token once, then at least four draft tokens a round are right
     assert out.stats.target_calls <= 5 + 40 // 5 + 1
 
 
@@ -44,15 +44,15 @@ def test_the_kept_node_speaks_for_its_value_and_writes_never_collide():
 def test_what_is_remembered_comes_from_the_kept_node():
     nodes, parents = torch.tensor([[7, 3, 3, 5]]), torch.tensor([[CONTEXT, 0, 0, PAD]])
     draft = Draft(nodes, parents, torch.zeros(1), linear=False)
-    law = Categorical(torch.eye(8)[None, [1, 2, 4, 6]])  # the likeliest value after each column
+    distribution = Categorical(torch.eye(8)[None, [1, 2, 4, 6]])  # the likeliest value after each column
     verdict = Verdict(torch.tensor([[0, 1, -1, -1]]), nodes, torch.ones(1), draft, torch.ones(1), torch.ones(1))
     session = Recycling(width=1).begin(None, None)
-    session.observe(draft, Scored(law), verdict, None)
+    session.observe(draft, Scored(distribution), verdict, None)
     assert session.links[0, :8, 0].tolist() == [-1, -1, -1, 2, -1, -1, -1, 1]
 
 
-def test_impossible_values_are_not_guessed(big):
-    """At temperature 0 the law is a point mass, so every node has one child at most."""
+def test_impossible_values_are_not_drafted(big):
+    """At temperature 0 the distribution is a point mass, so every node has one child at most."""
     widest = []
 
     def count(step):

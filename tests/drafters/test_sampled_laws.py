@@ -1,17 +1,18 @@
-"""Sampled text follows the target's law, whatever drafts: values that were drafted, against the target's exact joint law."""
+"""Sampled text follows the target's distribution, whatever drafts: values that were drafted, against the target's exact joint
+distribution."""
 
 import pytest
 import torch
 
-from mmspec.core.accept import Token
-from mmspec.core.siblings import without_replacement as without_replacement_rule
-from mmspec.drafters.early_exit import EarlyExit
+from mmspec.core.rules.siblings import without_replacement as without_replacement_rule
+from mmspec.core.rules.token import Token
+from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers
-from mmspec.drafters.nets import new_net
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers
+from mmspec.drafters.self_drafting.swift import Swift
+from mmspec.drafters.self_drafting.windowed import Windowed
 from mmspec.drafters.shapes import Chain, Comb, sampled, without_replacement
-from mmspec.drafters.swift import Swift
-from mmspec.drafters.windowed import Windowed
 from tests.conftest import llama
 from tests.drafters.runs import run
 from tests.oracles.statistics import FAIL, PASS, chi_square
@@ -34,12 +35,12 @@ def target():
 
 @pytest.fixture(scope="module")
 def joint(target):
-    """[2500] the law of values 2 and 3 after the prompt, value 1 summed out."""
+    """[2500] the distribution of values 2 and 3 after the prompt, value 1 summed out."""
     with torch.no_grad():
         pairs = torch.cartesian_prod(torch.arange(50), torch.arange(50))
-        laws = target(torch.cat([torch.tensor([PROMPT] * len(pairs)), pairs], 1)).logits[:, -3:].softmax(-1).double()
-    first, second = laws[:, 0].gather(1, pairs[:, :1])[:, 0], laws[:, 1].gather(1, pairs[:, 1:])[:, 0]
-    return ((first * second)[:, None] * laws[:, 2]).view(50, 50, 50).sum(0).flatten()
+        distributions = target(torch.cat([torch.tensor([PROMPT] * len(pairs)), pairs], 1)).logits[:, -3:].softmax(-1).double()
+    first, second = distributions[:, 0].gather(1, pairs[:, :1])[:, 0], distributions[:, 1].gather(1, pairs[:, 1:])[:, 0]
+    return ((first * second)[:, None] * distributions[:, 2]).view(50, 50, 50).sum(0).flatten()
 
 
 def source(name, target):
@@ -58,7 +59,7 @@ CASES = [(name, "token") for name in (*NETS, *SELVES)] + [(name, "tree") for nam
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
-def test_sampled_text_follows_the_targets_law(target, joint, name, rule):
+def test_sampled_text_follows_the_targets_distribution(target, joint, name, rule):
     shape, judge = {"token": (Chain(sampled), Token()), "tree": (Comb(pick=without_replacement), without_replacement_rule())}[rule]
     inputs = {"input_ids": torch.tensor([PROMPT] * ROWS), "attention_mask": torch.ones(ROWS, len(PROMPT), dtype=torch.long)}
     out = run(target, GuidedDrafter(source(name, target), shape), inputs, judge, new=4, length=3, temperature=1.0)

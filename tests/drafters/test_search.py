@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from mmspec.core.accept import Coupled, Match
 from mmspec.core.noise import Noise
-from mmspec.core.records import Room, validate
-from mmspec.core.siblings import TopK, Walk
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.records import Budget, validate
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import TopKSiblings, Walk
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
 from tests.drafters.runs import greedy, plain, random_prompt, run
 from tests.drafters.worlds import cooled, world
 from tests.oracles.tables import Table, TableSession, TableTarget, exact_error, pair, run_loop
@@ -20,7 +21,9 @@ STOPS = {"opt": OptTree(0.3), "dynamic": DynamicDepth((1, 2), -0.3), "both depth
 def moody(size: int = 6) -> TableTarget:
     """Sure after even values, clueless after odd ones: rows of one batch want trees of different depths."""
     generator = torch.Generator().manual_seed(3)
-    sure, flat = (torch.softmax(heat * torch.rand(size, size, generator=generator, dtype=torch.float64), -1) for heat in (30, 0.5))
+    sure, flat = (
+        torch.softmax(temperature * torch.rand(size, size, generator=generator, dtype=torch.float64), -1) for temperature in (30, 0.5)
+    )
     even = (torch.arange(size) % 2 == 0)[:, None]
     return TableTarget(Table(torch.where(even, sure, flat)))
 
@@ -35,16 +38,16 @@ class Counted(TableSession):
 
 def grown(shape, values, *, left=99):
     """The draft behind the given last values, and how often the drafter ran."""
-    session, (_, frontier) = Counted(moody(), len(values)), moody().begin(len(values))
-    frontier.nodes[:, 0] = torch.tensor(values)
-    room = Room(torch.full((len(values),), left), shape.depth)
-    draft, origin = shape.grow(session.score, frontier, room, Noise.from_seed(0, len(values)))
+    session, (_, pending) = Counted(moody(), len(values)), moody().begin(len(values))
+    pending.nodes[:, 0] = torch.tensor(values)
+    budget = Budget(torch.full((len(values),), left), shape.depth)
+    draft, origin = shape.grow(session.score, pending, budget, Noise.from_seed(0, len(values)))
     validate(draft)
     return draft, origin, session.calls
 
 
 def nodes(draft, row) -> set[tuple]:
-    """The row's guesses as paths of values."""
+    """The row's draft tokens as paths of values."""
     paths, found = {}, set()
     for column, (parent, value) in enumerate(zip(draft.parents[row].tolist(), draft.nodes[row].tolist(), strict=True)):
         if parent != -2:
@@ -64,9 +67,9 @@ def reference(value: int, shape: ExpandRerank) -> tuple[set[tuple], int]:
     while depth < shape.depth:
         level = {}
         for path, chance in beam.items():
-            law = table[path[-1] if path else value]
-            for child in law.argsort(descending=True)[: shape.width].tolist():
-                level[(*path, child)] = chance * law[child].item()
+            distribution = table[path[-1] if path else value]
+            for child in distribution.argsort(descending=True)[: shape.width].tolist():
+                level[(*path, child)] = chance * distribution[child].item()
         found, beam, depth = found | level, best(level, shape.width), depth + 1
         length = sum(best(found, shape.nodes).values())
         stop = shape.stop
@@ -107,8 +110,8 @@ def test_the_sure_go_deeper():
 def test_the_drafter_rests_when_no_row_goes_on():
     flat = world([0.25] * 4, [0.25] * 4)[1]
     for stop, calls in ((None, 6), (OptTree(0.4), 2), (OptTree(1.1), 1), (DynamicDepth((3,), -0.1), 3), (DynamicDepth((3,), -9.0), 6)):
-        session, (_, frontier) = Counted(flat, 2), flat.begin(2)
-        ExpandRerank(2, 6, 8, stop).grow(session.score, frontier, Room(torch.full((2,), 99), 6), Noise.from_seed(0, 2))
+        session, (_, pending) = Counted(flat, 2), flat.begin(2)
+        ExpandRerank(2, 6, 8, stop).grow(session.score, pending, Budget(torch.full((2,), 99), 6), Noise.from_seed(0, 2))
         assert session.calls == calls
 
 
@@ -122,16 +125,16 @@ def test_a_row_drafts_the_same_alone_and_in_a_batch(name):
 def test_room_ends_a_search_as_a_stop_does():
     draft, origin, _ = grown(SHAPES["opt"], [0, 2, 4], left=3)
     assert all(len(path) <= 2 for row in range(3) for path in nodes(draft, row))
-    assert origin.shape == draft.guesses.shape
+    assert origin.shape == draft.draft_tokens.shape
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------
+# --- the distribution ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("rule", [Walk(TopK()), Match()], ids=["topk", "match"])
+@pytest.mark.parametrize("rule", [Walk(TopKSiblings()), Match()], ids=["topk", "match"])
 def test_searches_that_stop_are_exact(rule, stop):
-    """Where a search stops depends on the drafter's laws alone, never on a draw."""
+    """Where a search stops depends on the drafter's distributions alone, never on a draw."""
     for seed in (0, 1):
         target, drafter = pair(2, 6, seed)
         shape = ExpandRerank(2, 3, 4, STOPS[stop])

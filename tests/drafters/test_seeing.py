@@ -7,17 +7,18 @@ import torch
 import transformers as hf
 
 import mmspec
-from mmspec.drafters import feature_guide, vispec
-from mmspec.drafters.checkpoint import load_drafter, save_drafter
-from mmspec.drafters.feature import Eagle1, Eagle3
-from mmspec.drafters.feature_guide import FeatureGuide, Feed
+from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.features import eagle_guide as feature_guide
+from mmspec.drafters.features import vispec
+from mmspec.drafters.features.eagle import Eagle1, Eagle3
+from mmspec.drafters.features.eagle_guide import EagleFeed, FeatureGuide
+from mmspec.drafters.features.hivis import HiViS
+from mmspec.drafters.features.reading import Columns, VisionView, numbered_pictures
+from mmspec.drafters.features.vispec import Adaptor, ViSpec
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.heads import Medusa
-from mmspec.drafters.hivis import HiViS
-from mmspec.drafters.nets import new_net
-from mmspec.drafters.reading import Columns, Sight, numbered_pictures
-from mmspec.drafters.vispec import Adaptor, ViSpec
-from mmspec.train.lessons import unroll
+from mmspec.drafters.heads.medusa import Medusa
+from mmspec.train.distillation import unroll
 from mmspec.train.record import answered
 from tests.seeing import SIGHTS, seen
 from tests.sizes import LLAMA, VOCAB, Case, build
@@ -125,21 +126,21 @@ class Kept:
     def __init__(self, inner):
         self.inner, self.drafts = inner, []
 
-    def grow(self, score, draft, room, noise):
-        grown, origin = self.inner.grow(score, draft, room, noise)
+    def grow(self, score, draft, budget, noise):
+        grown, origin = self.inner.grow(score, draft, budget, noise)
         self.drafts.append((grown.start.tolist(), grown.nodes[:, grown.roots :].tolist()))
         return grown, origin
 
 
 def drafts_of(target, net, rows):
-    """{row: {output position: guesses}}"""
+    """{row: {output position: draft tokens}}"""
     from mmspec.drafters.shapes import Chain, best
 
     shape = Kept(Chain(best))
     run(target, GuidedDrafter(net, shape), asked(*rows))
     found = {row: {} for row in rows}
-    for starts, guesses in shape.drafts:
-        for row, start, line in zip(rows, starts, guesses, strict=True):
+    for starts, draft_tokens in shape.drafts:
+        for row, start, line in zip(rows, starts, draft_tokens, strict=True):
             if start + len(line) < NEW:
                 found[row].setdefault(start, line)
     return found
@@ -199,14 +200,14 @@ def random_columns(seed=0):
     ids = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in PROMPTS])
     lengths = torch.tensor([len(prompt) for prompt in PROMPTS])
     pictures = numbered_pictures(ids.masked_fill(torch.arange(width) >= lengths[:, None], -1), (IMAGE,), TAKES)
-    sight = Sight(torch.randn(len(ids), width, 32), pictures)
-    return Columns.of(ids[:, 1:], lengths - 1, torch.randn(len(ids), width - 1, 32), sight)
+    vision_width = VisionView(torch.randn(len(ids), width, 32), pictures)
+    return Columns.of(ids[:, 1:], lengths - 1, torch.randn(len(ids), width - 1, 32), vision_width)
 
 
 def by_hand(net, columns, row):
     """One row of ViSpec's prefill, picture by picture: (position, what stands for the value, state with the picture mixed in)."""
     adaptor, tokens = net.adaptor, len(net.adaptor.queries) - 1
-    end, embeds, pictures = int(columns.lengths[row]) + 1, columns.sight.embeds[row], columns.sight.pictures[row].tolist()
+    end, embeds, pictures = int(columns.lengths[row]) + 1, columns.vision_width.embeds[row], columns.vision_width.pictures[row].tolist()
     found, whole, place = [], torch.zeros(32), 0
     while place < end:
         if pictures[place] == 0:
@@ -266,11 +267,15 @@ MIXED_UP = {
     "the first picture for all": (
         Adaptor,
         "forward",
-        lambda self, sight, count: RIGHT(self, sight, count)[:, :1].expand(-1, count, -1, -1),
+        lambda self, vision_width, count: RIGHT(self, vision_width, count)[:, :1].expand(-1, count, -1, -1),
     ),
-    "another row's pictures": (Adaptor, "forward", lambda self, sight, count: RIGHT(self, sight, count).roll(1, 0)),
+    "another row's pictures": (Adaptor, "forward", lambda self, vision_width, count: RIGHT(self, vision_width, count).roll(1, 0)),
     "the first one's place for all": (vispec, "_left", segments_of_the_first),
-    "the last picture from the beginning": (Sight, "newest", lambda self: self.pictures.amax(1, keepdim=True).expand_as(self.pictures)),
+    "the last picture from the beginning": (
+        VisionView,
+        "newest",
+        lambda self: self.pictures.amax(1, keepdim=True).expand_as(self.pictures),
+    ),
 }
 
 
@@ -301,9 +306,11 @@ def test_what_pictures_show_reaches_the_drafter(target, nets):
     class Blinded(FeatureGuide):
         def _columns(self, draft, scored):
             found = super()._columns(draft, scored)
-            other = found.sight.embeds.flip(1)
-            sight = Sight(torch.where((found.sight.pictures > 0)[..., None], other, found.sight.embeds), found.sight.pictures)
-            return replace(found, sight=sight, embeds=sight.embeds[:, 1:])
+            other = found.vision_width.embeds.flip(1)
+            vision_width = VisionView(
+                torch.where((found.vision_width.pictures > 0)[..., None], other, found.vision_width.embeds), found.vision_width.pictures
+            )
+            return replace(found, vision_width=vision_width, embeds=vision_width.embeds[:, 1:])
 
     for name, reads in (("eagle1", True), ("vispec", True), ("hivis", False)):
         net = nets[name]
@@ -319,7 +326,8 @@ def test_what_pictures_show_reaches_the_drafter(target, nets):
 
 
 def gap_to_training(target, net, wrong=(1, 2, 9, 0)):
-    """As in `test_guided`: the largest relative difference between a law in a generation and the one at the same place in training."""
+    """As in `test_guided`: the largest relative difference between a distribution in a generation and the one at the same place in
+    training."""
     from tests.drafters.test_guided import Scripted
 
     texts = run(target, None).sequences
@@ -330,20 +338,20 @@ def gap_to_training(target, net, wrong=(1, 2, 9, 0)):
     with torch.no_grad():
         levels = list(unroll(net, window, target.get_input_embeddings(), head_of(target), 4))
     worst, compared = 0.0, 0
-    for start, depth, law in shape.seen:
+    for start, depth, distribution in shape.seen:
         for row, prompt in enumerate(PROMPTS):
             place = len(prompt) + int(start[row]) - 1 + depth - levels[depth].after
             if depth > NEW - 1 - start[row] or wrong[row] < depth or place >= levels[depth].logits.shape[1]:
                 continue
-            a, b = law[row], levels[depth].logits[row, place].clone()
-            b[IMAGE] = -torch.inf  # no law says a placeholder
+            a, b = distribution[row], levels[depth].logits[row, place].clone()
+            b[IMAGE] = -torch.inf  # no distribution says a placeholder
             b, real = b.log_softmax(-1), torch.arange(VOCAB) != IMAGE
             worst, compared = max(worst, ((a - b).abs() / (1 + b.abs()))[real].max().item()), compared + 1
     assert compared > 40
     return worst
 
 
-def test_a_net_drafts_with_the_laws_it_was_trained_on(target, net):
+def test_a_net_drafts_with_the_distributions_it_was_trained_on(target, net):
     assert gap_to_training(target, net) < 1e-4
 
 
@@ -360,11 +368,11 @@ def test_use_unlike_training_is_caught(target, nets, name, bug, monkeypatch):
 
         def late(session, ids, lengths):
             found = right(session, ids, lengths)
-            return Sight(found.embeds.roll(1, 1), found.pictures.roll(1, 1))
+            return VisionView(found.embeds.roll(1, 1), found.pictures.roll(1, 1))
 
         monkeypatch.setattr(feature_guide, "sight_of", late)
     elif bug == "closing up":
-        monkeypatch.setattr(feature_guide, "Feed", lambda prompt: Feed(replace(prompt, gone=None)))
+        monkeypatch.setattr(feature_guide, "EagleFeed", lambda prompt: EagleFeed(replace(prompt, gone=None)))
     else:
         monkeypatch.setattr(FeatureGuide, "level", property(lambda self: 0, lambda self, value: None), raising=False)
     assert gap_to_training(target, nets[name]) > 1e-2
@@ -393,4 +401,4 @@ def test_every_family_is_read_and_says_what_it_says_anyway(name, monkeypatch):
         out = mmspec.text.generate(model, inputs, net, tree=(2, 1, 1), **more)
         assert out.sequences.tolist() == plain
         assert out.stats.drafted > 0
-    assert all(sight is None if name == "Mllama" else sight.pictures.amax(1).tolist() == [1, 2, 1] for sight in found)
+    assert all(vision_width is None if name == "Mllama" else vision_width.pictures.amax(1).tolist() == [1, 2, 1] for vision_width in found)

@@ -1,32 +1,36 @@
-"""The target as its own drafter: layers left out, a small window, learned look-ahead. Whatever it guesses, the output stands."""
+"""The target as its own drafter: layers left out, a small window, learned look-ahead. Whatever it drafts, the output stands."""
 
 import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM
 
 import mmspec
-from mmspec.core import partial
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
-from mmspec.core.module_copy import own_copy
 from mmspec.core.noise import Noise
-from mmspec.core.partial import Skips, rewired
-from mmspec.core.side import SideView
-from mmspec.drafters.adapter import Adapter
-from mmspec.drafters.early_exit import EarlyExit
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers, every_other, skips_of
-from mmspec.drafters.mask_tokens import MaskTokens
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.self_drafting.adapter import Adapter
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers, every_other, skips_of
+from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
+from mmspec.drafters.self_drafting.swift import LayerSearch, Swift, foretold, search_parts
+from mmspec.drafters.self_drafting.windowed import Windowed
 from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
-from mmspec.drafters.swift import Search, Swift, foretold, search_parts
-from mmspec.drafters.trees import StaticTree, Template
-from mmspec.drafters.windowed import Windowed
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models import skipped_parts as partial
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.module_copy import own_copy
+from mmspec.models.partial_forward import PartialForward
+from mmspec.models.skipped_parts import Skips, rewired
+from mmspec.models.target import HFTarget
 from tests.conftest import llama
 from tests.drafters.runs import greedy, hooks, plain, random_prompt, run
 from tests.drafters.test_contract import Varied
@@ -91,14 +95,14 @@ def test_a_row_drafts_the_same_alone_and_in_a_batch(source, big, rule):
     together, drafter = [[], [], []], GuidedDrafter(source, Chain(sampled))
 
     def note(step):
-        for row, values in zip(together, step.settled.values, strict=True):
+        for row, values in zip(together, step.committed.values, strict=True):
             row += [values] if values else []
 
     run(big, drafter, RAGGED, rule, temperature=1.0, on_step=note)
     for row in range(3):
         alone = []
         inputs = {key: value[row : row + 1] for key, value in RAGGED.items()}
-        run(big, drafter, inputs, rule, seed=row, temperature=1.0, on_step=lambda step, alone=alone: alone.append(step.settled.values[0]))
+        run(big, drafter, inputs, rule, seed=row, temperature=1.0, on_step=lambda step, alone=alone: alone.append(step.committed.values[0]))
         assert alone == together[row]
 
 
@@ -113,31 +117,31 @@ def test_no_residue_between_calls(source, big):
     assert hooks(big) == hooked
 
 
-def settled(model, inputs, new: int = 8):
+def committed(model, inputs, new: int = 8):
     """A session in the middle of a generation."""
     target = HFTarget(model, DecoderOnly.of(model))
-    session, frontier = target.begin(inputs)
+    session, pending = target.begin(inputs)
     for _ in range(new):
-        scored = session.score(frontier)
-        session.commit(torch.zeros_like(frontier.nodes), 1)
-        frontier = type(frontier).root(scored.p.mode()[:, -1], frontier.start + 1)
-    return session, frontier
+        scored = session.score(pending)
+        session.commit(torch.zeros_like(pending.nodes), 1)
+        pending = type(pending).root(scored.p.mode()[:, -1], pending.start + 1)
+    return session, pending
 
 
-def test_a_side_view_leaves_the_targets_laws_alone(source, big):
-    laws = []
+def test_a_side_view_leaves_the_targets_distributions_alone(source, big):
+    distributions = []
     for drafting in (True, False):
-        session, frontier = settled(big, RAGGED)
+        session, pending = committed(big, RAGGED)
         guide = source.guide(session)
         if drafting:
             for lengths in ((4, 5, 3), (2, 2, 2)):
-                draft = frontier
+                draft = pending
                 for _ in range(3):
-                    guess = guide.score(draft).p.last(1).mode()
-                    draft = draft.extend_chain(guess, torch.tensor(lengths))
+                    draft_token = guide.score(draft).p.last(1).mode()
+                    draft = draft.extend_chain(draft_token, torch.tensor(lengths))
                 guide.close()
-        laws.append(session.score(frontier).p.scores)
-    assert torch.equal(laws[0], laws[1])
+        distributions.append(session.score(pending).p.scores)
+    assert torch.equal(distributions[0], distributions[1])
 
 
 # --- drafters that are the target --------------------------------------------------------------------------------------
@@ -145,26 +149,26 @@ def test_a_side_view_leaves_the_targets_laws_alone(source, big):
 
 @pytest.mark.parametrize("whole", [SkipLayers(()), Windowed(4, 60), Windowed(0, 40)], ids=["skip-nothing", "sinks", "window"])
 @pytest.mark.parametrize("name", ["chain", "comb", "tree"])
-def test_nothing_left_out_accepts_every_guess(big, whole, name):
+def test_nothing_left_out_accepts_every_draft_token(big, whole, name):
     steps = []
     run(big, GuidedDrafter(whole, SHAPES[name]), RAGGED, control=Fixed(3), on_step=steps.append)
     depths = [int(step.draft.depth()[row].max()) for step in steps for row in range(3)]
     assert [accepted for step in steps for accepted in step.verdict.accepted.tolist()] == depths
 
 
-def test_the_first_guess_of_mask_tokens_is_the_targets_own(big):
+def test_the_first_draft_token_of_mask_tokens_is_the_targets_own(big):
     steps = []
     run(big, GuidedDrafter(masks(), Chain(best)), RAGGED, on_step=steps.append)
-    assert all(taken >= 1 for step in steps[1:-1] for taken in step.settled.accepted if step.settled.judged[0])
-    assert all(step.draft.size == 5 for step in steps[1:])  # the frontier, its own guess and one for each embedding
+    assert all(taken >= 1 for step in steps[1:-1] for taken in step.committed.accepted if step.committed.judged[0])
+    assert all(step.draft.size == 5 for step in steps[1:])  # the pending token, its own draft token and one for each embedding
 
 
 def test_a_window_sees_the_sinks_and_the_newest_values_at_their_own_places(big):
-    """The first guess's law is that of the model with everything between masked out."""
-    session, frontier = settled(big, RAGGED, new=12)
-    found = Windowed(2, 5).guide(session).score(frontier).p.scores[:, -1]
+    """The first draft token's distribution is that of the model with everything between masked out."""
+    session, pending = committed(big, RAGGED, new=12)
+    found = Windowed(2, 5).guide(session).score(pending).p.scores[:, -1]
     for row, length in enumerate(session.lengths.tolist()):
-        ids = torch.cat([session.ids[row, :length], frontier.nodes[row]])[None]
+        ids = torch.cat([session.ids[row, :length], pending.nodes[row]])[None]
         seen = torch.ones(length + 1, length + 1, dtype=torch.bool).tril()
         seen[-1] = torch.tensor([place < 2 or place >= length - 5 for place in range(length + 1)])
         with torch.no_grad():
@@ -173,16 +177,17 @@ def test_a_window_sees_the_sinks_and_the_newest_values_at_their_own_places(big):
 
 
 def test_left_out_parts_are_those_asked_for(big):
-    """The side view's law is that of a model built without the parts: its own cache holds the whole target's keys, so one value only."""
-    session, frontier = settled(big, ONE, new=1)
-    view = SideView(session, Skips(attention={1: None}, mlp={2: None}))
-    found = view.score(frontier).p.scores[:, -1]
+    """The side view's distribution is that of a model built without the parts: its own cache holds the whole target's keys, so one value
+    only."""
+    session, pending = committed(big, ONE, new=1)
+    view = PartialForward(session, Skips(attention={1: None}, mlp={2: None}))
+    found = view.score(pending).p.scores[:, -1]
     handles = [
         big.model.layers[1].self_attn.register_forward_hook(lambda m, a, out: (torch.zeros_like(out[0]), *out[1:])),
         big.model.layers[2].mlp.register_forward_hook(lambda m, a, out: torch.zeros_like(out)),
     ]
     try:
-        other, same = settled(big, ONE, new=1)[0], frontier
+        other, same = committed(big, ONE, new=1)[0], pending
         other.cache = session.cache
         expected = other.score(same).p.scores[:, -1]
     finally:
@@ -192,12 +197,12 @@ def test_left_out_parts_are_those_asked_for(big):
 
 
 def test_rows_may_leave_out_different_parts(big):
-    """Each row of a batch has the law it would have alone."""
-    session, frontier = settled(big, RAGGED)
+    """Each row of a batch has the distribution it would have alone."""
+    session, pending = committed(big, RAGGED)
     sets = [frozenset({("attention", 1)}), frozenset({("mlp", 1), ("layers", 0)}), frozenset({("attention", 1), ("layers", 0)})]
-    together = SideView(session, skips_of(sets, session)).score(frontier).p.scores
+    together = PartialForward(session, skips_of(sets, session)).score(pending).p.scores
     for row, parts in enumerate(sets):
-        alone = SideView(session, skips_of([parts], session)).score(frontier).p.scores
+        alone = PartialForward(session, skips_of([parts], session)).score(pending).p.scores
         assert torch.allclose(together[row], alone[row], atol=1e-4)
 
 
@@ -205,11 +210,11 @@ def test_rows_may_leave_out_different_parts(big):
 
 
 def test_replay_with_nothing_left_out_foretells_what_the_target_said(big):
-    session, frontier = settled(big, RAGGED, new=10)
+    session, pending = committed(big, RAGGED, new=10)
     before = [layer.keys[:, : int(session.lengths.min())].clone() for layer in session.cache.slot_layers]
     since = session.lengths - 9  # the first value written stands behind the prompt's last
-    assert foretold(SideView(session), frontier, 32, since) == ([9, 9, 9], [9, 9, 9])
-    assert foretold(SideView(session), frontier, 4, since) == ([4, 4, 4], [4, 4, 4])
+    assert foretold(PartialForward(session), pending, 32, since) == ([9, 9, 9], [9, 9, 9])
+    assert foretold(PartialForward(session), pending, 4, since) == ([4, 4, 4], [4, 4, 4])
     after = [layer.keys[:, : int(session.lengths.min())] for layer in session.cache.slot_layers]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -225,7 +230,7 @@ def planted(layers: int = 6):
 
 def test_likeness_finds_the_layers_that_do_nothing():
     model = planted()
-    session, _ = settled(model, RAGGED, new=1)
+    session, _ = committed(model, RAGGED, new=1)
     guide = SimilarLayers(share=0.34).guide(session)
     guide.observe(None, None, None)
     own = own_copy(model)
@@ -244,7 +249,7 @@ def test_searches_find_the_parts_that_do_nothing(name):
         return
     seen = []
     drafter = GuidedDrafter(Swift(share=0.25, every=1, trials=60, window=16, enough=0.99), Chain(best))
-    run(model, drafter, ONE, new=120, on_step=lambda step: seen.append((step.settled.accepted[0], step.settled.judged[0])))
+    run(model, drafter, ONE, new=120, on_step=lambda step: seen.append((step.committed.accepted[0], step.committed.judged[0])))
     assert all(accepted == judged for accepted, judged in seen[len(seen) // 2 :])
     assert any(accepted < judged for accepted, judged in seen)
 
@@ -253,7 +258,7 @@ def test_a_search_is_a_function_of_its_seed():
     parts = [(kind, index) for index in range(1, 9) for kind in ("attention", "mlp")]
 
     def trace(seed):
-        search = Search(parts, 0.45, 3, seed)
+        search = LayerSearch(parts, 0.45, 3, seed)
         tried = []
         for _ in range(12):
             tried.append(search.candidate())
@@ -308,7 +313,7 @@ def test_beside_a_captured_target(name):
     model = llama(3, seed=0)
     sources = {"exit": EarlyExit(2), "adapter": Adapter(**Adapter.fit(model.config) | {"layer": 2}), **SOURCES}
     target = HFTarget(model, DecoderOnly.of(model)).capture(64, mode=None, backend="eager")
-    options = {"limits": Limits(3, 16), "noise": Noise.from_seed(0, 3), "control": Fixed(3)}
+    options = {"limits": DefaultStopping(3, 16), "noise": Noise.from_seed(0, 3), "control": Fixed(3)}
     out = generate(target, GuidedDrafter(sources[name], Chain(best)), Greedy(), RAGGED, **options)
     assert out.sequences.tolist() == greedy(model, RAGGED, new=16)
 
@@ -350,7 +355,7 @@ def test_mutant_a_part_that_stays_left_out(big):
     """Were a side view's changes still in place when the target scores, the output would show it."""
     expected = greedy(big, RAGGED)
     drafter = GuidedDrafter(SkipLayers(layers=(1,)), Chain(best))
-    session = drafter.begin(None, settled(big, RAGGED)[0])
+    session = drafter.begin(None, committed(big, RAGGED)[0])
     with rewired(session.guide.view.changes):
         assert run(big, NoDraft(), RAGGED).sequences.tolist() != expected
     assert run(big, NoDraft(), RAGGED).sequences.tolist() == expected

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mmspec.core.noise import Noise
-from mmspec.core.records import Room, validate
-from mmspec.drafters.model import settled_values
-from mmspec.drafters.search import ExpandRerank
+from mmspec.core.records import Budget, validate
+from mmspec.drafters.model.drafter import committed_values
 from mmspec.drafters.shapes import Chain, Comb, with_replacement
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
 from tests.core.test_records import path
 from tests.oracles.tables import pair
 
@@ -41,13 +41,13 @@ def test_ancestors_of_what_shapes_grow(shape, roots, length):
     real = torch.tensor([[column >= missing for column in range(roots)] for missing in (0, 1, 0, 2)])
     real[:, -1] = True
     real[2, -1] = False
-    draft = settled_values(torch.ones(rows, roots).long(), real, torch.zeros(rows).long())
+    draft = committed_values(torch.ones(rows, roots).long(), real, torch.zeros(rows).long())
 
     def score(growing):
         seen.append(growing)
         return session.score(growing)
 
-    final, origin = shape.grow(score, draft, Room(torch.tensor([9, 2, 0, 4]), length), Noise.from_seed(0, rows))
+    final, origin = shape.grow(score, draft, Budget(torch.tensor([9, 2, 0, 4]), length), Noise.from_seed(0, rows))
     for grown in (*seen, final):
         true_to_its_parents(grown)
     assert origin.shape == (rows, final.size - final.roots)

@@ -4,10 +4,10 @@ import pytest
 
 import mmspec
 from mmspec.core.records import PAD
-from mmspec.drafters import search
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.search import ExpandRerank
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import UNRUN
+from mmspec.drafters.trees import search
+from mmspec.drafters.trees.search import ExpandRerank
 from tests.drafters.cascades import perturbed
 from tests.drafters.runs import Inputs, random_prompt
 from tests.drafters.test_early_exit import adapter
@@ -37,9 +37,9 @@ def decoded(model, inputs: Inputs, source, tree, **options) -> tuple[list[list[i
     rounds = [[] for _ in inputs["input_ids"]]
 
     def note(step):
-        for row, values in enumerate(step.settled.values):
+        for row, values in enumerate(step.committed.values):
             if values:
-                rounds[row].append((step.settled.accepted[row], step.settled.drafted[row]))
+                rounds[row].append((step.committed.accepted[row], step.committed.drafted[row]))
 
     settings = {"max_new_tokens": 24, "draft_length": 8, "tree": tree, "on_step": note} | options
     out = mmspec.text.generate(model, inputs, source, **settings)
@@ -72,7 +72,7 @@ def test_sampled_output_is_that_of_plain_sampling(big, sources, name, tree):
 @EACH_TREE
 @pytest.mark.parametrize("name", MAKE)
 def test_a_row_accepts_what_it_accepts_alone(big, sources, name, tree):
-    """Round by round. Before stopped rows were told apart, a model drafter kept states of PAD nodes and guessed worse from then on."""
+    """Round by round. Before stopped rows were told apart, a model drafter kept states of PAD nodes and drafted worse from then on."""
     for inputs in BATCHES:
         together = decoded(big, inputs, sources[name], tree)[1]
         assert together == [decoded(big, row_of(inputs, row), sources[name], tree)[1][0] for row in range(3)]
@@ -93,12 +93,12 @@ def test_every_node_that_ran_has_its_own_column(name):
 
     real = ExpandRerank.grow
 
-    def grow(self, score, draft, room, noise):
+    def grow(self, score, draft, budget, noise):
         def watch(growing):
             scored.append(growing)
             return score(growing)
 
-        return real(self, watch, draft, room, noise)
+        return real(self, watch, draft, budget, noise)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExpandRerank, "grow", grow)

@@ -1,19 +1,23 @@
-"""Chains that end within a round: exact for any stop that decides about later guesses only, and not for one that does not."""
+"""Chains that end within a round: exact for any stop that decides about later draft tokens only, and not for one that does not."""
 
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
-from mmspec.core.records import Draft, Room, Scored
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.core.records import Budget, Draft, Scored
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, _ended, _in_order, best, drawn, sampled
 from mmspec.drafters.stops import AcceptanceHead, Confidence, Learned, acceptance_loss
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFTarget
 from tests.drafters.runs import greedy, plain, random_prompt, run
 from tests.oracles.tables import TableTarget, exact_error, pair, run_loop
 
@@ -22,18 +26,18 @@ ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
 
 
 class Telling(TableTarget):
-    """A table that hands out hidden states: its own laws."""
+    """A table that hands out hidden states: its own distributions."""
 
     def begin(self, prompt):
-        session, frontier = super().begin(prompt)
+        session, pending = super().begin(prompt)
         score = session.score
         session.score = lambda draft: (lambda scored: Scored(scored.p, scored.p.probs()))(score(draft))
         session.watch = lambda states: None
-        return session, frontier
+        return session, pending
 
 
 def head(width: int, seed: int = 0, scale: float = 3.0) -> AcceptanceHead:
-    """A random head that says something different for every guess."""
+    """A random head that says something different for every draft token."""
     torch.manual_seed(seed)
     made = AcceptanceHead(width, 8, 1)
     for parameter in made.parameters():
@@ -51,7 +55,7 @@ STOPS = {"confidence": Confidence(0.6), "learned": Learned(head(3), 0.6), "cauti
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
 @pytest.mark.parametrize("stop", STOPS)
-def test_stops_keep_the_law(stop, rule):
+def test_stops_keep_the_distribution(stop, rule):
     target, drafter = told(1, 6)
     assert exact_error(target, ModelDrafter(drafter, Chain(sampled, STOPS[stop])), rule, most=3, length=3) < TINY
 
@@ -67,22 +71,22 @@ def test_breaking_off_early_changes_nothing(stop, rule):
     assert whole == early
 
 
-def test_the_learned_stop_looks_at_the_guess():
-    """Or the law would hold for trivial reasons: the same history, two guesses, one of which ends the chain."""
+def test_the_learned_stop_looks_at_the_draft_token():
+    """Or the distribution would hold for trivial reasons: the same history, two draft tokens, one of which ends the chain."""
     drafter = told(1, 6)[1]
-    session, frontier = drafter.begin(60)
-    draft, _ = Chain(sampled, STOPS["learned"]).grow(session.score, frontier, Room(torch.full((60,), 9), 2), Noise.from_seed(0, 60))
+    session, pending = drafter.begin(60)
+    draft, _ = Chain(sampled, STOPS["learned"]).grow(session.score, pending, Budget(torch.full((60,), 9), 2), Noise.from_seed(0, 60))
     goes_on = {value: set(draft.valid[draft.nodes[:, 1] == value, 2].tolist()) for value in range(3)}
     assert {frozenset(found) for found in goes_on.values() if found} == {frozenset([True]), frozenset([False])}
 
 
 class Dropping(Chain):
-    """The mutant: a guess that looks bad is dropped itself."""
+    """The mutant: a draft token that looks bad is dropped itself."""
 
-    def grow(self, score, draft, room, noise):
-        allowed, reach = room.guesses, torch.ones(len(draft.start))
-        keys = noise.guess(draft.start[:, None] + torch.arange(room.length), draft.start)
-        for step in range(room.length):
+    def grow(self, score, draft, budget, noise):
+        allowed, reach = budget.draft_tokens, torch.ones(len(draft.start))
+        keys = noise.draft_token(draft.start[:, None] + torch.arange(budget.length), draft.start)
+        for step in range(budget.length):
             scored = score(draft)
             value, q = self.draw(scored.p.last(1), keys[:, step : step + 1])
             ends, reach = self.stop.after(scored, value, reach)
@@ -92,7 +96,7 @@ class Dropping(Chain):
 
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
-def test_a_guess_dropped_for_its_value_shows(rule):
+def test_a_draft_token_dropped_for_its_value_shows(rule):
     target, drafter = told(1, 6)
     assert exact_error(target, ModelDrafter(drafter, Dropping(sampled, STOPS["learned"])), rule, most=3, length=3) > SEEN
 
@@ -101,22 +105,22 @@ def test_a_guess_dropped_for_its_value_shows(rule):
 
 
 class Script:
-    """A drafter's session with a law and a hidden state a step, the same for every row but for `rows`."""
+    """A drafter's session with a distribution and a hidden state a step, the same for every row but for `rows`."""
 
     def __init__(self, probs: torch.Tensor):
         self.probs, self.calls = probs, 0  # [B, steps, V]
 
     def __call__(self, draft: Draft) -> Scored:
-        law = Categorical.of(self.probs[:, self.calls : self.calls + 1])
+        distribution = Categorical.of(self.probs[:, self.calls : self.calls + 1])
         self.calls += 1
-        return Scored(law, law.probs())
+        return Scored(distribution, distribution.probs())
 
 
 def grown(stop, probs, *, early=False, length=4):
     rows = len(probs)
-    frontier = Draft.root(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
+    pending = Draft.root(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
     script = Script(torch.tensor(probs))
-    draft, _ = Chain(best, stop, early).grow(script, frontier, Room(torch.full((rows,), 99), length), Noise.from_seed(0, rows))
+    draft, _ = Chain(best, stop, early).grow(script, pending, Budget(torch.full((rows,), 99), length), Noise.from_seed(0, rows))
     return draft.valid[:, 1:].sum(1).tolist(), draft.size - 1, script.calls
 
 
@@ -144,10 +148,10 @@ class Certain(AcceptanceHead):
         return torch.logit(log_q.exp())
 
 
-@pytest.mark.parametrize(("risk", "guesses"), [(0.05, 1), (0.15, 2), (0.25, 3), (0.3, 4), (1.0, 4)])
-def test_risks_add_up(risk, guesses):
-    """Four guesses of probability 0.9: 1 - 0.9^n exceeds 0.15 at the second, 0.25 at the third. The one that exceeds is kept."""
-    assert grown(Learned(Certain(), risk), [[SURE] * 4])[0] == [guesses]
+@pytest.mark.parametrize(("risk", "draft_tokens"), [(0.05, 1), (0.15, 2), (0.25, 3), (0.3, 4), (1.0, 4)])
+def test_risks_add_up(risk, draft_tokens):
+    """Four draft tokens of probability 0.9: 1 - 0.9^n exceeds 0.15 at the second, 0.25 at the third. The one that exceeds is kept."""
+    assert grown(Learned(Certain(), risk), [[SURE] * 4])[0] == [draft_tokens]
 
 
 def test_numbers_are_checked():
@@ -175,7 +179,7 @@ def test_output_is_that_of_plain_decoding(big, small, inputs, stop):
         assert run(big, sampling, inputs, rule, seed=3, temperature=1.0).sequences.tolist() == plain(big, inputs, seed=3)
 
 
-def test_the_learned_stop_reads_the_state_the_guess_comes_from(big, small):
+def test_the_learned_stop_reads_the_state_the_draft_token_comes_from(big, small):
     """The state handed to the head is the last one before the drafter's own head: it gives q back."""
     seen = []
 
@@ -220,7 +224,7 @@ def test_rejections_weigh_more():
 
 
 def test_the_loss_is_least_where_it_should_be():
-    """Of a guess accepted with chance a, the best answer is a / (a + w (1 - a)), for hard labels in the mean and for soft ones."""
+    """Of a draft token accepted with chance a, the best answer is a / (a + w (1 - a)), for hard labels in the mean and for soft ones."""
     logit = torch.zeros((), requires_grad=True)
     chance, best_answer = torch.tensor(0.9), 0.9 / (0.9 + 6 * 0.1)
     labels = torch.arange(10) < 9

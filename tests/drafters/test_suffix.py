@@ -3,8 +3,8 @@ from collections import Counter
 
 import pytest
 
-from mmspec.core.accept import Match
-from mmspec.drafters.suffix import Automaton, Suffix, SuffixRow
+from mmspec.core.rules.match import Match
+from mmspec.drafters.retrieval.suffix import Automaton, Suffix, SuffixRow
 from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
 
 
@@ -31,11 +31,11 @@ def test_the_growing_automaton_matches_a_full_scan(values):
         text.append(token)
         row.extend([token])
         size = longest_repeat(text)
-        guesses = row.guess(1)[0]
+        draft_tokens = row.draft_token(1)[0]
         assert row.own.length[max(0, row.own.link[row.own.last])] == size
         if size:
             counts = followers([text], text[-size:])
-            assert counts[guesses[0]] == max(counts.values())
+            assert counts[draft_tokens[0]] == max(counts.values())
 
 
 def test_a_corpus_of_many_texts_counts_like_a_full_scan():
@@ -64,16 +64,16 @@ def test_runs_of_one_token_cost_little():
     assert book.follow(book.link[book.last], 3, 1, 0.1) == [7, 7, 7]
 
 
-def test_guesses_grow_with_the_match_and_end_where_they_get_unlikely():
+def test_draft_tokens_grow_with_the_match_and_end_where_they_get_unlikely():
     row = SuffixRow(Suffix(factor=2), [1, 2, 3, 4, 5, 6, 7, 8, 2, 3])
-    assert row.guess(9)[0] == [4, 5, 6, 7]  # two matched tokens, two guesses for each
+    assert row.draft_token(9)[0] == [4, 5, 6, 7]  # two matched tokens, two draft tokens for each
     forks = [token for after in range(10, 20) for token in (1, 2, after)]
-    assert SuffixRow(Suffix(factor=2, min_chance=0.11), [*forks, 1, 2]).guess(9)[0] == []
-    assert SuffixRow(Suffix(factor=2, min_chance=0.09), [*forks, 1, 2]).guess(9)[0][:1] == [19]  # the latest of equals
+    assert SuffixRow(Suffix(factor=2, min_chance=0.11), [*forks, 1, 2]).draft_token(9)[0] == []
+    assert SuffixRow(Suffix(factor=2, min_chance=0.09), [*forks, 1, 2]).draft_token(9)[0][:1] == [19]  # the latest of equals
 
 
 def test_the_most_frequent_continuation_wins():
-    assert SuffixRow(Suffix(), [1, 2, 5, 1, 2, 5, 1, 2, 6, 1, 2]).guess(1)[0] == [5]
+    assert SuffixRow(Suffix(), [1, 2, 5, 1, 2, 5, 1, 2, 6, 1, 2]).draft_token(1)[0] == [5]
 
 
 def test_a_repeating_prompt_is_continued_to_the_end():

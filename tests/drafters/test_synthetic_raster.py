@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from mmspec.bench.synthetic_raster import METHODS, SyntheticRaster, SyntheticSession, compression
+from mmspec.bench.synthetic.raster import METHODS, SyntheticRaster, SyntheticSession, compression
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.drafters.couplers import target_noise
-from mmspec.drafters.initialisers import uniform
-from mmspec.drafters.windows import Window
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.couplers import target_noise
+from mmspec.drafters.jacobi.initialisers import uniform
+from mmspec.drafters.jacobi.windows import Window
 
 ROWS = 4
 COUPLED = pytest.mark.parametrize(("method", "least"), [("scd", 1.8), ("scd-gumbel", 1.8), ("coupled", 1.7)])
@@ -49,8 +49,8 @@ def pictures(method: str, window: int, side: int = 6) -> tuple[torch.Tensor, lis
 
     make, rule = METHODS[method]
     drafter = make(target.raster, uniform, window)
-    limits, noise = Limits(8, side * side), Noise.from_seed(0, 8)
-    out = generate(Watched(target.tables, target.raster), drafter, rule, 8, limits=limits, noise=noise, control=Fixed(window - 1))
+    stopping, noise = DefaultStopping(8, side * side), Noise.from_seed(0, 8)
+    out = generate(Watched(target.tables, target.raster), drafter, rule, 8, stopping=stopping, noise=noise, control=Fixed(window - 1))
     return out.sequences, entropy
 
 

@@ -6,16 +6,20 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.records import PAD, Room, validate
-from mmspec.core.siblings import Hybrid, KSeq, TopK, Walk, WithoutReplacement, WithReplacement
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.records import PAD, Budget, validate
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.siblings import Hybrid, KSeq, TopKSiblings, Walk, WithoutReplacement, WithReplacement
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.planners import sparse_tree
 from mmspec.drafters.shapes import Chain, best, drawn, top, top_and_one, with_replacement, without_replacement
-from mmspec.drafters.trees import Level, StaticTree, Template
+from mmspec.drafters.trees.planners import sparse_tree
+from mmspec.drafters.trees.static import Level, StaticTree, Template
 from tests.drafters.runs import greedy, plain, random_prompt, run
 from tests.drafters.worlds import cooled
 from tests.oracles.statistics import PASS, chi_square
@@ -23,7 +27,7 @@ from tests.oracles.tables import TableSession, TableTarget, encode, exact_error,
 
 TINY, SEEN = 1e-9, 1e-3
 PICKS = {
-    "topk": (TopK(), top),
+    "topk": (TopKSiblings(), top),
     "with": (WithReplacement(), with_replacement),
     "without": (WithoutReplacement(), without_replacement),
     "hybrid": (Hybrid(), top_and_one),
@@ -72,27 +76,27 @@ def test_coupled_trees_give_the_tokens_of_plain_sampling(form):
     expected = run_loop(target, NoDraft(), Match(), Noise.from_seed(5, 500), 500, 6, 0).outputs
     shape = StaticTree(FORMS[form])
     assert run_loop(target, ModelDrafter(drafter, shape), Coupled(), Noise.from_seed(5, 500), 500, 6, shape.depth).outputs == expected
-    session, frontier = target.begin(500)
+    session, pending = target.begin(500)
     noise = Noise.from_seed(5, 500, coupled=True)
-    draft, _ = shape.grow(session.score, frontier, Room(torch.full((500,), 9), shape.depth), noise)
-    first = draft.guesses[:, 0]
+    draft, _ = shape.grow(session.score, pending, Budget(torch.full((500,), 9), shape.depth), noise)
+    first = draft.draft_tokens[:, 0]
     assert torch.equal(first, torch.tensor(expected)[:, 0])
 
 
-def test_outputs_follow_the_targets_law_with_the_real_noise():
+def test_outputs_follow_the_targets_distribution_with_the_real_noise():
     target, drafter = pair(3, 6, 1, zeros=0.0)
     for siblings, pick in PICKS.values():
-        guesser = ModelDrafter(drafter, StaticTree(UNEVEN, pick))
-        outputs = torch.tensor(run_loop(target, guesser, Walk(siblings), Noise.from_seed(0, 20_000), 20_000, 3, 2).outputs)
+        proposer = ModelDrafter(drafter, StaticTree(UNEVEN, pick))
+        outputs = torch.tensor(run_loop(target, proposer, Walk(siblings), Noise.from_seed(0, 20_000), 20_000, 3, 2).outputs)
         assert chi_square(encode(outputs, 3), target.table.joint(3)) > PASS
 
 
 # --- mutants ----------------------------------------------------------------------------------------------------------
 
 
-def widest_first(law, keys, count):
+def widest_first(distribution, keys, count):
     """Draw for the widest node and let the others have the beginning: their last one is then not the drawn one."""
-    values, real, recorded = top_and_one(law, keys, min(2, law.scores.shape[-1]))
+    values, real, recorded = top_and_one(distribution, keys, min(2, distribution.scores.shape[-1]))
     return values[..., :count], real[..., :count], recorded
 
 
@@ -103,28 +107,28 @@ class Spoilt:
     tree: StaticTree
     spoil: object
 
-    def grow(self, score, draft, room, noise):
-        grown, origin = self.tree.grow(score, draft, room, noise)
+    def grow(self, score, draft, budget, noise):
+        grown, origin = self.tree.grow(score, draft, budget, noise)
         return self.spoil(grown), origin
 
 
 def pruned(draft):
-    """Guesses left out because of their own value: the form depends on what was drawn."""
-    unlikely = draft.q.prob(draft.guesses) < 0.35
+    """Draft tokens left out because of their own value: the form depends on what was drawn."""
+    unlikely = draft.q.prob(draft.draft_tokens) < 0.35
     parents = draft.parents.clone()
     parents[:, draft.roots :][unlikely] = PAD
     orphan = torch.gather(parents == PAD, 1, parents.clamp(min=0)) & (parents >= 0)
     return replace(draft, parents=torch.where(orphan, PAD, parents))
 
 
-def own_law(draft):
+def own_distribution(draft):
     """q of the node before."""
     return replace(draft, q=Categorical(draft.q.scores.roll(1, 1)))
 
 
-def last_first(law, keys, count):
+def last_first(distribution, keys, count):
     """Siblings in another order than they were drawn in."""
-    values, real, recorded = top_and_one(law, keys, count)
+    values, real, recorded = top_and_one(distribution, keys, count)
     return values.flip(-1), real.flip(-1), recorded
 
 
@@ -133,7 +137,7 @@ def last_first(law, keys, count):
     [
         (Hybrid(), StaticTree(UNEVEN, top_and_one), StaticTree(UNEVEN, widest_first)),
         (WithoutReplacement(), StaticTree(RIGHT), Spoilt(StaticTree(RIGHT), pruned)),
-        (WithoutReplacement(), StaticTree(RIGHT), Spoilt(StaticTree(RIGHT), own_law)),
+        (WithoutReplacement(), StaticTree(RIGHT), Spoilt(StaticTree(RIGHT), own_distribution)),
         (Hybrid(), StaticTree(LEFT, top_and_one), StaticTree(LEFT, last_first)),
     ],
     ids=["count", "pruned", "law", "order"],
@@ -158,9 +162,11 @@ class Counted(TableSession):
 
 def grown(template, pick=without_replacement, *, size=4, rows=3, left=9, length=None, coupled=False, seed=0):
     _, drafter = pair(size, 6, 1, zeros=0.0)
-    session, (_, frontier) = Counted(drafter, rows), drafter.begin(rows)
-    room = Room(torch.full((rows,), left) if isinstance(left, int) else torch.tensor(left), template.depth if length is None else length)
-    draft, origin = StaticTree(template, pick).grow(session.score, frontier, room, Noise.from_seed(seed, rows, coupled=coupled))
+    session, (_, pending) = Counted(drafter, rows), drafter.begin(rows)
+    budget = Budget(
+        torch.full((rows,), left) if isinstance(left, int) else torch.tensor(left), template.depth if length is None else length
+    )
+    draft, origin = StaticTree(template, pick).grow(session.score, pending, budget, Noise.from_seed(seed, rows, coupled=coupled))
     validate(draft)
     return draft, origin, session
 
@@ -178,22 +184,22 @@ def test_the_draft_has_the_templates_form(pick):
 def test_rank_is_the_place_among_what_the_pick_delivers():
     _, drafter = pair(4, 6, 1, zeros=0.0)
     draft, _, _ = grown(UNEVEN, top, rows=1)
-    law = drafter.table.probs
-    first = law[1].argsort(descending=True)
-    assert draft.guesses[0, :2].tolist() == first[:2].tolist()
+    distribution = drafter.table.probs
+    first = distribution[1].argsort(descending=True)
+    assert draft.draft_tokens[0, :2].tolist() == first[:2].tolist()
     for parent, children in ((0, [2, 3]), (1, [4])):
-        ranked = law[4 + first[parent]].argsort(descending=True)
-        assert draft.guesses[0, children].tolist() == ranked[: len(children)].tolist()
+        ranked = distribution[4 + first[parent]].argsort(descending=True)
+        assert draft.draft_tokens[0, children].tolist() == ranked[: len(children)].tolist()
 
 
 def test_fewer_children_are_the_beginning_of_more():
     """Draws are keyed by place, so a tree drafts what any tree around it drafts there."""
     for pick in (top, with_replacement, without_replacement):
         small, large = (grown(template, pick)[0] for template in (Template(((0,), (1,))), Template(((0,), (1,), (2,), (0, 0), (2, 0)))))
-        assert torch.equal(small.guesses[:, :2], large.guesses[:, :2])
+        assert torch.equal(small.draft_tokens[:, :2], large.draft_tokens[:, :2])
 
 
-def test_recorded_laws_are_the_parents():
+def test_recorded_distributions_are_the_parents():
     draft, _, session = grown(UNEVEN)
     for node, parent in enumerate(draft.parents[0, 1:].tolist()):
         code = 1 if parent == 0 else 4 + draft.nodes[:, parent]  # the code of a table's history: 1, then its values
@@ -227,21 +233,21 @@ def test_a_template_of_one_path_is_a_chain():
     draft, _, _ = grown(Template.branching((1, 1, 1)))
     assert draft.linear
     _, drafter = pair(4, 6, 1, zeros=0.0)
-    session, frontier = drafter.begin(3)
-    chain, _ = Chain(best).grow(session.score, frontier, Room(torch.full((3,), 9), 3), Noise.from_seed(0, 3))
+    session, pending = drafter.begin(3)
+    chain, _ = Chain(best).grow(session.score, pending, Budget(torch.full((3,), 9), 3), Noise.from_seed(0, 3))
     assert torch.equal(grown(Template.branching((1, 1, 1)), top)[0].nodes, chain.nodes)
-    session, frontier = drafter.begin(3)
-    chain, _ = Chain(drawn).grow(session.score, frontier, Room(torch.full((3,), 9), 3), Noise.from_seed(0, 3, coupled=True))
+    session, pending = drafter.begin(3)
+    chain, _ = Chain(drawn).grow(session.score, pending, Budget(torch.full((3,), 9), 3), Noise.from_seed(0, 3, coupled=True))
     assert torch.equal(grown(Template.branching((1, 1, 1)), coupled=True)[0].nodes, chain.nodes)
 
 
 def test_branches_draw_independently():
-    """Two nodes of one level with one law: without replacement within a node, independent between them."""
+    """Two nodes of one level with one distribution: without replacement within a node, independent between them."""
     draft, _, _ = grown(Template(((0,), (1,), (0, 0), (1, 0))), with_replacement, size=2, rows=4000)
-    same = draft.guesses[:, 0] == draft.guesses[:, 1]
-    law = draft.q.probs()[same][:, 2]
-    agree = (draft.guesses[:, 2] == draft.guesses[:, 3])[same].double()
-    chance = (law**2).sum(-1)
+    same = draft.draft_tokens[:, 0] == draft.draft_tokens[:, 1]
+    distribution = draft.q.probs()[same][:, 2]
+    agree = (draft.draft_tokens[:, 2] == draft.draft_tokens[:, 3])[same].double()
+    chance = (distribution**2).sum(-1)
     assert abs(agree.mean() - chance.mean()) < 4 * (chance.mean() * (1 - chance.mean()) / len(agree)) ** 0.5
 
 
@@ -325,9 +331,9 @@ def test_files_that_hold_no_template_are_told_in_one_line(tmp_path):
         Template.read(tmp_path / "bad.json")
 
 
-def test_rules_that_read_q_need_recorded_guesses():
+def test_rules_that_read_q_need_recorded_draft_tokens():
     target, drafter = pair(3, 6, 1)
-    with pytest.raises(ValueError, match="needs the law its candidates were drawn from"):
+    with pytest.raises(ValueError, match="needs the distribution its candidates were drawn from"):
         run_loop(TableTarget(target.table), ModelDrafter(drafter, StaticTree(LEFT, top)), Walk(KSeq()), Noise.from_seed(0, 1), 1, 3, 2)
 
 

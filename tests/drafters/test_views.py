@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.module_copy import own_copy
 from mmspec.core.records import Draft
-from mmspec.drafters.model import ModelDrafter
-from mmspec.drafters.sight import Looking, Pooled, Pruned, chosen, importance, looking
-from mmspec.drafters.text_views import Drop, Newline, marks_of, runs
-from mmspec.drafters.views import own_pixels, same_prompt, shared_senses, text_alone
-from mmspec.options import view_for
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.views.base import own_pixels, same_prompt, shared_modalities, text_alone
+from mmspec.drafters.views.text_views import Drop, Newline, marks_of, runs
+from mmspec.drafters.views.vision_inputs import Looking, Pooled, Pruned, chosen, importance, looking
+from mmspec.models.families.registry import family_of
+from mmspec.models.module_copy import own_copy
+from mmspec.models.target import HFTarget
+from mmspec.run.options import view_for
 from mmspec.text import aligned_drafter, view
 from tests.drafters.looking import IMAGE, LINE, TAKES, asked, counted, llava, patches_of, perturbed, session_of, tokenizer, told, words_only
 from tests.families import FAMILIES, VOCAB, build, inputs_for
@@ -74,7 +74,9 @@ def test_a_row_keeps_a_last_position_to_begin_behind(target):
 
 
 def test_what_encloses_pictures_goes_with_them():
-    family = SimpleNamespace(placeholders=(9,), unsaid=(9, 8, 7), prompt=lambda model, prompt: (prompt["input_ids"], prompt["mask"]))
+    family = SimpleNamespace(
+        placeholders=(9,), never_generated_ids=(9, 8, 7), prompt=lambda model, prompt: (prompt["input_ids"], prompt["mask"])
+    )
     session = SimpleNamespace(target=SimpleNamespace(family=family, model=SimpleNamespace(config=SimpleNamespace(model_type="x"))))
     ids = torch.tensor([[1, 8, 9, 9, 7, 8, 9, 9, 7, 2, 6, 3]])
     prompt = {"input_ids": ids, "mask": torch.ones_like(ids, dtype=torch.bool)}
@@ -152,8 +154,8 @@ def test_pooling_by_one_changes_nothing(target, small):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_importance_is_the_attention_of_the_text_behind_the_pictures(target, side):
     inputs = asked(side=side)
-    session, frontier = HFTarget(target, family_of(target)).begin(inputs)
-    session.score(frontier)
+    session, pending = HFTarget(target, family_of(target)).begin(inputs)
+    session.score(pending)
     session.commit(torch.zeros(3, 1, dtype=torch.long), 1)
     before = [session.lengths.tolist(), session.ids.clone()]
     with counted(own_copy(target).model.language_model.layers[0]) as calls:
@@ -195,8 +197,8 @@ def test_chosen_positions_are_the_best_and_then_evenly_spread():
 
 def test_pruned_prompts_hold_the_chosen_pictures_and_every_word(target, small):
     inputs = asked()
-    session, frontier = HFTarget(target, family_of(target)).begin(inputs)
-    session.score(frontier)
+    session, pending = HFTarget(target, family_of(target)).begin(inputs)
+    session.score(pending)
     session.commit(torch.zeros(3, 1, dtype=torch.long), 1)
     prompt = Pruned(0.25)(inputs, session)
     assert prompt["kept"].sum(1).tolist() == [5 + 4, 3 + 8, 4]
@@ -292,11 +294,11 @@ def test_views_of_every_kind_of_prompt(name):
 
 def test_without_a_view_one_is_chosen(target, small):
     mine = HFTarget(target, family_of(target))
-    assert view_for(None, mine, target) is shared_senses
+    assert view_for(None, mine, target) is shared_modalities
     assert view_for(None, mine, small) is own_pixels
     assert view_for(None, mine, words_only(target)) is text_alone
-    assert view_for("own", mine, target) is view_for(view("own"), mine, target) is shared_senses
-    assert view_for("pruned", mine, target) == Pruned(base=shared_senses)
+    assert view_for("own", mine, target) is view_for(view("own"), mine, target) is shared_modalities
+    assert view_for("pruned", mine, target) == Pruned(base=shared_modalities)
     assert isinstance(looking(family_of(small)), Looking)
 
 
@@ -400,7 +402,7 @@ def test_tables_padded_to_other_sizes_are_one_vocabulary(target, plain):
             assert out.stats.tokens_per_call >= least
 
 
-def test_placeholders_beyond_either_table_are_translated_and_never_guessed(target):
+def test_placeholders_beyond_either_table_are_translated_and_never_drafted(target):
     ours, theirs = spelt(range(VOCAB)), spelt(range(VOCAB - 1))
     few = words_only(target, vocab_size=VOCAB - 1)
     drafter = aligned_drafter(target, ours, few, theirs)
@@ -413,7 +415,7 @@ def test_placeholders_beyond_either_table_are_translated_and_never_guessed(targe
     seeing = aligned_drafter(target, ours, target, spelt(range(VOCAB)))
     assert seeing.target.overlap.read(torch.tensor([IMAGE])).tolist() == [IMAGE]
     assert IMAGE not in seeing.target.overlap.to_target.tolist()
-    session, frontier = seeing.target.begin(asked())
-    laws = session.score(Draft(frontier.nodes, frontier.parents, frontier.start)).p.scores
-    assert torch.isneginf(laws[..., IMAGE]).all()
-    assert torch.isfinite(laws[..., :IMAGE]).all()
+    session, pending = seeing.target.begin(asked())
+    distributions = session.score(Draft(pending.nodes, pending.parents, pending.start)).p.scores
+    assert torch.isneginf(distributions[..., IMAGE]).all()
+    assert torch.isfinite(distributions[..., :IMAGE]).all()

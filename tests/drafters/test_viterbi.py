@@ -1,27 +1,28 @@
-"""Grouping by Viterbi: the path is the best of all paths, or drawn by its law, and the target runs once for n values."""
+"""Grouping by Viterbi: the path is the best of all paths, or drawn by its distribution, and the target runs once for n values."""
 
 from itertools import product
 
 import pytest
 import torch
 
-from mmspec.core.accept import LOSSY, UNMETERED, Match
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.records import PAD, Draft, Room, Scored, validate
-from mmspec.core.unchecked import Unchecked
-from mmspec.drafters.bigrams import Bigrams
+from mmspec.core.records import PAD, Budget, Draft, Scored, validate
+from mmspec.core.rules.base import LOSSY, UNMETERED
+from mmspec.core.rules.lossy.always_accept import AlwaysAccept
+from mmspec.core.rules.match import Match
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads import Hydra, Latent, Medusa
-from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.heads.medusa import Hydra, Latent, Medusa
+from mmspec.drafters.heads.viterbi import JointPath, best_path, drawn_path, grouped
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.shapes import Comb
-from mmspec.drafters.viterbi import JointPath, best_path, drawn_path, grouped
-from mmspec.options import shape_of
+from mmspec.run.options import shape_of
 from tests.drafters.runs import greedy, plain, random_prompt, run
 from tests.drafters.test_guided import lively
 from tests.oracles.enumerate import Tape, TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.oracles.tables import encode, first_value_law, pair, round_outcomes
+from tests.oracles.tables import encode, first_value_distribution, pair, round_outcomes
 
 TINY = 1e-9
 
@@ -56,31 +57,31 @@ def test_viterbi_finds_the_best_of_all_paths(levels, k):
 
 
 @pytest.mark.parametrize(("levels", "k"), [(1, 3), (2, 3), (3, 2), (4, 2)])
-def test_the_drawn_path_has_its_law(levels, k):
-    """Every outcome of filtering and sampling, explored: the law is exp(weight), normalised over all paths."""
+def test_the_drawn_path_has_its_distribution(levels, k):
+    """Every outcome of filtering and sampling, explored: the distribution is exp(weight), normalised over all paths."""
     weights = lattice(1, levels, k, seed=levels)
 
     def run_tape(tape: Tape):
         many = [weight.expand(tape.rows, *weight.shape[1:]) for weight in weights]
         start = torch.zeros(tape.rows, dtype=torch.long)
-        keys = TapeNoise(tape, most=99).guess(start[:, None] + torch.arange(levels), start)
+        keys = TapeNoise(tape, most=99).draft_token(start[:, None] + torch.arange(levels), start)
         return drawn_path(*many, keys)
 
     outcomes = explore(run_tape)
     _, totals = every_path(*weights)
-    assert (outcomes.law(encode(outcomes.values, k), k**levels) - totals[0].softmax(-1)).abs().max() < TINY
+    assert (outcomes.distribution(encode(outcomes.values, k), k**levels) - totals[0].softmax(-1)).abs().max() < TINY
 
 
-def test_the_drawn_path_has_its_law_with_the_real_noise_and_a_mutant_has_not():
+def test_the_drawn_path_has_its_distribution_with_the_real_noise_and_a_mutant_has_not():
     weights = [weight.expand(20_000, *weight.shape[1:]) for weight in lattice(1, 3, 3, seed=2)]
     noise, start = Noise.from_seed(0, 20_000), torch.zeros(20_000, dtype=torch.long)
-    keys = noise.guess(start[:, None] + torch.arange(3), start)
-    law = every_path(*(weight[:1] for weight in weights))[1][0].softmax(-1)
-    assert chi_square(encode(drawn_path(*weights, keys), 3), law) > PASS
+    keys = noise.draft_token(start[:, None] + torch.arange(3), start)
+    distribution = every_path(*(weight[:1] for weight in weights))[1][0].softmax(-1)
+    assert chi_square(encode(drawn_path(*weights, keys), 3), distribution) > PASS
     forgetful = drawn_path(weights[0], weights[1], torch.zeros_like(weights[2]), keys)  # transitions left out
-    assert chi_square(encode(forgetful, 3), law) < FAIL
+    assert chi_square(encode(forgetful, 3), distribution) < FAIL
     same = keys[:, :1].where(torch.ones(20_000, 3, dtype=torch.bool), keys)  # one number for all levels
-    assert chi_square(encode(drawn_path(*weights, same), 3), law) < FAIL
+    assert chi_square(encode(drawn_path(*weights, same), 3), distribution) < FAIL
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -101,8 +102,8 @@ def test_bigrams_are_counted_smoothed_and_kept(tmp_path):
         total = sum(count for (before, _), count in met.items() if before == x)
         wanted = (met.get((x, y), 0) + 0.5) / (total + 2.0) if inside else 0.25
         assert table.log_prob(torch.tensor(x), torch.tensor(y)).exp().item() == pytest.approx(wanted, abs=1e-12)
-    laws = table.log_prob(torch.arange(10, 14)[:, None], torch.arange(10, 14)).exp()
-    assert (laws.sum(-1) - 1).abs().max() < TINY
+    distributions = table.log_prob(torch.arange(10, 14)[:, None], torch.arange(10, 14)).exp()
+    assert (distributions.sum(-1) - 1).abs().max() < TINY
     table.save(tmp_path / "deep" / "bigrams.safetensors")
     again = Bigrams.load(tmp_path / "deep" / "bigrams.safetensors")
     assert (again.size, again.first, again.alpha) == (4, 10, 0.5)
@@ -126,26 +127,26 @@ def test_bigrams_that_cannot_be_are_refused(tmp_path):
 # --- the shape --------------------------------------------------------------------------------------------------------
 
 
-def heads_that_say(laws):
-    """A score function of heads with fixed laws [B, L, V], blind to what was guessed."""
+def heads_that_say(distributions):
+    """A score function of heads with fixed distributions [B, L, V], blind to what was drafted."""
 
     def score(draft):
         level = draft.size - draft.roots
-        return Scored(Categorical(laws[:, level : level + 1].log()))
+        return Scored(Categorical(distributions[:, level : level + 1].log()))
 
     return score
 
 
-def grown(shape, laws, room=99, seed=0, start=0):
-    rows, levels, size = laws.shape
-    frontier = Draft.root(torch.arange(rows) % size, torch.full((rows,), start))
-    left = torch.full((rows,), room) if isinstance(room, int) else torch.tensor(room)
-    draft, _ = shape.grow(heads_that_say(laws), frontier, Room(left, levels), Noise.from_seed(seed, rows))
+def grown(shape, distributions, budget=99, seed=0, start=0):
+    rows, levels, size = distributions.shape
+    pending = Draft.root(torch.arange(rows) % size, torch.full((rows,), start))
+    left = torch.full((rows,), budget) if isinstance(budget, int) else torch.tensor(budget)
+    draft, _ = shape.grow(heads_that_say(distributions), pending, Budget(left, levels), Noise.from_seed(seed, rows))
     validate(draft)
     return draft
 
 
-def random_laws(rows, levels, size, seed):
+def random_distributions(rows, levels, size, seed):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, levels, size, generator=generator, dtype=torch.float64).softmax(-1)
 
@@ -158,59 +159,61 @@ def table(size, seed=0):
 @pytest.mark.parametrize("omega", [0.3, 1.0, 2.5])
 def test_the_shape_takes_the_best_path_over_values(omega):
     """By hand over all value paths; with fewer candidates, over those that are candidates."""
-    laws, bigrams = random_laws(20, 3, 4, seed=3), table(4)
+    distributions, bigrams = random_distributions(20, 3, 4, seed=3), table(4)
     for k in (2, 4, 9):
-        draft = grown(JointPath(bigrams, k, omega), laws)
+        draft = grown(JointPath(bigrams, k, omega), distributions)
         assert draft.q is None
         for row in range(20):
-            likely = [set(law.topk(min(k, 4)).indices.tolist()) for law in laws[row]]
+            likely = [set(distribution.topk(min(k, 4)).indices.tolist()) for distribution in distributions[row]]
 
             def weight(path, row=row):
                 found, before = 0.0, row % 4
                 for level, value in enumerate(path):
-                    found += laws[row, level, value].log().item()
+                    found += distributions[row, level, value].log().item()
                     found += omega * bigrams.log_prob(torch.tensor(before), torch.tensor(value)).item()
                     before = value
                 return found
 
             paths = [path for path in product(range(4), repeat=3) if all(v in ok for v, ok in zip(path, likely, strict=True))]
-            assert tuple(draft.guesses[row].tolist()) == max(paths, key=weight)
+            assert tuple(draft.draft_tokens[row].tolist()) == max(paths, key=weight)
 
 
 def test_without_the_markov_model_heads_are_independent():
-    laws = random_laws(30, 4, 5, seed=1)
-    assert torch.equal(grown(JointPath(table(5), 3, 0.0), laws).guesses, laws.argmax(-1))
-    one = laws[:1].expand(20_000, -1, -1)
-    drawn = grown(JointPath(table(5), 5, 0.0, draw=True), one).guesses
+    distributions = random_distributions(30, 4, 5, seed=1)
+    assert torch.equal(grown(JointPath(table(5), 3, 0.0), distributions).draft_tokens, distributions.argmax(-1))
+    one = distributions[:1].expand(20_000, -1, -1)
+    drawn = grown(JointPath(table(5), 5, 0.0, draw=True), one).draft_tokens
     for level in range(4):
-        assert chi_square(drawn[:, level], laws[0, level]) > PASS
-    joint = (laws[0, 0][:, None] * laws[0, 1]).flatten()
+        assert chi_square(drawn[:, level], distributions[0, level]) > PASS
+    joint = (distributions[0, 0][:, None] * distributions[0, 1]).flatten()
     assert chi_square(encode(drawn[:, :2], 5), joint) > PASS
-    tied = grown(JointPath(table(5), 5, 1.0, draw=True), one).guesses
+    tied = grown(JointPath(table(5), 5, 1.0, draw=True), one).draft_tokens
     assert chi_square(encode(tied[:, :2], 5), joint) < FAIL
 
 
 def test_a_row_draws_the_same_alone_and_in_a_batch_and_with_less_room():
-    laws, shape = random_laws(3, 4, 5, seed=1), JointPath(table(5), 4, 1.0, draw=True)
-    together = grown(shape, laws, room=[9, 3, 1])
+    distributions, shape = random_distributions(3, 4, 5, seed=1), JointPath(table(5), 4, 1.0, draw=True)
+    together = grown(shape, distributions, budget=[9, 3, 1])
     assert (together.parents[:, 1:] != PAD).sum(1).tolist() == [4, 2, 0]
     for seed_row in range(3):
-        frontier = Draft.root(torch.tensor([seed_row]), torch.zeros(1, dtype=torch.long))
+        pending = Draft.root(torch.tensor([seed_row]), torch.zeros(1, dtype=torch.long))
         noise = Noise.from_seed(seed_row, 1)
-        alone, _ = shape.grow(heads_that_say(laws[seed_row : seed_row + 1]), frontier, Room(torch.tensor([9]), 4), noise)
-        assert torch.equal(alone.guesses, together.guesses[seed_row : seed_row + 1])
+        alone, _ = shape.grow(heads_that_say(distributions[seed_row : seed_row + 1]), pending, Budget(torch.tensor([9]), 4), noise)
+        assert torch.equal(alone.draft_tokens, together.draft_tokens[seed_row : seed_row + 1])
 
 
 # --- the rule and the loop --------------------------------------------------------------------------------------------
 
 
-def test_unchecked_settles_what_was_drafted():
-    """The law of the first settled value is the drafter's, whatever the target says; the last one is the target's own draw."""
+def test_always_accept_commits_what_was_drafted():
+    """The distribution of the first committed value is the drafter's, whatever the target says; the last one is the target's own draw."""
 
     target, drafter = pair(3, 5, 1)
-    rule, p = Unchecked(), target.table.probs[1 * 3 + 1].log()
+    rule, p = AlwaysAccept(), target.table.probs[1 * 3 + 1].log()
     q = Categorical(drafter.table.probs[torch.tensor(1)].log())
-    assert (first_value_law(target, ModelDrafter(drafter), rule) - rule.output_law(Categorical(p), q).probs()).abs().max() < TINY
+    assert (
+        first_value_distribution(target, ModelDrafter(drafter), rule) - rule.output_distribution(Categorical(p), q).probs()
+    ).abs().max() < TINY
     found = round_outcomes(target, ModelDrafter(drafter), rule, most=3, length=2)
     assert (found.extra["accepted"] == 2).all()
     assert (found.extra["judged"] == 2).all()
@@ -221,18 +224,18 @@ def test_unchecked_settles_what_was_drafted():
         code = code * 3 + x
         chance = chance * drafter.table.probs[code, y] * target.table.probs[code * 3 + y, z]
         joint[9 * x + 3 * y + z] = chance
-    assert (found.law(encode(found.values, 3), 27) - joint).abs().max() < TINY
+    assert (found.distribution(encode(found.values, 3), 27) - joint).abs().max() < TINY
 
 
 def test_it_is_called_lossy_and_refuses_trees(big):
-    rule = Unchecked()
+    rule = AlwaysAccept()
     assert rule.exactness == UNMETERED
     assert rule.exactness.startswith(LOSSY)
     with pytest.raises(ValueError, match="Unchecked judges chains only"):
         shape_of((2, 1), rule)
-    with pytest.raises(ValueError, match="Unchecked keeps every guess, but this draft branches"):
+    with pytest.raises(ValueError, match="Unchecked keeps every draft token, but this draft branches"):
         run(big, GuidedDrafter(lively(Medusa(32, 3)), Comb(2)), random_prompt(5, 4), rule, length=2)
-    with pytest.raises(ValueError, match="Hydra reads its own guesses: a path needs heads that are blind"):
+    with pytest.raises(ValueError, match="Hydra reads its own draft tokens: a path needs heads that are blind"):
         grouped(Hydra(32, 3), table(50))
     with pytest.raises(ValueError, match=r"k and omega are 0 and 1\.0"):
         JointPath(table(50), 0)
@@ -247,27 +250,31 @@ def test_the_target_runs_once_for_n_values(big, n, draw):
     drafter = grouped(lively(Medusa(32, 3)), table(50), k=6, draw=draw)
     new, sizes = 1 + 5 * n, []
     inputs = random_prompt(5, 9, seed=2)
-    out = run(big, drafter, inputs, Unchecked(), length=n - 1, new=new, temperature=1.0, on_step=lambda s: sizes.append(s.settled.values))
+    out = run(
+        big, drafter, inputs, AlwaysAccept(), length=n - 1, new=new, temperature=1.0, on_step=lambda s: sizes.append(s.committed.values)
+    )
     assert out.stats.target_calls == 6
     assert [len(values) for values in sizes[0]] == [1, 1]
     assert all(len(values) == n for step in sizes[1:] for values in step)
     assert out.stats.accepted == out.stats.drafted == 2 * 5 * (n - 1)
     assert out.stats.exactness == UNMETERED
     assert out.stats.drift is None
-    alone = run(big, drafter, {name: x[1:, -9:] for name, x in inputs.items()}, Unchecked(), length=n - 1, new=new, temperature=1.0, seed=1)
+    alone = run(
+        big, drafter, {name: x[1:, -9:] for name, x in inputs.items()}, AlwaysAccept(), length=n - 1, new=new, temperature=1.0, seed=1
+    )
     assert out.sequences[1].tolist() == alone.sequences[0].tolist()
 
 
 def test_a_group_is_cut_at_an_end_and_at_the_room(big):
     drafter, inputs = grouped(lively(Latent(32, 3)), table(50), k=6, draw=True), random_prompt(5, 9, seed=2)
-    whole = run(big, drafter, inputs, Unchecked(), length=3, new=16, temperature=1.0)
+    whole = run(big, drafter, inputs, AlwaysAccept(), length=3, new=16, temperature=1.0)
     end = whole.sequences[0, 6].item()
-    cut = run(big, drafter, inputs, Unchecked(), length=3, new=16, temperature=1.0, ends=[end])
+    cut = run(big, drafter, inputs, AlwaysAccept(), length=3, new=16, temperature=1.0, ends=[end])
     first = whole.sequences[0].tolist().index(end)
     assert cut.sequences[0, : cut.lengths[0]].tolist() == whole.sequences[0, : first + 1].tolist()
-    short = run(big, drafter, inputs, Unchecked(), length=3, new=7, temperature=1.0)
+    short = run(big, drafter, inputs, AlwaysAccept(), length=3, new=7, temperature=1.0)
     assert short.lengths.tolist() == [7, 7]
-    assert short.sequences[:, :6].tolist() == whole.sequences[:, :6].tolist()  # the last one is the target's own, not a guess
+    assert short.sequences[:, :6].tolist() == whole.sequences[:, :6].tolist()  # the last one is the target's own, not a draft token
 
 
 def test_under_a_rule_that_checks_a_path_is_a_draft_like_any_other(big):
@@ -277,20 +284,20 @@ def test_under_a_rule_that_checks_a_path_is_a_draft_like_any_other(big):
         assert out.sequences.tolist() == plain(big, inputs, seed=4)
 
 
-def test_the_best_path_settles_the_targets_best(big):
-    """`best` draws nothing: the output does not depend on the seed, and without guesses it is greedy decoding."""
+def test_the_best_path_commits_the_targets_best(big):
+    """`best` draws nothing: the output does not depend on the seed, and without draft tokens it is greedy decoding."""
 
     inputs, drafter = random_prompt(5, 9, seed=1), grouped(lively(Medusa(32, 3)), table(50))
-    outs = [run(big, drafter, inputs, Unchecked(best=True), length=3, temperature=1.0, seed=seed).sequences for seed in (0, 9)]
+    outs = [run(big, drafter, inputs, AlwaysAccept(best=True), length=3, temperature=1.0, seed=seed).sequences for seed in (0, 9)]
     assert torch.equal(*outs)
-    assert run(big, drafter, inputs, Unchecked(best=True), length=0).sequences.tolist() == greedy(big, inputs)
+    assert run(big, drafter, inputs, AlwaysAccept(best=True), length=0).sequences.tolist() == greedy(big, inputs)
 
 
 def test_the_markov_model_mends_what_blind_heads_break():
     """Texts are aa.. or bb.. at random: each head alone finds a and b alike; the path never mixes them."""
-    size, laws = 2, torch.full((500, 3, 2), 0.5, dtype=torch.float64)
+    size, distributions = 2, torch.full((500, 3, 2), 0.5, dtype=torch.float64)
     bigrams = Bigrams.count([torch.zeros(50, dtype=torch.long), torch.ones(50, dtype=torch.long)], size, alpha=0.01)
-    mended, broken = (grown(JointPath(bigrams, 2, omega, draw=True), laws).guesses for omega in (1.0, 0.0))
+    mended, broken = (grown(JointPath(bigrams, 2, omega, draw=True), distributions).draft_tokens for omega in (1.0, 0.0))
     start = torch.arange(500) % 2
     assert (mended == start[:, None]).all(1).float().mean() > 0.99
     assert (broken == start[:, None]).all(1).float().mean() < 0.3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mmspec.jobs import Facts, JsonLines, NumberedFiles, Processes, Reject, Stopped, run
-from mmspec.jobs import job as job_module
+from mmspec.jobs.engine import job as job_module
 from tests.jobs.folders import merged, tree, write_input
 from tests.jobs.worker import draw, job
 
@@ -255,11 +255,11 @@ def small_disk(tmp_path, monkeypatch):
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True).returncode == 0
     if not mounted:
-        right, room = Path.write_bytes, [64_000]
+        right, budget = Path.write_bytes, [64_000]
 
         def write_bytes(path, content):
-            room[0] -= len(content)
-            if room[0] < 0:
+            budget[0] -= len(content)
+            if budget[0] < 0:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return right(path, content)
 
@@ -285,7 +285,7 @@ def test_a_full_disk_is_told_in_one_line_and_earlier_shards_stay(tmp_path, small
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_full_at_any_rename_or_sync(source, tmp_path, monkeypatch, number):
-    import mmspec.jobs.folder as folder
+    import mmspec.jobs.engine.folder as folder
 
     run(job(source, tmp_path / "whole", shard_size=16))
     right, moment = tree(tmp_path / "whole"), 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmspec.jobs import JsonLines, run
-from mmspec.jobs.folder import JobFolder
+from mmspec.jobs.engine.folder import JobFolder
 from tests.jobs.folders import tree, write_input
 from tests.jobs.worker import job
 
@@ -171,7 +171,7 @@ PUBLISH = JobFolder.publish
 
 @pytest.mark.parametrize("fault", ["straight", "hasty"])
 def test_planted_faults_are_seen(tmp_path, right, monkeypatch, fault):
-    """The law above, at the same moments, fails."""
+    """The distribution above, at the same moments, fails."""
     if fault == "hasty":
         monkeypatch.setattr(JobFolder, "publish", hasty)
     sink = Straight() if fault == "straight" else None

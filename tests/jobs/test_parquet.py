@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmspec.jobs import ParquetRows, ParquetTable, Stopped, run
-from mmspec.jobs import parquet as parquet_module
-from mmspec.jobs.columns import ContentDigest
-from mmspec.jobs.folder import JobFolder
+from mmspec.jobs.engine import parquet as parquet_module
+from mmspec.jobs.engine.columns import ContentDigest
+from mmspec.jobs.engine.folder import JobFolder
 from tests.jobs.folders import tree, user_table, write_users
 from tests.jobs.test_kill import ENVIRONMENT, ROOT
 from tests.jobs.worker import users

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mmspec.jobs import Processes, Reject, Stopped, engines, run
-from mmspec.jobs.folder import JobFolder
-from mmspec.jobs.ray_engine import _TRIES, _Pass, _tries, _try
+from mmspec.jobs import Processes, Reject, Stopped, run
+from mmspec.jobs.engine import engines
+from mmspec.jobs.engine.folder import JobFolder
+from mmspec.jobs.engine.ray import _TRIES, _Pass, _tries, _try
 from tests.jobs.folders import tree, write_input, write_users
 from tests.jobs.test_job import Table
 from tests.jobs.worker import job, users
@@ -80,7 +81,7 @@ def test_the_folder_is_that_of_the_local_engine(cluster, tmp_path, monkeypatch, 
     else:
         make = partial(job, write_input(tmp_path / "in.jsonl"), files=True, shard_size=4)
     done = []
-    monkeypatch.setattr(engines, "bar", lambda noun, total, processes: _noted(done, noun, total))
+    monkeypatch.setattr(engines, "bar", lambda unit, total, processes: _noted(done, unit, total))
     local = run(make(tmp_path / "right"))
     noted = [done.copy(), done.clear()][0]
     report = run(partial(built, make, tmp_path / "marks", tmp_path / "out", batch_size=3), engine="ray")
@@ -97,8 +98,8 @@ def test_the_folder_is_that_of_the_local_engine(cluster, tmp_path, monkeypatch, 
 
 
 @contextmanager
-def _noted(done, noun, total):
-    done.extend([noun, total])
+def _noted(done, unit, total):
+    done.extend([unit, total])
     yield done.append
 
 

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from mmspec.jobs import Lines, Reject
-from mmspec.jobs import records as module
+from mmspec.jobs.engine import records as module
 
 
 def read(path, wanted=lambda index: True):

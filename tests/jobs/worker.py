@@ -63,7 +63,7 @@ def users(source, out, *, k=4, delay=0.0, seed=0, **sizes) -> Job:
 
     sink = ParquetTable({"user_id": rows.types["user_id"], "rank": "int32", "item": "int64", "score": "float"})
     model, options = {"weights": "m"}, {"seed": seed, "k": k}
-    return Job(source=rows, sink=sink, work=work, out=Path(out), model=model, options=options, check=known_items, noun="users", **sizes)
+    return Job(source=rows, sink=sink, work=work, out=Path(out), model=model, options=options, check=known_items, unit="users", **sizes)
 
 
 def die_at(moment: int) -> None:

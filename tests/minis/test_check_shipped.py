@@ -3,11 +3,11 @@
 import pytest
 
 import mmspec
-from mmspec.bench.verify import Plan, verify
-from mmspec.config import Config, DrafterSection, RunSection
-from mmspec.drafters import search
+from mmspec.bench.check.verify import Plan, verify
+from mmspec.drafters.trees import search
+from mmspec.loading.text import load_pair
 from mmspec.minis import shipped_drafters
-from mmspec.text.pairs import load_pair
+from mmspec.run.config import Config, DrafterSection, RunSection
 
 DRAFTERS = ("model", *shipped_drafters("text"))
 TREES = {"chain": None, "comb": "comb", "children": [3, 2, 1], "expand": "expand", "opt": "opt", "dynamic": "dynamic"}

@@ -6,9 +6,9 @@ import torch
 import mmspec
 from mmspec.minis import HOME, load_continuous
 from mmspec.minis.images import load_judge
-from mmspec.vision import autoencoder as auto
-from mmspec.vision.classifier import classify
-from mmspec.vision.tokenizer import as_tensor
+from mmspec.vision.codes.tokenizer import as_tensor
+from mmspec.vision.continuous import autoencoder as auto
+from mmspec.vision.quality.classifier import classify
 
 MINIS = {"continuous": ("diffusion", 0.65), "continuous-mixture": ("mixture", 0.55), "continuous-masked": ("masked", 0.5)}
 
@@ -33,7 +33,7 @@ def test_its_drafter_is_accepted(name, method):
     found = mmspec.load(name)
     assert list(found.drafters) == ["small"]
     out = mmspec.vision.generate(found.target, found.examples[:4], method, seed=1)
-    assert out.stats.exactness == "law-exact"
+    assert out.stats.exactness == "distribution-exact"
     assert out.stats.tokens_per_call > 1.3
 
 
@@ -42,7 +42,7 @@ def test_every_way_finds_a_model_with_its_head():
     assert [target.fit(method).head for method in ("path", "density", "cspd-compat")] == ["diffusion", "mixture", "masked"]
 
 
-def test_tokens_bear_the_noise_that_is_a_part_of_the_law():
+def test_tokens_bear_the_noise_that_is_a_part_of_the_distribution():
     """sigma_out is 0.1: as much on every token changes pictures by less than encoding them again does."""
     found = mmspec.load("continuous")
     out = mmspec.vision.generate(found.target, found.examples * 2, "plain", seed=2)

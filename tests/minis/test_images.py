@@ -6,8 +6,8 @@ import torch
 import mmspec
 from mmspec.minis import HOME, load_vision
 from mmspec.minis.images import load_judge
-from mmspec.vision import tokenizer as tokens
-from mmspec.vision.classifier import classify
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.quality.classifier import classify
 
 
 @pytest.fixture(scope="module", params=["vision", "vision-fashion"])
@@ -28,7 +28,7 @@ def test_it_draws_the_picture_of_plain_decoding_in_a_third_of_the_forwards(mini)
 def test_its_drafter_is_accepted(mini):
     assert list(mini.drafters) == ["eagle1"]
     out = mmspec.vision.generate(mini.target, mini.examples[:2], "eagle", guidance=2.0, seed=1)
-    assert out.stats.exactness == "law-exact"
+    assert out.stats.exactness == "distribution-exact"
     assert out.stats.tokens_per_call > 1.8
 
 
@@ -40,13 +40,13 @@ def test_the_judge_sees_the_classes_asked_for():
 
 
 def test_guidance_makes_captions_matter():
-    """The law of the first codes given a caption differs from the law given none."""
+    """The distribution of the first codes given a caption differs from the distribution given none."""
     model = mmspec.load("vision").target
     prompt = model.encode(["grinning face"], guided=True)
     with torch.no_grad():
         codes = torch.zeros(2, 4, dtype=torch.long)
-        law = model.logits(model.model.states(prompt.embeds, codes, prompt.mask)).softmax(-1)
-    assert (law[0] - law[1]).abs().sum(-1).max() > 0.05
+        distribution = model.logits(model.model.states(prompt.embeds, codes, prompt.mask)).softmax(-1)
+    assert (distribution[0] - distribution[1]).abs().sum(-1).max() > 0.05
 
 
 def test_what_ships_is_small():

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mmspec.minis import scenes, sights
+from mmspec.minis import scenes
+from mmspec.minis import vlm_model as sights
 
 SCENES = list(scenes.scenes(3, 200))
 FOUND = re.compile(r"in the (\w+ \w+) there is a (\w+) (\w+), and its colour is (\w+)\.")

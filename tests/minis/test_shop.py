@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from mmspec.minis.shop import DEPARTMENTS, LONGEST, SIDE, STAY, Shop, lessons
+from mmspec.minis.shop import DEPARTMENTS, LONGEST, SIDE, STAY, Shop, examples
 from mmspec.recsys.baselines import CoOccurrence
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.metrics import recall
@@ -91,10 +91,10 @@ def test_semantic_ids_of_the_shop_are_distinct(seed):
     assert len(codes.unique(dim=0)) == len(shop)
 
 
-def test_lessons_hold_customers_apart():
+def test_examples_hold_customers_apart():
     import torch
 
-    data = lessons(Catalogue.of_codes(range(len(SHOP)), make(torch.from_numpy(SHOP.embeddings)), 64, 2))
+    data = examples(Catalogue.of_codes(range(len(SHOP)), make(torch.from_numpy(SHOP.embeddings)), 64, 2))
     assert data.users(3, 5) == ALL[3:5]
     assert (len(data.past), len(data.held), len(data.test)) == (50_000, 500, 2000)
     assert not {tuple(items) for items in [*data.held, *data.test] if len(items) > 7} & {tuple(items) for items in data.past}

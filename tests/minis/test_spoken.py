@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from mmspec.minis import spoken
-from mmspec.minis.letters import FIRST_CODE, LETTERS, TEMPLATE, letter_tokenizer
+from mmspec.minis import speech_data as spoken
+from mmspec.minis.char_tokenizer import FIRST_CODE, LETTERS, TEMPLATE, letter_tokenizer
 
 
-def clips() -> list[spoken.Clip]:
+def clips() -> list[spoken.SpokenClip]:
     """A tone a digit and speaker: what was joined can be told from the sound."""
     return [
-        spoken.Clip(digit, speaker, 5, "train", torch.full((100 + digit,), (1 + digit) / 20))
+        spoken.SpokenClip(digit, speaker, 5, "train", torch.full((100 + digit,), (1 + digit) / 20))
         for digit in range(10)
         for speaker in spoken.SPEAKERS
     ]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.bench.pieces import Pieces
-from mmspec.minis import scenes, sights
+from mmspec.bench.report.pieces import Pieces
+from mmspec.minis import scenes
+from mmspec.minis import vlm_model as sights
 from mmspec.text import generate
 
 HELD = 10**9
@@ -76,7 +77,9 @@ def test_it_describes_and_answers(mini):
 
 def test_another_picture_another_caption(mini, described):
     """Its captions are of the picture, not of the question: the pictures exchanged, so are the answers."""
-    turned = [sights.Asked(other.pictures, each.question) for each, other in zip(described, described[1:] + described[:1], strict=True)]
+    turned = [
+        sights.PictureQuestion(other.pictures, each.question) for each, other in zip(described, described[1:] + described[:1], strict=True)
+    ]
     said = sights.answers(mini.target, mini.processor, turned)
     right = [text == scenes.caption(each.pictures[0]) for text, each in zip(said, turned, strict=True)]
     assert sum(right) >= 0.8 * len(right)
@@ -98,7 +101,7 @@ def test_drafters_change_nothing_and_pay(mini, inputs, plain, name, least):
 
 
 def test_a_drafter_with_eyes_looks(mini, inputs, plain):
-    """It shares the target's tower; shown another picture than the target, it guesses worse, and nothing changes."""
+    """It shares the target's tower; shown another picture than the target, it drafts worse, and nothing changes."""
 
     def wrong(prompt, session):
         return {**prompt, "pixel_values": prompt["pixel_values"].roll(1, 0)}
@@ -125,9 +128,9 @@ def test_steps_of_training_are_of_one_form_and_their_own(mini):
     assert forms == {"describe": 3, "questions": 4, "pairs": 1}
 
 
-def test_a_lesson_is_judged_on_its_answer_alone(mini):
+def test_a_example_is_judged_on_its_answer_alone(mini):
     asked = sights.asked(3, 5, random.Random(0).choice(["describe", "questions"]))
-    found = sights.lesson(mini.processor, asked)
+    found = sights.example(mini.processor, asked)
     for ids, labels, each in zip(found["input_ids"], found["labels"], asked, strict=True):
         judged = labels[labels >= 0]
         assert mini.processor.decode(judged) == each.question.answer + sights.END

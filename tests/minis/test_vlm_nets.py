@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.minis import HOME, sights
+from mmspec.minis import HOME
+from mmspec.minis import vlm_model as sights
 
 CAPTIONS = 24
-KINDS = {"hivis": 4.4, "vispec": 4.4}  # least tokens a call with five guesses
+KINDS = {"hivis": 4.4, "vispec": 4.4}  # least tokens a call with five draft tokens
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_sampling_is_that_of_the_target(mini, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_of_another_row_cost_tokens(mini, inputs, plain, kind):
-    """A net that is handed the states of the row before, and so what another picture meant, guesses worse; the output stays."""
+    """A net that is handed the states of the row before, and so what another picture meant, draft tokens worse; the output stays."""
     from mmspec.drafters.guided import GuidedDrafter
 
     class Misled:

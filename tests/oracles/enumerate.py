@@ -1,19 +1,19 @@
-"""Exact laws by enumeration: a noise source that replays choices, and a driver that explores every outcome of the code under test.
+"""Exact distributions by enumeration: a noise source that replays choices, and a driver that explores every outcome of the code under test.
 
 All randomness in rules and drafters goes through `Noise` and `Keys`. `TapeNoise` and `TapeKeys` stand in for them: every draw is
 a choice among a few options of known probability, read from a tape. Rows are branches: one run replays many tapes at once, and
 every option not taken on the way becomes a new tape, until none is left. A leaf's weight is the product of its choices'
-probabilities, so the law of whatever the code returns is exact up to rounding.
+probabilities, so the distribution of whatever the code returns is exact up to rounding.
 
 Distinct keys give independent numbers. A key that comes up again, in a later round or at another node, gives the same number
-again, and what follows from that depends on the laws it is applied to. Two readings are offered. `once` takes every draw but a
+again, and what follows from that depends on the distributions it is applied to. Two readings are offered. `once` takes every draw but a
 key's first to be one that cannot matter: right for rules that draw each number for one purpose, and one that broke this would
-show under one of two salts. Otherwise equal keys and laws give equal choices, and equal keys with different laws a choice each:
-right for rules that draw the target's value after every node, where at any position only the settled path's history can matter.
+show under one of two salts. Otherwise equal keys and distributions give equal choices, and equal keys with different distributions a choice
+each: right for rules that draw the target's value after every node, where at any position only the committed path's history can matter.
 That shared numbers do no harm to those is what the equality tests show; `Coupled`, whose drafter reads the target's own noise,
 is left to them altogether.
 
-Guesses that share Gumbel numbers between rounds are explored exactly where there are two values: argmax(log p + g) is then 1 if and
+Draft tokens that share Gumbel numbers between rounds are explored exactly where there are two values: argmax(log p + g) is then 1 if and
 only if one uniform number, the same for every p, lies below p(1), and a branch remembers what is known of it.
 """
 
@@ -116,10 +116,10 @@ class TapeKeys:
         return self._each(torch.stack([1 - chance, chance], -1)).bool()
 
     def choose(self, scores: Tensor) -> Tensor:
-        return self._each(_law(scores))
+        return self._each(_distribution(scores))
 
     def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
-        left = _law(scores).expand(*self.words.shape, -1)
+        left = _distribution(scores).expand(*self.words.shape, -1)
         taken, free = [], torch.ones_like(left, dtype=torch.bool)
         for turn in range(count):
             mass = left.sum(-1, keepdim=True)
@@ -130,7 +130,7 @@ class TapeKeys:
         return torch.stack(taken, -1)
 
     def draw(self, weights: Tensor) -> Tensor:
-        return self._each(_law(weights.log())[..., None, :])
+        return self._each(_distribution(weights.log())[..., None, :])
 
     def uniform(self) -> Tensor:
         raise NotImplementedError("a uniform number has no finite set of outcomes: draw with below or choose")
@@ -158,7 +158,7 @@ class TapeKeys:
         return torch.stack(drawn, 1).view(self.words.shape)
 
 
-def _law(scores: Tensor) -> Tensor:
+def _distribution(scores: Tensor) -> Tensor:
     """exp(scores), normalised; where nothing is possible the first value is taken, as by an argmax."""
     first = torch.nn.functional.one_hot(torch.zeros_like(scores[..., 0], dtype=torch.long), scores.shape[-1]).double()
     return torch.where(scores.amax(-1, keepdim=True) > -torch.inf, scores.double().softmax(-1), first)
@@ -168,8 +168,8 @@ def _law(scores: Tensor) -> Tensor:
 class TapeNoise:
     """`Noise` read from a tape, for outputs of `most` values.
 
-    Draws for positions no output value stands for cannot matter, and neither can guesses of the last value, as a round always
-    settles one value more than it accepts. They are not explored; a second run with another `salt` shows that they do not matter.
+    Draws for positions no output value stands for cannot matter, and neither can draft tokens of the last value, as a round always
+    commits one value more than it accepts. They are not explored; a second run with another `salt` shows that they do not matter.
     """
 
     tape: Tape
@@ -179,9 +179,9 @@ class TapeNoise:
     def value(self, position: Tensor) -> TapeKeys:
         return self._keys(1, position, self.most)
 
-    def guess(self, position: Tensor, start: Tensor, branch: Tensor | int = 0) -> TapeKeys:
+    def draft_token(self, position: Tensor, start: Tensor, branch: Tensor | int = 0) -> TapeKeys:
         if self.coupled:
-            raise NotImplementedError("coupled guesses share the target's Gumbel numbers, which an enumeration cannot replay")
+            raise NotImplementedError("coupled draft tokens share the target's Gumbel numbers, which an enumeration cannot replay")
         return self._keys(2, position, self.most - 1, start, branch)
 
     def shared(self, position: Tensor) -> TapeKeys:
@@ -206,7 +206,7 @@ class Outcomes:
     weights: Tensor  # [leaves]
     extra: dict[str, Tensor] = field(default_factory=dict)
 
-    def law(self, codes: Tensor, size: int) -> Tensor:
+    def distribution(self, codes: Tensor, size: int) -> Tensor:
         """[size] probability of each of `codes` [leaves]."""
         return torch.zeros(size, dtype=torch.float64).index_add_(0, codes, self.weights)
 
@@ -221,11 +221,11 @@ def explore(run: Callable[[Tape], Tensor], *, salt: int = 0, once: bool = True, 
         weights.append(tape.weight)
         stack += tape.rest()
         if sum(map(len, weights)) > leaves:
-            raise RuntimeError(f"more than {leaves} outcomes: take fewer values or guesses")
+            raise RuntimeError(f"more than {leaves} outcomes: take fewer values or draft tokens")
     outcomes = Outcomes(torch.cat(found), torch.cat(weights))
     total = outcomes.weights.sum().item()
     if not abs(total - 1) < 1e-9:
-        raise RuntimeError(f"the outcomes' probabilities sum to {total}: some draw was missed or its law does not sum to 1")
+        raise RuntimeError(f"the outcomes' probabilities sum to {total}: some draw was missed or its distribution does not sum to 1")
     return outcomes
 
 
@@ -234,10 +234,10 @@ def _take(stack: list[tuple[Tensor, Tensor]], most: int = 1 << 14) -> tuple[Tens
     parts, size = [], 0
     while stack and size < most:
         choices, given = stack.pop()
-        room = most - size
-        if len(given) > room:
-            stack.append((choices[room:], given[room:]))
-        parts.append((choices[:room], given[:room]))
+        budget = most - size
+        if len(given) > budget:
+            stack.append((choices[budget:], given[budget:]))
+        parts.append((choices[:budget], given[:budget]))
         size += len(parts[-1][1])
     width = max(choices.shape[1] for choices, _ in parts)
     choices = torch.cat([torch.nn.functional.pad(c, (0, width - c.shape[1])) for c, _ in parts])

@@ -1,4 +1,5 @@
-"""Frame targets with explicit laws: every law of a frame is a row of a table over its V^K values, read whole or code by code."""
+"""Frame targets with explicit distributions: every distribution of a frame is a row of a table over its V^K values, read whole or code by
+code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,18 +10,19 @@ from torch import Tensor
 
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.depth import Choose, DepthFrame, Writer, one_by_one
-from mmspec.core.frame import Frame
-from mmspec.core.limits import Limits
+from mmspec.core.distributions.depth_frame import Choose, DepthFrame, FrameWriter, one_by_one
+from mmspec.core.distributions.frame import Frame
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import DefaultStopping
 from tests.oracles.enumerate import Outcomes, Tape, TapeNoise, explore
 from tests.oracles.tables import Table, TableSession, TableTarget, encode, one_round, run_loop
 
 
 @dataclass(frozen=True)
 class FrameTable:
-    """A law over frames of `books` codes below `size` for every history. A frame's number is its codes as base-V digits, book 0 first."""
+    """A distribution over frames of `books` codes below `size` for every history. A frame's number is its codes as base-V digits, book 0
+    first."""
 
     table: Table  # [codes, V^K]
     books: int
@@ -29,38 +31,38 @@ class FrameTable:
 
     @staticmethod
     def independent(books: int, size: int, length: int, seed: int, **options: Any) -> "FrameTable":
-        """Each code has a law of its own: histories of up to `length` frames have their own."""
-        rows = books * (length + 1) - 1  # as many laws as there are histories of frames
+        """Each code has a distribution of its own: histories of up to `length` frames have their own."""
+        rows = books * (length + 1) - 1  # as many distributions as there are histories of frames
         return FrameTable(
             _product([Table.random(size, rows, 31 * seed + book, **options).probs for book in range(books)]), books, size, False
         )
 
     @staticmethod
     def depth(books: int, size: int, length: int, seed: int, **options: Any) -> "FrameTable":
-        """Any law over frames, which is what a depth net can write."""
+        """Any distribution over frames, which is what a depth net can write."""
         return FrameTable(Table.random(size**books, length, 31 * seed, **options), books, size, True)
 
     def like(self, other: "FrameTable", share: float) -> "FrameTable":
-        """A drafter's table that knows something of `other`: the mean of both laws, code by code where codes are independent."""
+        """A drafter's table that knows something of `other`: the mean of both distributions, code by code where codes are independent."""
         if self.hangs:
             return replace(self, table=self.table.blend(other.table, share))
-        laws = [share * self.marginal(book) + (1 - share) * other.marginal(book) for book in range(self.books)]
-        return replace(self, table=_product(laws))
+        distributions = [share * self.marginal(book) + (1 - share) * other.marginal(book) for book in range(self.books)]
+        return replace(self, table=_product(distributions))
 
     def marginal(self, book: int) -> Tensor:
         """[codes, V]"""
         return self.table.probs.view(-1, self.size**book, self.size, self.size ** (self.books - book - 1)).sum((1, 3))
 
     def given(self, codes: Tensor, frames: Tensor) -> Tensor:
-        """[M, K, V] law of every code of `frames` [M, K], given those before it, after histories `codes` [M]."""
-        laws, rest = [], self.table.probs[codes]
+        """[M, K, V] distribution of every code of `frames` [M, K], given those before it, after histories `codes` [M]."""
+        distributions, rest = [], self.table.probs[codes]
         for book in range(self.books):
             rest = rest.view(len(rest), self.size, -1)
             mass = rest.sum(-1)
             total = mass.sum(-1, keepdim=True)
-            laws.append(torch.where(total > 0, mass / total, 1 / self.size))  # behind what cannot be, anything may stand
+            distributions.append(torch.where(total > 0, mass / total, 1 / self.size))  # behind what cannot be, anything may stand
             rest = rest[torch.arange(len(rest)), frames[:, book]]
-        return torch.stack(laws, 1)
+        return torch.stack(distributions, 1)
 
     def number(self, frames: Tensor) -> Tensor:
         """[...] numbers of `frames` [..., K]."""
@@ -76,17 +78,17 @@ class FrameTable:
         return self.frame(torch.arange(self.size**self.books))
 
 
-def _product(laws: Sequence[Tensor]) -> Table:
-    """Laws [codes, V] of independent codes as one of frames."""
-    joint = laws[0]
-    for law in laws[1:]:
-        joint = (joint[..., None] * law[:, None]).flatten(1)
+def _product(distributions: Sequence[Tensor]) -> Table:
+    """Distributions [codes, V] of independent codes as one of frames."""
+    joint = distributions[0]
+    for distribution in distributions[1:]:
+        joint = (joint[..., None] * distribution[:, None]).flatten(1)
     return Table(joint)
 
 
 @dataclass
 class TableDepth:
-    """A depth net that reads its laws from a table; its state is the history's number. Counts its runs."""
+    """A depth net that reads its distributions from a table; its state is the history's number. Counts its runs."""
 
     table: FrameTable
     runs: int = 0
@@ -116,17 +118,17 @@ class FrameTarget:
     """A target of frames; the prompt is the number of rows."""
 
     frames: FrameTable
-    writer: Writer = one_by_one
+    writer: FrameWriter = one_by_one
 
     def __post_init__(self):
         self.depth = TableDepth(self.frames)
 
     def begin(self, prompt: int) -> tuple["FrameSession", Draft]:
-        inner, frontier = TableTarget(self.frames.table).begin(prompt)
-        return FrameSession(self, inner), replace(frontier, nodes=self.frames.frame(frontier.nodes))
+        inner, pending = TableTarget(self.frames.table).begin(prompt)
+        return FrameSession(self, inner), replace(pending, nodes=self.frames.frame(pending.nodes))
 
-    def law(self, codes: Tensor) -> Any:
-        """The law of the frame after histories `codes` [...]."""
+    def distribution(self, codes: Tensor) -> Any:
+        """The distribution of the frame after histories `codes` [...]."""
         if self.frames.hangs:
             return DepthFrame(codes[..., None], self.depth, self.writer)
         return Frame(torch.stack([self.frames.marginal(book)[codes] for book in range(self.frames.books)], -2).log())
@@ -145,13 +147,13 @@ class FrameSession:
     def score(self, draft: Draft) -> Scored:
         first = self.inner.scored
         self.inner.score(replace(draft, nodes=self.target.frames.number(draft.nodes), q=None))
-        return Scored(self.target.law(self.inner.codes[:, first:]))
+        return Scored(self.target.distribution(self.inner.codes[:, first:]))
 
     def commit(self, keep: Tensor, most: int) -> None:
         self.inner.commit(keep, most)
 
 
-# --- exact laws -------------------------------------------------------------------------------------------------------
+# --- exact distributions -------------------------------------------------------------------------------------------------------
 
 
 def frame_pair(
@@ -163,8 +165,10 @@ def frame_pair(
     return FrameTarget(target, always), FrameTarget(other.like(target, 1 - knows), always)
 
 
-def frames_loop_law(target: FrameTarget, drafter: Any, rule: Any, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
-    """[V^(K most)] exact joint law of the outputs of whole runs of `decode`."""
+def frames_loop_distribution(
+    target: FrameTarget, drafter: Any, rule: Any, *, most: int, length: int, salt: int = 0, once: bool = True
+) -> Tensor:
+    """[V^(K most)] exact joint distribution of the outputs of whole runs of `decode`."""
 
     def run(tape: Tape) -> Tensor:
         noise = TapeNoise(tape, most)
@@ -173,11 +177,11 @@ def frames_loop_law(target: FrameTarget, drafter: Any, rule: Any, *, most: int, 
 
     outcomes = explore(run, salt=salt, once=once)
     size = target.frames.table.size
-    return outcomes.law(encode(outcomes.values, size), size**most)
+    return outcomes.distribution(encode(outcomes.values, size), size**most)
 
 
 def frames_round(target: FrameTarget, drafter: Any, rule: Any, *, most: int, length: int, salt: int = 0, once: bool = True) -> Outcomes:
-    """Every outcome of the first round: numbers [leaves, most] (-1 where none was settled), with judged counts and meters."""
+    """Every outcome of the first round: numbers [leaves, most] (-1 where none was committed), with judged counts and meters."""
 
     def run(tape: Tape) -> Tensor:
         _, verdict = one_round(target, drafter, rule, TapeNoise(tape, most), tape.rows, most, length)
@@ -201,8 +205,10 @@ def _meters(verdict: Verdict, rows: int) -> Tensor:
     return torch.stack([meter.double() for meter in meters], 1)
 
 
-def frames_round_law(target: FrameTarget, drafter: Any, rule: Any, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
-    """[V^(K most)] law of one round's settled frames, completed to `most` by the target's own conditionals."""
+def frames_round_distribution(
+    target: FrameTarget, drafter: Any, rule: Any, *, most: int, length: int, salt: int = 0, once: bool = True
+) -> Tensor:
+    """[V^(K most)] distribution of one round's committed frames, completed to `most` by the target's own conditionals."""
     outcomes, table = frames_round(target, drafter, rule, most=most, length=length, salt=salt, once=once), target.frames.table
     count, mass = (outcomes.values >= 0).sum(1), torch.zeros(1, dtype=torch.float64)
     for level in range(1, most + 1):
@@ -216,6 +222,6 @@ def frames_run(
     target: FrameTarget, drafter: Any, rule: Any, noise: Any, rows: int, *, most: int, length: int, ends: Any = ()
 ) -> tuple[list[list[Any]], Stats]:
     """A whole generation: every row's frames, and what it took."""
-    limits = Limits(rows, most, ends)
-    out = generate(target, drafter, rule, rows, limits=limits, noise=noise, control=Fixed(length))
-    return limits.outputs, out.stats
+    stopping = DefaultStopping(rows, most, ends)
+    out = generate(target, drafter, rule, rows, stopping=stopping, noise=noise, control=Fixed(length))
+    return stopping.outputs, out.stats

@@ -1,4 +1,4 @@
-"""Targets of vectors with explicit laws, quadrature, and the test that sees small biases: projected standardised residuals."""
+"""Targets of vectors with explicit distributions, quadrature, and the test that sees small biases: projected standardised residuals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,15 +9,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from mmspec.core import reflection
-from mmspec.core.accept import Token, settle
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.gaussian import Gaussian
-from mmspec.core.limits import Limits
+from mmspec.core.distributions import reflection
+from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import Draft, Scored
+from mmspec.core.rules.base import commit
+from mmspec.core.rules.token import Token
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import DefaultStopping
 
 REJECTED = 1e-6
 """What a planted bug must fall below."""
@@ -28,9 +29,10 @@ REJECTED = 1e-6
 
 @dataclass(frozen=True)
 class Markov:
-    """A target whose law after a value is `law(value)`; the value before the first is 0, and the prompt is the number of rows."""
+    """A target whose distribution after a value is `distribution(value)`; the value before the first is 0, and the prompt is the number of
+    rows."""
 
-    law: Callable[[Tensor], Any]  # [B, N, d] -> laws [B, N]
+    distribution: Callable[[Tensor], Any]  # [B, N, d] -> distributions [B, N]
     width: int
 
     def begin(self, prompt: int) -> tuple["MarkovSession", Draft]:
@@ -43,7 +45,7 @@ class MarkovSession:
 
     def score(self, draft: Draft) -> Scored:
         first, self.scored = self.scored, draft.size
-        return Scored(self.target.law(draft.nodes[:, first:]))
+        return Scored(self.target.distribution(draft.nodes[:, first:]))
 
     def commit(self, keep: Tensor, most: int) -> None:
         self.scored = 0
@@ -51,7 +53,7 @@ class MarkovSession:
 
 @dataclass(frozen=True)
 class Linear:
-    """x' ~ N(a x + b, scale^2): the joint law of a run is Gaussian, with mean and covariance in closed form."""
+    """x' ~ N(a x + b, scale^2): the joint distribution of a run is Gaussian, with mean and covariance in closed form."""
 
     a: Tensor  # [d, d]
     b: Tensor  # [d]
@@ -94,7 +96,7 @@ def linear_pair(width: int = 2, gap: float = 0.6, seed: int = 0) -> tuple[Linear
 def vectors_run(target: Any, drafter: Any, rule: Any, rows: int, *, most: int, length: int, seed: Any = 0) -> tuple[Tensor, Stats]:
     """A whole generation of `decode`: every row's values [B, most, d], and what it took."""
     noise = Noise.from_seed(seed, rows)
-    out = generate(target, drafter, rule, rows, limits=Limits(rows, most), noise=noise, control=Fixed(length))
+    out = generate(target, drafter, rule, rows, stopping=DefaultStopping(rows, most), noise=noise, control=Fixed(length))
     return out.sequences, out.stats
 
 
@@ -154,12 +156,13 @@ def grid(width: int, reach: float, count: int) -> tuple[Tensor, float]:
 
 
 def emitted_error(rule: Any, p: Any, q: Any, x: Tensor, cell: float) -> float:
-    """The largest error of a settled value's density at `x` [M, 1, d], laws [M, 1]: q a + (mass of q refused) x (density of what replaces).
+    """The largest error of a committed value's density at `x` [M, 1, d], distributions [M, 1]: q a + (mass of q refused) x (density of what
+    replaces).
 
     The replacement's density is read off `keep_prob`, as p keep_prob / its integral.
     """
     own, drawn = p.prob(x)[:, 0], q.prob(x)[:, 0]
-    assert abs(own.sum() * cell - 1) < 1e-8  # the grid holds the law
+    assert abs(own.sum() * cell - 1) < 1e-8  # the grid holds the distribution
     assert abs(drawn.sum() * cell - 1) < 1e-8
     accepts = rule.accept_prob(p, q, x)[:, 0]
     left = rule.replacement(p, q, x)
@@ -199,7 +202,7 @@ class SigmaFactor(Token):
 
 
 class NoRollback(Token):
-    """Every guess judged on its own: refused ones are replaced where they stand, those behind them stay (CSpD's code)."""
+    """Every draft token judged on its own: refused ones are replaced where they stand, those behind them stay (CSpD's code)."""
 
     def __call__(self, draft, scored, noise):
         if draft.size == draft.roots:
@@ -207,8 +210,8 @@ class NoRollback(Token):
         first, last = draft.roots - 1, draft.valid[:, draft.roots :].sum(-1) + draft.roots - 1
         p = scored.p.at(torch.arange(first, draft.size - 1).expand(len(draft.start), -1))
         position = draft.position()[:, first:-1]
-        passes = noise.accept(position, draft.start).below(self.accept_prob(p, draft.q, draft.guesses))
-        mended = p.residual(draft.q, draft.guesses).sample(noise.residual(position, draft.start))
-        draft.nodes[:, draft.roots :] = torch.where(passes[..., None], draft.guesses, mended)
+        passes = noise.accept(position, draft.start).below(self.accept_prob(p, draft.q, draft.draft_tokens))
+        mended = p.residual(draft.q, draft.draft_tokens).sample(noise.residual(position, draft.start))
+        draft.nodes[:, draft.roots :] = torch.where(passes[..., None], draft.draft_tokens, mended)
         own = scored.p.at(last[:, None]).sample(noise.value(draft.position().gather(1, last[:, None])))
-        return settle(draft, last, own[:, 0])
+        return commit(draft, last, own[:, 0])

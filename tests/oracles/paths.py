@@ -1,8 +1,8 @@
 """Toy models whose tokens are written by small random diffusion heads, and the test that finds a wrong rule over them.
 
-The target's head is told a function of the last token's last state, so tokens hang on one another; nets are tanh maps, so laws are not
-normal. One round of a rule is run on many rows and every row is completed by the target. Whatever the drafter, the emitted states then
-have the target's law, so their residuals (x - m_p) / std, seen along m_q - m_p, are independent standard normals.
+The target's head is told a function of the last token's last state, so tokens hang on one another; nets are tanh maps, so distributions are
+not normal. One round of a rule is run on many rows and every row is completed by the target. Whatever the drafter, the emitted states then
+have the target's distribution, so their residuals (x - m_p) / std, seen along m_q - m_p, are independent standard normals.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from mmspec.core.denoising import Denoiser, DenoisingPath, DrawnPath, recorded
-from mmspec.core.kernel import Kernel
+from mmspec.core.distributions.denoising_path import Denoiser, DenoisingPath, DrawnPath, recorded
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Room, Scored, Verdict
+from mmspec.core.records import Budget, Draft, Scored, Verdict
 
 PASS, FAIL = 0.01, 1e-6
 START = 10_000  # where a row's completion draws its numbers, far from those of the round
 
 
-def chain_kernel(steps: int, seed: int = 0, noise: float = 0.5) -> Kernel:
+def chain_kernel(steps: int, seed: int = 0, noise: float = 0.5) -> NoiseSchedule:
     """Random transitions of `steps` steps."""
     numbers = torch.rand(3, steps, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return Kernel(torch.arange(steps, 0, -1), 0.4 + 0.5 * numbers[0], 0.3 + 0.5 * numbers[1], noise * (0.5 + numbers[2]))
+    return NoiseSchedule(torch.arange(steps, 0, -1), 0.4 + 0.5 * numbers[0], 0.3 + 0.5 * numbers[1], noise * (0.5 + numbers[2]))
 
 
 @dataclass(frozen=True)
@@ -49,35 +49,35 @@ class TanhNet:
 
 @dataclass(frozen=True)
 class PathTarget:
-    """The law of a token after a token whose path is [..., T + 1, d]; it is also a drafter's view of one."""
+    """The distribution of a token after a token whose path is [..., T + 1, d]; it is also a drafter's view of one."""
 
     denoiser: Denoiser
     size: int  # d
 
-    def law(self, nodes: Tensor) -> DenoisingPath:
+    def distribution(self, nodes: Tensor) -> DenoisingPath:
         return DenoisingPath(torch.tanh(2 * nodes[..., -1, :]), self.denoiser, self.size)
 
     def score(self, draft: Draft) -> Scored:
-        return Scored(self.law(draft.nodes))
+        return Scored(self.distribution(draft.nodes))
 
-    def propose(self, frontier: Draft, room: Room, noise: Noise) -> Draft:
-        nodes, laws = [frontier.nodes[:, -1:]], []
-        for step in range(room.length):
-            position = frontier.start[:, None] + step
-            value, law = recorded(self.law(nodes[-1]), noise.guess(position, frontier.start))
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        nodes, distributions = [pending.nodes[:, -1:]], []
+        for step in range(budget.length):
+            position = pending.start[:, None] + step
+            value, distribution = recorded(self.distribution(nodes[-1]), noise.draft_token(position, pending.start))
             nodes.append(value)
-            laws.append(law)
-        if not laws:
-            return frontier
-        q = laws[0]
-        for law in laws[1:]:
-            q = q.cat(law)
-        return frontier.extend_chain(torch.cat(nodes[1:], 1), room.guesses, q)
+            distributions.append(distribution)
+        if not distributions:
+            return pending
+        q = distributions[0]
+        for distribution in distributions[1:]:
+            q = q.cat(distribution)
+        return pending.extend_chain(torch.cat(nodes[1:], 1), budget.draft_tokens, q)
 
 
 def path_pair(size: int, steps: int, away: float = 0.35, seed: int = 0, noise: float = 0.5) -> tuple[PathTarget, PathTarget]:
-    kernel = chain_kernel(steps, seed, noise)
-    return tuple(PathTarget(Denoiser(TanhNet(size, seed, gap), kernel), size) for gap in (0.0, away))  # pyright: ignore[reportReturnType]
+    noise_schedule = chain_kernel(steps, seed, noise)
+    return tuple(PathTarget(Denoiser(TanhNet(size, seed, gap), noise_schedule), size) for gap in (0.0, away))  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
@@ -86,24 +86,24 @@ class Round:
 
     draft: Draft
     verdict: Verdict
-    paths: Tensor  # [B, G + 1, T + 1, d] settled tokens, and the target's own behind them
+    paths: Tensor  # [B, G + 1, T + 1, d] committed tokens, and the target's own behind them
     before: Tensor  # [B, G + 1, T + 1, d] the token in front of each
 
 
 def one_round(target: PathTarget, drafter: PathTarget, rule: Any, rows: int, length: int, *, seed: int = 0, ragged: bool = False) -> Round:
-    """A round of `length` guesses, fewer in some rows where `ragged`, and its rows completed by the target."""
+    """A round of `length` draft tokens, fewer in some rows where `ragged`, and its rows completed by the target."""
     noise, steps = Noise.from_seed(seed, rows), target.denoiser.steps
     begin = torch.randn(rows, steps + 1, target.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    frontier = Draft.root(begin, torch.zeros(rows, dtype=torch.long))
+    pending = Draft.root(begin, torch.zeros(rows, dtype=torch.long))
     left = torch.full((rows,), length + 1)
     if ragged:
         left = torch.arange(rows) % (length + 1) + 1
-    draft = drafter.propose(frontier, Room(left, length), noise)
+    draft = drafter.propose(pending, Budget(left, length), noise)
     verdict = rule(draft, target.score(draft), noise)
     paths, before = [], [begin]
     for column in range(length + 1):
         position = torch.full((rows, 1), START + column)
-        fresh = target.law(before[-1][:, None]).sample(noise.value(position))[:, 0]
+        fresh = target.distribution(before[-1][:, None]).sample(noise.value(position))[:, 0]
         paths.append(torch.where((column < verdict.count)[:, None, None], verdict.values[:, column], fresh))
         before.append(paths[-1])
     return Round(draft, verdict, torch.stack(paths, 1), torch.stack(before[:-1], 1))
@@ -111,7 +111,7 @@ def one_round(target: PathTarget, drafter: PathTarget, rule: Any, rows: int, len
 
 def residuals(target: PathTarget, drafter: PathTarget, paths: Tensor, before: Tensor) -> Tensor:
     """(x - m_p) / std of every state of `paths` [B, N, T + 1, d] along m_q - m_p, those of x_T first: [B, N, T + 1]."""
-    p, q = (model.law(before).steps(paths) for model in (target, drafter))
+    p, q = (model.distribution(before).steps(paths) for model in (target, drafter))
     away = q.mean - p.mean
     away = away / away.norm(dim=-1, keepdim=True)
     seen = ((paths[..., 1:, :] - p.mean) / p.scale * away).sum(-1)

@@ -1,4 +1,4 @@
-"""What every relaxed rule must obey, written down without the engine: the identity, a node of a tree, a path of guesses."""
+"""What every relaxed rule must obey, written down without the engine: the identity, a node of a tree, a path of draft tokens."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mmspec.core.laws import Categorical
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
 
@@ -19,13 +19,13 @@ def _dirichlet(sharp: float, size: int, generator: torch.Generator) -> Tensor:
     return weights / weights.sum()
 
 
-def _only(law: Tensor, values: Tensor) -> Tensor:
-    kept = torch.zeros_like(law).index_copy_(0, values, law[values])
+def _only(distribution: Tensor, values: Tensor) -> Tensor:
+    kept = torch.zeros_like(distribution).index_copy_(0, values, distribution[values])
     return kept / kept.sum()
 
 
 def families(size: int, seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
-    """Pairs of laws p, q [V] float64 of every kind that picture models make."""
+    """Pairs of distributions p, q [V] float64 of every kind that picture models make."""
     g = torch.Generator().manual_seed(seed)
     broad, other = _dirichlet(5.0, size, g), _dirichlet(5.0, size, g)
     peaked, sharp = _dirichlet(0.15, size, g), _dirichlet(0.15, size, g)
@@ -54,9 +54,9 @@ def many(size: int, seeds: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
         yield from families(size, seed).values()
 
 
-def spread(law: Tensor) -> Categorical:
-    """One copy of `law` [V] for each value, [V, V]."""
-    return Categorical.of(law.expand(len(law), len(law)))
+def spread(distribution: Tensor) -> Categorical:
+    """One copy of `distribution` [V] for each value, [V, V]."""
+    return Categorical.of(distribution.expand(len(distribution), len(distribution)))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -74,32 +74,32 @@ def identity_error(rule, p: Tensor, q: Tensor) -> float:
     short = ((p / q).clamp(max=1) - chance)[drawn].clamp(min=0).max().item()
     gain = (q * chance)[drawn].sum().item() - torch.minimum(p, q).sum().item()
     meter = (q * excess)[drawn].sum().item()
-    spent = distance(rule.output_law(Categorical.of(p), Categorical.of(q)).probs(), p)
+    spent = distance(rule.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), p)
     return max(short, abs(spent - gain), abs(spent - meter))
 
 
 def point_error(rule, p: Tensor) -> float:
-    """The same for guesses that are point masses with no law on record: one for every value."""
-    x, laws = torch.arange(len(p)), spread(p)
-    chance, excess = rule.accept_prob(laws, None, x)[:, None], rule.excess(laws, None, x)
-    output = chance * torch.eye(len(p)) + (1 - chance) * rule.replacement(laws, None, x).probs()
+    """The same for draft tokens that are point masses with no distribution on record: one for every value."""
+    x, distributions = torch.arange(len(p)), spread(p)
+    chance, excess = rule.accept_prob(distributions, None, x)[:, None], rule.excess(distributions, None, x)
+    output = chance * torch.eye(len(p)) + (1 - chance) * rule.replacement(distributions, None, x).probs()
     spent = 0.5 * (output - p).abs().sum(-1)
     return max((p - chance[:, 0]).clamp(min=0).max().item(), (spent - excess).abs().max().item())
 
 
-# --- nodes and paths, guess by guess ----------------------------------------------------------------------------------
+# --- nodes and paths, draft token by draft token ----------------------------------------------------------------------------------
 
 
 def node(rule, p: Tensor, q: Tensor | None, picks: list[int] | int) -> tuple[Tensor, float]:
-    """Law of the value settled at one node, and the mean drift. `picks`: values to try in turn, or how many to draw from q."""
+    """Distribution of the value committed at one node, and the mean drift. `picks`: values to try in turn, or how many to draw from q."""
     left = len(picks) if isinstance(picks, list) else picks
     if left == 0:
         return p, 0.0
-    law, drift = torch.zeros_like(p), 0.0
+    distribution, drift = torch.zeros_like(p), 0.0
     for x in [picks[0]] if isinstance(picks, list) else q.nonzero().flatten().tolist():
-        own, laws = torch.tensor(x), (Categorical.of(p), None if q is None else Categorical.of(q))
+        own, distributions = torch.tensor(x), (Categorical.of(p), None if q is None else Categorical.of(q))
         weight = 1.0 if q is None else q[x].item()
-        chance, excess = rule.accept_prob(*laws, own).item(), rule.excess(*laws, own).item()
+        chance, excess = rule.accept_prob(*distributions, own).item(), rule.excess(*distributions, own).item()
         rest = p.clone() if q is None else (p - q).clamp(min=0)
         if q is None:
             rest[x] = 0
@@ -108,10 +108,10 @@ def node(rule, p: Tensor, q: Tensor | None, picks: list[int] | int) -> tuple[Ten
         struck = struck / struck.sum() if struck is not None and struck.sum() > 0 else None
         more = picks[1:] if isinstance(picks, list) else (left - 1 if struck is not None else 0)
         below, cost = node(rule, rest, struck, more) if chance < 1 else (rest, 0.0)
-        law = law + weight * (1 - chance) * below
-        law[x] += weight * chance
+        distribution = distribution + weight * (1 - chance) * below
+        distribution[x] += weight * chance
         drift += weight * (excess + (1 - chance) * cost)
-    return law, drift
+    return distribution, drift
 
 
 def path_drift(rule, target: Tensor, drafter: Tensor, size: int, length: int, code: int = 1, place: int = 0) -> float:
@@ -121,39 +121,39 @@ def path_drift(rule, target: Tensor, drafter: Tensor, size: int, length: int, co
     p, q, x = target[code], drafter[code], torch.arange(size)
     here = rule.at(torch.full((size,), place))
     chance = here.accept_prob(spread(p), spread(q), x)
-    total = distance(here.output_law(Categorical.of(p), Categorical.of(q)).probs(), p)
+    total = distance(here.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), p)
     for value in range(size):
         below = path_drift(rule, target, drafter, size, length - 1, code * size + value, place + 1)
         total += (q[value] * chance[value]).item() * below if q[value] > 0 else 0.0
     return total
 
 
-# --- windows: one round of made-up laws -------------------------------------------------------------------------------
+# --- windows: one round of made-up distributions -------------------------------------------------------------------------------
 
 
-def window(size: int, guesses: int, rows: int, kind: str = "drawn", seed: int = 0, dtype=torch.float32) -> tuple[Draft, Scored, Noise]:
-    """A round on a chain: top-k laws with impossible values; q is on record as `drawn`, is `uniform`, or is none (`point`)."""
+def window(size: int, draft_tokens: int, rows: int, kind: str = "drawn", seed: int = 0, dtype=torch.float32) -> tuple[Draft, Scored, Noise]:
+    """A round on a chain: top-k distributions with impossible values; q is on record as `drawn`, is `uniform`, or is none (`point`)."""
     g = torch.Generator().manual_seed(seed)
 
-    def laws(columns: int) -> Categorical:
+    def distributions(columns: int) -> Categorical:
         scores = 2 * torch.randn(rows, columns, size, generator=g, dtype=dtype)
         floor = scores.topk(size // 2, -1).values[..., -1:]
         return Categorical(scores.masked_fill(scores < floor, -torch.inf))
 
-    q = laws(guesses) if kind != "uniform" else Categorical(torch.zeros(rows, guesses, size, dtype=dtype))
+    q = distributions(draft_tokens) if kind != "uniform" else Categorical(torch.zeros(rows, draft_tokens, size, dtype=dtype))
     own = Noise.from_seed(seed, rows)
     start = torch.arange(rows) % 3
-    values = q.sample(own.guess(start[:, None] + torch.arange(guesses), start))
+    values = q.sample(own.draft_token(start[:, None] + torch.arange(draft_tokens), start))
     draft = Draft(torch.zeros(rows, 1, dtype=torch.long), torch.full((rows, 1), CONTEXT), start)
-    room = torch.arange(rows) % (guesses + 1) + (torch.arange(rows) % 2) * guesses  # some rows are cut
-    draft = draft.extend_chain(values, room, None if kind == "point" else q)
-    return draft, Scored(laws(guesses + 1)), own
+    budget = torch.arange(rows) % (draft_tokens + 1) + (torch.arange(rows) % 2) * draft_tokens  # some rows are cut
+    draft = draft.extend_chain(values, budget, None if kind == "point" else q)
+    return draft, Scored(distributions(draft_tokens + 1)), own
 
 
 def same(one: Verdict, other: Verdict) -> bool:
     """Whether two verdicts agree bit for bit, meters of rejection included."""
     names = ("keep", "values", "count", "accepted", "judged", "expected")
-    pairs = [(getattr(one, name), getattr(other, name)) for name in names] + [(one.frontier.nodes, other.frontier.nodes)]
+    pairs = [(getattr(one, name), getattr(other, name)) for name in names] + [(one.pending.nodes, other.pending.nodes)]
     return all(a is b is None or torch.equal(a, b) for a, b in pairs)
 
 
@@ -164,21 +164,21 @@ def finished(draft: Draft, row: int) -> Draft:
     return replace(draft, parents=parents)
 
 
-# --- many rows of one guess -------------------------------------------------------------------------------------------
+# --- many rows of one draft token -------------------------------------------------------------------------------------------
 
 
-def settled(rule, p: Tensor, q: Tensor, *, rows: int = 1_000_000, point: bool = False, most: int = 50_000) -> tuple[Tensor, float]:
-    """The first value of `rows` independent rounds of one guess from `q` [V] judged by `p` [V], and the mean drift.
+def committed(rule, p: Tensor, q: Tensor, *, rows: int = 1_000_000, point: bool = False, most: int = 50_000) -> tuple[Tensor, float]:
+    """The first value of `rows` independent rounds of one draft from `q` [V] judged by `p` [V], and the mean drift.
 
-    With `point` no law is on record, and the guess is q's most likely value.
+    With `point` no distribution is on record, and the draft token is q's most likely value.
     """
     values, drift = [], 0.0
     for first in range(0, rows, most):
         count = min(most, rows - first)
         noise, start = Noise.from_seed(first, count), torch.zeros(count, dtype=torch.long)
-        law = Categorical(q.log().expand(count, 1, -1))
-        x = law.mode() if point else law.sample(noise.guess(start[:, None], start))
-        draft = Draft.root(start, start).extend_chain(x, torch.ones_like(start), None if point else law)
+        distribution = Categorical(q.log().expand(count, 1, -1))
+        x = distribution.mode() if point else distribution.sample(noise.draft_token(start[:, None], start))
+        draft = Draft.root(start, start).extend_chain(x, torch.ones_like(start), None if point else distribution)
         verdict = rule(draft, Scored(Categorical(p.log().expand(count, 2, -1))), noise)
         values.append(verdict.values[:, 0])
         drift += 0.0 if verdict.drift is None else verdict.drift.sum().item()

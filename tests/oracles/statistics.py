@@ -1,4 +1,4 @@
-"""Goodness-of-fit tests. Seeds are fixed; a law passes above 1e-4, and its biased variant must fall far below."""
+"""Goodness-of-fit tests. Seeds are fixed; a distribution passes above 1e-4, and its biased variant must fall far below."""
 
 import torch
 from scipy import stats

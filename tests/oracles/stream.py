@@ -1,7 +1,8 @@
-"""A Markov model behind the real session, with samplers that look back: and the joint law of its outputs, path by path, in plain Python.
+"""A Markov model behind the real session, with samplers that look back: and the joint distribution of its outputs, path by path, in plain
+Python.
 
 The model is a table of logits, so that everything between logits and outputs is the engine's own: slots, masks, histories,
-processors, drafts, commits. Laws are computed in double.
+processors, drafts, commits. Distributions are computed in double.
 """
 
 import math
@@ -11,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmspec.core.cache import SlotCache
 from mmspec.core.control import Fixed
 from mmspec.core.decode import Drafter, decode
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
-from mmspec.core.processors import History, Pipeline, Processor
+from mmspec.core.processors.pipeline import History, Pipeline, Processor
+from mmspec.core.stopping import DefaultStopping
+from mmspec.models.slot_cache import SlotCache
+from mmspec.models.target import HFTarget
 from tests.oracles.enumerate import Tape, TapeNoise, explore
 
 END = 0
@@ -38,7 +39,7 @@ class MarkovFamily:
 
 @dataclass(frozen=True)
 class Precise:
-    """Laws in double, whatever the model's dtype."""
+    """Distributions in double, whatever the model's dtype."""
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         return scores.double()
@@ -62,7 +63,7 @@ def inputs(prompts: Sequence[Sequence[int]], left: bool = True) -> dict[str, Ten
     return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
 
 
-# --- the law, without the engine --------------------------------------------------------------------------------------
+# --- the distribution, without the engine --------------------------------------------------------------------------------------
 
 Said = Callable[[list[float], list[int], int], list[float]]
 """(logits, the whole path, how many of it are outputs) -> logits or log-probabilities of the value that comes next."""
@@ -75,7 +76,7 @@ class World:
     table: Tensor
     says: Sequence[Said] = field(default_factory=tuple)
 
-    def law(self, prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
+    def distribution(self, prompt: Sequence[int], outputs: Sequence[int]) -> list[float]:
         path = [*prompt, *outputs]
         scores = [float(x) for x in self.table[path[-1]]]
         for say in self.says:
@@ -83,20 +84,20 @@ class World:
         return softmax(scores)
 
     def joint(self, prompt: Sequence[int], most: int) -> Tensor:
-        """Law of the outputs, as `encode` numbers them."""
+        """Distribution of the outputs, as `encode` numbers them."""
         size = len(self.table)
-        law = torch.zeros((size + 1) ** most, dtype=torch.float64)
+        distribution = torch.zeros((size + 1) ** most, dtype=torch.float64)
 
         def go(outputs: list[int], chance: float) -> None:
             if len(outputs) == most or (outputs and outputs[-1] == END):
-                law[int(encode([outputs], size, most)[0])] += chance
+                distribution[int(encode([outputs], size, most)[0])] += chance
                 return
-            for value, probability in enumerate(self.law(prompt, outputs)):
+            for value, probability in enumerate(self.distribution(prompt, outputs)):
                 if probability > 0:
                     go([*outputs, value], chance * probability)
 
         go([], 1.0)
-        return law
+        return distribution
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
@@ -105,8 +106,8 @@ def softmax(scores: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def log(law: Sequence[float]) -> list[float]:
-    return [math.log(x) if x > 0 else -math.inf for x in law]
+def log(distribution: Sequence[float]) -> list[float]:
+    return [math.log(x) if x > 0 else -math.inf for x in distribution]
 
 
 def encode(outputs: Sequence[Sequence[int]], size: int, most: int) -> Tensor:
@@ -135,17 +136,17 @@ def run(
     left: bool = True,
     ends=(END,),
 ):
-    """A whole `decode`: its outputs, and how many guesses were accepted and judged."""
-    limits, accepted, judged = Limits(len(prompts), most, ends), 0, 0
-    for step in decode(own, drafter, rule, inputs(prompts, left), limits=limits, noise=noise, control=Fixed(length)):
-        accepted, judged = accepted + sum(step.settled.accepted), judged + sum(step.settled.judged)
-    return limits.outputs, accepted, judged
+    """A whole `decode`: its outputs, and how many draft tokens were accepted and judged."""
+    stopping, accepted, judged = DefaultStopping(len(prompts), most, ends), 0, 0
+    for step in decode(own, drafter, rule, inputs(prompts, left), stopping=stopping, noise=noise, control=Fixed(length)):
+        accepted, judged = accepted + sum(step.committed.accepted), judged + sum(step.committed.judged)
+    return stopping.outputs, accepted, judged
 
 
-def engine_law(
+def engine_distribution(
     own: HFTarget, drafter: Drafter, rule, prompt: Sequence[int], *, most: int, length: int, once: bool = True, ends: bool = True
 ) -> Tensor:
-    """The exact law of whole runs after one prompt, by exploring every outcome.
+    """The exact distribution of whole runs after one prompt, by exploring every outcome.
 
     A row that has ended still draws while others go on, and a replay among others would draw less or more: where that happens the
     weights do not sum to 1. Without `ends` every run goes on to its last value, and outputs are cut where they would have ended.
@@ -158,7 +159,7 @@ def engine_law(
         return encode([_cut(values) for values in outputs], size, most)
 
     outcomes = explore(branch, once=once)
-    return outcomes.law(outcomes.values, (size + 1) ** most)
+    return outcomes.distribution(outcomes.values, (size + 1) ** most)
 
 
 def _cut(values: list[int]) -> list[int]:

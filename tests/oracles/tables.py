@@ -1,4 +1,5 @@
-"""Fakes with explicit laws: a target whose every conditional is a row of a table, and the joint laws that follow from it."""
+"""Fakes with explicit distributions: a target whose every conditional is a row of a table, and the joint distributions that follow from
+it."""
 
 from dataclasses import dataclass
 
@@ -7,15 +8,15 @@ from torch import Tensor
 
 from mmspec.core.control import Fixed
 from mmspec.core.decode import Drafter, decode
-from mmspec.core.laws import Categorical
-from mmspec.core.limits import Limits
-from mmspec.core.records import CONTEXT, Draft, Room, Scored, Verdict
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.records import CONTEXT, Budget, Draft, Scored, Verdict
+from mmspec.core.stopping import DefaultStopping
 from tests.oracles.enumerate import Outcomes, Tape, TapeNoise, explore
 
 
 @dataclass(frozen=True)
 class Table:
-    """A law for every history. A history's code is 1 followed by its values as base-V digits, so no two share one."""
+    """A distribution for every history. A history's code is 1 followed by its values as base-V digits, so no two share one."""
 
     probs: Tensor  # [codes, V] float64
 
@@ -25,7 +26,7 @@ class Table:
 
     @staticmethod
     def random(size: int, length: int, seed: int, *, zeros: float = 0.0, sharp: float = 0.7) -> "Table":
-        """Dirichlet(sharp) laws for every history of up to `length` values; a share `zeros` of the entries is impossible."""
+        """Dirichlet(sharp) distributions for every history of up to `length` values; a share `zeros` of the entries is impossible."""
         generator = torch.Generator().manual_seed(seed)
         codes = 2 * size ** (length + 1)
         weights = torch._standard_gamma(torch.full((codes, size), sharp, dtype=torch.float64), generator) + 1e-3
@@ -39,14 +40,14 @@ class Table:
         return Table(share * self.probs + (1 - share) * other.probs)
 
     def truncated(self, k: int) -> "Table":
-        """Every law restricted to its k likeliest values."""
+        """Every distribution restricted to its k likeliest values."""
         kept = self.probs.masked_fill(self.probs < self.probs.topk(k).values[:, -1:], 0)
         return Table(kept / kept.sum(-1, keepdim=True))
 
     def greedy(self) -> "Table":
         return Table(torch.nn.functional.one_hot(self.probs.argmax(-1), self.size).double())
 
-    def law(self, codes: Tensor) -> Categorical:
+    def distribution(self, codes: Tensor) -> Categorical:
         return Categorical(self.probs[codes].log())
 
     def step(self, codes: Tensor, values: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class Table:
         return (mass[:, None] * self.probs[codes]).flatten()
 
     def joint(self, length: int) -> Tensor:
-        """[V^length] law of the first `length` values."""
+        """[V^length] distribution of the first `length` values."""
         mass = torch.ones(1, dtype=torch.float64)
         for level in range(length):
             mass = self.extend(mass, level)
@@ -67,7 +68,7 @@ class Table:
 
 @dataclass(frozen=True)
 class TableTarget:
-    """A target that reads its laws from a table; the prompt is the number of rows."""
+    """A target that reads its distributions from a table; the prompt is the number of rows."""
 
     table: Table
     dtype: torch.dtype = torch.float64
@@ -78,11 +79,11 @@ class TableTarget:
 
 
 class TableSession:
-    """Keeps the settled history's code and honours the contract of a session: growing drafts, commits, nothing else."""
+    """Keeps the committed history's code and honours the contract of a session: growing drafts, commits, nothing else."""
 
     def __init__(self, target: TableTarget, rows: int):
         self.target, self.table = target, target.table
-        self.context = torch.zeros(rows, dtype=torch.long)  # the first settled value, 1, makes the empty history's code
+        self.context = torch.zeros(rows, dtype=torch.long)  # the first committed value, 1, makes the empty history's code
         self.codes = self.nodes = torch.zeros(rows, 0, dtype=torch.long)
         self.scored = 0
 
@@ -95,8 +96,8 @@ class TableSession:
             code = self.table.step(above, draft.nodes[:, column : column + 1]) % len(self.table.probs)
             self.codes = torch.cat([self.codes, code], 1)
         self.nodes, self.scored = draft.nodes, draft.size
-        law = self.table.law(self.codes[:, first:])
-        return Scored(Categorical(law.scores.to(self.target.dtype)))
+        distribution = self.table.distribution(self.codes[:, first:])
+        return Scored(Categorical(distribution.scores.to(self.target.dtype)))
 
     def commit(self, keep: Tensor, most: int) -> None:
         for column in keep.unbind(1):
@@ -107,12 +108,12 @@ class TableSession:
         self.scored = 0
 
 
-def run_loop(target, drafter: Drafter, rule, noise, rows: int, most: int, length: int) -> Limits:
+def run_loop(target, drafter: Drafter, rule, noise, rows: int, most: int, length: int) -> DefaultStopping:
     """A whole `decode`; its outputs and ends stand in the limits."""
-    limits = Limits(rows, most)
-    for _ in decode(target, drafter, rule, rows, limits=limits, noise=noise, control=Fixed(length)):
+    stopping = DefaultStopping(rows, most)
+    for _ in decode(target, drafter, rule, rows, stopping=stopping, noise=noise, control=Fixed(length)):
         pass
-    return limits
+    return stopping
 
 
 def encode(values: Tensor, size: int) -> Tensor:
@@ -123,8 +124,8 @@ def encode(values: Tensor, size: int) -> Tensor:
     return code
 
 
-def loop_law(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
-    """[V^most] exact joint law of the outputs of whole runs of `decode`."""
+def loop_distribution(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
+    """[V^most] exact joint distribution of the outputs of whole runs of `decode`."""
 
     def run(tape: Tape) -> Tensor:
         noise = TapeNoise(tape, most)
@@ -132,19 +133,19 @@ def loop_law(target, drafter: Drafter, rule, *, most: int, length: int, salt: in
 
     outcomes = explore(run, salt=salt, once=once)
     size = target.table.size
-    return outcomes.law(encode(outcomes.values, size), size**most)
+    return outcomes.distribution(encode(outcomes.values, size), size**most)
 
 
 def one_round(target, drafter: Drafter, rule, noise, rows: int, most: int, length: int) -> tuple[Draft, Verdict]:
     """The first round of a generation with room for `most` values."""
-    session, frontier = target.begin(rows)
-    guesser = drafter.begin(rows, session)
-    draft = guesser.propose(frontier, Room(torch.full((rows,), most), length), noise)
+    session, pending = target.begin(rows)
+    proposer = drafter.begin(rows, session)
+    draft = proposer.propose(pending, Budget(torch.full((rows,), most), length), noise)
     return draft, rule(draft, session.score(draft), noise)
 
 
 def round_outcomes(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Outcomes:
-    """Every outcome of the first round: values [leaves, most] (-1 where none was settled), with judged counts and meters."""
+    """Every outcome of the first round: values [leaves, most] (-1 where none was committed), with judged counts and meters."""
 
     def run(tape: Tape) -> Tensor:
         _, verdict = one_round(target, drafter, rule, TapeNoise(tape, most), tape.rows, most, length)
@@ -161,10 +162,10 @@ def round_outcomes(target, drafter: Drafter, rule, *, most: int, length: int, sa
     return Outcomes(outcomes.values[:, :most].long(), outcomes.weights, extra)
 
 
-def round_law(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
-    """[V^most] law of one round's settled values, completed to `most` by the target's own conditionals.
+def round_distribution(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
+    """[V^most] distribution of one round's committed values, completed to `most` by the target's own conditionals.
 
-    A rule is exact if and only if this is the target's joint law, for it must be so after every round.
+    A rule is exact if and only if this is the target's joint distribution, for it must be so after every round.
     """
     outcomes, table = round_outcomes(target, drafter, rule, most=most, length=length, salt=salt, once=once), target.table
     count = (outcomes.values >= 0).sum(1)
@@ -177,10 +178,10 @@ def round_law(target, drafter: Drafter, rule, *, most: int, length: int, salt: i
     return mass
 
 
-def first_value_law(target, drafter: Drafter, rule, *, length: int = 1, most: int = 2, salt: int = 0, once: bool = True) -> Tensor:
-    """[V] law of the first value one round settles."""
+def first_value_distribution(target, drafter: Drafter, rule, *, length: int = 1, most: int = 2, salt: int = 0, once: bool = True) -> Tensor:
+    """[V] distribution of the first value one round commits."""
     outcomes = round_outcomes(target, drafter, rule, most=most, length=length, salt=salt, once=once)
-    return outcomes.law(outcomes.values[:, 0], target.table.size)
+    return outcomes.distribution(outcomes.values[:, 0], target.table.size)
 
 
 def pair(size: int, length: int, seed: int, *, zeros: float = 0.15, knows: float = 0.5) -> tuple[TableTarget, TableTarget]:
@@ -192,8 +193,8 @@ def pair(size: int, length: int, seed: int, *, zeros: float = 0.15, knows: float
 def exact_error(target, drafter, rule, *, most: int, length: int, whole: bool = True, salt: int = 0, once: bool = True) -> float:
     """The largest error in any probability of the first `most` values, after one round and (if `whole`) in whole runs of `decode`."""
     goal = target.table.joint(most)
-    error = (round_law(target, drafter, rule, most=most, length=length, salt=salt, once=once) - goal).abs().max().item()
+    error = (round_distribution(target, drafter, rule, most=most, length=length, salt=salt, once=once) - goal).abs().max().item()
     if whole:
-        law = loop_law(target, drafter, rule, most=most, length=length, salt=salt, once=once)
-        error = max(error, (law - goal).abs().max().item())
+        distribution = loop_distribution(target, drafter, rule, most=most, length=length, salt=salt, once=once)
+        error = max(error, (distribution - goal).abs().max().item())
     return error

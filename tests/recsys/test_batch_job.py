@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mmspec.recsys.bulk import Recommend
+from mmspec.jobs.recommendations import Recommend
 
 ROOT = Path(__file__).parents[2]
 MEBI = 2**20

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from mmspec.jobs import Reject, run
+from mmspec.jobs.recommendations import Recommend, identity
+from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_job, only
+from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys import Catalogue, recommend
-from mmspec.recsys.bulk import Recommend, identity
 from mmspec.recsys.cost import _Call
-from mmspec.recsys.job import Asked, make_job, only
-from mmspec.recsys.loading import Recommender, load_recommender
 from tests.jobs.folders import tree
 from tests.recsys import shops
 
@@ -65,8 +65,8 @@ def rows(folder: Path) -> list[dict]:
     return [row for part in sorted(folder.glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
 
 
-def asked(home: Path, users: Path, out: Path, **changes) -> Asked:
-    return Asked(model=str(home), users=users, out=out, **(SIZES | changes))
+def asked(home: Path, users: Path, out: Path, **changes) -> RecommendationJobSpec:
+    return RecommendationJobSpec(model=str(home), users=users, out=out, **(SIZES | changes))
 
 
 # --- what comes out -----------------------------------------------------------------------------------------------------
@@ -208,7 +208,9 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(home, tmp_path, mistake):
     changes, words = MISTAKES[mistake]
     write_users(tmp_path / "users.parquet", 10)
     with pytest.raises((ValueError, FileNotFoundError)) as told:
-        make_job(Asked(**({"model": str(home), "users": tmp_path / "users.parquet", "out": tmp_path / "out"} | SIZES | changes)))
+        make_job(
+            RecommendationJobSpec(**({"model": str(home), "users": tmp_path / "users.parquet", "out": tmp_path / "out"} | SIZES | changes))
+        )
     assert words in str(told.value)
     assert len(str(told.value).splitlines()) == 1
     assert not (tmp_path / "out").exists()
@@ -282,19 +284,19 @@ def test_auto_drafts_where_rounds_are_dear_and_not_where_drafts_are(home, tmp_pa
     write_users(tmp_path / "users.parquet", 20)
     told = load_recommender(str(home), drafter=str(home / "target"))  # drafts what it would itself choose
     seen = _Call.observe
-    monkeypatch.setattr(_Call, "observe", lambda self, length, settled, _: seen(self, length, settled, round_ + level * length))
+    monkeypatch.setattr(_Call, "observe", lambda self, length, committed, _: seen(self, length, committed, round_ + level * length))
     job = make_job(asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"), told)
     assert job.options["draft_length"] == wanted
     assert job.measures()["users"] == 0  # trials are not counted
 
 
-def test_auto_is_settled_once_for_a_job(home, tmp_path, monkeypatch):
+def test_auto_is_committed_once_for_a_job(home, tmp_path, monkeypatch):
     """Then the manifest says it: a job that goes on never changes its mind."""
     write_users(tmp_path / "users.parquet", 20)
     make = partial(make_job, asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"))
-    monkeypatch.setattr("mmspec.recsys.job._fastest", lambda *given: 2)
+    monkeypatch.setattr("mmspec.jobs.recommendations_job._fastest", lambda *given: 2)
     run(make)
-    monkeypatch.setattr("mmspec.recsys.job._fastest", lambda *given: 0)
+    monkeypatch.setattr("mmspec.jobs.recommendations_job._fastest", lambda *given: 0)
     assert make().options["draft_length"] == 2
     assert run(make).resumed == 1
 
@@ -302,7 +304,7 @@ def test_auto_is_settled_once_for_a_job(home, tmp_path, monkeypatch):
 # --- the same bytes -----------------------------------------------------------------------------------------------------
 
 
-def begun(asked: Asked, rank: int = 0, world: int = 1) -> int:
+def begun(asked: RecommendationJobSpec, rank: int = 0, world: int = 1) -> int:
     """The job in a process of its own, as torchrun starts it; the process's number."""
     child = os.fork()
     if child == 0:

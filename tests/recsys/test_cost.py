@@ -6,22 +6,22 @@ from itertools import pairwise
 
 import pytest
 
-from mmspec.core.records import Settled
-from mmspec.recsys import CostModel, NGram, recommend
-from mmspec.recsys.cost import FADE, Fading, Held, Search, Size
+from mmspec.core.records import Committed
+from mmspec.recsys import CostModel, ItemNGram, recommend
+from mmspec.recsys.cost import FADE, Fading, Held, SearchSize, Size
 from tests import beam_world as world
 
 
 @dataclass
 class World:
-    """A round costs `fixed` seconds, `column` for each column of the batch and `level` for each level drafted, with noise. The guesses of
-    level l hold with chance `held[l]`, in every row for itself; the last level is never guessed."""
+    """A round costs `fixed` seconds, `column` for each column of the batch and `level` for each level drafted, with noise. The draft tokens
+    of level l hold with chance `held[l]`, in every row for itself; the last level is never drafted."""
 
     held: tuple[float, ...]
     fixed: float = 0.010
     column: float = 1e-5
     level: float = 0.001
-    search: Search = field(default_factory=lambda: Search(rows=1, prompt=80, k=10, width=40, levels=4))
+    search: SearchSize = field(default_factory=lambda: SearchSize(rows=1, prompt=80, k=10, width=40, levels=4))
     noise: float = 0.05
     seed: int = 0
 
@@ -45,10 +45,10 @@ class World:
             seconds *= self.random.uniform(1 - self.noise, 1 + self.noise)
             lines = [self.row(start, drafted) for start in done]
             done = [start + len(values) for start, (values, _, _) in zip(done, lines, strict=True)]
-            ended = [settled == self.search.levels for settled in done]
-            values, accepted, guessed = ([line[part] for line in lines] for part in range(3))
+            ended = [committed == self.search.levels for committed in done]
+            values, accepted, was_drafted = ([line[part] for line in lines] for part in range(3))
             zeros = [0.0] * len(done)
-            session.observe(length, Settled(values, accepted, accepted, guessed, ended, [True] * len(done), zeros, zeros), seconds)
+            session.observe(length, Committed(values, accepted, accepted, was_drafted, ended, [True] * len(done), zeros, zeros), seconds)
             total += seconds
             if all(ended):
                 break
@@ -57,7 +57,7 @@ class World:
         self.seconds.append(total)
 
     def row(self, start: int, drafted: int) -> tuple[list[int], int, int]:
-        """Levels settled, guesses accepted and levels guessed in one row's round."""
+        """Levels committed, draft tokens accepted and levels drafted in one row's round."""
         last = self.search.levels
         if start == last:
             return [], 0, 0
@@ -90,9 +90,9 @@ CASES = {
     "memory-bound, useless drafter": (World((0.0, 0.0, 0.0)), False),
     "every column costs": (World((0.9, 0.9, 0.9), column=1e-3), False),
     "drafting costs": (World((0.9, 0.9, 0.9), level=0.02), False),
-    "a batch that fills the machine": (World((0.8, 0.8, 0.8), search=Search(64, 80, 10, 40, 4)), False),
-    "a batch that does not": (World((0.95, 0.95, 0.95), column=1e-7, search=Search(8, 80, 10, 40, 4)), True),
-    "three levels": (World((0.9, 0.9), search=Search(2, 60, 5, 20, 3)), True),
+    "a batch that fills the machine": (World((0.8, 0.8, 0.8), search=SearchSize(64, 80, 10, 40, 4)), False),
+    "a batch that does not": (World((0.95, 0.95, 0.95), column=1e-7, search=SearchSize(8, 80, 10, 40, 4)), True),
+    "three levels": (World((0.9, 0.9), search=SearchSize(2, 60, 5, 20, 3)), True),
 }
 
 
@@ -142,7 +142,7 @@ def test_it_follows_a_change():
 def test_one_user_and_many_are_told_apart():
     """The same drafter on the same machine: worth it for one user, not for 64; a new size is measured anew."""
     one = World((0.85, 0.85, 0.85))
-    many = World((0.85, 0.85, 0.85), search=Search(64, 80, 10, 40, 4))
+    many = World((0.85, 0.85, 0.85), search=SearchSize(64, 80, 10, 40, 4))
     assert one.best()
     assert not many.best()
     model = CostModel()
@@ -197,7 +197,7 @@ def test_rounds_by_enumeration(rows):
             rounds = max(rounds, own)
         for turn in range(rounds):
             counts[turn] += 1
-    going = held.going(Search(rows=rows, levels=4))
+    going = held.going(SearchSize(rows=rows, levels=4))
     assert going == pytest.approx([count / 20000 for count in counts], abs=0.015)
     assert going[0] == 1
 
@@ -230,7 +230,7 @@ def test_nothing_was_searched_yet():
 def test_what_is_recommended_does_not_depend_on_it():
     catalogue = world.shop()
     users, model = world.users(catalogue, 5), world.make()
-    drafter, control = NGram.of(catalogue, world.users(catalogue, 100, seed=3)), CostModel(patience=1)
+    drafter, control = ItemNGram.of(catalogue, world.users(catalogue, 100, seed=3)), CostModel(patience=1)
     plain, levels = recommend(model, users, 5, catalogue), set()
     for _ in range(8):
         found = recommend(model, users, 5, catalogue, drafter, draft_length=control)

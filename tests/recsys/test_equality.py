@@ -83,8 +83,8 @@ def test_batches_and_padding(family):
             rows = range(begin, min(begin + size, 8))
             part = [histories[row] for row in rows]
             for inputs in (part, right_padded(catalogue, part), BatchEncoding(catalogue.inputs(part))):
-                for mode, guesser in (("plain", None), ("strict", drafter)):
-                    out = recsys.recommend(model, inputs, k, catalogue, guesser, mode)
+                for mode, proposer in (("plain", None), ("strict", drafter)):
+                    out = recsys.recommend(model, inputs, k, catalogue, proposer, mode)
                     cases += compare(out, catalogue, beams[begin:], k, range(len(part)), f"{size} rows from {begin}, {mode}")
     assert cases == 8 * 3 * 3 * 2
 

@@ -26,7 +26,7 @@ def model():
         ({"catalogue": None}, "catalogue is missing: pass catalogue=Catalogue.read(path)"),
         ({"mode": "fast"}, "unknown mode 'fast'; valid: plain, strict"),
         ({"width": 4, "drafter": "itself"}, "width is 4 and k 5"),
-        ({"drafter": "lookup"}, "drafter is 'lookup': give None, a transformers model, or a source of laws"),
+        ({"drafter": "lookup"}, "drafter is 'lookup': give None, a transformers model, or a source of distributions"),
         ({"drafter": 7}, "drafter is 7"),
         ({"drafter": "t5"}, "must both be decoder-only, or both encoder-decoder"),
         ({"draft_length": "long", "drafter": "itself"}, "draft_length is 'long'"),

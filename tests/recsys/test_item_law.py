@@ -1,4 +1,5 @@
-"""Scores of items are a law over the trie, counts are what counting by hand gives, and whatever they say, a strict search is plain's."""
+"""Scores of items are a distribution over the trie, counts are what counting by hand gives, and whatever they say, a strict search is
+plain's."""
 
 import re
 from collections import Counter, defaultdict
@@ -8,17 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmspec.core.beams import Forest
-from mmspec.core.trie import NOWHERE, Trie
-from mmspec.recsys import NGram, Retriever, recommend
+from mmspec.core.beams.search import Forest
+from mmspec.core.beams.trie import NOWHERE, Trie
+from mmspec.recsys import ItemNGram, Retriever, recommend
 from mmspec.recsys.baselines import CoOccurrence
-from mmspec.recsys.item_law import Followers, ItemGuide, ItemLaw
+from mmspec.recsys.item_distribution import Followers, ItemDistribution, ItemGuide
 from tests import beam_world as world
 
 CATALOGUE = world.shop(twins=4)
 HISTORIES = world.users(CATALOGUE, 300, seed=1)
 USERS = world.users(CATALOGUE, 5, seed=2)
-SOURCES = {"retriever": Retriever.of(CATALOGUE, HISTORIES), "n-gram": NGram.of(CATALOGUE, HISTORIES)}
+SOURCES = {"retriever": Retriever.of(CATALOGUE, HISTORIES), "n-gram": ItemNGram.of(CATALOGUE, HISTORIES)}
 
 
 def weighed(trie: Trie, scores: torch.Tensor, state: torch.Tensor, level: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +38,7 @@ def brute(paths: torch.Tensor, level: int, prefix: list[int], weights: list[floa
 
 
 @pytest.mark.parametrize("allowed", [None, "some", "row by row"])
-def test_scores_are_a_law_over_the_trie(allowed):
+def test_scores_are_a_distribution_over_the_trie(allowed):
     """Children sum to 1 after every node that has any, and are what adding up paths by hand gives."""
     trie, rows = CATALOGUE.trie, 3
     scores = torch.rand(rows, trie.size, dtype=torch.float64).pow(8)
@@ -124,7 +125,7 @@ def test_the_heaviest_followers_are_kept():
 def by_hand(paths: list[list[int]], size: int, order: int, history: list[int]) -> list[float]:
     """Interpolated absolute discounting, context by context."""
     flat = Counter(item for line in paths for item in line)
-    law = [(flat[p] + 1) / (sum(flat.values()) + size) for p in range(size)]
+    distribution = [(flat[p] + 1) / (sum(flat.values()) + size) for p in range(size)]
     for length in range(1, order + 1):
         grams: dict[tuple, Counter] = defaultdict(Counter)
         for line in paths:
@@ -137,14 +138,14 @@ def by_hand(paths: list[list[int]], size: int, order: int, history: list[int]) -
         if not follow:
             continue
         whole = sum(follow.values())
-        law = [(max(follow[p] - discount, 0) + discount * len(follow) * law[p]) / whole for p in range(size)]
-    return law
+        distribution = [(max(follow[p] - discount, 0) + discount * len(follow) * distribution[p]) / whole for p in range(size)]
+    return distribution
 
 
 def test_the_n_gram_is_what_counting_by_hand_gives():
     size = CATALOGUE.trie.size
     known = [history[:-1] for history in HISTORIES if len(history) > 3][:6]  # contexts of three that were seen
-    found = NGram.of(CATALOGUE, HISTORIES, most=size)
+    found = ItemNGram.of(CATALOGUE, HISTORIES, most=size)
     assert len(found.orders) == 3
     for history in (*known, *USERS):
         scores = found.scores(CATALOGUE.shown([history]))[0]
@@ -152,8 +153,8 @@ def test_the_n_gram_is_what_counting_by_hand_gives():
         assert scores.tolist() == pytest.approx(by_hand(as_paths(HISTORIES), size, 3, as_paths([history])[0]), rel=1e-3, abs=1e-8)
 
 
-def test_followers_cut_off_leave_a_law():
-    scores = NGram.of(CATALOGUE, HISTORIES, most=1).scores(CATALOGUE.shown(USERS))
+def test_followers_cut_off_leave_a_distribution():
+    scores = ItemNGram.of(CATALOGUE, HISTORIES, most=1).scores(CATALOGUE.shown(USERS))
     assert (scores.double().sum(1) - 1).abs().max() < 1e-5
     assert (scores > 0).all()
 
@@ -187,7 +188,7 @@ def test_strict_output_is_plains(name, family):
 
 
 @dataclass(frozen=True, eq=False)
-class Known(ItemLaw):
+class Known(ItemDistribution):
     """Scores given."""
 
     given: torch.Tensor
@@ -210,7 +211,7 @@ def oracle(model, k: int) -> Known:
     trie, given = CATALOGUE.trie, torch.zeros(len(USERS), CATALOGUE.trie.size)
 
     def note(step):
-        for row, states in enumerate(step.verdict.frontier.aux.state[:, -k:].tolist()):
+        for row, states in enumerate(step.verdict.pending.aux.state[:, -k:].tolist()):
             for state in states:
                 if state != NOWHERE:
                     given[row, trie.span[state, 0]] += 1.0
@@ -230,7 +231,7 @@ def test_an_oracle_has_every_level_right(family):
         assert found.items == recommend(model, USERS, k, CATALOGUE).items
 
 
-def test_a_wrong_retriever_costs_nothing_but_its_guesses():
+def test_a_wrong_retriever_costs_nothing_but_its_draft_tokens():
     model = world.make()
     given = torch.zeros(len(USERS), CATALOGUE.trie.size)
     given[:, 3] = 1.0
@@ -292,7 +293,7 @@ def test_requests_that_are_wrong():
     small = world.shop(items=50)
     with pytest.raises(ValueError, match=re.escape(f"knows {CATALOGUE.trie.size} paths, but the catalogue has 50")):
         recommend(model, world.users(small, 2), 3, small, SOURCES["n-gram"])
-    for make in (Retriever.of, NGram.of):
+    for make in (Retriever.of, ItemNGram.of):
         with pytest.raises(ValueError, match="history 1: item 'nothing' is not in the catalogue"):
             make(CATALOGUE, [HISTORIES[0], ["nothing"]])
         with pytest.raises(ValueError, match="there is nothing to count"):
@@ -300,11 +301,11 @@ def test_requests_that_are_wrong():
     with pytest.raises(ValueError, match="neighbours is 0"):
         Retriever.of(CATALOGUE, HISTORIES, neighbours=0)
     with pytest.raises(ValueError, match="order is 0"):
-        NGram.of(CATALOGUE, HISTORIES, order=0)
+        ItemNGram.of(CATALOGUE, HISTORIES, order=0)
 
 
 def test_histories_of_one_item_each_can_be_counted():
-    for make in (Retriever.of, NGram.of):
+    for make in (Retriever.of, ItemNGram.of):
         source = make(CATALOGUE, [[item] for item in CATALOGUE.items[:9]])
         scores = source.scores(CATALOGUE.shown(USERS))
         assert (scores > 0).all()

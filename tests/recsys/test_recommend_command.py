@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmspec.cli import app
+from mmspec.loading.recsys import load_recommender
 from mmspec.recsys import recommend as public
-from mmspec.recsys.loading import load_recommender
 from tests.recsys import shops
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mmspec import recsys
-from mmspec.core.accept import LAW_EXACT, TOKEN_EXACT, UNMETERED
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, TOKEN_EXACT, UNMETERED
 from mmspec.recsys.catalogue import Catalogue
 from tests.beam_world import make, perturbed, shop, users
 from tests.oracles.statistics import FAIL, PASS, chi_square
 
-SAMPLED = {"coupled": TOKEN_EXACT, "sample": LAW_EXACT, "relaxed": UNMETERED}
+SAMPLED = {"coupled": TOKEN_EXACT, "sample": DISTRIBUTION_EXACT, "relaxed": UNMETERED}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -70,20 +70,22 @@ def test_rows_in_which_nothing_is_allowed(mode):
 
 @pytest.mark.parametrize("mode", SAMPLED)
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
-def test_temperatures_no_law_has(mode, temperature):
+def test_temperatures_no_distribution_has(mode, temperature):
     model, catalogue = make(), shop()
     with pytest.raises(ValueError, match="give a number above 0"):
         recsys.recommend(model, users(catalogue, 1), 5, catalogue, None, mode, temperature=temperature)
 
 
-def test_one_level_has_the_law_of_transformers():
-    """Of the pairs transformers draws on the last level the first K are kept: coupled's law, at the same temperature."""
-    model, heat, rows, codes = make(), 3.0, 4000, 4
+def test_one_level_has_the_distribution_of_transformers():
+    """Of the pairs transformers draws on the last level the first K are kept: coupled's distribution, at the same temperature."""
+    model, temperature, rows, codes = make(), 3.0, 4000, 4
     catalogue = Catalogue.of_codes(list(range(codes)), torch.arange(codes)[:, None], 12, 2, before=(1,))
     inputs = catalogue.inputs([[0]] * rows)
     paths = catalogue.paths[:, 0].tolist()
     with torch.no_grad():
-        p = (model(**{name: value[:1] for name, value in inputs.items()}).logits[0, -1].double().log_softmax(-1)[paths] / heat).softmax(-1)
+        p = (
+            model(**{name: value[:1] for name, value in inputs.items()}).logits[0, -1].double().log_softmax(-1)[paths] / temperature
+        ).softmax(-1)
         torch.manual_seed(0)
         theirs = model.generate(
             **inputs,
@@ -91,16 +93,16 @@ def test_one_level_has_the_law_of_transformers():
             num_return_sequences=2,
             do_sample=True,
             top_k=0,
-            temperature=heat,
+            temperature=temperature,
             max_new_tokens=1,
             prefix_allowed_tokens_fn=lambda row, ids: paths,
         )
-    ours = recsys.recommend(model, [[0]] * rows, 2, catalogue, None, "coupled", temperature=heat)
-    law, flat = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
+    ours = recsys.recommend(model, [[0]] * rows, 2, catalogue, None, "coupled", temperature=temperature)
+    distribution, flat = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     for one, other in itertools.permutations(range(codes), 2):
-        law[(1 << one) + (1 << other)] += p[one] * p[other] / (1 - p[one])
+        distribution[(1 << one) + (1 << other)] += p[one] * p[other] / (1 - p[one])
     flat[[3, 5, 6, 9, 10, 12]] = 1 / 6
     drawn = torch.tensor([paths.index(token) for token in theirs[:, -1].tolist()]).view(rows, 2)
     for found in ((1 << drawn).sum(1), (1 << torch.tensor(ours.items)).sum(1)):
-        assert chi_square(found, law) > PASS
+        assert chi_square(found, distribution) > PASS
         assert chi_square(found, flat) < FAIL

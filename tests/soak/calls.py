@@ -5,8 +5,8 @@ from itertools import product
 from typing import Any
 
 import mmspec
-from mmspec.minis import sights
-from mmspec.text.pairs import MINIS
+from mmspec.loading.text import MINIS
+from mmspec.minis import vlm_model as sights
 
 Call = Callable[[int], Any]
 """A public call with the settings of turn n; returns its result."""

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.drafters.adapter import Adapter
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.feature import Eagle1
-from mmspec.drafters.heads import Medusa
-from mmspec.drafters.layer_skip import SimilarLayers, SkipLayers
-from mmspec.drafters.mask_tokens import MaskTokens
-from mmspec.drafters.swift import Swift
-from mmspec.drafters.windowed import Windowed
+from mmspec.drafters.features.eagle import Eagle1
+from mmspec.drafters.heads.medusa import Medusa
+from mmspec.drafters.self_drafting.adapter import Adapter
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers
+from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
+from mmspec.drafters.self_drafting.swift import Swift
+from mmspec.drafters.self_drafting.windowed import Windowed
 from tests.conftest import llama
 from tests.drafters.runs import random_prompt
 from tests.families import FAMILIES, build, inputs_for

@@ -1,4 +1,4 @@
-"""Small random CSMs with a Mimi of 16 samples a frame, and the laws of their first frames written out."""
+"""Small random CSMs with a Mimi of 16 samples a frame, and the distributions of their first frames written out."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import CsmConfig, CsmForConditionalGeneration
 
-from mmspec.core.processors import Pipeline
+from mmspec.core.processors.pipeline import Pipeline
 
 TEXT, SOUND, SOUND_END, FRAME = 40, 38, 39, 16
 """Text ids, those that stand for a frame of sound and for its end, and samples a frame."""
@@ -77,7 +77,7 @@ def prompts(count: int, seed: int = 0) -> list[dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def frame_law(model: Any, ids: Tensor, before: list[list[int]], first: Pipeline, behind: Pipeline) -> Tensor:
+def frame_distribution(model: Any, ids: Tensor, before: list[list[int]], first: Pipeline, behind: Pipeline) -> Tensor:
     """P of every frame, [V] * K, after `before`, by full forwards of the class's own parts, one prefix at a time."""
     backbone, size, books = model.backbone_model, model.config.vocab_size, model.config.num_codebooks
     embeds = model.embed_text_tokens(ids)

@@ -1,4 +1,5 @@
-"""Small random models of delayed books, fp32, seeded, lively enough that greedy rows change; their own generation; laws along a path."""
+"""Small random models of delayed books, fp32, seeded, lively enough that greedy rows change; their own generation; distributions along a
+path."""
 
 from typing import Any
 from unittest.mock import patch
@@ -7,14 +8,14 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from mmspec.core.guidance import Pairs
-from mmspec.core.hf import HFTarget
-from mmspec.core.processors import pipeline
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.models.guidance import Pairs
+from mmspec.models.target import HFTarget
 from mmspec.speech import Speech, synthesize
-from mmspec.speech.families.delay import DelayModel
+from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.delayed_codebooks import DelayModel
 from mmspec.speech.families.dia import Dia
 from mmspec.speech.families.musicgen import Musicgen
-from mmspec.speech.family import Sampling
 
 STEPS, RATE = 24, 1024
 TEXTS = ["[S1] hi there", "[S2] no", "[S1] three five seven"]
@@ -29,7 +30,7 @@ def lively(model: Any, by: float) -> Any:
 
 
 class Mute:
-    """A codec for tests of laws, which need many rows and no sound."""
+    """A codec for tests of distributions, which need many rows and no sound."""
 
     rate = pace = RATE // 4
 
@@ -136,34 +137,36 @@ def say(adapter: DelayModel, prompts: Any, drafter: Any = None, steps: int = STE
     return synthesize(adapter, prompts, drafter, max_seconds=(steps - adapter.lead) / adapter.pace, **options)
 
 
-def target_of(adapter: DelayModel, prompts: Any, sampling: Sampling, steps: int = STEPS, rules: bool = True) -> tuple[Any, Any]:
+def target_of(adapter: DelayModel, prompts: Any, sampling: SpeechSampling, steps: int = STEPS, rules: bool = True) -> tuple[Any, Any]:
     """The target `synthesize` makes, and its prompt."""
     first = (*adapter.closing(steps), *adapter.rules(None)) if rules else ()
-    laws = pipeline(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, first=first)
+    distributions = pipeline(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, first=first)
     prompt = adapter.encode(prompts, [None] * len(prompts))
     if sampling.guidance is None:
-        return HFTarget(adapter.model, adapter, laws), prompt
-    return Pairs(HFTarget(adapter.model, adapter, adapter.guided(laws.steps, sampling))), adapter.paired(prompt)
+        return HFTarget(adapter.model, adapter, distributions), prompt
+    return Pairs(HFTarget(adapter.model, adapter, adapter.guided(distributions.steps, sampling))), adapter.paired(prompt)
 
 
-def laws_along(adapter: DelayModel, prompts: Any, frames: Tensor, sampling: Sampling, stepwise: bool = False, **how: Any) -> Tensor:
+def distributions_along(
+    adapter: DelayModel, prompts: Any, frames: Tensor, sampling: SpeechSampling, stepwise: bool = False, **how: Any
+) -> Tensor:
     """Scores [B, N + 1, K, V] before, between and behind `frames` [B, N, K], in one forward or one by one."""
     target, prompt = target_of(adapter, prompts, sampling, **how)
     session, draft = target.begin(prompt)
-    room, found = torch.full((len(prompts),), 1000), []
+    budget, found = torch.full((len(prompts),), 1000), []
     for frame in frames.unbind(1) if stepwise else ():
         found.append(session.score(draft).p.heads)
-        draft = draft.extend_chain(frame[:, None], room)
-    draft = draft if stepwise else draft.extend_chain(frames, room)
+        draft = draft.extend_chain(frame[:, None], budget)
+    draft = draft if stepwise else draft.extend_chain(frames, budget)
     return torch.cat([*found, session.score(draft).p.heads], 1)
 
 
-def first_frames(adapter: DelayModel, prompt: Any, count: int, sampling: Sampling) -> dict[tuple, float]:
-    """The law of a row's first `count` frames, by enumeration."""
+def first_frames(adapter: DelayModel, prompt: Any, count: int, sampling: SpeechSampling) -> dict[tuple, float]:
+    """The distribution of a row's first `count` frames, by enumeration."""
     paths = {(): 1.0}
     for _ in range(count):
         frames = torch.tensor(list(paths), dtype=torch.long).view(len(paths), -1, len(adapter.delays))
-        probs = laws_along(adapter, [prompt] * len(paths), frames, sampling)[:, -1].double().softmax(-1)
+        probs = distributions_along(adapter, [prompt] * len(paths), frames, sampling)[:, -1].double().softmax(-1)
         grown = {}
         for (path, mass), books in zip(paths.items(), probs, strict=True):
             joint = books[0]

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.nets import new_net
-from mmspec.minis.letters import FIRST_CODE, TEMPLATE, letter_tokenizer
-from mmspec.minis.spoken import VOICES
-from mmspec.speech.codec import PatchCodec, PatchCodecConfig
-from mmspec.speech.codec_lm import CodecLM, Letters
-from mmspec.speech.family import Sampling
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
+from mmspec.minis.speech_data import VOICES
+from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
+from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.codec_lm import CodecLM, Letters
 
 CODES, LONGEST, POSITIONS = 16, 24, 216
 
@@ -21,13 +21,14 @@ CODES, LONGEST, POSITIONS = 16, 24, 216
 def codec() -> PatchCodec:
     """80 samples a code at 8 kHz; codes tell of the 2 behind them, and a block of 4 rests on 3 more."""
     torch.manual_seed(0)
-    made = PatchCodec(PatchCodecConfig(hop=40, window=128, bands=16, codes=CODES, width=8, layers=2, kernel=3, block=4, overlap=1))
+    made = PatchCodec(PatchCodecConfig(hop=40, window=128, bands=16, codes=CODES, width=8, layers=2, noise_schedule=3, block=4, overlap=1))
     made.centres.copy_(torch.randn(made.centres.shape))
     return made.eval()
 
 
 def network(layers: int, seed: int) -> Any:
-    """A Llama over letters and codes, sharp enough that its laws differ from place to place, and that ends after some dozen codes."""
+    """A Llama over letters and codes, sharp enough that its distributions differ from place to place, and that ends after some dozen
+    codes."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
@@ -38,7 +39,7 @@ def network(layers: int, seed: int) -> Any:
     return model
 
 
-def speaker(layers: int = 2, seed: int = 0, sampling: Sampling | None = None) -> CodecLM:
+def speaker(layers: int = 2, seed: int = 0, sampling: SpeechSampling | None = None) -> CodecLM:
     """A codec language model with the mini's letters and voices. The target has 2 layers; a drafter may have 1."""
     tokenizer, sound = letter_tokenizer(), codec()
     return CodecLM(
@@ -50,7 +51,7 @@ def speaker(layers: int = 2, seed: int = 0, sampling: Sampling | None = None) ->
         end=tokenizer.eos_token_id,
         rate=sound.config.rate,
         pace=sound.config.rate / sound.config.samples,
-        sampling=sampling or Sampling(top_p=0.9),
+        sampling=sampling or SpeechSampling(top_p=0.9),
     )
 
 

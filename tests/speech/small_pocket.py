@@ -156,8 +156,8 @@ def generated(model: Any, inputs: Mapping[str, Tensor], noise: Tensor, frames: i
     own, step = model.sample_latent, iter(range(frames))
 
     def fed(condition: Tensor, drawn: Tensor, steps: int) -> Tensor:
-        heat = options.get("temperature", SETTINGS["temperature"]) if options.get("do_sample", True) else 0
-        return own(condition, noise[:, next(step)] * heat**0.5, steps)
+        temperature = options.get("temperature", SETTINGS["temperature"]) if options.get("do_sample", True) else 0
+        return own(condition, noise[:, next(step)] * temperature**0.5, steps)
 
     model.sample_latent = fed
     try:

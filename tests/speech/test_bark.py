@@ -107,7 +107,7 @@ def test_sampled_sound_is_the_same_however_it_is_drafted(made):
 
 
 def test_windows_do_not_repeat_their_noise(made):
-    """Every window begins at output position 0: with one seed for all, equal laws would give equal windows."""
+    """Every window begins at output position 0: with one seed for all, equal distributions would give equal windows."""
     flat = Bark(bark(), tokenizer())
     for parameter in flat.model.coarse_acoustics.lm_head.parameters():
         parameter.data.zero_()

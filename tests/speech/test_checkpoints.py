@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import GenerationConfig
 
+from mmspec.loading.speech_checkpoints import load_checkpoint
 from mmspec.speech import synthesize
-from mmspec.speech.checkpoints import load_checkpoint
 from tests.speech import small_bark
 from tests.speech.small_codecs import dac
 from tests.speech.test_codec_lm import TEXTS, llasa, rows_of

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from mmspec.speech.codec import PatchCodec, PatchCodecConfig, PatchStream
-from mmspec.speech.sound import PhaseFinder
+from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig, PatchStream
+from mmspec.speech.sound.audio import PhaseFinder
 from tests.speech import small_models
 
 CODES = torch.randint(0, small_models.CODES, (41,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -59,7 +59,7 @@ def test_what_was_given_out_rests_on_no_later_code(codec):
 
 
 def test_a_stream_that_is_too_hasty_is_seen(codec, monkeypatch):
-    """One that does not wait for the last code its piece rests on: the laws above tell."""
+    """One that does not wait for the last code its piece rests on: the distributions above tell."""
 
     def hasty(self, codes):
         self.codes += codes
@@ -118,7 +118,7 @@ def finder() -> PhaseFinder:
     return PhaseFinder(hop=40, window=128, points=128)
 
 
-def test_a_block_is_settled_for_good_and_follows_from_what_it_was_shown():
+def test_a_block_is_committed_for_good_and_follows_from_what_it_was_shown():
     """Two blocks with two frames ahead: what follows the frames that a block was shown cannot change it."""
     frames = torch.rand(65, 20, generator=torch.Generator().manual_seed(1))
     one, two = finder(), finder()

@@ -8,13 +8,13 @@ import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from mmspec.core import limits
-from mmspec.core.ras import repetition_aware
-from mmspec.drafters.nets import new_net
+from mmspec.core import stopping as stopping
+from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.speech import synthesize
-from mmspec.speech.codec_lm import CodecLM
-from mmspec.speech.family import Sampling
-from mmspec.speech.hf_codec import HFCodec, WindowCodec
+from mmspec.speech.codecs.transformers import HFCodec, WindowCodec
+from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.codec_lm import CodecLM
+from mmspec.speech.sampling.ras import repetition_aware
 from tests.speech.small_codecs import SIZE, dac, xcodec2
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
@@ -53,14 +53,14 @@ def levels(frames: torch.Tensor) -> torch.Tensor:
 def llasa(name: str = "llama", **options) -> CodecLM:
     """One book, the sound of X-Codec2 (all at the end) or of DAC with one book (in pieces)."""
     codec = HFCodec(options.pop("codec", None) or dac(n_codebooks=1), block=3)
-    options = {"voices": ("ann", "bob"), "template": "<{voice}>{text}<go>", "sampling": Sampling(top_p=0.9), "longest": 30} | options
+    options = {"voices": ("ann", "bob"), "template": "<{voice}>{text}<go>", "sampling": SpeechSampling(top_p=0.9), "longest": 30} | options
     return CodecLM.of(options.pop("model", None) or network(name), tokenizer(), codec, pattern="<|s_{}|>", end="<end>", **options)
 
 
 def orpheus(name: str = "llama", **options) -> CodecLM:
     """Three ids a frame."""
     codec = WindowCodec(levels, rate=8000, samples=4, behind=1, block=2, size=SIZE)
-    options = {"template": "{text}<go>", "sampling": Sampling(temperature=0.8), "longest": 30, "places": PLACES} | options
+    options = {"template": "{text}<go>", "sampling": SpeechSampling(temperature=0.8), "longest": 30, "places": PLACES} | options
     return CodecLM.of(options.pop("model", None) or network(name), tokenizer(), codec, pattern="<|s_{}|>", end="<end>", **options)
 
 
@@ -133,9 +133,9 @@ def test_coupled_is_plain_sampling_for_the_seed(make):
 
 
 def test_repetition_aware_sampling_stays_itself():
-    """With CosyVoice's sampler and a least length, as laws along each node's own path: ids and samples as plain sampling's."""
+    """With CosyVoice's sampler and a least length, as distributions along each node's own path: ids and samples as plain sampling's."""
     sampler = repetition_aware(exclude=(1,), top_k=12)
-    speaker = llasa(sampling=Sampling(last=(sampler,)), least=1.0)
+    speaker = llasa(sampling=SpeechSampling(last=(sampler,)), least=1.0)
     plain = synthesize(speaker, TEXTS, seed=2, max_seconds=0.25)
     for row, text in zip(rows_of(plain), TEXTS, strict=True):
         assert len(row) >= min(len(text), 31)
@@ -154,16 +154,16 @@ def test_the_target_as_its_own_drafter_accepts_everything(temperature):
     assert sum(out.stats.histogram[index] for index in full) <= len(TEXTS)  # a row's last call may be cut
 
 
-# --- sound as it settles ----------------------------------------------------------------------------------------------
+# --- sound as it commits ----------------------------------------------------------------------------------------------
 
 
 def heard(speaker, drafter, length=3):
-    """The call's result, and what had been given out beside what had settled, at every round."""
-    pieces, settled, seen = [], [], []
+    """The call's result, and what had been given out beside what had committed, at every round."""
+    pieces, committed, seen = [], [], []
 
     def step(now):
-        settled.extend(now.settled.values[0])
-        seen.append((torch.cat(pieces) if pieces else torch.zeros(0), list(settled)))
+        committed.extend(now.committed.values[0])
+        seen.append((torch.cat(pieces) if pieces else torch.zeros(0), list(committed)))
 
     out = synthesize(
         speaker, TEXTS[1:2], drafter, seed=4, max_seconds=24.5 / speaker.pace, draft_length=length,
@@ -173,14 +173,14 @@ def heard(speaker, drafter, length=3):
 
 
 @pytest.mark.parametrize("make", [llasa, orpheus])
-def test_pieces_are_the_wave_and_rest_on_settled_codes(make):
+def test_pieces_are_the_wave_and_rest_on_committed_codes(make):
     speaker = make()
     out, pieces, seen = heard(speaker, network("llama", 1, 1))
     assert torch.equal(torch.cat(pieces), out.waveforms[0])
     assert torch.equal(speaker.sound(rows_of(out)[0]), out.waveforms[0])
     given = 0
-    for sound, settled in seen[:-1]:
-        known = list(speaker.stream().push(settled))
+    for sound, committed in seen[:-1]:
+        known = list(speaker.stream().push(committed))
         assert torch.equal(sound, torch.cat(known) if known else torch.zeros(0))
         given += len(sound) > 0
     assert given > 1
@@ -188,14 +188,16 @@ def test_pieces_are_the_wave_and_rest_on_settled_codes(make):
 
 def test_rejected_rows_that_leak_are_caught(monkeypatch):
     """The mutant: what was drafted goes to the codec before it is judged. The tokens are right, and only the sound tells."""
-    speaker, whole = llasa(), limits.Limits.settle
+    speaker, whole = llasa(), stopping.DefaultStopping.commit
     out, _, _ = heard(speaker, network("llama", 1, 1))
 
     def leaking(self, draft, scored, verdict):
-        verdict, settled = whole(self, draft, scored, verdict)
-        return verdict, replace(settled, values=[draft.guesses[0][draft.valid[0, draft.roots :]].tolist() + settled.values[0][-1:]])
+        verdict, committed = whole(self, draft, scored, verdict)
+        return verdict, replace(
+            committed, values=[draft.draft_tokens[0][draft.valid[0, draft.roots :]].tolist() + committed.values[0][-1:]]
+        )
 
-    monkeypatch.setattr(limits.Limits, "settle", leaking)
+    monkeypatch.setattr(stopping.DefaultStopping, "commit", leaking)
     leaked, pieces, _ = heard(speaker, network("llama", 1, 1))
     assert rows_of(leaked) == rows_of(out)
     assert not torch.equal(torch.cat(pieces), out.waveforms[0])

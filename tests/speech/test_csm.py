@@ -1,4 +1,4 @@
-"""CSM behind the engine: the frames of its own generation whatever drafts them, and their laws in closed form."""
+"""CSM behind the engine: the frames of its own generation whatever drafts them, and their distributions in closed form."""
 
 import copy
 import itertools
@@ -9,18 +9,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmspec.core.accept import Token
-from mmspec.core.depth import Jacobi
-from mmspec.core.hf import HFTarget
-from mmspec.core.per_code import PerCode
-from mmspec.core.processors import MinP, Pipeline, TopK, pipeline
+from mmspec.core.distributions.depth_frame import JacobiWriter
+from mmspec.core.processors.pipeline import MinP, Pipeline, TopK, pipeline
 from mmspec.core.records import Draft
+from mmspec.core.rules.per_code import PerCode
+from mmspec.core.rules.token import Token
+from mmspec.models.target import HFTarget
 from mmspec.speech import synthesize
 from mmspec.speech.families import speech_model
+from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.families.csm import CsmDepth, CsmModel
-from mmspec.speech.family import Sampling
 from tests.oracles.statistics import chi_square
-from tests.speech.small_csm import FRAME, SOUND, SOUND_END, csm, frame_law, prompts
+from tests.speech.small_csm import FRAME, SOUND, SOUND_END, csm, frame_distribution, prompts
 
 HOT = pipeline(temperature=0.9, top_k=10)
 STEPS = 12
@@ -149,30 +149,32 @@ class Count:
 
 
 def test_forwards_are_as_few_as_they_can_be(net):
-    """A frame of K books, plain: a run of the backbone and K - 1 of the depth decoder. With 3 guesses, all right: one and K for 4."""
+    """A frame of K books, plain: a run of the backbone and K - 1 of the depth decoder. With 3 draft tokens, all right: one and K for 4."""
     mine, theirs = copy.deepcopy(net), copy.deepcopy(net)
-    target, drafter, own, guessed = CsmModel(mine, depth=HOT), CsmModel(theirs, depth=HOT), Count(mine), Count(theirs)
-    for heat in (0.0, 0.9):
-        say(target, prompts(1), temperature=heat)
+    target, drafter, own, drafted = CsmModel(mine, depth=HOT), CsmModel(theirs, depth=HOT), Count(mine), Count(theirs)
+    for temperature in (0.0, 0.9):
+        say(target, prompts(1), temperature=temperature)
         assert own.taken() == (STEPS, STEPS * 3)
-        said = say(target, prompts(1), drafter, temperature=heat)
+        said = say(target, prompts(1), drafter, temperature=temperature)
         assert said.stats.target_calls == 3
         assert own.taken() == (3, 3 * (1 + 3))
-        assert guessed.taken() == (9, 9 * 3)
+        assert drafted.taken() == (9, 9 * 3)
 
 
 def test_writing_by_fixed_points_gives_the_same_frames(net):
     mine = copy.deepcopy(net)
     own = Count(mine)
-    one, many = CsmModel(mine, depth=HOT), CsmModel(mine, depth=HOT, writer=Jacobi())
+    one, many = CsmModel(mine, depth=HOT), CsmModel(mine, depth=HOT, writer=JacobiWriter())
     taken = []
     for model in (one, many):
-        taken.append([rows(say(model, prompts(2), temperature=heat, seed=5)) for heat in (0.0, 0.9)])
+        taken.append([rows(say(model, prompts(2), temperature=temperature, seed=5)) for temperature in (0.0, 0.9)])
         calls, depth = own.taken()
         assert depth <= calls * 4
         assert model is many or depth == calls * 3
     assert taken[0] == taken[1]
-    known = CsmModel(mine, depth=HOT, writer=Jacobi(lambda state, choose: torch.tensor(taken[0][0][0][:1])))  # guesses the first frame
+    known = CsmModel(
+        mine, depth=HOT, writer=JacobiWriter(lambda state, choose: torch.tensor(taken[0][0][0][:1]))
+    )  # draft tokens the first frame
     own.taken()
     assert rows(say(known, prompts(1), steps=1, temperature=0.0)) == [taken[0][0][0][:1]]
     assert own.taken() == (1, 1)
@@ -188,18 +190,18 @@ def test_chunks_and_steps_and_the_classes_own_forward_agree(net, target):
     torch.manual_seed(6)
     frames = torch.randint(16, (3, 5, 4))
     driven = HFTarget(net, target.family)
-    session, frontier = driven.begin(prompt)
-    chain = frontier.extend_chain(frames[:, :4], torch.full((3,), 4))
+    session, pending = driven.begin(prompt)
+    chain = pending.extend_chain(frames[:, :4], torch.full((3,), 4))
     whole = session.score(chain).p.hidden
     session.commit(torch.arange(5).expand(3, -1), 5)
     one_more = session.score(Draft.root(frames[:, 4], torch.full((3,), 5))).p.hidden
-    stepping, frontier = driven.begin(prompt)
+    stepping, pending = driven.begin(prompt)
     steps = []
     for step in range(5):
-        steps.append(stepping.score(frontier).p.hidden)
+        steps.append(stepping.score(pending).p.hidden)
         stepping.commit(torch.zeros(3, 1, dtype=torch.long), 1)
-        frontier = Draft.root(frames[:, step], torch.full((3,), step + 1))
-    steps.append(stepping.score(frontier).p.hidden)
+        pending = Draft.root(frames[:, step], torch.full((3,), step + 1))
+    steps.append(stepping.score(pending).p.hidden)
     found, slow = torch.cat([whole, one_more], 1), torch.cat(steps, 1)
     assert (found - slow).abs().max() <= 1e-4
     for row, given in enumerate(inputs):
@@ -234,16 +236,16 @@ SAMPLING = {"temperature": 1.3, "top_k": 3}
 
 
 def outcomes(net: Any) -> dict[tuple, float]:
-    """P of everything that two steps may settle, in fp64, by the class's own full forwards."""
+    """P of everything that two steps may commit, in fp64, by the class's own full forwards."""
     exact, ids = copy.deepcopy(net).double(), prompts(1)[0]["input_ids"]
     found = {}
-    law = frame_law(exact, ids, [], FIRST, BEHIND)
+    distribution = frame_distribution(exact, ids, [], FIRST, BEHIND)
     for one in itertools.product(range(V), repeat=K):
         if not any(one[:-1]):
-            found[(one,)] = float(law[one])
+            found[(one,)] = float(distribution[one])
             continue
-        second = frame_law(exact, ids, [list(one)], FIRST, BEHIND)
-        found |= {(one, two): float(law[one] * second[two]) for two in itertools.product(range(V), repeat=K)}
+        second = frame_distribution(exact, ids, [list(one)], FIRST, BEHIND)
+        found |= {(one, two): float(distribution[one] * second[two]) for two in itertools.product(range(V), repeat=K)}
     return found
 
 
@@ -253,36 +255,37 @@ def tiny() -> tuple[Any, dict[tuple, float], CsmModel]:
     return net, outcomes(net), CsmModel(csm(K, V, seed=1, layers=1, gain=GAIN), depth=BEHIND)
 
 
-def surprise(model: CsmModel, drafter: Any, accept: Any, law: dict[tuple, float]) -> float:
-    """The p-value of what 2 steps settled in many rows."""
+def surprise(model: CsmModel, drafter: Any, accept: Any, distribution: dict[tuple, float]) -> float:
+    """The p-value of what 2 steps committed in many rows."""
     said = say(model, prompts(1) * ROWS, drafter, steps=2, accept=accept, seed=0, draft_length=2, **SAMPLING)
-    keys = {outcome: index for index, outcome in enumerate(law)}
+    keys = {outcome: index for index, outcome in enumerate(distribution)}
     seen = torch.tensor([keys[tuple(map(tuple, row))] for row in rows(said)])
     if drafter is not None:
         assert 0.05 < said.stats.accepted / said.stats.judged < 0.97
-    return chi_square(seen, torch.tensor(list(law.values())))
+    return chi_square(seen, torch.tensor(list(distribution.values())))
 
 
-def test_laws_sum_to_one_and_are_the_classes_own(tiny):
-    """By enumeration: log P of every frame that the engine's law gives, from one depth run, is that of the class's full forwards."""
-    net, law, _ = tiny
-    assert abs(sum(law.values()) - 1) < 1e-9
+def test_distributions_sum_to_one_and_are_the_classes_own(tiny):
+    """By enumeration: log P of every frame that the engine's distribution gives, from one depth run, is that of the class's full
+    forwards."""
+    net, distribution, _ = tiny
+    assert abs(sum(distribution.values()) - 1) < 1e-9
     model = CsmModel(copy.deepcopy(net).double(), depth=BEHIND)
-    session, frontier = HFTarget(model.model, model.family, FIRST).begin(model.encode(prompts(1), [None]))
-    p = session.score(frontier).p
+    session, pending = HFTarget(model.model, model.family, FIRST).begin(model.encode(prompts(1), [None]))
+    p = session.score(pending).p
     every = torch.tensor(list(itertools.product(range(V), repeat=K)))
     many = p.at(torch.zeros(1, len(every), dtype=torch.long))
     mass: Counter = Counter()
-    for outcome, chance in law.items():
+    for outcome, chance in distribution.items():
         mass[outcome[0]] += chance  # type: ignore[assignment]
     expected = torch.tensor([mass[tuple(frame)] for frame in every.tolist()])
     assert (many.log_prob(every[None])[0].exp() - expected).abs().max() < 1e-6  # the engine keeps hidden states in fp32
 
 
 @pytest.mark.parametrize("rule", [Token(), PerCode()], ids=["frames", "codes"])
-def test_rules_that_read_q_are_law_exact(tiny, rule):
-    net, law, drafter = tiny
-    assert surprise(CsmModel(net, depth=BEHIND), drafter, rule, law) > 1e-4
+def test_rules_that_read_q_are_distribution_exact(tiny, rule):
+    net, distribution, drafter = tiny
+    assert surprise(CsmModel(net, depth=BEHIND), drafter, rule, distribution) > 1e-4
 
 
 class LateHidden(CsmModel):
@@ -317,12 +320,12 @@ def broken(net: Any, kind: str) -> CsmModel:
 
 @pytest.mark.parametrize("kind", ["hidden", "prefix", "cold"])
 def test_planted_bugs_are_seen(tiny, kind):
-    net, law, drafter = tiny
-    assert surprise(broken(net, kind), drafter, Token(), law) < 1e-9
+    net, distribution, drafter = tiny
+    assert surprise(broken(net, kind), drafter, Token(), distribution) < 1e-9
 
 
 def test_planted_bugs_are_seen_in_greedy_frames(net, drafters):
-    """A wrong state is seen in the frames; a wrong prefix, where guesses are judged only, in what the model says of its own."""
+    """A wrong state is seen in the frames; a wrong prefix, where draft tokens are judged only, in what the model says of its own."""
     said = say(broken(net, "hidden"), prompts(3), drafters["itself"], temperature=0.0)
     assert rows(said) != plain(net, prompts(3))
     assert say(broken(net, "prefix"), prompts(3), drafters["itself"], temperature=0.0).stats.tokens_per_call < 2
@@ -334,14 +337,14 @@ def test_the_depth_books_are_drawn_as_the_class_draws_them(net):
     hot = copy.deepcopy(net)
     hot.depth_decoder.generation_config.update(do_sample=True, temperature=0.7, top_k=5)
     hot.generation_config.update(do_sample=True, temperature=0.8, min_p=0.1)
-    assert CsmModel(hot).depth.laws == pipeline(temperature=0.7, top_k=5)
-    assert CsmModel(hot).sampling == Sampling(temperature=0.8, top_k=50, last=(MinP(0.1),))
+    assert CsmModel(hot).depth.distributions == pipeline(temperature=0.7, top_k=5)
+    assert CsmModel(hot).sampling == SpeechSampling(temperature=0.8, top_k=50, last=(MinP(0.1),))
     said = rows(say(cold, prompts(1), temperature=1.5))[0]
     inputs = prompts(1)[0]["input_ids"]
     for step, frame in enumerate(said):
-        law = frame_law(net, inputs, said[:step], pipeline(), pipeline(temperature=0.0))
-        assert law[tuple(frame)] > 0
-        assert int((law > 0).sum()) == 16
+        distribution = frame_distribution(net, inputs, said[:step], pipeline(), pipeline(temperature=0.0))
+        assert distribution[tuple(frame)] > 0
+        assert int((distribution > 0).sum()) == 16
     bad = copy.deepcopy(hot)
     bad.depth_decoder.generation_config.update(repetition_penalty=1.1)
     with pytest.raises(ValueError, match=r"repetition_penalty is 1\.1"):
@@ -351,8 +354,8 @@ def test_the_depth_books_are_drawn_as_the_class_draws_them(net):
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_frame_sounds_before_all_its_books_are_settled(net, target, drafters, monkeypatch):
-    """What streams are given is whole frames, as they settle; what they gave out rests on those alone, and is never taken back."""
+def test_no_frame_sounds_before_all_its_books_are_committed(net, target, drafters, monkeypatch):
+    """What streams are given is whole frames, as they commit; what they gave out rests on those alone, and is never taken back."""
     pushed: dict[int, list] = {}
     stream = target.stream
 

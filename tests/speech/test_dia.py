@@ -7,23 +7,23 @@ import pytest
 import torch
 import transformers as hf
 
-from mmspec.core.accept import Token
-from mmspec.core.delay import EndsInFirst, NotYet
-from mmspec.core.hf import HFTarget
-from mmspec.core.per_code import PerCode
-from mmspec.core.processors import History, Pipeline
+from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.core.records import Draft
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.per_code import PerCode
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, drawn
+from mmspec.models.target import HFTarget
 from mmspec.speech import stream
 from mmspec.speech.families import speech_model
-from mmspec.speech.families.delay import Texts
+from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.delayed_codebooks import Texts
 from mmspec.speech.families.dia import Dia
-from mmspec.speech.family import Sampling
+from mmspec.speech.sampling.delay import EndsInFirst, NotYet
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.speech.small_delay import STEPS, TEXTS, dac, dia, dia_own, first_frames, laws_along, say, target_of
+from tests.speech.small_delay import STEPS, TEXTS, dac, dia, dia_own, distributions_along, first_frames, say, target_of
 
-WAYS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 20}, "filtered": {"guidance": 3.0, "top_k": 5}}
+CONTINUOUS_METHODS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 20}, "filtered": {"guidance": 3.0, "top_k": 5}}
 EIGHT = [*TEXTS, "[S1] one", "[S2] eight nine", "[S1] oh", "[S2] two two", "[S1] zero"]
 
 
@@ -39,7 +39,7 @@ def small():
 
 @cache
 def expected(way, rows):
-    options = WAYS[way]
+    options = CONTINUOUS_METHODS[way]
     return dia_own(target(), TEXTS[:rows], do_sample=False, guidance_scale=options.get("guidance"), top_k=options.get("top_k", 50))
 
 
@@ -50,20 +50,20 @@ def is_the_classes(made, own):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", CONTINUOUS_METHODS)
 def test_greedy_frames_are_the_classes_own(way, rows):
-    is_the_classes(say(target(), TEXTS[:rows], temperature=0, **WAYS[way]), expected(way, rows))
+    is_the_classes(say(target(), TEXTS[:rows], temperature=0, **CONTINUOUS_METHODS[way]), expected(way, rows))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 @pytest.mark.parametrize("way", ["plain", "filtered"])
 def test_any_drafter_leaves_greedy_frames_as_they_are(way, length):
     for drafter in (target(), small()):
-        is_the_classes(say(target(), TEXTS, drafter, temperature=0, draft_length=length, **WAYS[way]), expected(way, 3))
+        is_the_classes(say(target(), TEXTS, drafter, temperature=0, draft_length=length, **CONTINUOUS_METHODS[way]), expected(way, 3))
 
 
 def test_rows_end_down_the_delay_by_themselves_and_for_want_of_room():
-    made = say(target(), TEXTS, temperature=0, **WAYS["filtered"])
+    made = say(target(), TEXTS, temperature=0, **CONTINUOUS_METHODS["filtered"])
     assert min(made.lengths) < STEPS == max(made.lengths)
     for row, length in enumerate(made.lengths.tolist()):
         frames, first = made.tokens[row, :length], length - 4
@@ -76,32 +76,40 @@ def test_rows_end_down_the_delay_by_themselves_and_for_want_of_room():
         assert torch.allclose(target().codec.decode(codes.T.tolist()), made.waveforms[row], atol=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", CONTINUOUS_METHODS)
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_itself_as_drafter_is_always_right(way, temperature):
     seen = []
-    say(target(), TEXTS, target(), temperature=temperature, draft_length=3, on_step=lambda step: seen.append(step.settled), **WAYS[way])
+    say(
+        target(),
+        TEXTS,
+        target(),
+        temperature=temperature,
+        draft_length=3,
+        on_step=lambda step: seen.append(step.committed),
+        **CONTINUOUS_METHODS[way],
+    )
     assert all(one.accepted[row] == len(one.values[row]) - 1 for one in seen[:4] for row in range(3) if not one.ended[row])
     assert all(len(values) == 4 for values in seen[0].values)
 
 
 def test_chunks_are_judged_as_steps_are():
     frames = torch.randint(0, 16, (3, 6, 3), generator=torch.Generator().manual_seed(0))
-    for sampling in (Sampling(), Sampling(guidance=3.0)):
-        chunk, steps = (laws_along(target(), TEXTS, frames, sampling, stepwise=way, rules=False) for way in (False, True))
+    for sampling in (SpeechSampling(), SpeechSampling(guidance=3.0)):
+        chunk, steps = (distributions_along(target(), TEXTS, frames, sampling, stepwise=way, rules=False) for way in (False, True))
         assert (chunk - steps).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("way", ["plain", "filtered"])
-def test_laws_are_those_the_class_draws_from(way):
-    """Along paths the class drew, its own processed scores stand for the same laws."""
+def test_distributions_are_those_the_class_draws_from(way):
+    """Along paths the class drew, its own processed scores stand for the same distributions."""
     torch.manual_seed(3)
-    heat = {"temperature": 1.3, "top_k": 5 if way == "filtered" else 9, "top_p": 0.9}
-    guidance = WAYS[way].get("guidance")
+    temperature = {"temperature": 1.3, "top_k": 5 if way == "filtered" else 9, "top_p": 0.9}
+    guidance = CONTINUOUS_METHODS[way].get("guidance")
     shown = {"do_sample": True, "return_dict_in_generate": True, "output_scores": True}
-    own = dia_own(target(), TEXTS, guidance_scale=guidance, **heat, **shown)
+    own = dia_own(target(), TEXTS, guidance_scale=guidance, **temperature, **shown)
     frames = own.sequences[:, 1:]
-    mine = laws_along(target(), TEXTS, frames[:, :-1], Sampling(**heat, guidance=guidance)).softmax(-1)
+    mine = distributions_along(target(), TEXTS, frames[:, :-1], SpeechSampling(**temperature, guidance=guidance)).softmax(-1)
     theirs = torch.stack(own.scores, 1).view(3, 3, frames.shape[1], -1).transpose(1, 2).softmax(-1)
     steps = torch.arange(frames.shape[1])[:, None]
     compared = (steps >= torch.tensor(target().delays)) & (frames != target().pad)
@@ -111,17 +119,17 @@ def test_laws_are_those_the_class_draws_from(way):
 
 @pytest.mark.parametrize("way", ["plain", "filtered"])
 def test_drawn_sound_depends_on_the_seed_alone(way):
-    plain = say(target(), EIGHT, seed=7, temperature=1.0, **WAYS[way])
+    plain = say(target(), EIGHT, seed=7, temperature=1.0, **CONTINUOUS_METHODS[way])
     assert len({tuple(wave.tolist()) for wave in plain.waveforms}) == 8
     for rows, drafter, length in ((1, small(), 2), (2, target(), 4), (8, small(), 3)):
-        made = say(target(), EIGHT[:rows], drafter, seed=7, temperature=1.0, draft_length=length, **WAYS[way])
+        made = say(target(), EIGHT[:rows], drafter, seed=7, temperature=1.0, draft_length=length, **CONTINUOUS_METHODS[way])
         assert all(torch.equal(one, other) for one, other in zip(made.waveforms, plain.waveforms[:rows], strict=True))
 
 
 def test_streams_give_whole_frames_only():
     made = say(target(), TEXTS[:1], seed=7, temperature=1.0)
-    room = (STEPS - 4) / target().pace
-    pieces = stream(target(), TEXTS[0], small(), seed=7, temperature=1.0, draft_length=3, max_seconds=room)
+    budget = (STEPS - 4) / target().pace
+    pieces = stream(target(), TEXTS[0], small(), seed=7, temperature=1.0, draft_length=3, max_seconds=budget)
     assert torch.equal(torch.cat(list(pieces)), made.waveforms[0])
 
 
@@ -134,7 +142,7 @@ def test_the_encoder_runs_once_whatever_is_drafted():
     assert sorted(runs) == [0, 1]
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- distributions -------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -146,16 +154,16 @@ def tiny():
 
 @cache
 def exact():
-    return first_frames(tiny()[0], TEXTS[0], 3, Sampling())
+    return first_frames(tiny()[0], TEXTS[0], 3, SpeechSampling())
 
 
 def drawn_cells(model, drafter, rule):
-    """The frames 1 and 2 of many rows, as numbers, and their exact law."""
-    rows, law = 2500, torch.zeros(8**4, dtype=torch.double)
+    """The frames 1 and 2 of many rows, as numbers, and their exact distribution."""
+    rows, distribution = 2500, torch.zeros(8**4, dtype=torch.double)
     for path, mass in exact().items():
-        law[_cell(torch.tensor(path[2:]))] += mass
+        distribution[_cell(torch.tensor(path[2:]))] += mass
     made = say(model, TEXTS[:1] * rows, drafter, steps=8, seed=3, accept=rule, temperature=1.0, draft_length=2)
-    return chi_square(_cell(made.tokens[:, 1:3].flatten(1)), law)
+    return chi_square(_cell(made.tokens[:, 1:3].flatten(1)), distribution)
 
 
 def _cell(codes):
@@ -163,33 +171,35 @@ def _cell(codes):
 
 
 @pytest.mark.parametrize("rule", [Token(), PerCode()], ids=["frames", "code by code"])
-def test_frames_are_drawn_from_the_targets_law(rule):
+def test_frames_are_drawn_from_the_targets_distribution(rule):
     model, drafter = tiny()
     assert sum(exact().values()) == pytest.approx(1, abs=1e-9)
     assert drawn_cells(model, drafter, rule) > PASS
 
 
-def test_the_drafters_own_law_is_told_from_it():
+def test_the_drafters_own_distribution_is_told_from_it():
     assert drawn_cells(tiny()[1], None, "exact") < FAIL
 
 
 # --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
-def branching(frontier):
+def branching(pending):
     """Book 0 ends in the first branch, and goes on in the second; a node behind each."""
     end, start = target().end, target().start
     values = torch.tensor([[[end, start, start], [1, start, start], [target().pad, start, start], [2, start, start]]])
-    return frontier.extend(values, torch.tensor([[0, 0, 1, 2]]), width=2, levels=2)
+    return pending.extend(values, torch.tensor([[0, 0, 1, 2]]), width=2, levels=2)
 
 
 def test_branches_end_by_themselves():
-    alone = [laws_along(target(), TEXTS[:1], branching(_root()).nodes[:, path], Sampling())[:, -1] for path in ([1, 3], [2, 4])]
+    alone = [
+        distributions_along(target(), TEXTS[:1], branching(_root()).nodes[:, path], SpeechSampling())[:, -1] for path in ([1, 3], [2, 4])
+    ]
 
     def together():
-        opened, prompt = target_of(target(), TEXTS[:1], Sampling())
-        session, frontier = opened.begin(prompt)
-        return session.score(branching(frontier)).p.heads[:, 3:].unbind(1)
+        opened, prompt = target_of(target(), TEXTS[:1], SpeechSampling())
+        session, pending = opened.begin(prompt)
+        return session.score(branching(pending)).p.heads[:, 3:].unbind(1)
 
     def same():
         return [torch.allclose(one.softmax(-1), other.softmax(-1), atol=1e-4) for one, other in zip(alone, together(), strict=True)]
@@ -219,15 +229,15 @@ def _late(self, scores, history, honest=NotYet.__call__):
     return honest(NotYet([delay + 1 for delay in self.delays], self.fill), scores, history)
 
 
-def test_a_draft_without_guidance_costs_guesses_but_no_frames():
+def test_a_draft_without_guidance_costs_draft_tokens_but_no_frames():
     honest = say(target(), TEXTS, target(), seed=7, temperature=1.0, draft_length=3, guidance=3.0)
-    laws = Pipeline((*target().closing(STEPS), *target().rules(None)))
+    distributions = Pipeline((*target().closing(STEPS), *target().rules(None)))
 
     def conditional(prompt, session):
         rows = len(prompt.ids) // 2
         return Texts(prompt.ids[:rows], prompt.mask[:rows], prompt.writer)
 
-    unguided = ModelDrafter(HFTarget(target().model, target(), laws), Chain(drawn), conditional)
+    unguided = ModelDrafter(HFTarget(target().model, target(), distributions), Chain(drawn), conditional)
     made = say(target(), TEXTS, unguided, seed=7, temperature=1.0, draft_length=3, guidance=3.0)
     assert made.tokens.tolist() == honest.tokens.tolist()
     assert made.stats.accepted_per_call < 0.7 * honest.stats.accepted_per_call

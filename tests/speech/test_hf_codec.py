@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmspec.speech.hf_codec import HFCodec, WindowCodec
+from mmspec.speech.codecs.transformers import HFCodec, WindowCodec
 from tests.speech.small_codecs import BOOKS, SIZE, codes, dac, encodec, mimi, xcodec2
 
 ROUNDING = 1e-5  # relative to the loudest sample

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmspec.core.accept import Token
-from mmspec.core.delay import NoMore, NotYet, undelayed
-from mmspec.core.per_code import PerCode
-from mmspec.minis.letters import letter_tokenizer
+from mmspec.core.rules.per_code import PerCode
+from mmspec.core.rules.token import Token
+from mmspec.minis.char_tokenizer import letter_tokenizer
 from mmspec.speech import stream, synthesize
 from mmspec.speech.families import speech_model
+from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.families.musicgen import Musicgen
-from mmspec.speech.family import Sampling
+from mmspec.speech.sampling.delay import NoMore, NotYet, undelayed
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.speech.small_delay import STEPS, first_frames, laws_along, music_prompts, musicgen, musicgen_network, musicgen_own, say
+from tests.speech.small_delay import STEPS, distributions_along, first_frames, music_prompts, musicgen, musicgen_network, musicgen_own, say
 from tests.speech.small_models import speaker
 
 SCALES = [None, 3.0]
@@ -70,7 +70,7 @@ def test_books_begin_and_end_by_their_delays():
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_itself_as_drafter_is_always_right(scale, temperature):
     seen = []
-    options = {"temperature": temperature, "guidance": scale, "draft_length": 3, "on_step": lambda step: seen.append(step.settled)}
+    options = {"temperature": temperature, "guidance": scale, "draft_length": 3, "on_step": lambda step: seen.append(step.committed)}
     say(target(), music_prompts(), target(), **options)
     assert len(seen) == STEPS // 4
     assert all(one.accepted == [3] * 3 for one in seen)
@@ -78,23 +78,27 @@ def test_itself_as_drafter_is_always_right(scale, temperature):
 
 def test_chunks_are_judged_as_steps_are():
     frames = torch.randint(0, 17, (3, 20, 3), generator=torch.Generator().manual_seed(0))  # beyond the table of positions
-    for sampling in (Sampling(), Sampling(guidance=3.0)):
-        chunk, steps = (laws_along(target(), music_prompts(), frames, sampling, stepwise=way, rules=False) for way in (False, True))
+    for sampling in (SpeechSampling(), SpeechSampling(guidance=3.0)):
+        chunk, steps = (
+            distributions_along(target(), music_prompts(), frames, sampling, stepwise=way, rules=False) for way in (False, True)
+        )
         assert (chunk - steps).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_laws_are_those_the_class_draws_from(scale):
+def test_distributions_are_those_the_class_draws_from(scale):
     torch.manual_seed(3)
-    heat = {"temperature": 1.3, "top_k": 9, "top_p": 0.9}
+    temperature = {"temperature": 1.3, "top_k": 9, "top_p": 0.9}
     network, scores = target().model, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "_get_logits_processor", _kept(network._get_logits_processor, scores))
-        codes, _ = musicgen_own(target(), music_prompts(), do_sample=True, guidance_scale=scale, **heat)
+        codes, _ = musicgen_own(target(), music_prompts(), do_sample=True, guidance_scale=scale, **temperature)
     frames = torch.full((3, STEPS, 3), 16)
     for book in range(3):
         frames[:, book : book + STEPS - 2, book] = codes[:, :, book]
-    mine = laws_along(target(), music_prompts(), frames[:, :-1], Sampling(**heat, guidance=scale))[..., :16].softmax(-1)
+    mine = distributions_along(target(), music_prompts(), frames[:, :-1], SpeechSampling(**temperature, guidance=scale))[..., :16].softmax(
+        -1
+    )
     theirs = torch.stack(scores, 1).view(3, 3, STEPS, -1).transpose(1, 2).softmax(-1)
     assert (mine - theirs)[frames < 16].abs().max() < 1e-4
 
@@ -123,8 +127,8 @@ def test_drawn_sound_depends_on_the_seed_alone(scale):
 def test_streams_give_whole_frames_only():
     prompt = music_prompts(1)
     made = say(target(), prompt, seed=7, temperature=1.0)
-    room = (STEPS - 2) / target().pace
-    pieces = list(stream(target(), prompt[0], small(), seed=7, temperature=1.0, draft_length=3, max_seconds=room))
+    budget = (STEPS - 2) / target().pace
+    pieces = list(stream(target(), prompt[0], small(), seed=7, temperature=1.0, draft_length=3, max_seconds=budget))
     assert len(pieces) > 1
     assert torch.equal(torch.cat(pieces), made.waveforms[0])
 
@@ -138,7 +142,7 @@ def test_the_encoder_runs_once_whatever_is_drafted():
     assert sorted(runs) == [0, 1]
 
 
-# --- laws -------------------------------------------------------------------------------------------------------------
+# --- distributions -------------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -150,11 +154,11 @@ def tiny():
 
 @cache
 def exact():
-    """The law of frames 1 and 2, by enumeration over the first three."""
-    law = torch.zeros(5**4, dtype=torch.double)
-    for path, mass in first_frames(tiny()[0], music_prompts(1)[0], 3, Sampling(temperature=3.0, guidance=2.0)).items():
-        law[_cell(torch.tensor(path[2:]))] += mass
-    return law
+    """The distribution of frames 1 and 2, by enumeration over the first three."""
+    distribution = torch.zeros(5**4, dtype=torch.double)
+    for path, mass in first_frames(tiny()[0], music_prompts(1)[0], 3, SpeechSampling(temperature=3.0, guidance=2.0)).items():
+        distribution[_cell(torch.tensor(path[2:]))] += mass
+    return distribution
 
 
 def drawn_cells(model, drafter, rule):
@@ -168,13 +172,13 @@ def _cell(codes):
 
 
 @pytest.mark.parametrize("rule", [Token(), PerCode()], ids=["frames", "code by code"])
-def test_frames_are_drawn_from_the_targets_law(rule):
+def test_frames_are_drawn_from_the_targets_distribution(rule):
     model, drafter = tiny()
     assert exact().sum() == pytest.approx(1, abs=1e-9)
     assert drawn_cells(model, drafter, rule) > PASS
 
 
-def test_the_drafters_own_law_is_told_from_it():
+def test_the_drafters_own_distribution_is_told_from_it():
     assert drawn_cells(tiny()[1], None, "exact") < FAIL
 
 

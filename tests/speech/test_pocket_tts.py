@@ -1,4 +1,4 @@
-"""Pocket TTS and Phonon behind the engine: the class's own latents for the same noise, and the target's law whatever drafts."""
+"""Pocket TTS and Phonon behind the engine: the class's own latents for the same noise, and the target's distribution whatever drafts."""
 
 import copy
 from typing import Any
@@ -8,17 +8,18 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from mmspec.core.accept import Block, Token
 from mmspec.core.noise import Noise
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.token import Token
 from mmspec.speech import Speech, synthesize
 from mmspec.speech.families import speech_model
-from mmspec.speech.families.pocket_tts import PocketTTS
+from mmspec.speech.latents.pocket_tts import PocketTTS
 from tests.speech.slips import FromP, NoRollback
 from tests.speech.small_pocket import FRAME, LATENT, WIDTH, codec, generated, near, phonon, pocket, processor, prompts, row_of
 
 FRAMES, SEED = 14, 7
 ROWS, LONG = 48, 80
-"""Of the tests of the law."""
+"""Of the tests of the distribution."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_the_budget_is_the_classs_own_for_a_single_text(net):
 
 def test_the_target_accepts_all_that_it_drafts_itself(net):
     out = say(net, prompts(3), net, frames=40)
-    assert out.stats.exactness == "law-exact"
+    assert out.stats.exactness == "distribution-exact"
     assert out.stats.accepted == out.stats.drafted > 0
 
 
@@ -134,11 +135,11 @@ def test_a_drafter_of_another_scale_writes_in_the_targets(net):
     assert (sampler.scale.back(there) - own).abs().max() < 1e-5
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------
+# --- the distribution ----------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def means(model: Any, inputs: Any, said: Tensor, heat: float) -> Tensor:
+def means(model: Any, inputs: Any, said: Tensor, temperature: float) -> Tensor:
     """What a model's head makes of the engine's noise after each prefix of latents `said` [B, T, d], by one forward of the class."""
     rows, length = said.shape[:2]
     ids = torch.cat([inputs["input_ids"], torch.full((rows, length - 1), LATENT)], 1)
@@ -147,33 +148,34 @@ def means(model: Any, inputs: Any, said: Tensor, heat: float) -> Tensor:
     told = {name: value for name, value in inputs.items() if "prompt" in name}
     place = (mask.cumsum(1) - 1).clamp_min(0)
     out = model(input_ids=ids, audio_latents=own, attention_mask=mask, position_ids=place, use_cache=False, **told)
-    noise = fed(rows, length) * heat**0.5
+    noise = fed(rows, length) * temperature**0.5
     return model.denormalize_latents(model.sample_latent(out.last_hidden_state[:, -length:].flatten(0, 1), noise.flatten(0, 1), 1)).view_as(
         said
     )
 
 
-def projected(net: Any, drafter: Any, rule: Any, heat: float = 0.7, sigma: float = 0.3) -> tuple[float, float]:
-    """The p-value of (x - m_p) / sigma along m_q - m_p, N(0, 1) for every frame where the law is kept; and the share of guesses accepted.
+def projected(net: Any, drafter: Any, rule: Any, temperature: float = 0.7, sigma: float = 0.3) -> tuple[float, float]:
+    """The p-value of (x - m_p) / sigma along m_q - m_p, N(0, 1) for every frame where the distribution is kept; and the share of draft
+    tokens accepted.
 
     All is told anew from the latents that came out, by whole forwards of the class: caches that keep what was rejected are found out, too.
     """
     inputs = prompts(ROWS)
-    out = say(speech_model(net, sigma_out=sigma), inputs, drafter, frames=LONG, accept=rule, temperature=heat)
-    p, q = (means(model, inputs, out.tokens, heat) / net.latent_std for model in (net, drafter))
+    out = say(speech_model(net, sigma_out=sigma), inputs, drafter, frames=LONG, accept=rule, temperature=temperature)
+    p, q = (means(model, inputs, out.tokens, temperature) / net.latent_std for model in (net, drafter))
     along = ((out.tokens / net.latent_std - p) / sigma * (q - p)).sum(-1) / (q - p).norm(dim=-1)
     return float(kstest(along.double().flatten().numpy(), "norm").pvalue), out.stats.accepted / out.stats.drafted
 
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
-def test_frames_keep_the_law(net, drafters, rule):
+def test_frames_keep_the_distribution(net, drafters, rule):
     p, accepted = projected(net, drafters["near"], rule)
     assert 0.2 < accepted < 0.8
     assert p > 0.01
 
 
-def test_frames_keep_the_law_without_noise_to_start_from(net, drafters):
-    assert projected(net, drafters["near"], Token(), heat=0.0)[0] > 0.01
+def test_frames_keep_the_distribution_without_noise_to_start_from(net, drafters):
+    assert projected(net, drafters["near"], Token(), temperature=0.0)[0] > 0.01
 
 
 @pytest.mark.parametrize("rule", [FromP(), NoRollback()], ids=["from p", "no rollback"])

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from mmspec.speech.recogniser import Recogniser, RecogniserConfig, word_errors
+from mmspec.speech.sound.recogniser import Recogniser, RecogniserConfig, word_errors
 
 WORDS = ("high", "low")
 

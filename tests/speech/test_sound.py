@@ -8,9 +8,9 @@ import pytest
 import soundfile
 import torch
 
-from mmspec.speech import files
-from mmspec.speech.files import GrowingWav, to_bytes
-from mmspec.speech.sound import at_rate, levelled, logs, read, save
+from mmspec.speech.sound import files
+from mmspec.speech.sound.audio import at_rate, levelled, logs, read, save
+from mmspec.speech.sound.files import GrowingWav, to_bytes
 
 WAVE = 0.7 * torch.sin(torch.arange(4001) / 7) * torch.rand(4001, generator=torch.Generator().manual_seed(0))
 

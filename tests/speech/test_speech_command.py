@@ -12,7 +12,7 @@ import soundfile
 import torch
 
 import mmspec
-from mmspec.speech.loading import load_speaker
+from mmspec.loading.speech import load_speaker
 from tests.commands import refused, runner
 from tests.speech import small_models
 
@@ -100,7 +100,7 @@ def test_the_table_tells_what_matters(speech):
 
 
 def test_a_streamed_file_grows_while_it_is_spoken(speech, monkeypatch):
-    from mmspec.speech.files import GrowingWav
+    from mmspec.speech.sound.files import GrowingWav
 
     add, seen = GrowingWav.add, {}
 
@@ -196,7 +196,7 @@ def test_a_full_disk_is_one_line_and_leaves_earlier_sounds(speech, monkeypatch, 
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mmspec.jobs.files.os.fsync", full)  # of the second file, when the first is written
+    monkeypatch.setattr("mmspec.utils.files.os.fsync", full)  # of the second file, when the first is written
     code, out, err, _ = speech(*args, "--seed", 9)
     assert (code, out) == (1, "")
     assert "disk is full" in err

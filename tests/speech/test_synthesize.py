@@ -6,9 +6,9 @@ from math import isnan
 import pytest
 import torch
 
-from mmspec.core.limits import Limits
+from mmspec.core.stopping import DefaultStopping
 from mmspec.speech import generation, stream, synthesize
-from mmspec.speech.family import Sampling
+from mmspec.speech.families.base import SpeechSampling
 from tests.speech import small_models
 
 TEXTS = ["one", "two three", "five", "six", "one nine", "zero", "two", "eight"]
@@ -79,7 +79,7 @@ def test_the_likeliest_codes_are_the_same_too(target, drafters):
     plain = synthesize(target, TEXTS[:3], temperature=0, max_seconds=0.3)
     assert same(plain, synthesize(target, TEXTS[:3], drafters["speaker"][0], temperature=0, max_seconds=0.3))
     assert plain.stats.exactness == "token-exact"
-    assert synthesize(target, TEXTS[:1], drafters["speaker"][0], "block", max_seconds=0.1).stats.exactness == "law-exact"
+    assert synthesize(target, TEXTS[:1], drafters["speaker"][0], "block", max_seconds=0.1).stats.exactness == "distribution-exact"
 
 
 # --- pieces -------------------------------------------------------------------------------------------------------------
@@ -88,20 +88,20 @@ def test_the_likeliest_codes_are_the_same_too(target, drafters):
 @pytest.fixture(scope="module")
 def long(target):
     """The target under a sampling that says much: several pieces a row."""
-    return replace(target, sampling=Sampling(temperature=1.3))
+    return replace(target, sampling=SpeechSampling(temperature=1.3))
 
 
 def heard(model, drafter=None, **options):
-    """(speech, pieces by row, [row, steps of the row settled when the piece came])."""
-    pieces, moments, settled = [[] for _ in TEXTS], [], [0] * len(TEXTS)
+    """(speech, pieces by row, [row, steps of the row committed when the piece came])."""
+    pieces, moments, committed = [[] for _ in TEXTS], [], [0] * len(TEXTS)
 
     def on_sound(row, piece):
         pieces[row].append(piece)
         moments.append(row)
 
     def on_step(step):
-        for row, values in enumerate(step.settled.values):
-            settled[row] += len(values)
+        for row, values in enumerate(step.committed.values):
+            committed[row] += len(values)
 
     out = synthesize(model, TEXTS, drafter, seed=SEEDS, on_sound=on_sound, on_step=on_step, **options)
     return out, pieces, moments
@@ -127,7 +127,7 @@ def test_a_row_that_has_ended_is_heard_at_once(long):
     ended, last, round_now = {}, {}, [0]
 
     def on_step(step):
-        for row, done in enumerate(step.settled.ended):
+        for row, done in enumerate(step.committed.ended):
             if done:
                 ended.setdefault(row, round_now[0])
         round_now[0] += 1
@@ -159,12 +159,12 @@ def test_a_stream_may_be_left(long):
     assert torch.is_grad_enabled()
 
 
-def test_leaked_guesses_are_heard(long, drafters, monkeypatch):
-    """A stream that is given what was drafted, and not what was settled, fails the laws above."""
-    settle = Limits.settle
+def test_leaked_draft_tokens_are_heard(long, drafters, monkeypatch):
+    """A stream that is given what was drafted, and not what was committed, fails the distributions above."""
+    commit = DefaultStopping.commit
 
     def remember(self, draft, scored, verdict):
-        verdict, found = settle(self, draft, scored, verdict)
+        verdict, found = commit(self, draft, scored, verdict)
         self.drafted = [
             [int(value) for value, parent in zip(nodes, parents, strict=True) if parent != -2][1:]
             for nodes, parents in zip(draft.nodes.tolist(), draft.parents.tolist(), strict=True)
@@ -177,9 +177,9 @@ def test_leaked_guesses_are_heard(long, drafters, monkeypatch):
             return super().push(replace(found, values=rows))
 
     LIMITS = []
-    init = Limits.__init__
-    monkeypatch.setattr(Limits, "__init__", lambda self, *args, **named: (init(self, *args, **named), LIMITS.append(self))[0])
-    monkeypatch.setattr(Limits, "settle", remember)
+    init = DefaultStopping.__init__
+    monkeypatch.setattr(DefaultStopping, "__init__", lambda self, *args, **named: (init(self, *args, **named), LIMITS.append(self))[0])
+    monkeypatch.setattr(DefaultStopping, "commit", remember)
     drafter, options = drafters["speaker"]
     plain = synthesize(long, TEXTS, seed=SEEDS)
     assert same(synthesize(long, TEXTS, drafter, seed=SEEDS, **options), plain)

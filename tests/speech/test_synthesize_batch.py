@@ -12,12 +12,12 @@ import soundfile
 import torch
 
 from mmspec.jobs import Processes, Stopped, run
+from mmspec.jobs.speech import Say
+from mmspec.jobs.speech_job import SpeechJobSpec, make_job
+from mmspec.loading.speech import load_speaker
 from mmspec.speech import synthesize
-from mmspec.speech.bulk import Say
-from mmspec.speech.files import SUBTYPES, to_bytes
-from mmspec.speech.job import Asked, make_job
-from mmspec.speech.loading import load_speaker
-from mmspec.speech.sound import at_rate
+from mmspec.speech.sound.audio import at_rate
+from mmspec.speech.sound.files import SUBTYPES, to_bytes
 from tests.jobs.folders import tree
 from tests.jobs.worker import die_at
 from tests.speech import small_models
@@ -68,9 +68,9 @@ def asked(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text("\n".join(json.dumps(line) for line in LINES), encoding="utf-8")
 
-    def make(name: str, **changes) -> Asked:
+    def make(name: str, **changes) -> SpeechJobSpec:
         sizes = {"batch_size": 2, "shard_size": 3, "voice": "jackson", "seed": 3}
-        return Asked(**({"texts": source, "out": tmp_path / name} | sizes | changes))
+        return SpeechJobSpec(**({"texts": source, "out": tmp_path / name} | sizes | changes))
 
     return make
 

@@ -1,4 +1,4 @@
-"""VibeVoice behind the engine: the class's own ids, latents and sound for the same noise, and the target's law whatever drafts."""
+"""VibeVoice behind the engine: the class's own ids, latents and sound for the same noise, and the target's distribution whatever drafts."""
 
 from typing import Any
 
@@ -8,18 +8,19 @@ from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 from scipy.stats import kstest
 from torch import Tensor
 
-from mmspec.core.accept import Block, Token
 from mmspec.core.noise import Noise
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.token import Token
 from mmspec.speech import Speech, synthesize
 from mmspec.speech.families import speech_model
-from mmspec.speech.families.vibevoice import VibeVoice
-from mmspec.speech.families.vibevoice_network import Hearing
+from mmspec.speech.latents.vibevoice import VibeVoice
+from mmspec.speech.latents.vibevoice_network import Hearing
 from tests.speech.slips import FromP, NoRollback
 from tests.speech.small_vibevoice import END, FRAME, PAD, SOUND, START, WIDTH, generated, leaning, near, prompts, row_of, vibevoice
 
 STEPS, SEED = 12, 7
 ROWS, LONG = 32, 60
-"""Of the tests of the law."""
+"""Of the tests of the distribution."""
 TURNS = {SOUND: 2.5, START: 1.0, END: 0.0, PAD: -1.0}
 """Scores by which all four ids are chosen now and then."""
 
@@ -69,7 +70,7 @@ def test_turns_are_the_classs_own(seed):
     """Ids of all kinds, chosen under guidance by what was heard: starts, after which the second stream begins anew, and ends."""
     net, inputs, steps, said = leaning(vibevoice(seed=seed, guidance=2.0), TURNS), row_of(prompts(), 0), 30, []
     model = VibeVoice(net, sigma_out=0)
-    out = say(model, inputs, steps=steps, on_step=lambda step: said.extend(int(value[0]) for value in step.settled.values[0]))
+    out = say(model, inputs, steps=steps, on_step=lambda step: said.extend(int(value[0]) for value in step.committed.values[0]))
     ids = [model.ids.all[number] for number in said]
     frames = [place for place, number in enumerate(ids) if number == SOUND]
     own, made = generated(net, inputs, fed(1, steps)[:, frames], steps)
@@ -83,7 +84,7 @@ def test_turns_are_the_classs_own(seed):
 
 def test_the_target_accepts_all_that_it_drafts_itself(net):
     out = say(net, prompts(3), net, steps=25)
-    assert out.stats.exactness == "law-exact"
+    assert out.stats.exactness == "distribution-exact"
     assert out.stats.accepted == out.stats.drafted > 0
 
 
@@ -100,11 +101,12 @@ def test_a_batch_sounds_like_its_rows_alone(name):
         assert close(list(alone.tokens), [together.tokens[row, : together.lengths[row]]], 1e-4)
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------
+# --- the distribution ----------------------------------------------------------------------------------------------------------
 
 
 def projected(net: Any, drafter: Any, rule: Any, sigma: float = 0.3) -> tuple[float, float]:
-    """The p-value of (x - m_p) / sigma along m_q - m_p, N(0, 1) for every frame where the law is kept; and the share of guesses accepted.
+    """The p-value of (x - m_p) / sigma along m_q - m_p, N(0, 1) for every frame where the distribution is kept; and the share of draft
+    tokens accepted.
 
     Means are told anew from the latents that came out, by the class's own generation with these put in its head's place.
     """
@@ -116,7 +118,7 @@ def projected(net: Any, drafter: Any, rule: Any, sigma: float = 0.3) -> tuple[fl
 
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
-def test_frames_keep_the_law(net, drafters, rule):
+def test_frames_keep_the_distribution(net, drafters, rule):
     p, accepted = projected(net, drafters["near"], rule)
     assert 0.2 < accepted < 0.8
     assert p > 0.01
@@ -143,7 +145,7 @@ def test_ears_that_keep_what_was_rejected_are_found_out(net, drafters, monkeypat
 
 
 class Watching(Token):
-    """The token rule, and the target's means of all frames of the first row as they are settled."""
+    """The token rule, and the target's means of all frames of the first row as they are committed."""
 
     def __init__(self, means: list[Tensor]):
         object.__setattr__(self, "means", means)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from mmspec.core.proof import Proof
+from mmspec.models.proof.require import Proof
 from mmspec.text import generation
 from tests.sweep.case import Case
 from tests.sweep.page import merged, page_of, read

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from mmspec.core.multimodal import unsaid_of
+from mmspec.models.families.multimodal import never_generated_ids_of
 from tests.crossing import row_of
 from tests.seeing import SIGHTS, seen
 from tests.sizes import build
@@ -120,7 +120,7 @@ def reference(model: Any, inputs: Inputs, tokens: int) -> list[int]:
     """New tokens by the class's own `generate`, which may not write placeholders."""
     if getattr(model.config, "is_encoder_decoder", False):
         return own_generate(model, inputs, tokens)
-    new = model.generate(**inputs, do_sample=False, max_new_tokens=tokens, suppress_tokens=list(unsaid_of(model)) or None)
+    new = model.generate(**inputs, do_sample=False, max_new_tokens=tokens, suppress_tokens=list(never_generated_ids_of(model)) or None)
     return new[0, inputs["input_ids"].shape[1] :].tolist()
 
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from mmspec.core.multimodal import unsaid_of
+from mmspec.models.families.multimodal import never_generated_ids_of
 from tests import families
 from tests.sweep.case import Inputs, own_generate, padded
 from tests.sweep.seq2seq import padded_right
@@ -100,7 +100,7 @@ def make(model_type: str, architecture: str) -> Any:
 def without_placeholders(model: Any, inputs: Inputs, tokens: int) -> list[int]:
     """New tokens of one row by the class's own greedy `generate`, kept from writing what stands for sound."""
     before = model.generation_config.suppress_tokens
-    model.generation_config.suppress_tokens = list(unsaid_of(model))
+    model.generation_config.suppress_tokens = list(never_generated_ids_of(model))
     try:
         return own_generate(model, inputs, tokens)
     finally:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmspec.core.families import family_of
+from mmspec.models.families.registry import family_of
 from tests.sweep import page
 from tests.sweep.causal import VARIANTS, cases
 from tests.sweep.run import EXACT, REFUSED, examine

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmspec.core.families import SEES
+from mmspec.models.families.registry import SEES
 from tests.sweep.image import cases
 from tests.sweep.image_models import NAMED, READS
 from tests.sweep.run import EXACT, REFUSED, examine

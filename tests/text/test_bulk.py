@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from mmspec.config import Config, DrafterSection, RunSection
 from mmspec.jobs import Job, JsonLines, Lines, run
-from mmspec.text.bulk import Continue, identity
-from mmspec.text.pairs import load_pair
+from mmspec.jobs.text import Continue, identity
+from mmspec.loading.text import load_pair
+from mmspec.run.config import Config, DrafterSection, RunSection
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmspec.jobs import Processes, run
-from mmspec.text import pairs
-from mmspec.text.captioning import make_job
+from mmspec.jobs.captions import make_job
+from mmspec.loading import text as pairs
 from tests import small_seers
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 import mmspec
-from mmspec.text import captioning, pairs
-from mmspec.text.model_loading import load_model
+from mmspec.jobs import captions as captioning
+from mmspec.loading import text as pairs
+from mmspec.loading.transformers import load_model
 from tests import small_seers
 from tests.commands import refused, runner
 
@@ -258,7 +259,7 @@ def test_a_folder_is_a_batch_whose_answers_are_each_pictures_own(batch, caption,
 
 def test_a_batch_goes_on_where_it_stopped(batch, pictures, monkeypatch):
     args = (pictures[0].parent, *SHORT, "--shard-size", 2)
-    asked, check = [], captioning.Caption.check
+    asked, check = [], captioning.CaptionRecord.check
 
     def stopping(self, record):
         asked.append(record["file"])
@@ -266,7 +267,7 @@ def test_a_batch_goes_on_where_it_stopped(batch, pictures, monkeypatch):
             raise FloatingPointError("stopped here")
         return check(self, record)
 
-    monkeypatch.setattr(captioning.Caption, "check", stopping)
+    monkeypatch.setattr(captioning.CaptionRecord, "check", stopping)
     code, _, err, path = batch(*args)
     assert (code, path.exists()) == (1, False)
     assert "stopped here" in err
@@ -336,7 +337,7 @@ BATCH_MISTAKES = {
     "comparing": ((PICTURE, "--compare"), ("both given",)),
     "no batch": (("FOLDER", "--batch-size", 0), ("batch size is 0",)),
     "an engine of steam": (("FOLDER", "--engine", "steam"), ("'steam'",)),
-    "a law that follows the clock": (("FOLDER", "--accept", "block", "--temperature", 1), ("--draft-length a number",)),
+    "a distribution that follows the clock": (("FOLDER", "--accept", "block", "--temperature", 1), ("--draft-length a number",)),
     "an unknown view": (("FOLDER", "--drafter", "READER", "--view", "squint"), ("'squint'",)),
 }
 
@@ -368,7 +369,7 @@ def full(*handle):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["mmspec.jobs.folder.os.fsync", "mmspec.text.captioning.shutil.copyfileobj"])
+@pytest.mark.parametrize("where", ["mmspec.jobs.engine.folder.os.fsync", "mmspec.jobs.captions.shutil.copyfileobj"])
 def test_a_full_disk_is_one_line_and_nothing_is_lost(batch, pictures, monkeypatch, where):
     """When a shard is written, and when the shards become one file."""
     args = (pictures[0].parent, *SHORT, "--shard-size", 2)
@@ -415,7 +416,7 @@ def test_check_holds_pictures_to_plain_decoding(check, home, rule):
 
 
 def test_check_fails_where_the_target_says_otherwise(check, monkeypatch):
-    from mmspec.bench import verify
+    from mmspec.bench.check import verify
 
     plain = verify.run_transformers
 
@@ -438,7 +439,7 @@ def test_check_of_a_model_that_reads_no_pictures(check):
 
 def test_models_lists_who_sees_and_what_drafters_read():
     from mmspec.commands.models import drafters, families, views
-    from mmspec.core.families import SEES
+    from mmspec.models.families.registry import SEES
 
     assert {"kind": "models that see", "models": ", ".join(SEES)} in families()
     assert {"drop", "newline", "caption", "own", "pooled", "pruned"} < {row["name"] for row in views()}

@@ -9,19 +9,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mmspec
-from mmspec.core.accept import Coupled, Greedy
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.families import family_of
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, drawn, top
-from mmspec.drafters.trees import StaticTree, Template
-from mmspec.drafters.views import view_of
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.drafters.views.base import view_of
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from tests.companions import llama, perturbed
 from tests.families import FAMILIES, build, inputs_for
 from tests.sizes import VOCAB
@@ -76,10 +77,10 @@ SEERS = [("tree", "Qwen3-VL"), ("chain", "Gemma-3 VLM"), ("tree", "PaliGemma 2")
 def test_rounds_keep_shapes_addresses_and_sync_once(kind, name, monkeypatch):
     shape, rule = DRAFTS[kind]
     model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
-    laws = pipeline(temperature=0.8, top_k=20) if rule.coupled else pipeline()
-    target = HFTarget(model, family_of(model), laws, reserve=100, static=True)
+    distributions = pipeline(temperature=0.8, top_k=20) if rule.coupled else pipeline()
+    target = HFTarget(model, family_of(model), distributions, reserve=100, static=True)
     drafter, noise = ModelDrafter(target, shape, view_of(target, model)), Noise.from_seed(0, 3)
-    steps = decode(target, drafter, rule, inputs, limits=Limits(3, 60), noise=noise, control=Fixed(3))
+    steps = decode(target, drafter, rule, inputs, stopping=DefaultStopping(3, 60), noise=noise, control=Fixed(3))
     sessions = []
     begin = HFTarget.begin
     monkeypatch.setattr(HFTarget, "begin", lambda self, given: sessions.append(begin(self, given)) or sessions[-1])
@@ -113,12 +114,12 @@ def test_the_scoring_step_traces_whole_and_only_once_per_shape(name):
     torch._dynamo.reset()
     target = HFTarget(model, DecoderOnly.of(model)).capture(100, backend="eager", mode=None)
     drafter = ModelDrafter(HFTarget(model, DecoderOnly.of(model)), Chain(best))
-    limits = Limits(3, 30)
+    stopping = DefaultStopping(3, 30)
     torch._dynamo.utils.counters.clear()
-    list(decode(target, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 3), control=Fixed(3)))
+    list(decode(target, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 3), control=Fixed(3)))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
-    assert limits.outputs == expected.sequences.tolist()
+    assert stopping.outputs == expected.sequences.tolist()
 
 
 CAPTURED = {  # a target, how its drafter is made, what that reads, and how many shapes there are: one of the target's, two of the drafter's

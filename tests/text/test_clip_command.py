@@ -6,9 +6,9 @@ from functools import cache
 import pytest
 from transformers.video_utils import load_video
 
-from mmspec.core.multimodal import unsaid_of
-from mmspec.text import pairs
-from mmspec.text.model_loading import load_model
+from mmspec.loading import text as pairs
+from mmspec.loading.transformers import load_model
+from mmspec.models.families.multimodal import never_generated_ids_of
 from tests import small_clips, small_seers
 from tests.commands import refused, runner
 
@@ -72,7 +72,7 @@ def generated(home, model, text, clips=(), pictures=(), **sampling):
         films = [load_video(str(path), backend="pyav") for path in clips]
         seen |= {"videos": [frames for frames, _ in films], "video_metadata": [told for _, told in films], **sampling}
     inputs = processor(text=[text], return_tensors="pt", **seen)
-    out = target.generate(**inputs, do_sample=False, max_new_tokens=NEW, suppress_tokens=list(unsaid_of(target)))
+    out = target.generate(**inputs, do_sample=False, max_new_tokens=NEW, suppress_tokens=list(never_generated_ids_of(target)))
     return out[0, inputs["input_ids"].shape[1] :].tolist()
 
 

@@ -11,11 +11,11 @@ import torch
 import transformers as hf
 from transformers.video_utils import load_video
 
-from mmspec.text import clips
-from mmspec.text.clips import Sampling, is_clip, read_clip
-from mmspec.text.model_loading import load_model
-from mmspec.text.pictures import pictures_and_clips_in, pictures_in, split_arguments
-from mmspec.text.sight import Seen, default_prompt, look
+from mmspec.loading.transformers import load_model
+from mmspec.text.inputs import clips
+from mmspec.text.inputs.clips import FrameSampling, is_clip, read_clip
+from mmspec.text.inputs.pictures import pictures_and_clips_in, pictures_in, split_arguments
+from mmspec.text.inputs.vision_inputs import VisionPrompt, default_prompt, look
 from tests.small_clips import QWEN, film, qwen, save
 
 EVERY = SimpleNamespace(do_sample_frames=False)  # a video processor that takes all frames
@@ -83,7 +83,7 @@ def test_what_the_processor_returns_is_that_of_the_whole_clip(tmp_path):
     texts = [f"{QWEN[2]}{QWEN[1]}{QWEN[3]}what ?"] * 2
     told = {"videos": [frames for frames, _ in films], "video_metadata": [metadata for _, metadata in films]}
     own = processor()(text=texts, padding=True, return_tensors="pt", **told)
-    found = look(processor(), [Seen("what ?", (), (read_clip(path),)) for path in paths], "it")
+    found = look(processor(), [VisionPrompt("what ?", (), (read_clip(path),)) for path in paths], "it")
     assert found.keys() == own.keys()
     for key, value in own.items():
         assert torch.equal(found[key], value), key
@@ -95,14 +95,14 @@ def test_frames_may_be_asked_for(tmp_path):
     path = film(tmp_path / "a.mp4", frames=24, rate=8)
     video = processor().video_processor
     assert read_clip(path).indices(video) == [0, 4, 8, 12, 16, 20]
-    assert read_clip(path, sampling=Sampling(frames=4)).indices(video) == [0, 6, 12, 18]
-    assert read_clip(path, sampling=Sampling(frames=400)).indices(video) == list(range(24))
-    assert read_clip(path, sampling=Sampling(fps=1)).indices(video) == [0, 8, 16]
-    assert read_clip(path, sampling=Sampling(fps=0.01)).indices(video) == [0]
-    assert read_clip(path, sampling=Sampling(fps=100)).indices(video) == list(range(24))
+    assert read_clip(path, sampling=FrameSampling(frames=4)).indices(video) == [0, 6, 12, 18]
+    assert read_clip(path, sampling=FrameSampling(frames=400)).indices(video) == list(range(24))
+    assert read_clip(path, sampling=FrameSampling(fps=1)).indices(video) == [0, 8, 16]
+    assert read_clip(path, sampling=FrameSampling(fps=0.01)).indices(video) == [0]
+    assert read_clip(path, sampling=FrameSampling(fps=100)).indices(video) == list(range(24))
     for wrong in ({"fps": 0.0}, {"frames": -2}, {"fps": float("nan")}, {"fps": 1, "frames": 2}):
         with pytest.raises(ValueError, match="--f"):
-            Sampling(**wrong)
+            FrameSampling(**wrong)
 
 
 def turned(path, matrix):
@@ -198,7 +198,7 @@ def test_more_pixels_than_are_read(tmp_path, monkeypatch):
     clip = read_clip(film(tmp_path / "a.mp4"))
     with pytest.raises(ValueError, match=r"24 frames of 48 x 32 pixels, .*give --frames N"):
         clip.read(EVERY)
-    assert len(read_clip(clip.path, sampling=Sampling(frames=5)).read(EVERY)[0]) == 5
+    assert len(read_clip(clip.path, sampling=FrameSampling(frames=5)).read(EVERY)[0]) == 5
 
 
 def test_a_clip_too_short_for_the_processor(tmp_path):

@@ -7,13 +7,17 @@ import torch
 
 import mmspec
 from mmspec.cli import app
-from mmspec.composition import inner_rule, named
-from mmspec.core.accept import Block, Coupled, Greedy, Match, Token
-from mmspec.drafters.cascade import Cascade
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.lookup import Lookup
-from mmspec.drafters.relay import Relay
-from mmspec.drafters.windowed import Windowed
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
+from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
+from mmspec.drafters.model.vertical_cascade import VerticalCascade
+from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.windowed import Windowed
+from mmspec.run.composition import inner_rule, named
 from tests.drafters.cascades import perturbed
 from tests.drafters.runs import random_prompt
 
@@ -34,16 +38,16 @@ def further(big):
 def compositions(near, further, rule="exact") -> dict:
     """Every way to write one down: models, drafter objects, sources and names, nested both ways."""
     return {
-        "staged": Cascade(near, further, rule),
-        "model and object": Cascade(near, Lookup(), rule),
-        "model and name": Cascade(near, "ngram", rule),
-        "source": Cascade(Windowed(4, 8), further, rule),
-        "source and name": Cascade(EarlyExit(2), "lookup", rule),
-        "cascade of cascades": Cascade(near, Cascade(further, "lookup", rule, 1, 2), rule),
-        "relay of models": Relay(near, 2, further),
-        "relay to lookup": Relay(near, 2, Lookup()),
-        "relay of names": Relay("lookup", 2, "ngram"),
-        "relay of a cascade": Relay(Cascade(near, "lookup", rule), 2, further),
+        "staged": VerticalCascade(near, further, rule),
+        "model and object": VerticalCascade(near, Lookup(), rule),
+        "model and name": VerticalCascade(near, "ngram", rule),
+        "source": VerticalCascade(Windowed(4, 8), further, rule),
+        "source and name": VerticalCascade(EarlyExit(2), "lookup", rule),
+        "cascade of cascades": VerticalCascade(near, VerticalCascade(further, "lookup", rule, 1, 2), rule),
+        "relay of models": HorizontalCascade(near, 2, further),
+        "relay to lookup": HorizontalCascade(near, 2, Lookup()),
+        "relay of names": HorizontalCascade("lookup", 2, "ngram"),
+        "relay of a cascade": HorizontalCascade(VerticalCascade(near, "lookup", rule), 2, further),
         "name, cascade": "cascade:windowed,lookup",
         "name, relay": "relay:early-exit,2,lookup",
     }
@@ -66,7 +70,9 @@ def test_the_output_is_that_of_plain_decoding(big, near, further, name, inputs):
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_the_middle_draws_what_it_records(big, near, further, rule):
     """Under rules that read q the whole cascade accepts as the middle alone would: with the target as its middle, everything."""
-    out = mmspec.text.generate(big, RAGGED, Cascade(big, further, "exact", 4, 3), rule, draft_length=3, max_new_tokens=NEW, temperature=1.0)
+    out = mmspec.text.generate(
+        big, RAGGED, VerticalCascade(big, further, "exact", 4, 3), rule, draft_length=3, max_new_tokens=NEW, temperature=1.0
+    )
     assert out.stats.rejected == 0
     assert out.stats.drafted > 0
 
@@ -100,7 +106,9 @@ def test_trained_drafters_go_first_in_a_relay(name):
     mini = mmspec.load("text")
     plain = mmspec.text.generate(mini.target, mini.examples, max_new_tokens=NEW)
     alone = mmspec.text.generate(mini.target, mini.examples, mini.drafters[name], draft_length=2, max_new_tokens=NEW)
-    out = mmspec.text.generate(mini.target, mini.examples, Relay(mini.drafters[name], 2, "lookup"), draft_length=4, max_new_tokens=NEW)
+    out = mmspec.text.generate(
+        mini.target, mini.examples, HorizontalCascade(mini.drafters[name], 2, "lookup"), draft_length=4, max_new_tokens=NEW
+    )
     assert out.sequences.tolist() == plain.sequences.tolist()
     assert out.stats.target_calls <= alone.stats.target_calls
 
@@ -109,13 +117,13 @@ def test_other_vocabularies_are_refused(big):
     from tests.tiny import llama
 
     with pytest.raises(ValueError, match="mismatched vocabularies"):
-        mmspec.text.generate(big, RAGGED, Cascade(llama(400), "lookup", "exact"))
+        mmspec.text.generate(big, RAGGED, VerticalCascade(llama(400), "lookup", "exact"))
 
 
 def test_tokens_a_call_grow_with_a_better_middle(big, near, further):
     calls = [
         mmspec.text.generate(
-            big, RAGGED, Cascade(middle, "lookup", "exact", 4, 3), draft_length=4, max_new_tokens=NEW
+            big, RAGGED, VerticalCascade(middle, "lookup", "exact", 4, 3), draft_length=4, max_new_tokens=NEW
         ).stats.tokens_per_call
         for middle in (further, big)
     ]

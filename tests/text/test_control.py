@@ -3,15 +3,18 @@
 import pytest
 import torch
 
-from mmspec.config import Config, DrafterSection, RunSection
-from mmspec.core.break_even import BreakEven
-from mmspec.core.control import Fixed, Thompson, Throughput
-from mmspec.drafters.lookup import Lookup
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.control import Fixed
+from mmspec.core.draft_length.break_even import BreakEven
+from mmspec.core.draft_length.thompson import Thompson
+from mmspec.core.draft_length.throughput import Throughput
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.options import control_of, stopping
-from mmspec.text import generate, speculate
-from mmspec.text.pairs import load_pair
+from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.loading.text import load_pair
+from mmspec.run.config import Config, DrafterSection, RunSection
+from mmspec.run.options import control_of, stopping_below
+from mmspec.text import generate
+from mmspec.text.drop_in import speculate
 from tests.drafters.runs import greedy, random_prompt
 
 INPUTS = random_prompt(5, 9, 7, seed=1)
@@ -25,7 +28,7 @@ def test_every_name_of_a_draft_length():
     assert control_of("auto", model) == BreakEven(Throughput())
     assert control_of("thompson", NoDraft()) == Fixed(0)
     for wrong in ("fast", True, None, 1.5):
-        with pytest.raises(ValueError, match="give a number of guesses, 'auto', 'thompson' or a Control object"):
+        with pytest.raises(ValueError, match="give a number of draft tokens, 'auto', 'thompson' or a Control object"):
             control_of(wrong, model)
 
 
@@ -44,9 +47,9 @@ def test_stop_below_ends_chains(big, small):
 
 @pytest.mark.parametrize("drafter", [ModelDrafter(None, shape=object()), Lookup()])
 def test_only_a_models_chains_have_a_confidence(drafter):
-    assert stopping(drafter, None) is drafter
-    with pytest.raises(ValueError, match="stop_below ends a model's chains of guesses"):
-        stopping(drafter, 0.5)
+    assert stopping_below(drafter, None) is drafter
+    with pytest.raises(ValueError, match="stop_below ends a model's chains of draft tokens"):
+        stopping_below(drafter, 0.5)
 
 
 def pair(**section):

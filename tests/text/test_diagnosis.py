@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.records import Draft, Settled, Step, Verdict
-from mmspec.drafters.ensemble import Views
-from mmspec.drafters.views import same_prompt, shared_senses, text_alone
+from mmspec.bench.diagnosis import Swapped, WrongPicture, break_even, counted, diagnose, own_drafter, swapped, wrong_picture
+from mmspec.bench.kinds import JudgedToken, Kinds, TokenKinds, kinds_of_gain, kinds_of_tokens, kinds_of_words, picture_gain
+from mmspec.core.records import Committed, Draft, Step, Verdict
+from mmspec.drafters.model.ensemble import Views
+from mmspec.drafters.views.base import same_prompt, shared_modalities, text_alone
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from mmspec.text import generate
-from mmspec.text.diagnosis import Swapped, WrongPicture, break_even, counted, diagnose, own_drafter, swapped, wrong_picture
-from mmspec.text.kinds import Judged, Kinds, Rounds, kinds_of_gain, kinds_of_tokens, kinds_of_words, picture_gain
 from tests.drafters.runs import random_prompt
 from tests.families import build
 from tests.seeing import SIGHTS, seen
@@ -39,35 +39,35 @@ def world(request):
 
 
 def step(values, accepted, drafted, height=4, seconds=None):
-    """A round of `height` guesses, as far as the host sees it."""
+    """A round of `height` draft tokens, as far as the host sees it."""
     rows = len(values)
     draft = Draft(torch.zeros(rows, height + 1, dtype=torch.long), torch.zeros(rows, height + 1, dtype=torch.long), torch.zeros(rows))
     judged = [min(a + 1, d) for a, d in zip(accepted, drafted, strict=True)]
-    settled = Settled(values, accepted, judged, drafted, [False] * rows, [True] * rows, [0.0] * rows, [0.0] * rows)
-    return Step(draft, Verdict(*[torch.zeros(0)] * 3, draft, torch.zeros(0), torch.zeros(0)), settled, seconds or {"total": 1.0})
+    committed = Committed(values, accepted, judged, drafted, [False] * rows, [True] * rows, [0.0] * rows, [0.0] * rows)
+    return Step(draft, Verdict(*[torch.zeros(0)] * 3, draft, torch.zeros(0), torch.zeros(0)), committed, seconds or {"total": 1.0})
 
 
 # --- by kind ----------------------------------------------------------------------------------------------------------
 
 
 def scripted():
-    rounds = Rounds()
+    rounds = TokenKinds()
     rounds(step([[1, 2, 3], [7]], [2, 0], [4, 4], seconds={"encode": 1.0, "prefill": 2.0, "draft_prefill": 4.0, "total": 8.0}))
-    rounds(step([[4, 5, 1, 2, 3], [7, 7]], [4, 1], [4, 1]))  # all four and the bonus; the only guess and the bonus
-    rounds(step([[6], []], [0, 0], [0, 0], height=0))  # nobody guessed, and a row that has ended
+    rounds(step([[4, 5, 1, 2, 3], [7, 7]], [4, 1], [4, 1]))  # all four and the bonus; the only draft token and the bonus
+    rounds(step([[6], []], [0, 0], [0, 0], height=0))  # nobody drafted, and a row that has ended
     return rounds
 
 
-def test_every_judged_guess_is_counted_once():
+def test_every_judged_draft_token_is_counted_once():
     rounds = scripted()
-    first = [Judged(0, 0, 0, True), Judged(0, 1, 1, True), Judged(0, 2, 2, False), Judged(1, 0, 0, False)]
-    second = [*(Judged(0, 3 + d, d, True) for d in range(4)), Judged(1, 1, 0, True)]
+    first = [JudgedToken(0, 0, 0, True), JudgedToken(0, 1, 1, True), JudgedToken(0, 2, 2, False), JudgedToken(1, 0, 0, False)]
+    second = [*(JudgedToken(0, 3 + d, d, True) for d in range(4)), JudgedToken(1, 1, 0, True)]
     assert rounds.judged == first + second
     assert (rounds.calls, rounds.said) == ([3, 2], [9, 3])
     assert rounds.steps == [(True, 1.0), (False, 1.0)]
 
 
-def test_guesses_belong_to_the_token_that_was_settled():
+def test_draft_tokens_belong_to_the_token_that_was_committed():
     rounds, kinds = scripted(), Kinds()
     rows = [[1, 2, 3, 4, 5, 1, 2, 3, 6], [7, 7, 7]]
     kinds.add(rounds.judged, kinds_of_tokens(rows, lambda token: "odd" if token % 2 else "even"))
@@ -88,7 +88,7 @@ def test_guesses_belong_to_the_token_that_was_settled():
 
 
 def test_counts_agree_with_the_statistics(big, small):
-    rounds = Rounds()
+    rounds = TokenKinds()
     out = generate(big, random_prompt(5, 9, 7, seed=1), small, draft_length=4, max_new_tokens=30, on_step=rounds)
     kinds = Kinds()
     kinds.add(rounds.judged, kinds_of_tokens(out.sequences.tolist(), str))
@@ -148,7 +148,7 @@ def test_features_change_places_as_pictures_do(world):
     drafter = copy.deepcopy(model)  # the same weights, and not known to be the same: it looks for itself
     plain = {"draft_length": 3, "max_new_tokens": NEW}
     again, shared = (
-        wrong_picture(model, inputs, one, view=view, **plain) for one, view in ((drafter, same_prompt), (model, shared_senses))
+        wrong_picture(model, inputs, one, view=view, **plain) for one, view in ((drafter, same_prompt), (model, shared_modalities))
     )
     assert again == shared
     assert again.tokens == 4 * NEW
@@ -202,7 +202,7 @@ def test_rows_that_are_not_alike_are_refused():
             wrong_picture(model, seen("LLaVA", pictures=pictures), copy.deepcopy(model), max_new_tokens=4)
 
 
-# --- the target's own guesses, seconds and forwards -------------------------------------------------------------------
+# --- the target's own draft tokens, seconds and forwards -------------------------------------------------------------------
 
 
 def test_a_target_drafts_for_itself(world):
@@ -228,12 +228,14 @@ def test_break_even_by_hand():
 def test_a_diagnosis_is_ready_for_json(world):
     _, model, inputs = world
     small, kinds = copy.deepcopy(model), {str(token): "low" if token < 30 else "high" for token in range(60)}
-    found, words, sight = diagnose(model, [inputs, inputs], small, Numbers(), kinds, draft_length=3, max_new_tokens=NEW)
+    found, words, vision_width = diagnose(model, [inputs, inputs], small, Numbers(), kinds, draft_length=3, max_new_tokens=NEW)
     assert json.loads(json.dumps(found)) == found
     assert (found["tokens"], found["target_calls"], found["tokens_per_call"], found["exactness"]) == (8 * NEW, 8, 4, "token-exact")
     assert found["drafter_tower_runs"] == 2
     assert found["break_even"]["needed"] > 0
-    assert sum(each["drafted"] for each in found["by_word"].values()) == found["judged"] == sum(sum(d) for d in sight.drafted.values())
+    assert (
+        sum(each["drafted"] for each in found["by_word"].values()) == found["judged"] == sum(sum(d) for d in vision_width.drafted.values())
+    )
     assert set(words.drafted) <= {"low", "high"}
     assert found["wrong_picture"]["changed"] == 8
 

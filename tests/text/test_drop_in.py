@@ -19,7 +19,7 @@ import mmspec
 from tests.families import FAMILIES, VOCAB, build, inputs_for
 
 TOKENS = 18
-WAYS = [(1, None), (1, (2, 2, 1)), (3, None), (3, (2, 2, 1))]
+CONTINUOUS_METHODS = [(1, None), (1, (2, 2, 1)), (3, None), (3, (2, 2, 1))]
 
 
 def perturbed(name: str, scale: float = 0.03):
@@ -127,7 +127,7 @@ def options_of(found: dict, ends: list[int]) -> dict:
     return options | ({"eos_token_id": ends} if "early" in found else {})
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 @pytest.mark.parametrize("name", GREEDY)
 def test_greedy_output_is_that_of_generate(model, drafter, ends, name, rows, tree):
     inputs, options = inputs_for("Llama", rows), options_of(GREEDY[name], ends)
@@ -142,7 +142,7 @@ class Idle(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 @pytest.mark.parametrize("name", WARPERS)
 def test_sampled_output_is_that_of_transformers_own_loop_with_the_same_noise(model, drafter, ends, name, rows, tree):
     inputs, options = inputs_for("Llama", rows), options_of(WARPERS[name], ends)
@@ -224,7 +224,7 @@ class LongEnough(StoppingCriteria):
         return input_ids.sum(1) > 500
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 @pytest.mark.parametrize("eos", [2, None])
 def test_what_is_vouched_for_is_drafted_for(model, drafter, rows, tree, eos):
     inputs, options = inputs_for("Llama", rows), {"do_sample": False, "eos_token_id": eos, "pad_token_id": 0}
@@ -236,7 +236,7 @@ def test_what_is_vouched_for_is_drafted_for(model, drafter, rows, tree, eos):
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 def test_lengths_are_those_of_generate(model, drafter, rows, tree):
     inputs = inputs_for("Llama", rows)
     how = mmspec.text.speculate(drafter, draft_length=3, tree=tree)

@@ -12,11 +12,11 @@ from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 import tests.tiny
-from mmspec.text.drop_in_arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
+from mmspec.text.drop_in.arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
 from tests.crossing import as_one_batch, generated_alone
 from tests.drop_in_table import table
 from tests.families import FAMILIES, VOCAB, build, inputs_for
-from tests.text.test_drop_in import TOKENS, WAYS, drafted, not_drafted, perturbed
+from tests.text.test_drop_in import CONTINUOUS_METHODS, TOKENS, drafted, not_drafted, perturbed
 
 GREEDY = {"do_sample": False}
 
@@ -58,7 +58,7 @@ def test_a_setting_this_version_does_not_know_is_refused(model, monkeypatch):
             self.swirl = kwargs.pop("swirl", None)
             super().__init__(**kwargs)
 
-    monkeypatch.setattr("mmspec.text.drop_in_arguments.GenerationConfig", Newer)
+    monkeypatch.setattr("mmspec.text.drop_in.arguments.GenerationConfig", Newer)
     config = Newer(max_new_tokens=4, swirl=3)
     with pytest.raises(ValueError, match="swirl is 3: this version of mmspec does not know that setting"):
         model.generate(**inputs_for("Llama", 1), generation_config=config, custom_generate=mmspec.text.speculate())
@@ -127,7 +127,7 @@ def prompts(rows: int):
     return mini.target, mini.processor, mini.processor(texts, return_tensors="pt", padding=True, padding_side="left")
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 @pytest.mark.parametrize("ends", [True, False])
 def test_stop_strings(rows, tree, ends):
     """Without an end token a row that has stopped writes on until all have: in transformers, and so here."""
@@ -301,7 +301,7 @@ ENCODER = {
 }
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 @pytest.mark.parametrize("name", ENCODER)
 @pytest.mark.parametrize("family", ["T5", "BART"])
 def test_encoder_decoders(family, name, rows, tree):
@@ -334,7 +334,7 @@ def test_a_decoder_prompt_with_padding(family):
 SENSING = ["LLaVA", "Qwen2-VL", "Qwen2.5-VL", "Gemma-3 VLM", "Idefics3", "Mllama", "Qwen2-Audio", "Voxtral"]
 
 
-@pytest.mark.parametrize(("rows", "tree"), WAYS)
+@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
 @pytest.mark.parametrize("family", SENSING)
 def test_pictures_and_sound_reach_the_model(family, rows, tree):
     model, inputs = build(FAMILIES[family]), inputs_for(family, rows)

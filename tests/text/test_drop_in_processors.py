@@ -8,8 +8,9 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as known
 from transformers.generation import stopping_criteria
 
-from mmspec.text import drop_in_processors, drop_in_stops
-from mmspec.text.drop_in_processors import FORMS, WITHOUT_DRAFTING, NodeByNode, Request, form_of
+from mmspec.text.drop_in import processors as drop_in_processors
+from mmspec.text.drop_in import stops as drop_in_stops
+from mmspec.text.drop_in.processors import FORMS, WITHOUT_DRAFTING, NodeByNode, ProcessorContext, form_of
 from tests.core.test_sequence_processors import BIASES, IGNORED, SOURCE, B, P, V, case, theirs
 
 WHISPER = GenerationConfig(no_timestamps_token_id=2, eos_token_id=1, bos_token_id=1, max_initial_timestamp_index=1)
@@ -88,7 +89,7 @@ def test_each_form_is_the_class_itself_at_every_node_of_every_row(name, number, 
     prompt, history, outputs = case(seed)
     raw = 3 * torch.randn(B, history.visible.shape[1], V, generator=torch.Generator().manual_seed(seed))
     make = EXAMPLES[name][number]
-    form = form_of(make(), Request(prompt))
+    form = form_of(make(), ProcessorContext(prompt))
     expected = theirs(make(), raw, prompt, outputs)
     found = form(raw.clone(), history)
     if name == "PrefixConstrainedLogitsProcessor":  # a node that the constraint does not let a row reach is left alone
@@ -130,8 +131,8 @@ class Vouched(Custom):
 def test_unknown_processors_have_a_form_where_the_caller_vouches_for_them():
     prompt, history, outputs = case(5)
     raw = torch.randn(B, history.visible.shape[1], V)
-    assert form_of(Custom(), Request(prompt)) is None
-    for form in (form_of(Vouched(), Request(prompt)), form_of(Custom(), Request(prompt, (), (Custom,)))):
+    assert form_of(Custom(), ProcessorContext(prompt)) is None
+    for form in (form_of(Vouched(), ProcessorContext(prompt)), form_of(Custom(), ProcessorContext(prompt, (), (Custom,)))):
         assert isinstance(form, NodeByNode)
         assert torch.equal(form(raw.clone(), history), theirs(Custom(), raw, prompt, outputs))
 
@@ -140,7 +141,7 @@ def test_a_subclass_of_a_known_class_is_unknown():
     class Warm(known.TemperatureLogitsWarper):
         pass
 
-    assert form_of(Warm(0.5), Request(torch.zeros(1, 1, dtype=torch.long))) is None
+    assert form_of(Warm(0.5), ProcessorContext(torch.zeros(1, 1, dtype=torch.long))) is None
 
 
 def test_a_prefix_function_is_asked_once_for_each_sequence_that_can_be_reached():
@@ -151,7 +152,7 @@ def test_a_prefix_function_is_asked_once_for_each_sequence_that_can_be_reached()
         asked.append((row, tuple(ids.tolist())))
         return allowed(row, ids)
 
-    form = form_of(known.PrefixConstrainedLogitsProcessor(counted, 1), Request(prompt))
+    form = form_of(known.PrefixConstrainedLogitsProcessor(counted, 1), ProcessorContext(prompt))
     raw = torch.randn(B, history.visible.shape[1], V)
     for _ in range(2):
         form(raw.clone(), history)
@@ -165,7 +166,7 @@ def test_what_a_prefix_function_raises_is_raised_once_a_row_gets_there_and_not_b
     def dead_end(row: int, ids: torch.Tensor) -> list[int]:
         return [3, 4] if len(ids) == 2 else []
 
-    form = form_of(known.PrefixConstrainedLogitsProcessor(dead_end, 1), Request(prompt))
+    form = form_of(known.PrefixConstrainedLogitsProcessor(dead_end, 1), ProcessorContext(prompt))
     assert form.at(0, [3]).error is not None
     assert not form.check(0, [3])
     with pytest.raises(ValueError, match="returned an empty list for row 0"):
@@ -173,7 +174,7 @@ def test_what_a_prefix_function_raises_is_raised_once_a_row_gets_there_and_not_b
 
 
 def test_a_row_that_has_ended_is_not_asked_about():
-    form = form_of(known.PrefixConstrainedLogitsProcessor(lambda row, ids: [2], 1), Request(torch.tensor([[1]]), (2,)))
+    form = form_of(known.PrefixConstrainedLogitsProcessor(lambda row, ids: [2], 1), ProcessorContext(torch.tensor([[1]]), (2,)))
     assert form.at(0, [2]) is None
 
 

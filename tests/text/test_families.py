@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.families import family_of
-from mmspec.drafters.search import ExpandRerank
 from mmspec.drafters.shapes import Comb, top
-from mmspec.drafters.trees import StaticTree, Template
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models.families.registry import family_of
 from tests.crossing import as_one_batch, generated_alone
 from tests.families import FAMILIES, FRAME_BOUND, REFUSED, build, inputs_for, named_families
 from tests.seeing import SIGHTS
@@ -29,8 +29,10 @@ FEWER = {draft: DRAFTS[draft] for draft in ("plain", "chain", "tree")}  # for mo
 
 def reference(name: str, model, inputs) -> torch.Tensor:
     """Greedy tokens by transformers, new ones only."""
-    unsaid = list(getattr(family_of(model), "unsaid", ()))  # a placeholder written would be one without sound or picture
-    suppress = unsaid or model.generation_config.suppress_tokens
+    never_generated_ids = list(
+        getattr(family_of(model), "never_generated_ids", ())
+    )  # a placeholder written would be one without sound or picture
+    suppress = never_generated_ids or model.generation_config.suppress_tokens
     if name == "Mllama":  # transformers' own rows depend on their neighbours
         return as_one_batch(generated_alone(model, inputs, max_new_tokens=TOKENS, suppress_tokens=suppress))
     out = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=suppress)

@@ -52,7 +52,7 @@ def test_a_request_says_the_same_alone_in_a_batch_of_8_and_at_any_draft_length(p
 
 
 @pytest.mark.parametrize("accept", ["token", "block"])
-def test_law_exact_rules_repeat_themselves_alone_and_in_a_batch(pair, accept):
+def test_distribution_exact_rules_repeat_themselves_alone_and_in_a_batch(pair, accept):
     target, drafter = pair
     inputs = batch_of_8()
     options = {"max_new_tokens": TOKENS, "temperature": 1.0, "accept": accept, "draft_length": 3}
@@ -60,7 +60,7 @@ def test_law_exact_rules_repeat_themselves_alone_and_in_a_batch(pair, accept):
     for row in (0, 4, 7):
         one = mmspec.text.generate(target, alone(inputs, row), drafter, seed=2 + row, **options)
         assert torch.equal(one.sequences[0], many.sequences[row])
-    if accept == "token":  # each judged guess is refused with probability TV(p, q)
+    if accept == "token":  # each judged draft token is refused with probability TV(p, q)
         assert many.stats.expected_rejections == pytest.approx(many.stats.rejected, rel=0.35)
 
 
@@ -75,8 +75,8 @@ def test_seeds_per_row_are_those_of_single_requests(pair):
 def test_temperature_may_differ_by_row(pair):
     target, drafter = pair
     inputs = batch_of_8()
-    heats = [0.0, 1.0] * 4
-    out = mmspec.text.generate(target, inputs, drafter, accept="coupled", max_new_tokens=8, temperature=heats, draft_length=2)
+    temperatures = [0.0, 1.0] * 4
+    out = mmspec.text.generate(target, inputs, drafter, accept="coupled", max_new_tokens=8, temperature=temperatures, draft_length=2)
     greedy = mmspec.text.generate(target, inputs, max_new_tokens=8)
     hot = mmspec.text.generate(target, inputs, max_new_tokens=8, temperature=1.0)
     assert torch.equal(out.sequences[::2], greedy.sequences[::2])
@@ -85,7 +85,7 @@ def test_temperature_may_differ_by_row(pair):
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 @pytest.mark.parametrize("accept", ["token", "block", "coupled"])
-def test_a_target_accepts_every_guess_of_its_own_under_top_p(pair, accept, temperature):
+def test_a_target_accepts_every_draft_token_of_its_own_under_top_p(pair, accept, temperature):
     target, _ = pair
     out = mmspec.text.generate(
         target, batch_of_8(), target, accept=accept, max_new_tokens=30, temperature=temperature, top_p=0.9, draft_length=5

@@ -11,23 +11,23 @@ from tokenizers.models import WordLevel
 
 import mmspec
 from mmspec.commands.hearing import hear
-from mmspec.config import Config
-from mmspec.core.accept import Greedy
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
-from mmspec.core.multimodal import HEARING, Multimodal
 from mmspec.core.noise import Noise
-from mmspec.core.processors import Pipeline
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import Chain, best
-from mmspec.drafters.views import own_encoder, same_prompt, shared_encoder, shared_senses, text_alone, view_of
-from mmspec.text.model_loading import load_model
-from mmspec.text.pairs import Pair
-from mmspec.text.processors import constraints
+from mmspec.drafters.views.base import own_encoder, same_prompt, shared_encoder, shared_modalities, text_alone, view_of
+from mmspec.loading.text import Pair
+from mmspec.loading.transformers import load_model
+from mmspec.models.families.multimodal import HEARING, Multimodal
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
+from mmspec.run.config import Config
+from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
 from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for
 
@@ -125,9 +125,9 @@ def test_the_targets_own_decoder_accepts_everything_unless_it_is_deaf():
         return {**own_encoder(prompt, session), "encoder_outputs": (torch.zeros_like(session.state.outputs[0]),)}
 
     plain = mmspec.text.generate(target, inputs, max_new_tokens=20)
-    laws = Pipeline(constraints(target.generation_config, 1, 20))
+    distributions = Pipeline(constraints(target.generation_config, 1, 20))
     for view, heard in ((shared_encoder, True), (deaf, False)):
-        drafter = ModelDrafter(HFTarget(decoder, family_of(decoder), laws), Chain(best), view)
+        drafter = ModelDrafter(HFTarget(decoder, family_of(decoder), distributions), Chain(best), view)
         out = mmspec.text.generate(target, inputs, drafter=drafter, draft_length=4, max_new_tokens=20)
         assert torch.equal(out.sequences, plain.sequences)
         assert (out.stats.tokens_per_call > 4) == heard
@@ -151,7 +151,12 @@ def test_what_may_not_begin_a_text_stays_banned_in_p_and_q(kind):
     assert torch.isneginf(p.scores[:, 0][:, best_begin]).all()
     assert torch.isneginf(draft.q.scores[:, 0][:, best_begin]).all()
     assert torch.isfinite(p.scores[:, 1][:, best_begin]).all()  # only the first
-    assert all(torch.isneginf(law.scores[..., [0, 5, 6]]).all() for draft, p in rule.rounds for law in (p, draft.q) if law is not None)
+    assert all(
+        torch.isneginf(distribution.scores[..., [0, 5, 6]]).all()
+        for draft, p in rule.rounds
+        for distribution in (p, draft.q)
+        if distribution is not None
+    )
 
 
 def test_encoders_are_shared_by_their_weights_and_not_by_their_sizes():
@@ -190,8 +195,8 @@ def test_chunks_and_steps_give_the_logits_of_the_models_own_forward(name):
     places = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
         expected = model(**whole, position_ids=places).logits[:, -5:]
-    session, frontier = target.begin(inputs)
-    chunk = session.score(frontier.extend_chain(new, torch.full((3,), 4))).p.scores
+    session, pending = target.begin(inputs)
+    chunk = session.score(pending.extend_chain(new, torch.full((3,), 4))).p.scores
     assert (chunk - expected).abs().max() <= 1e-4
     session, draft = target.begin(inputs)
     steps = [session.score(draft).p.scores]
@@ -236,15 +241,15 @@ def test_the_scoring_step_traces_whole(name):
     model.generation_config.eos_token_id = None
     expected = mmspec.text.generate(model, inputs, max_new_tokens=12)
     torch._dynamo.reset()
-    laws = Pipeline(constraints(model.generation_config, 0, 12, [AUDIO]))
-    own = HFTarget(model, family_of(model), laws)
-    drafter, limits = ModelDrafter(own, Chain(best), shared_senses), Limits(3, 12)
+    distributions = Pipeline(constraints(model.generation_config, 0, 12, [AUDIO]))
+    own = HFTarget(model, family_of(model), distributions)
+    drafter, stopping = ModelDrafter(own, Chain(best), shared_modalities), DefaultStopping(3, 12)
     torch._dynamo.utils.counters.clear()
     target = own.capture(100, backend="eager", mode=None)
-    list(decode(target, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 3), control=Fixed(3)))
+    list(decode(target, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 3), control=Fixed(3)))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
-    assert limits.outputs == expected.sequences.tolist()
+    assert stopping.outputs == expected.sequences.tolist()
 
 
 @pytest.mark.parametrize("name", ["Qwen2-Audio", "Voxtral"])
@@ -260,11 +265,11 @@ def test_a_deaf_drafter_is_caught_by_what_it_gets_accepted(name):
         return {**prompt, "merged": replace(session.state, embeds=embeds.gather(1, order[..., None].expand_as(embeds)))}
 
     found = {}
-    for view in (shared_senses, same_prompt, text_alone, raw):
+    for view in (shared_modalities, same_prompt, text_alone, raw):
         out = mmspec.text.generate(model, inputs, drafter=ModelDrafter(own, Chain(best), view), draft_length=4, max_new_tokens=20)
         assert torch.equal(out.sequences, plain.sequences)
         found[view.__name__] = out.stats.tokens_per_call
-    assert found["shared_senses"] == found["same_prompt"] == 5.0
+    assert found["shared_modalities"] == found["same_prompt"] == 5.0
     assert max(found["text_alone"], found["raw"]) < 4
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.text.inputs import tensors
+from mmspec.text.inputs.checks import tensors
 from tests.companions import perturbed
 from tests.families import FAMILIES, VOCAB, build, inputs_for
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.lenience import GreedyLenience, Lenience
-from mmspec.core.transform import chow, contrastive, deferral, token_deferral
-from mmspec.options import rule_of
+from mmspec.core.rules.lossy.lenience import GreedyLenience, Lenience
+from mmspec.core.rules.transform import chow, contrastive, deferral, token_deferral
+from mmspec.run.options import rule_of
 from tests.drafters.runs import random_prompt
 
-NEW, GUESSES = 14, 3
+NEW, DRAFT_TOKENS = 14, 3
 END = 2  # Llama's end token
 RULES = {
     "chow": (chow, (0.2, 0.5, 0.8)),
@@ -37,11 +37,11 @@ def published(name: str, p: torch.Tensor, q: torch.Tensor, setting: float) -> to
 
 @torch.no_grad()
 def written_out(target, drafter, prompt: list[int], verified) -> list[int]:
-    """Rounds of a chain of `GUESSES`, without a cache: token by token, each of the drafter's argmaxes judged by `verified`."""
+    """Rounds of a chain of `DRAFT_TOKENS`, without a cache: token by token, each of the drafter's argmaxes judged by `verified`."""
     out: list[int] = []
     while len(out) < NEW:
         ids, kept = [*prompt, *out], True
-        for _ in range(min(GUESSES, NEW - len(out) - 1)):
+        for _ in range(min(DRAFT_TOKENS, NEW - len(out) - 1)):
             p, q = (model(torch.tensor([ids])).logits[0, -1].double().softmax(-1) for model in (target, drafter))
             token = verified(p, q)
             ids.append(token)
@@ -64,7 +64,7 @@ def rows_of(inputs: dict) -> list[list[int]]:
 
 
 def generated(target, drafter, inputs, rule, **options):
-    options = {"draft_length": GUESSES, "max_new_tokens": NEW} | options
+    options = {"draft_length": DRAFT_TOKENS, "max_new_tokens": NEW} | options
     return mmspec.text.generate(target, inputs, drafter, rule, **options)
 
 
@@ -122,11 +122,11 @@ def test_lenience_says_which_rule_it_is():
 
 @pytest.mark.parametrize("name", RULES)
 def test_rows_of_unequal_temperature_are_those_of_each_alone(big, small, name):
-    inputs, (make, settings), heats = random_prompt(5, 9, 7, seed=1), RULES[name], [0.0, 0.7, 1.3]
-    batch = generated(big, small, inputs, make(settings[1]), temperature=heats, seed=[4, 5, 6], top_k=20)
-    for row, heat in enumerate(heats):
+    inputs, (make, settings), temperatures = random_prompt(5, 9, 7, seed=1), RULES[name], [0.0, 0.7, 1.3]
+    batch = generated(big, small, inputs, make(settings[1]), temperature=temperatures, seed=[4, 5, 6], top_k=20)
+    for row, temperature in enumerate(temperatures):
         alone = {"input_ids": torch.tensor([rows_of(inputs)[row]])}
-        out = generated(big, small, alone, make(settings[1]), temperature=heat, seed=4 + row, top_k=20)
+        out = generated(big, small, alone, make(settings[1]), temperature=temperature, seed=4 + row, top_k=20)
         assert rows_out(out)[0] == rows_out(batch)[row]
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.families import family_of
-from mmspec.core.hf import HFTarget
-from mmspec.core.multimodal import unsaid_of
-from mmspec.drafters.early_exit import EarlyExit
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
+from mmspec.models.families.multimodal import never_generated_ids_of
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from tests.companions import llama
 from tests.crossing import generated_alone, row_of
 from tests.seeing import SIGHTS, seen
@@ -27,7 +27,7 @@ def model_of(attention="sdpa"):
 
 
 def alone(model, inputs):
-    return generated_alone(model, inputs, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model)))
+    return generated_alone(model, inputs, max_new_tokens=TOKENS, suppress_tokens=list(never_generated_ids_of(model)))
 
 
 def cut(out):
@@ -79,9 +79,9 @@ def test_prompts_that_end_without_a_look_at_their_pictures():
 def test_logits_are_those_of_each_row_alone():
     model, pictures = model_of(), (0, 3, 1)
     inputs, new = seen("Mllama", pictures), torch.randint(3, VOCAB - 8, (3, 4))
-    session, frontier = HFTarget(model, family_of(model)).begin(inputs)
-    found = session.score(frontier.extend_chain(new, torch.full((3,), 4))).p.scores
+    session, pending = HFTarget(model, family_of(model)).begin(inputs)
+    found = session.score(pending.extend_chain(new, torch.full((3,), 4))).p.scores
     for row in range(3):
-        session, frontier = HFTarget(model, family_of(model)).begin(row_of(inputs, row))
-        own = session.score(frontier.extend_chain(new[row : row + 1], torch.full((1,), 4))).p.scores
+        session, pending = HFTarget(model, family_of(model)).begin(row_of(inputs, row))
+        own = session.score(pending.extend_chain(new[row : row + 1], torch.full((1,), 4))).p.scores
         assert (found[row] - own[0]).abs().max() <= 1e-5

@@ -9,7 +9,7 @@ import torch
 from transformers import BatchEncoding
 
 import mmspec
-from mmspec.core.multimodal import unsaid_of
+from mmspec.models.families.multimodal import never_generated_ids_of
 from tests.companions import llama, perturbed
 from tests.films import batch, row
 from tests.seeing import SIGHTS, seen
@@ -55,7 +55,7 @@ def test_seconds_between_grids_count_in_every_form():
     model, inputs = model_of("Qwen2.5-VL"), inputs_of("Qwen2.5-VL")
     slow = run(model, inputs | {"second_per_grid_ts": [20.0]})
     assert not torch.equal(slow, run(model, inputs))
-    settings = {"do_sample": False, "max_new_tokens": 8, "suppress_tokens": list(unsaid_of(model))}
+    settings = {"do_sample": False, "max_new_tokens": 8, "suppress_tokens": list(never_generated_ids_of(model))}
     expected = model.generate(**inputs | {"second_per_grid_ts": torch.tensor([20.0])}, **settings)
     assert torch.equal(slow, expected[:, inputs["input_ids"].shape[1] :])
 

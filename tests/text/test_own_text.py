@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.text.own_text import Writing, write_own_text
+from mmspec.train.on_policy_text import Writing, write_own_text
 
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14], [15]]
 
@@ -27,9 +27,9 @@ def test_own_words_are_marked_and_nothing_else(big, tmp_path):
     plan = Writing(temperatures=(0.0, 1.0), opening=4, new=6, chunk=2)
     ids, own = write_own_text(big, Padder(), PROMPTS, plan, tmp_path)
     expected = set()
-    for first, heat in ((0, 0.0), (2, 1.0)):
+    for first, temperature in ((0, 0.0), (2, 1.0)):
         batch = Padder().pad({"input_ids": [row[:4] for row in PROMPTS[first : first + 2]]}, "pt")
-        new = mmspec.text.generate(big, batch, temperature=heat, max_new_tokens=6, seed=first).sequences.tolist()
+        new = mmspec.text.generate(big, batch, temperature=temperature, max_new_tokens=6, seed=first).sequences.tolist()
         expected |= {(tuple(row[:4]), tuple(said)) for row, said in zip(PROMPTS[first:], new, strict=False)}
     found = set()
     for row, mine in zip(ids.tolist(), own.tolist(), strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmspec.text.pictures import marked, pictures_in, read_picture, split_arguments
+from mmspec.text.inputs.pictures import marked, pictures_in, read_picture, split_arguments
 
 
 def levels(path):

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.accept import Greedy
-from mmspec.core.cache import SlotLayer
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.families import SEES, family_of
-from mmspec.core.hf import HFSession, HFTarget
-from mmspec.core.limits import Limits
-from mmspec.core.mllama import Looked
-from mmspec.core.multimodal import Merged, placeholders_of, unsaid_of
 from mmspec.core.noise import Noise
-from mmspec.core.processors import pipeline
+from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.records import PAD, Draft
-from mmspec.drafters.early_exit import EarlyExit
-from mmspec.drafters.model import ModelDrafter
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import Chain, best, drawn
-from mmspec.drafters.views import same_prompt, shared_senses
-from mmspec.text.processors import constraints
+from mmspec.drafters.views.base import same_prompt, shared_modalities
+from mmspec.models.families.mllama import EncodedImages
+from mmspec.models.families.multimodal import Merged, never_generated_ids_of, placeholders_of
+from mmspec.models.families.registry import SEES, family_of
+from mmspec.models.slot_cache import SlotLayer
+from mmspec.models.target import HFSession, HFTarget
+from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
 from tests.crossing import as_one_batch, generated_alone, row_of
 from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
@@ -54,8 +54,8 @@ def tower(name, model):
     return model.get_submodule(SIGHTS[name].tower)
 
 
-def laws(model, new=TOKENS, **settings):
-    return pipeline(**settings, first=constraints(model.generation_config, 0, new, unsaid_of(model)))
+def distributions(model, new=TOKENS, **settings):
+    return pipeline(**settings, first=constraints(model.generation_config, 0, new, never_generated_ids_of(model)))
 
 
 @contextmanager
@@ -72,8 +72,8 @@ def run(model, inputs, **options):
 
 def greedy(model, inputs):
     if model.config.model_type == "mllama":
-        return as_one_batch(generated_alone(model, inputs, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model))))
-    new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model)))
+        return as_one_batch(generated_alone(model, inputs, max_new_tokens=TOKENS, suppress_tokens=list(never_generated_ids_of(model))))
+    new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(never_generated_ids_of(model)))
     return new[:, inputs["input_ids"].shape[1] :]
 
 
@@ -136,13 +136,13 @@ class Shaky:
     def begin(self, prompt, session):
         return self
 
-    def propose(self, frontier, room, noise):
-        places = frontier.start[:, None] + torch.arange(room.length)
+    def propose(self, pending, budget, noise):
+        places = pending.start[:, None] + torch.arange(budget.length)
         values = self.truth.gather(1, places.clamp(max=self.truth.shape[1] - 1))
         wrong = torch.rand(values.shape, generator=self.random) < 0.3
-        return frontier.extend_chain(torch.where(wrong, (values + 7) % WORDS, values), room.guesses)
+        return pending.extend_chain(torch.where(wrong, (values + 7) % WORDS, values), budget.draft_tokens)
 
-    def observe(self, draft, scored, verdict, settled):
+    def observe(self, draft, scored, verdict, committed):
         pass
 
 
@@ -192,11 +192,11 @@ def chunk_error(name, model, pictures=(0, 1, 2)):
     inputs, rows = seen(name, pictures), len(pictures)
     new = torch.randint(3, WORDS, (rows, 4))
     expected = full_forward(name, model, continued(name, inputs, new), 5)
-    session, frontier = HFTarget(model, family_of(model)).begin(inputs)
-    first = session.score(frontier.extend_chain(new[:, :2], torch.full((rows,), 4))).p.scores
-    session.commit(torch.arange(2).expand(rows, -1), 2)  # the second guess is taken back, and settled otherwise
-    frontier = Draft.root(new[:, 1], frontier.start + 2)
-    second = session.score(frontier.extend_chain(new[:, 2:], torch.full((rows,), 4))).p.scores
+    session, pending = HFTarget(model, family_of(model)).begin(inputs)
+    first = session.score(pending.extend_chain(new[:, :2], torch.full((rows,), 4))).p.scores
+    session.commit(torch.arange(2).expand(rows, -1), 2)  # the second draft token is taken back, and committed otherwise
+    pending = Draft.root(new[:, 1], pending.start + 2)
+    second = session.score(pending.extend_chain(new[:, 2:], torch.full((rows,), 4))).p.scores
     return (torch.cat([first[:, :2], second], 1) - expected).abs().max().item()
 
 
@@ -236,14 +236,14 @@ def pictures_rolled_back(self, keep, most):
             layer.keys[:, :, -2:], layer.values[:, :, -2:] = 0, 0
 
 
-looked_where, session_commit = Looked.at, HFSession.commit
+looked_where, session_commit = EncodedImages.at, HFSession.commit
 MUTANTS = {  # what is planted where, and in which families it must show
     "the offset of positions is dropped": ((Merged, "along", offset_lost), ("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "GLM-4V")),
     "positions are a text's": ((Merged, "along", lambda self, positions: positions), ("Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "GLM-4V")),
     "positions behind the prompt count from 0": ((Merged, "along", first_lost), ("PaliGemma", "PaliGemma 2")),
     "blocks are causal": ((Merged, "visible", lambda self, kind, layout, visible: visible), ("Gemma-3 VLM", "PaliGemma", "PaliGemma 2")),
     "DeepStack is dropped": ((Merged, "deepened", lambda self, positions: {}), ("Qwen3-VL", "Qwen3-VL-MoE")),
-    "the pictures' mask ends with the prompt": ((Looked, "at", mask_ends), ("Mllama",)),
+    "the pictures' mask ends with the prompt": ((EncodedImages, "at", mask_ends), ("Mllama",)),
     "pictures are rolled back with the draft": ((HFSession, "commit", pictures_rolled_back), ("Mllama",)),
     "pictures are words": ((Merged, "over", lambda self, embeds, positions: embeds), ("LLaVA", "Idefics3", "InternVL", "Qwen2-VL")),
 }
@@ -301,7 +301,7 @@ def raw(model):
 
     def view(prompt, session):
         state = session.state
-        if isinstance(state, Looked):
+        if isinstance(state, EncodedImages):
             return {**prompt, "merged": replace(state, states=torch.zeros_like(state.states))}
         embeds = model.get_input_embeddings()(prompt["input_ids"])
         order = torch.argsort(1 - prompt["attention_mask"], dim=1, stable=True)
@@ -316,12 +316,12 @@ def test_a_blind_drafter_is_caught_by_what_it_gets_accepted(name):
     model, inputs, settings = model_of(name), seen(name), {"max_new_tokens": 10, "temperature": 1.0}
     with endless(model):
         plain = run(model, inputs, **settings)
-        own, found = HFTarget(model, family_of(model), laws(model, 10)), {}
-        for view in (shared_senses, same_prompt, raw(model)):
+        own, found = HFTarget(model, family_of(model), distributions(model, 10)), {}
+        for view in (shared_modalities, same_prompt, raw(model)):
             out = run(model, inputs, drafter=ModelDrafter(own, Chain(drawn), view), **settings)
             assert torch.equal(out.sequences, plain.sequences)
             found[view.__name__] = out.stats.tokens_per_call
-    assert found["shared_senses"] == found["same_prompt"] == 5.0
+    assert found["shared_modalities"] == found["same_prompt"] == 5.0
     assert found["view"] < 4.5
 
 
@@ -337,9 +337,11 @@ def test_the_target_drafts_whole_paths_of_trees(name):
 @pytest.mark.parametrize("name", ["LLaVA", "Mllama"])
 def test_a_drafter_of_another_picture_gets_less_accepted(name):
     model, inputs = model_of(name), seen(name)
-    other = HFTarget(model, family_of(model), laws(model, 20, temperature=1.0)).begin(inputs | {"pixel_values": -inputs["pixel_values"]})[0]
+    other = HFTarget(model, family_of(model), distributions(model, 20, temperature=1.0)).begin(
+        inputs | {"pixel_values": -inputs["pixel_values"]}
+    )[0]
     with endless(model):
-        own = HFTarget(model, family_of(model), laws(model, 20))
+        own = HFTarget(model, family_of(model), distributions(model, 20))
         drafter = ModelDrafter(own, Chain(drawn), lambda prompt, session: {**prompt, "merged": other.state})
         assert run(model, inputs, max_new_tokens=20, temperature=1.0, drafter=drafter).stats.tokens_per_call < 4.9
 
@@ -351,38 +353,38 @@ def test_a_drafter_of_another_picture_gets_less_accepted(name):
 @pytest.mark.parametrize("sampled", [False, True])
 def test_placeholders_and_brackets_are_never_written(name, sampled):
     model, inputs = build(SIGHTS[name].case), seen(name)
-    unsaid = list(unsaid_of(model))
-    assert set(unsaid) >= ({PLACE, START, END} if name != "LLaVA" else {PLACE})
-    model.get_output_embeddings().weight.data[unsaid] *= 8  # now they would be, often
+    never_generated_ids = list(never_generated_ids_of(model))
+    assert set(never_generated_ids) >= ({PLACE, START, END} if name != "LLaVA" else {PLACE})
+    model.get_output_embeddings().weight.data[never_generated_ids] *= 8  # now they would be, often
     said = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS)[:, inputs["input_ids"].shape[1] :]
-    assert torch.isin(said, torch.tensor(unsaid)).any()
+    assert torch.isin(said, torch.tensor(never_generated_ids)).any()
     rule = Seen() if sampled else "exact"
     Seen.rounds.clear()
     for drafter in (model, llama()):
         out = run(model, inputs, drafter=drafter, accept=rule, temperature=float(sampled))
-        assert not torch.isin(out.sequences, torch.tensor(unsaid)).any()
+        assert not torch.isin(out.sequences, torch.tensor(never_generated_ids)).any()
         for draft, p in Seen.rounds:
-            assert torch.isneginf(p.scores[..., unsaid]).all()
-            assert draft.q is None or torch.isneginf(draft.q.scores[..., unsaid]).all()
+            assert torch.isneginf(p.scores[..., never_generated_ids]).all()
+            assert draft.q is None or torch.isneginf(draft.q.scores[..., never_generated_ids]).all()
 
 
 @pytest.mark.parametrize("name", ["LLaVA", "Qwen2-VL", "Mllama"])
 @pytest.mark.parametrize("drafter", ["lookup", "suffix", "lookahead", "jacobi", "ngram"])
-def test_drafters_that_read_ids_guess_no_placeholder(name, drafter):
+def test_drafters_that_read_ids_draft_token_no_placeholder(name, drafter):
     model, inputs = model_of(name), seen(name)
-    unsaid, guessed = torch.tensor([*unsaid_of(model), *placeholders_of(model)]), []
+    never_generated_ids, drafted = torch.tensor([*never_generated_ids_of(model), *placeholders_of(model)]), []
     settings = {"temperature": 1.0, "seed": 3, "repetition_penalty": 1.3}
     plain = run(model, inputs, **settings)
     out = run(
         model,
         inputs,
         drafter=drafter,
-        on_step=lambda step: guessed.append(step.draft.guesses[step.draft.parents[:, 1:] != PAD]),
+        on_step=lambda step: drafted.append(step.draft.draft_tokens[step.draft.parents[:, 1:] != PAD]),
         **settings,
     )
     assert torch.equal(out.sequences, plain.sequences)
-    assert sum(map(len, guessed)) > 0
-    assert not torch.isin(torch.cat(guessed), unsaid).any()
+    assert sum(map(len, drafted)) > 0
+    assert not torch.isin(torch.cat(drafted), never_generated_ids).any()
 
 
 def test_a_prompt_of_one_picture_and_nothing_else_can_be_drafted_for():
@@ -418,18 +420,18 @@ def test_two_requests_may_take_turns_on_one_model(name):
     model = model_of(name)
     requests = [seen(name, (1, 2), seed=1), seen(name, (2, 0), seed=2)]
 
-    def steps(inputs, limits):
-        own = HFTarget(model, family_of(model), laws(model))
+    def steps(inputs, stopping):
+        own = HFTarget(model, family_of(model), distributions(model))
         drafter = ModelDrafter(replace(own, model=another(name)), Chain(best))
-        return decode(own, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 2), control=Fixed(2))
+        return decode(own, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 2), control=Fixed(2))
 
-    alone, turns = [[Limits(2, TOKENS) for _ in requests] for _ in range(2)]
-    for inputs, limits in zip(requests, alone, strict=True):
-        list(steps(inputs, limits))
-    pair = [steps(inputs, limits) for inputs, limits in zip(requests, turns, strict=True)]
+    alone, turns = [[DefaultStopping(2, TOKENS) for _ in requests] for _ in range(2)]
+    for inputs, stopping in zip(requests, alone, strict=True):
+        list(steps(inputs, stopping))
+    pair = [steps(inputs, stopping) for inputs, stopping in zip(requests, turns, strict=True)]
     while any(next(one, None) is not None for one in pair):
         pass
-    assert [limits.outputs for limits in turns] == [limits.outputs for limits in alone]
+    assert [stopping.outputs for stopping in turns] == [stopping.outputs for stopping in alone]
 
 
 # --- how it runs ------------------------------------------------------------------------------------------------------
@@ -441,14 +443,14 @@ def test_the_scoring_step_traces_whole(name):
     with endless(model):
         expected = run(model, inputs, max_new_tokens=12)
     torch._dynamo.reset()
-    own, limits = HFTarget(model, family_of(model), laws(model, 12)), Limits(3, 12)
+    own, stopping = HFTarget(model, family_of(model), distributions(model, 12)), DefaultStopping(3, 12)
     torch._dynamo.utils.counters.clear()
     target = own.capture(100, backend="eager", mode=None)
-    drafter = ModelDrafter(own, Chain(best), shared_senses)
-    list(decode(target, drafter, Greedy(), inputs, limits=limits, noise=Noise.from_seed(0, 3), control=Fixed(3)))
+    drafter = ModelDrafter(own, Chain(best), shared_modalities)
+    list(decode(target, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 3), control=Fixed(3)))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
-    assert limits.outputs == expected.sequences.tolist()
+    assert stopping.outputs == expected.sequences.tolist()
 
 
 class Sink:
@@ -477,14 +479,14 @@ def test_streams_and_limits(name):
 
 @pytest.mark.parametrize("name", SIGHTS)
 def test_pictures_that_do_not_fit_their_prompt_are_refused_in_one_line(name):
-    model, inputs, sight = model_of(name), seen(name, (2,)), SIGHTS[name]
+    model, inputs, vision_width = model_of(name), seen(name, (2,)), SIGHTS[name]
     words, fewer = inputs["input_ids"].clone(), inputs["input_ids"].clone()
-    words[words == sight.place] = 7
-    fewer[:, (fewer == sight.place).long().argmax(1)] = 7
+    words[words == vision_width.place] = 7
+    fewer[:, (fewer == vision_width.place).long().argmax(1)] = 7
     cases = {
         "no pixel_values": {k: v for k, v in inputs.items() if k != "pixel_values"},
         "no placeholder": inputs | {"input_ids": words},
-        **{f"no {need}": {k: v for k, v in inputs.items() if k != need} for need in sight.needs},
+        **{f"no {need}": {k: v for k, v in inputs.items() if k != need} for need in vision_width.needs},
     }
     cases["do not fit together"] = inputs | {"input_ids": fewer}
     if name == "Mllama":

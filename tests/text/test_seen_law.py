@@ -1,4 +1,5 @@
-"""Sampling about a picture: what the law-exact rules give follows the exact law of the first two tokens, and planted bugs do not."""
+"""Sampling about a picture: what the distribution-exact rules give follows the exact distribution of the first two tokens, and planted bugs
+do not."""
 
 from functools import cache
 
@@ -7,13 +8,14 @@ import torch
 import transformers as hf
 
 import mmspec
-from mmspec.core.accept import Block, Token, ratio
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.token import Token, ratio
 from tests.companions import llama
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.seeing import clip, nested
 from tests.sizes import LLAMA, Case, build
 
-SIZE, HEAT, ROWS = 12, 3.0, 6000
+SIZE, TEMPERATURE, ROWS = 12, 3.0, 6000
 PLACE = SIZE - 1
 PICTURE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 INPUTS = {"input_ids": torch.tensor([[3, 4, PLACE, PLACE, PLACE, PLACE, 5]]), "pixel_values": PICTURE}
@@ -29,7 +31,7 @@ def model():
 
 @cache
 def exact():
-    """[V * V] the law of the first two tokens, by the model's own forward over every first one."""
+    """[V * V] the distribution of the first two tokens, by the model's own forward over every first one."""
     firsts = torch.arange(SIZE)[:, None]
     ids = torch.cat([INPUTS["input_ids"].expand(SIZE, -1), firsts], 1)
     features = {"image": model().model.get_image_features(INPUTS["pixel_values"].expand(SIZE, -1, -1, -1))}
@@ -38,8 +40,8 @@ def exact():
     before[:, where] = torch.stack(list(features["image"].pooler_output)).to(before)
     logits = model()(inputs_embeds=before).logits[:, -2:].double()
     logits[..., PLACE] = -torch.inf
-    law = (logits / HEAT).softmax(-1)
-    return (law[0, 0][:, None] * law[:, 1]).flatten()
+    distribution = (logits / TEMPERATURE).softmax(-1)
+    return (distribution[0, 0][:, None] * distribution[:, 1]).flatten()
 
 
 class Generous(Token):
@@ -60,10 +62,10 @@ class GenerousBlock(Block):
 
 @torch.no_grad()
 def sampled(rule) -> float:
-    """p-value that the first two of many sampled answers follow the exact law."""
+    """p-value that the first two of many sampled answers follow the exact distribution."""
     rows = {key: value.expand(ROWS, *value.shape[1:]) for key, value in INPUTS.items()}
     drafter = llama(vocab_size=SIZE)
-    settings = {"temperature": HEAT, "max_new_tokens": 3, "draft_length": 2, "seed": 11}
+    settings = {"temperature": TEMPERATURE, "max_new_tokens": 3, "draft_length": 2, "seed": 11}
     out = mmspec.text.generate(model(), rows, drafter=drafter, accept=rule, **settings)
     assert out.stats.accepted > ROWS / 4
     assert out.stats.rejected > ROWS / 100  # both are common
@@ -71,7 +73,7 @@ def sampled(rule) -> float:
 
 
 @pytest.mark.parametrize("rule", [Token(), Block(), "coupled"])
-def test_answers_follow_the_exact_law(rule):
+def test_answers_follow_the_exact_distribution(rule):
     with torch.no_grad():
         assert exact()[PLACE::SIZE].sum() == exact()[PLACE * SIZE :].sum() == 0
         assert abs(exact().sum() - 1) < 1e-9

@@ -64,7 +64,7 @@ def test_greedy_equals_generate_under_every_setting(model, name, tree):
     assert torch.equal(out, expected)
 
 
-def test_sampling_settings_reach_the_law(model):
+def test_sampling_settings_reach_the_distribution(model):
     inputs = inputs_for("Llama", 3)
     options = {"do_sample": True, "temperature": 0.8, "top_k": 12, "top_p": 0.9, "max_new_tokens": TOKENS}
     out = model.generate(**inputs, **options, custom_generate=mmspec.text.speculate(model, draft_length=4, seed=6))

@@ -7,11 +7,11 @@ import torch
 
 import mmspec
 from mmspec.cli import app
-from mmspec.config import Config, DrafterSection, RunSection
-from mmspec.drafters.checkpoint import save_drafter
-from mmspec.drafters.nets import new_net
-from mmspec.drafters.published import export_speculators
-from mmspec.text.pairs import load_pair, named_drafter
+from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.checkpoints.published import export_speculators
+from mmspec.loading.text import load_pair, named_drafter
+from mmspec.run.config import Config, DrafterSection, RunSection
 
 
 @pytest.fixture(scope="module")

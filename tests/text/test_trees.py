@@ -8,12 +8,13 @@ import torch
 
 import mmspec
 from mmspec.commands.common import settings
-from mmspec.core.break_even import BreakEven
-from mmspec.core.control import Fixed, Throughput
+from mmspec.core.control import Fixed
+from mmspec.core.draft_length.break_even import BreakEven
+from mmspec.core.draft_length.throughput import Throughput
 from mmspec.drafters import shapes
-from mmspec.drafters.search import DynamicDepth, ExpandRerank, OptTree
-from mmspec.drafters.trees import StaticTree, Template
-from mmspec.options import control_of, drafter_of, rule_of, shape_of
+from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.run.options import control_of, drafter_of, rule_of, shape_of
 from tests.names import named
 
 FORM = Template(((0,), (1,), (0, 0), (1, 0), (0, 0, 0)))
@@ -26,13 +27,13 @@ def written(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", ["comb", "expand", "opt", "dynamic", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)], ids=named)
-def test_every_spelling_gives_the_tokens_of_plain_decoding(big, tree, heat, written):
+def test_every_spelling_gives_the_tokens_of_plain_decoding(big, tree, temperature, written):
     ids = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     tree = str(written) if tree == "file" else tree
-    options = {"max_new_tokens": 16, "temperature": heat, "seed": 3}
+    options = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
     plain = mmspec.text.generate(big, inputs, **options)
     out = mmspec.text.generate(big, inputs, big, tree=tree, draft_length=3, **options)  # "auto" would stop a drafter as slow as its target
     assert torch.equal(out.sequences, plain.sequences)
@@ -66,8 +67,8 @@ def test_trees_are_cut_to_what_pays(big):
 
 
 def _target(model):
-    from mmspec.core.families import family_of
-    from mmspec.core.hf import HFTarget
+    from mmspec.models.families.registry import family_of
+    from mmspec.models.target import HFTarget
 
     return HFTarget(model, family_of(model))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.core.families import family_of
-from mmspec.core.multimodal import Merged, unsaid_of
+from mmspec.models.families.multimodal import Merged, never_generated_ids_of
+from mmspec.models.families.registry import family_of
 from tests.films import NAMES, batch, row
 from tests.seeing import SIGHTS
 from tests.sizes import Case, build
@@ -56,7 +56,7 @@ def row_of(name, kind):
 def alone(name, kind):
     """What `generate` says to one row by itself."""
     model, inputs = model_of(name), batch(name, [row_of(name, kind)])
-    new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(unsaid_of(model)))
+    new = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=list(never_generated_ids_of(model)))
     return new[0, inputs["input_ids"].shape[1] :].tolist()
 
 

@@ -10,9 +10,9 @@ import transformers as hf
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 import mmspec
-from mmspec.core.families import family_of
-from mmspec.core.processors import History
-from mmspec.core.whisper import Timestamps
+from mmspec.core.processors.pipeline import History
+from mmspec.models.families.registry import family_of
+from mmspec.models.families.whisper import Timestamps
 from tests.companions import counted, perturbed
 from tests.families import FAMILIES, SEQ2SEQ, VOCAB, Case, build
 

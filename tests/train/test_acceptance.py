@@ -1,14 +1,14 @@
-"""Judgements are what the target said, and a head trained on them ends drafts where guesses would be rejected."""
+"""Judgements are what the target said, and a head trained on them ends drafts where draft tokens would be rejected."""
 
 from dataclasses import replace
 
 import torch
 
-from mmspec.core.family import DecoderOnly
-from mmspec.core.hf import HFTarget
-from mmspec.drafters.model import ModelDrafter
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best
 from mmspec.drafters.stops import AcceptanceHead, Learned
+from mmspec.models.families.base import DecoderOnly
+from mmspec.models.target import HFTarget
 from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation
 from tests.drafters.runs import fives, greedy, markov, prompt_of, run

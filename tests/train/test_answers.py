@@ -1,4 +1,4 @@
-"""A target's answers as lessons: the same laws behind any prompt, whatever is padded where."""
+"""A target's answers as lessons: the same distributions behind any prompt, whatever is padded where."""
 
 import copy
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.core.multimodal import placeholders_of
-from mmspec.minis import sights
+from mmspec.minis import vlm_model as sights
+from mmspec.models.families.multimodal import placeholders_of
 from mmspec.text import generate, view
-from mmspec.train.answers import Answered, Course, answered, divergence, laws, with_eyes_of
+from mmspec.train.on_policy_data import Answered, Course, answered, distributions, divergence, with_eyes_of
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def target(processor):
     torch.manual_seed(0)
     model = sights.new_llava(processor, width=32, layers=2, heads=1, feed=64)
     with torch.no_grad():
-        model.lm_head.weight.mul_(40)  # laws worth telling apart
+        model.lm_head.weight.mul_(40)  # distributions worth telling apart
     return model.eval().requires_grad_(False)
 
 
@@ -43,32 +43,34 @@ def said(target, inputs):
     return [row[: size - turn] for turn, (row, size) in enumerate(zip(out.sequences, out.lengths.tolist(), strict=True))]
 
 
-def test_the_law_of_a_greedy_answer_likes_it_best(target, inputs, said):
+def test_the_distribution_of_a_greedy_answer_likes_it_best(target, inputs, said):
     """Wrong by one position, or reading a padded prompt, and this fails."""
-    lesson = answered(inputs, said, 0)
-    assert torch.equal(lesson.said, torch.cat(said))
-    found = laws(target, lesson)
+    example = answered(inputs, said, 0)
+    assert torch.equal(example.said, torch.cat(said))
+    found = distributions(target, example)
     found[:, list(placeholders_of(target))] = -torch.inf
-    assert torch.equal(found.argmax(-1), lesson.said)
+    assert torch.equal(found.argmax(-1), example.said)
 
 
-def test_a_row_alone_has_the_same_laws(target, processor, said):
+def test_a_row_alone_has_the_same_distributions(target, processor, said):
     asked = sights.asked(0, 2, "describe")
-    both = laws(target, answered(sights.inputs_of(processor, asked), said[2:], 0))
-    alone = [laws(target, answered(sights.inputs_of(processor, [each]), [new], 0)) for each, new in zip(asked, said[2:], strict=True)]
+    both = distributions(target, answered(sights.inputs_of(processor, asked), said[2:], 0))
+    alone = [
+        distributions(target, answered(sights.inputs_of(processor, [each]), [new], 0)) for each, new in zip(asked, said[2:], strict=True)
+    ]
     assert (both - torch.cat(alone)).abs().max() < 1e-4
 
 
 def test_what_goes_with_every_token_is_padded_along(inputs, said):
     kinds = (inputs["input_ids"] == 3).long()
-    lesson = answered({**inputs, "mm_token_type_ids": kinds}, said, 0)
-    assert lesson.inputs["mm_token_type_ids"].shape == lesson.inputs["input_ids"].shape
-    assert torch.equal(lesson.inputs["mm_token_type_ids"] == 1, lesson.inputs["input_ids"] == 3)
-    assert lesson.inputs["pixel_values"] is inputs["pixel_values"]
+    example = answered({**inputs, "mm_token_type_ids": kinds}, said, 0)
+    assert example.inputs["mm_token_type_ids"].shape == example.inputs["input_ids"].shape
+    assert torch.equal(example.inputs["mm_token_type_ids"] == 1, example.inputs["input_ids"] == 3)
+    assert example.inputs["pixel_values"] is inputs["pixel_values"]
 
 
 def test_divergence_is_zero_of_equals_and_ignores_padding_of_the_vocabulary(target, inputs, said):
-    p = laws(target, answered(inputs, said, 0))
+    p = distributions(target, answered(inputs, said, 0))
     assert divergence(p, p).abs() < 1e-6
     assert (divergence(p, torch.cat([p, torch.full_like(p[:, :5], 50.0)], 1))).abs() < 1e-6
     assert divergence(p, p.roll(1, 1)) > 0.1
@@ -96,34 +98,34 @@ def course(target, processor, said, **options):
     return Course(target, 0, words, lambda turn: sights.inputs_of(processor, batches[turn]), [said] * 3, **options)
 
 
-def test_lessons_read_what_they_should(target, reader, processor, said):
+def test_examples_read_what_they_should(target, reader, processor, said):
     seen = []
 
-    class Looked(torch.nn.Module):
+    class EncodedImages(torch.nn.Module):
         def forward(self, input_ids, **more):
             seen.append(("pixel_values" in more, int((input_ids == 4).sum(1).min()), bool((input_ids == 3).any())))
             return reader(input_ids=input_ids)
 
     text = course(target, processor, said)
-    values = [text.loss(Looked(), step) for step in range(4)]
+    values = [text.loss(EncodedImages(), step) for step in range(4)]
     assert seen == [(False, 3, False), (False, 2, False)] * 2  # line breaks: the prompt's two, and a picture's where it is a newline
-    assert torch.equal(values[0], course(target, processor, said).loss(Looked(), 0))
+    assert torch.equal(values[0], course(target, processor, said).loss(EncodedImages(), 0))
     seen.clear()
-    sighted = course(target, processor, said, sees=True)
+    with_vision = course(target, processor, said, sees=True)
     for step in range(8):
-        sighted.loss(Looked(), step)
+        with_vision.loss(EncodedImages(), step)
     assert [pixels for pixels, *_ in seen] == [True, True, True, False] * 2
     seen.clear()
-    sighted.words = ()
+    with_vision.words = ()
     for step in range(4):
-        sighted.loss(Looked(), step)
+        with_vision.loss(EncodedImages(), step)
     assert all(pixels for pixels, *_ in seen)  # a projector that learns alone gets nothing from text
 
 
-def test_the_target_learns_nothing_from_itself_and_hard_lessons_are_its_answers(target, processor, said):
+def test_the_target_learns_nothing_from_itself_and_hard_examples_are_its_answers(target, processor, said):
     assert course(target, processor, said, sees=True).loss(target, 0).abs() < 1e-6
     hard = course(target, processor, said, sees=True, hard=True)
-    lesson = answered(hard.read(0), said, 0)
-    assert isinstance(lesson, Answered)
-    wanted = torch.nn.functional.cross_entropy(laws(target, lesson), lesson.said)
+    example = answered(hard.read(0), said, 0)
+    assert isinstance(example, Answered)
+    wanted = torch.nn.functional.cross_entropy(distributions(target, example), example.said)
     assert torch.allclose(hard.loss(copy.deepcopy(target), 0), wanted)

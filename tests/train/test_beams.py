@@ -1,13 +1,13 @@
-"""Lessons on beams: their laws are those a search sees, forward by forward, and nothing else counts."""
+"""Lessons on beams: their distributions are those a search sees, forward by forward, and nothing else counts."""
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.core.trie import NOWHERE
-from mmspec.drafters.recurrent_head import RecurrentHead
+from mmspec.core.beams.trie import NOWHERE
+from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.recsys import Catalogue, recommend
-from mmspec.train.beams import BeamLesson, BeamRows, HeadLesson, beam_rows, best_items, counted, restricted
+from mmspec.train.beams import BeamExample, BeamRows, HeadExample, beam_rows, best_items, counted, restricted
 from mmspec.train.losses import LOSSES
 
 LEVELS, SIZE = 4, 6
@@ -20,7 +20,7 @@ def llama(hidden=32, seed=0):
     model = LlamaForCausalLM(LlamaConfig(hidden_size=hidden, **sizes, **tokens)).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(4)  # laws that differ
+            weight.mul_(4)  # distributions that differ
     return model
 
 
@@ -32,21 +32,21 @@ def shop(**options):
 HISTORIES = [[3], [1, 2, 3, 4, 5, 6, 7], [9, 9, 10]]
 
 
-def lesson_of(target, catalogue, histories, best, search=None, past=None):
+def example_of(target, catalogue, histories, best, search=None, past=None):
     rows = beam_rows(catalogue, histories, best)
-    return BeamLesson(llama(16, seed=5), target, catalogue.trie, search or {"kl": 1.0}, past), rows
+    return BeamExample(llama(16, seed=5), target, catalogue.trie, search or {"kl": 1.0}, past), rows
 
 
 @pytest.mark.parametrize("options", [{}, {"after": (0,)}, {"before": ()}, {"before": (1, 0)}])
-def test_the_laws_are_those_of_the_search(options):
-    """Down the path of every item found, the lesson's laws add up to the score the search gave it."""
+def test_the_distributions_are_those_of_the_search(options):
+    """Down the path of every item found, the lesson's distributions add up to the score the search gave it."""
     catalogue, target = shop(**options), llama()
     out = recommend(target, HISTORIES, 8, catalogue, mode="plain")
     assert best_items(target, catalogue, HISTORIES, 8, rows=2) == out.items
-    lesson, rows = lesson_of(target, catalogue, HISTORIES, out.items)
+    example, rows = example_of(target, catalogue, HISTORIES, out.items)
     with torch.no_grad():
         log_p = torch.full((*rows.ids.shape, 2 + LEVELS * SIZE + 1), torch.nan)
-        log_p[rows.state != NOWHERE] = lesson.laws(rows)[0]
+        log_p[rows.state != NOWHERE] = example.distributions(rows)[0]
     for row, (items, scores) in enumerate(zip(out.items, out.scores, strict=True)):
         root = len(catalogue.tokens(HISTORIES[1])) - 1
         for item, score in zip(items, scores, strict=True):
@@ -61,10 +61,10 @@ def test_the_laws_are_those_of_the_search(options):
 
 
 def test_the_past_is_read_as_the_model_reads_it():
-    """Laws inside a history are those of a plain forward of it, and the values are what came."""
+    """Distributions inside a history are those of a plain forward of it, and the values are what came."""
     catalogue, target = shop(), llama()
-    lesson, rows = lesson_of(target, catalogue, HISTORIES, [[0, 1]] * 3)
-    log_p, _, value, past = lesson.laws(rows)
+    example, rows = example_of(target, catalogue, HISTORIES, [[0, 1]] * 3)
+    log_p, _, value, past = example.distributions(rows)
     row = (rows.state != NOWHERE).nonzero()[:, 0]
     for number, history in enumerate(HISTORIES):
         tokens = torch.tensor(catalogue.tokens(history))
@@ -78,7 +78,7 @@ def test_the_past_is_read_as_the_model_reads_it():
     assert (value[~past] == -1).all()
 
 
-def test_a_history_without_a_start_or_with_an_end_has_lessons_where_the_model_learnt_them():
+def test_a_history_without_a_start_or_with_an_end_has_examples_where_the_model_learnt_them():
     for options, count in (({"before": ()}, 5 * LEVELS - 1), ({"after": (0,)}, 0)):
         catalogue = shop(**options)
         rows = beam_rows(catalogue, HISTORIES[1:2], [[0]])
@@ -93,66 +93,66 @@ def test_nodes_that_paths_share_stand_once():
     assert rows.positions[:, 4:].tolist() == [[4, 5, 5], [4, 5, 2]]  # the last one is padding
 
 
-def test_restricted_laws_are_laws():
+def test_restricted_distributions_are_distributions():
     catalogue = shop()
     state = torch.arange(catalogue.trie.starts[-1])
     children = catalogue.trie.children(state[None], 0)
     logits = torch.randn(len(state), 2 + LEVELS * SIZE, requires_grad=True)
-    law = restricted(logits, children)
-    assert torch.allclose(law.exp().sum(-1), torch.ones(len(state)))
-    assert ((law[:, :-1] > -torch.inf).sum(-1) == children.valid[0].sum(-1)).all()
-    law[:, -1].sum().backward()
+    distribution = restricted(logits, children)
+    assert torch.allclose(distribution.exp().sum(-1), torch.ones(len(state)))
+    assert ((distribution[:, :-1] > -torch.inf).sum(-1) == children.valid[0].sum(-1)).all()
+    distribution[:, -1].sum().backward()
     assert logits.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_has_finite_gradients_and_teaches_the_drafter_alone(name):
     catalogue, target = shop(), llama()
-    lesson, rows = lesson_of(target, catalogue, HISTORIES, best_items(target, catalogue, HISTORIES, 4), {name: 1.0})
-    lesson(rows).backward()
-    grads = [weight.grad for weight in lesson.drafter.parameters()]
+    example, rows = example_of(target, catalogue, HISTORIES, best_items(target, catalogue, HISTORIES, 4), {name: 1.0})
+    example(rows).backward()
+    grads = [weight.grad for weight in example.drafter.parameters()]
     assert all(grad.isfinite().all() for grad in grads)
     assert any(grad.abs().sum() > 0 for grad in grads)
     assert all(weight.grad is None for weight in target.parameters())
-    assert all(name.startswith("drafter.") for name in lesson.state_dict())
+    assert all(name.startswith("drafter.") for name in example.state_dict())
 
 
 def test_the_loss_weighs_search_and_past_apart():
     catalogue, target = shop(), llama()
     best = best_items(target, catalogue, HISTORIES, 4)
-    of = lambda *weights: lesson_of(target, catalogue, HISTORIES, best, *weights)  # noqa: E731
-    lesson, rows = of({"kl": 1.0})
-    log_p, log_q, value, past = lesson.laws(rows)
+    of = lambda *weights: example_of(target, catalogue, HISTORIES, best, *weights)  # noqa: E731
+    example, rows = of({"kl": 1.0})
+    log_p, log_q, value, past = example.distributions(rows)
     kl, ce = LOSSES["kl"](log_p, log_q, value), LOSSES["ce"](log_p, log_q, value)
-    assert torch.allclose(lesson(rows), kl[past].mean() + kl[~past].mean())
-    for (lesson, rows), wanted in (
+    assert torch.allclose(example(rows), kl[past].mean() + kl[~past].mean())
+    for (example, rows), wanted in (
         (of({"kl": 1.0}, {}), kl[~past].mean()),
         (of({"kl": 0.7}, {"ce": 0.3}), 0.7 * kl[~past].mean() + 0.3 * ce[past].mean()),
     ):
-        assert torch.allclose(lesson(rows), wanted)
+        assert torch.allclose(example(rows), wanted)
 
 
 def test_a_model_has_nothing_to_learn_from_itself():
     catalogue, target = shop(), llama()
-    lesson, rows = lesson_of(target, catalogue, HISTORIES, best_items(target, catalogue, HISTORIES, 4))
-    lesson.drafter = target
-    assert lesson(rows).abs() < 1e-6
+    example, rows = example_of(target, catalogue, HISTORIES, best_items(target, catalogue, HISTORIES, 4))
+    example.drafter = target
+    assert example(rows).abs() < 1e-6
 
 
 def test_an_ancestor_that_is_not_seen_shows():
     """A planted mistake: trees whose nodes see each other in the order they stand, as in a chain."""
     catalogue, target = shop(), llama()
-    lesson, rows = lesson_of(target, catalogue, HISTORIES, best_items(target, catalogue, HISTORIES, 8))
+    example, rows = example_of(target, catalogue, HISTORIES, best_items(target, catalogue, HISTORIES, 8))
     tree = rows.ids.shape[1] - 21
     visible = rows.visible.clone()
     visible[..., 21:, 21:] = torch.ones(tree, tree).tril().bool()
     wrong = BeamRows(rows.ids, rows.positions, visible, rows.state, rows.value, rows.past)
-    assert not torch.allclose(lesson.laws(rows)[0].exp(), lesson.laws(wrong)[0].exp(), atol=1e-3)
+    assert not torch.allclose(example.distributions(rows)[0].exp(), example.distributions(wrong)[0].exp(), atol=1e-3)
 
 
 def test_an_unknown_loss_is_named():
     with pytest.raises(ValueError, match="unknown loss 'l2'"):
-        BeamLesson(llama(), llama(), shop().trie, {"l2": 1.0})
+        BeamExample(llama(), llama(), shop().trie, {"l2": 1.0})
 
 
 def test_what_a_drafter_earns_is_counted():
@@ -168,18 +168,18 @@ def test_what_a_drafter_earns_is_counted():
 
 
 def test_a_head_learns_from_whole_histories():
-    """Steps of its lesson bring its guesses nearer; the target stays as it is."""
+    """Steps of its lesson bring its draft tokens nearer; the target stays as it is."""
     catalogue, target = shop(), llama().requires_grad_(False)
     torch.manual_seed(0)
-    lesson = HeadLesson(RecurrentHead.of(target, catalogue.paths), target, len(catalogue.before), LEVELS)
+    example = HeadExample(RecurrentHead.of(target, catalogue.paths), target, len(catalogue.before), LEVELS)
     ids = torch.tensor([catalogue.tokens(history) for history in ([1, 2, 3, 4, 5], [5, 6, 7, 8, 9])])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    optimizer = torch.optim.Adam(lesson.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(example.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        losses.append(lesson(batch))
+        losses.append(example(batch))
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()
     assert losses[-1] < 0.8 * losses[0]
-    assert all(name.startswith("head.") for name in lesson.state_dict())
+    assert all(name.startswith("head.") for name in example.state_dict())

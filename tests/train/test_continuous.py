@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.core.denoising import Denoiser
-from mmspec.core.kernel import Kernel
+from mmspec.core.distributions.denoising_path import Denoiser
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.train import continuous as train
-from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig, scheduler
-from mmspec.vision.mar import MaskedAR, MaskedARConfig
+from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
+from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "head_width": 16, "head_blocks": 1}
 
@@ -40,8 +40,8 @@ def test_a_mixture_s_tokens_have_its_moments():
     generator = torch.Generator().manual_seed(0)
     logits, means = torch.tensor([0.0, 1.0]).log_softmax(-1), torch.tensor([[-1.0, 2.0], [1.0, 0.0]])
     scales, count = torch.tensor([[0.5, 1.0], [0.2, 2.0]]), 40_000
-    law = (part.expand(count, *part.shape) for part in (logits, means, scales))
-    found, share = train.mixture_drawn(generator, *law), logits.exp()[:, None]
+    distribution = (part.expand(count, *part.shape) for part in (logits, means, scales))
+    found, share = train.mixture_drawn(generator, *distribution), logits.exp()[:, None]
     mean = (share * means).sum(0)
     std = ((share * (means**2 + scales**2)).sum(0) - mean**2).sqrt()
     assert ((found.mean(0) - mean).abs() < 4 * std / count**0.5).all()
@@ -49,12 +49,12 @@ def test_a_mixture_s_tokens_have_its_moments():
 
 
 @pytest.mark.parametrize("head", ["diffusion", "mixture", "masked"])
-def test_a_lesson_lowers_its_loss(head):
+def test_a_example_lowers_its_loss(head):
     taught = model(head, initializer_range=0.02)
-    lesson, (classes, tokens, _) = train.Lesson(taught, scheduler()), batch(16)
+    example, (classes, tokens, _) = train.ContinuousLoss(taught, scheduler()), batch(16)
     optimizer, losses = torch.optim.AdamW(taught.parameters(), 1e-2), []
     for step in range(30):
-        losses.append(lesson(classes, tokens, tokens, torch.Generator().manual_seed(step)))
+        losses.append(example(classes, tokens, tokens, torch.Generator().manual_seed(step)))
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -64,29 +64,29 @@ def test_a_lesson_lowers_its_loss(head):
 @pytest.mark.parametrize("every", [1, 2])
 def test_the_gap_asked_at_every_step_is_the_path_s(every):
     """One batched call at scattered steps says what the chain's own means say; what is asked at fewer steps is right in the mean."""
-    target, draft, kernel = model(seed=1), model(seed=2), Kernel.of(scheduler(), 8, 0.1)
+    target, draft, noise_schedule = model(seed=1), model(seed=2), NoiseSchedule.of(scheduler(), 8, 0.1)
     classes, seen, _ = batch(4)
-    whole = train.PathLesson(draft, target, [kernel], every=every, asked=8)
+    whole = train.PathExample(draft, target, [noise_schedule], every=every, asked=8)
     told_p, told_q = (each.states(classes, seen).flatten(0, 1) for each in (target, draft))
     with torch.no_grad():
-        path = whole.paths(told_q, kernel, torch.Generator().manual_seed(5))
-        mean_p = Denoiser(target.head, kernel).means(told_p, path)
-        mean_q = Denoiser(draft.head, kernel, every).means(told_q, path)
-        wanted = ((mean_p - mean_q) / kernel.std[:, None]).square().sum((1, 2)).float()
-        found = whole.gap(classes, seen, None, kernel, torch.Generator().manual_seed(5))
+        path = whole.paths(told_q, noise_schedule, torch.Generator().manual_seed(5))
+        mean_p = Denoiser(target.head, noise_schedule).means(told_p, path)
+        mean_q = Denoiser(draft.head, noise_schedule, every).means(told_q, path)
+        wanted = ((mean_p - mean_q) / noise_schedule.std[:, None]).square().sum((1, 2)).float()
+        found = whole.gap(classes, seen, None, noise_schedule, torch.Generator().manual_seed(5))
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
-        half = train.PathLesson(draft, target, [kernel], every=every, asked=2)
-        many = torch.stack([half.gap(classes, seen, None, kernel, torch.Generator().manual_seed(n)) for n in range(300)])
-        full = torch.stack([whole.gap(classes, seen, None, kernel, torch.Generator().manual_seed(n)) for n in range(300)])
+        half = train.PathExample(draft, target, [noise_schedule], every=every, asked=2)
+        many = torch.stack([half.gap(classes, seen, None, noise_schedule, torch.Generator().manual_seed(n)) for n in range(300)])
+        full = torch.stack([whole.gap(classes, seen, None, noise_schedule, torch.Generator().manual_seed(n)) for n in range(300)])
     spread = (many.mean(1) - full.mean(1)).std() / 300**0.5
     assert (many.mean() - full.mean()).abs() < 4 * spread
 
 
 def test_a_draft_that_is_the_target_has_no_gap():
     target = model()
-    lesson = train.PathLesson(copy.deepcopy(target), target, [Kernel.of(scheduler(), 8, 0.1)])
+    example = train.PathExample(copy.deepcopy(target), target, [NoiseSchedule.of(scheduler(), 8, 0.1)])
     classes, seen, generator = batch(4)
-    facts = lesson.facts(classes, seen, lesson.kernels[0], generator)
+    facts = example.facts(classes, seen, example.noise_schedules[0], generator)
     assert facts["acceptance"] > 0.999
     assert facts["K, mean"] < 1e-6
 
@@ -94,11 +94,11 @@ def test_a_draft_that_is_the_target_has_no_gap():
 def test_the_gap_foretells_acceptance():
     """Outputs that differ by a constant: log ratios are normal exactly, and 2 Phi(-sqrt(K) / 2) is what is accepted."""
     target = model()
-    draft, kernel = copy.deepcopy(target), Kernel.of(scheduler(), 8, 0.1)
+    draft, noise_schedule = copy.deepcopy(target), NoiseSchedule.of(scheduler(), 8, 0.1)
     with torch.no_grad():
         draft.head.output.bias += 0.2
     classes, seen, generator = batch(400)
-    facts = train.PathLesson(draft, target, [kernel]).facts(classes, seen, kernel, generator)
+    facts = train.PathExample(draft, target, [noise_schedule]).facts(classes, seen, noise_schedule, generator)
     assert 0.3 < facts["acceptance by K"] < 0.9
     assert abs(facts["acceptance"] - facts["acceptance by K"]) < 4 * 0.4 / 3600**0.5
 
@@ -107,16 +107,16 @@ def test_a_mixture_draft_s_loss_is_the_rejected_share():
     """In one dimension, against the integral of (p - q)+."""
     target, draft = (model("mixture", seed, channels=1, components=2) for seed in (1, 2))
     classes, seen, generator = batch(1, channels=1)
-    lesson, x = train.MixtureLesson(draft, target), torch.linspace(-30, 30, 60_001)
+    example, x = train.MixtureExample(draft, target), torch.linspace(-30, 30, 60_001)
 
     def log_density(each):
-        law = (part[0, 4].expand(len(x), *part.shape[2:]) for part in each.head(each.states(classes, seen)))
-        return train.mixture_log_prob(x[:, None], *law)
+        distribution = (part[0, 4].expand(len(x), *part.shape[2:]) for part in each.head(each.states(classes, seen)))
+        return train.mixture_log_prob(x[:, None], *distribution)
 
     with torch.no_grad():
         p, q = log_density(target), log_density(draft)
         wanted = torch.trapezoid((p.exp() - q.exp()).clamp_min(0), x)
-        found = lesson.terms(classes.expand(4000), seen.expand(4000, -1, -1), generator)[0][:, 4]
+        found = example.terms(classes.expand(4000), seen.expand(4000, -1, -1), generator)[0][:, 4]
     assert abs(found.mean() - wanted) < 4 * found.std() / 4000**0.5
     assert 0.05 < wanted < 0.99
 
@@ -124,10 +124,14 @@ def test_a_mixture_draft_s_loss_is_the_rejected_share():
 @pytest.mark.parametrize("head", ["diffusion", "mixture", "masked"])
 def test_distillation_moves_the_draft_alone(head):
     target, draft = model(head, 1).requires_grad_(False), model(head, 2)
-    lesson = train.MixtureLesson(draft, target) if head == "mixture" else train.PathLesson(draft, target, [Kernel.of(scheduler(), 8, 0.1)])
-    assert all(name.startswith("draft.") for name in lesson.state_dict())
+    example = (
+        train.MixtureExample(draft, target)
+        if head == "mixture"
+        else train.PathExample(draft, target, [NoiseSchedule.of(scheduler(), 8, 0.1)])
+    )
+    assert all(name.startswith("draft.") for name in example.state_dict())
     classes, seen, generator = batch(4)
-    lesson(classes, seen, generator, 0.25).backward()
+    example(classes, seen, generator, 0.25).backward()
     assert all(parameter.grad is not None for name, parameter in draft.named_parameters() if "places" not in name)
     assert all(parameter.grad is None for parameter in target.parameters())
 
@@ -142,10 +146,10 @@ def test_contexts_are_noised_and_classes_dropped_as_said():
 
 def test_pictures_are_written_position_by_position():
     """With a share of 1 all tokens are the other model's; a seed repeats a picture."""
-    one, other, kernel = model(seed=1), model(seed=2), Kernel.of(scheduler(), 8, 0.1)
+    one, other, noise_schedule = model(seed=1), model(seed=2), NoiseSchedule.of(scheduler(), 8, 0.1)
     classes, seeds = torch.arange(3), [torch.Generator().manual_seed(0) for _ in range(3)]
-    first, again = (train.written(one, classes, kernel, seed) for seed in seeds[:2])
+    first, again = (train.written(one, classes, noise_schedule, seed) for seed in seeds[:2])
     assert first.shape == (3, 9, 4)
     torch.testing.assert_close(first, again)
-    mixed = train.written(one, classes, kernel, seeds[2], (other, 1.0))
+    mixed = train.written(one, classes, noise_schedule, seeds[2], (other, 1.0))
     assert not torch.allclose(first, mixed)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads import Latent, Medusa
+from mmspec.drafters.heads.medusa import Latent, Medusa
 from mmspec.drafters.shapes import Chain, best
 from mmspec.train import Fit, fit
-from mmspec.train.lessons import Aim, Joint, Lesson, Window
+from mmspec.train.distillation import Aim, DistillationLoss, Joint, RecordedWindow
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
 
 CODES = 20  # values from here on are codes, those below are letters
-VADUSA = Aim(depth=3, laws={"ce": 1.0}, decay=0.8, summed=True)
+VADUSA = Aim(depth=3, distributions={"ce": 1.0}, decay=0.8, summed=True)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_the_loss_is_vadusas(speech):
 
 
 @pytest.mark.parametrize("own_only", [True, False])
-def test_only_codes_are_lessons(speech, own_only):
+def test_only_codes_are_examples(speech, own_only):
     """What stands in the filling is no lesson with `own_only`; without it, the target learns to fill."""
     ids, own = speech
     joint = Joint(Medusa(32, 3), trainable(), VADUSA, own_only=own_only)
@@ -72,18 +72,19 @@ def test_only_codes_are_lessons(speech, own_only):
 
 
 def test_letters_are_no_targets_of_the_heads_either(speech):
-    """A letter that a head would have to foretell counts for nothing: the loss with the heads' own laws changed there is the same."""
+    """A letter that a head would have to foretell counts for nothing: the loss with the heads' own distributions changed there is the
+    same."""
     ids, own = speech
     target, net = trainable().requires_grad_(False), Medusa(32, 3)
     with torch.no_grad():
         states = target(ids, output_hidden_states=True).hidden_states[-1]
-    lesson = Lesson(net, target, VADUSA)
+    example = DistillationLoss(net, target, VADUSA)
     first = states.clone()
     first[:, :1] += torch.randn(8, 1, 32)  # from here the heads foretell letters 2, 3 and 4
-    losses = [lesson(Window(ids, features, states, own)).item() for features in (states, first)]
+    losses = [example(RecordedWindow(ids, features, states, own)).item() for features in (states, first)]
     assert losses[0] == losses[1]
     first[:, 3:4] += torch.randn(8, 1, 32)  # and from here codes
-    assert lesson(Window(ids, first, states, own)).item() != losses[0]
+    assert example(RecordedWindow(ids, first, states, own)).item() != losses[0]
 
 
 def test_the_target_is_still_while_the_heads_warm_up(speech, tmp_path):
@@ -91,7 +92,7 @@ def test_the_target_is_still_while_the_heads_warm_up(speech, tmp_path):
     target = trainable()
     target.model.embed_tokens.weight.requires_grad_(False)  # what was never to be trained stays so
     before, joint = deepcopy(target.state_dict()), Joint(Medusa(32, 3), target, VADUSA, own_only=True)
-    heads = deepcopy(joint.lesson.state_dict())
+    heads = deepcopy(joint.example.state_dict())
     plan = Fit(steps=6, lr=1e-3, warmup=1, rates={"lesson.": 4.0})
 
     def moved():
@@ -107,7 +108,7 @@ def test_the_target_is_still_while_the_heads_warm_up(speech, tmp_path):
     assert still == [True] * 4 + [False] * 2  # seen before each step: the fourth is the first that moves it
     assert "lm_head.weight" in moved()
     assert "model.embed_tokens.weight" not in moved()
-    assert all(not torch.equal(tensor, heads[name]) for name, tensor in joint.lesson.state_dict().items())
+    assert all(not torch.equal(tensor, heads[name]) for name, tensor in joint.example.state_dict().items())
 
 
 def test_heads_have_the_higher_rate(tmp_path, speech):
@@ -128,9 +129,9 @@ def test_joint_training_leads_to_acceptance_and_stays_exact(make, tmp_path):
     torch.manual_seed(0)
     target, inputs = trainable(), random_prompt(5, 5, 5, 5, seed=3)
     ids = torch.cat([inputs["input_ids"], (20 + torch.arange(16) % 5).expand(4, -1)], 1)
-    joint = Joint(make(), target, Aim(depth=3, laws={"ce": 1.0}, summed=True), own_only=True)
+    joint = Joint(make(), target, Aim(depth=3, distributions={"ce": 1.0}, summed=True), own_only=True)
     plan = Fit(steps=60, lr=3e-3, warmup=2, rates={"lesson.": 4.0})
     fit(joint, lambda m, turn: m(ids, ids >= CODES, frozen=turn < 10), plan, tmp_path / "joint.pt")
-    out = run(target, GuidedDrafter(joint.lesson.net.eval(), Chain(best)), inputs, length=3, new=16)
+    out = run(target, GuidedDrafter(joint.example.net.eval(), Chain(best)), inputs, length=3, new=16)
     assert out.sequences.tolist() == greedy(target, inputs, new=16)
     assert out.stats.accepted >= 0.8 * out.stats.drafted

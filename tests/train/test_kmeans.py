@@ -2,7 +2,7 @@
 
 import torch
 
-from mmspec.train.kmeans import kmeans
+from mmspec.utils.kmeans import kmeans
 
 
 def blobs(groups: int = 5, each: int = 20, width: int = 8, spread: float = 0.05) -> torch.Tensor:

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from mmspec.drafters.checkpoint import load_drafter, save_drafter
-from mmspec.drafters.feature import Eagle3
+from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.nets import NETS, new_net
+from mmspec.drafters.features.eagle import Eagle3
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads import Medusa
-from mmspec.drafters.nets import NETS, new_net
+from mmspec.drafters.heads.medusa import Medusa
 from mmspec.drafters.shapes import Chain, best
 from mmspec.train import Fit, fit
-from mmspec.train.lessons import Aim, Joint, Lesson, unroll
+from mmspec.train.distillation import Aim, DistillationLoss, Joint, unroll
 from mmspec.train.record import record
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
@@ -34,11 +34,11 @@ def written(big):
     return ids, own
 
 
-def lesson_of(big, written, kind, folder, **aim):
+def example_of(big, written, kind, folder, **aim):
     torch.manual_seed(0)
     net = new_net(kind, big)
     data = record(big, *written, net.reads, folder)
-    return Lesson(net, big, Aim(**{"depth": 3} | aim)), data
+    return DistillationLoss(net, big, Aim(**{"depth": 3} | aim)), data
 
 
 def test_what_is_recorded_is_what_the_target_thinks(big, written, tmp_path):
@@ -60,49 +60,49 @@ def test_a_recording_of_other_states_is_refused(big, written, tmp_path):
 @pytest.mark.parametrize("kind", READING)
 def test_only_what_the_target_wrote_counts(big, written, tmp_path, kind):
     """Values in a window after the last one of the target's own change nothing; the target's own do."""
-    lesson, data = lesson_of(big, written, kind, tmp_path / "states")
+    example, data = example_of(big, written, kind, tmp_path / "states")
     _, own = written
     window = data.window(list(range(4)))
-    whole = lesson(window)
+    whole = example(window)
     cut = own.clone()
     cut[:, 20:] = False
-    less = lesson(type(window)(window.ids, window.features, window.last, cut[:4]))
+    less = example(type(window)(window.ids, window.features, window.last, cut[:4]))
     garbled = window.ids.clone()
     garbled[:, 20:] = 3
-    same = lesson(type(window)(garbled, window.features, window.last, cut[:4]))
+    same = example(type(window)(garbled, window.features, window.last, cut[:4]))
     assert torch.allclose(less, same, atol=1e-5)
     assert not torch.allclose(whole, less, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", READING)
 def test_training_raises_acceptance_in_training_and_in_use(big, written, tmp_path, kind):
-    lesson, data = lesson_of(big, written, kind, tmp_path / "states", laws={"kl": 1.0, "tv": 0.5})
+    example, data = example_of(big, written, kind, tmp_path / "states", distributions={"kl": 1.0, "tv": 0.5})
     everything = data.window(list(range(32)))
-    before = lesson.acceptance(everything)
-    fit(lesson, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=100, lr=1e-2, warmup=5), tmp_path / "run.pt")
-    after = lesson.acceptance(everything)
+    before = example.acceptance(everything)
+    fit(example, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=100, lr=1e-2, warmup=5), tmp_path / "run.pt")
+    after = example.acceptance(everything)
     assert all(now[0] > then[0] for now, then in zip(after, before, strict=True))
     prompts = {"input_ids": written[0][:, :8], "attention_mask": torch.ones(32, 8, dtype=torch.long)}
     torch.manual_seed(0)
     drafted = [
-        run(big, GuidedDrafter(net.eval(), Chain(best)), prompts, length=3, new=16).stats for net in (new_net(kind, big), lesson.net)
+        run(big, GuidedDrafter(net.eval(), Chain(best)), prompts, length=3, new=16).stats for net in (new_net(kind, big), example.net)
     ]
     assert drafted[1].accepted > 1.5 * drafted[0].accepted
 
 
 def test_the_measured_acceptance_is_the_trained_one(big, written, tmp_path):
-    """Greedy agreement at level 1 on the target's own text is the share of first guesses that greedy decoding accepts."""
-    lesson, data = lesson_of(big, written, "eagle3", tmp_path / "states")
-    fit(lesson, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=40, lr=1e-2, warmup=5), tmp_path / "run.pt")
+    """Greedy agreement at level 1 on the target's own text is the share of first draft tokens that greedy decoding accepts."""
+    example, data = example_of(big, written, "eagle3", tmp_path / "states")
+    fit(example, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=40, lr=1e-2, warmup=5), tmp_path / "run.pt")
     hits = judged = 0
     prompts = {"input_ids": written[0][:, :8], "attention_mask": torch.ones(32, 8, dtype=torch.long)}
 
     def count(step):
         nonlocal hits, judged
-        judged, hits = judged + sum(step.settled.judged), hits + sum(step.settled.accepted)
+        judged, hits = judged + sum(step.committed.judged), hits + sum(step.committed.accepted)
 
-    run(big, GuidedDrafter(lesson.net, Chain(best)), prompts, length=1, new=16, on_step=count)
-    assert abs(hits / judged - lesson.acceptance(data.window(list(range(32))))[0][1]) < 0.1
+    run(big, GuidedDrafter(example.net, Chain(best)), prompts, length=1, new=16, on_step=count)
+    assert abs(hits / judged - example.acceptance(data.window(list(range(32))))[0][1]) < 0.1
 
 
 def test_a_part_of_the_vocabulary_is_enough(big, written, tmp_path):
@@ -113,10 +113,10 @@ def test_a_part_of_the_vocabulary_is_enough(big, written, tmp_path):
     net.start_from(big)
     assert torch.equal(net.vocabulary, common)
     assert net.t2d.nonzero()[:, 0].tolist() == common.tolist()
-    lesson, data = Lesson(net, big, Aim(depth=3)), record(big, *written, net.reads, tmp_path / "states")
-    before = lesson.acceptance(data.window(list(range(32))))
-    fit(lesson, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=40, lr=1e-2, warmup=5), tmp_path / "run.pt")
-    assert lesson.acceptance(data.window(list(range(32))))[0][0] > before[0][0] + 0.02
+    example, data = DistillationLoss(net, big, Aim(depth=3)), record(big, *written, net.reads, tmp_path / "states")
+    before = example.acceptance(data.window(list(range(32))))
+    fit(example, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=40, lr=1e-2, warmup=5), tmp_path / "run.pt")
+    assert example.acceptance(data.window(list(range(32))))[0][0] > before[0][0] + 0.02
 
 
 def test_killed_and_resumed_training_ends_with_the_same_weights(big, written, tmp_path):
@@ -124,7 +124,7 @@ def test_killed_and_resumed_training_ends_with_the_same_weights(big, written, tm
     finals = []
     for name, stops in (("whole", ()), ("cut", (3, 6, 9))):
         for stop in (*stops, None):
-            lesson, data = lesson_of(big, written, "eagle1", tmp_path / "states", states=1.0)
+            example, data = example_of(big, written, "eagle1", tmp_path / "states", states=1.0)
 
             def loss(module, turn, stop=stop, data=data):
                 if turn == stop:
@@ -132,19 +132,19 @@ def test_killed_and_resumed_training_ends_with_the_same_weights(big, written, tm
                 return module(data.draw(turn, 8))
 
             try:
-                fit(lesson, loss, plan, tmp_path / f"{name}.pt")
+                fit(example, loss, plan, tmp_path / f"{name}.pt")
             except KeyboardInterrupt:
                 continue
-        finals.append(lesson.state_dict())
+        finals.append(example.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(finals[0].values(), finals[1].values(), strict=True))
 
 
 def test_levels_deeper_than_a_window_are_refused(big, written, tmp_path):
-    lesson, data = lesson_of(big, written, "medusa", tmp_path / "states", depth=4)
+    example, data = example_of(big, written, "medusa", tmp_path / "states", depth=4)
     window = data.window([0])
     short = type(window)(window.ids[:, :4], window.features[:, :4], window.last[:, :4], window.own[:, :4])
     with pytest.raises(ValueError, match="windows of 4 values are too short for 4 levels"):
-        list(unroll(lesson.net, short, big.get_input_embeddings(), big.lm_head, 4))
+        list(unroll(example.net, short, big.get_input_embeddings(), big.lm_head, 4))
 
 
 def test_joint_training_moves_the_target_and_alone_does_not(big, written, tmp_path):
@@ -157,11 +157,11 @@ def test_joint_training_moves_the_target_and_alone_does_not(big, written, tmp_pa
     fit(joint, lambda m, turn: m(*written), plan, tmp_path / "joint.pt")
     assert joint(*written).item() < before
     assert not torch.equal(target.lm_head.weight, big.lm_head.weight)
-    lesson, data = lesson_of(target, written, "medusa", tmp_path / "states")
+    example, data = example_of(target, written, "medusa", tmp_path / "states")
     frozen = deepcopy(target.state_dict())
-    fit(lesson, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=3, lr=1e-2), tmp_path / "alone.pt")
+    fit(example, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=3, lr=1e-2), tmp_path / "alone.pt")
     assert all(torch.equal(a, frozen[name]) for name, a in target.state_dict().items())
-    assert not any(name.startswith("_target") or "target" in name for name in lesson.state_dict())
+    assert not any(name.startswith("_target") or "target" in name for name in example.state_dict())
 
 
 @pytest.mark.parametrize("kind", READING)
@@ -179,15 +179,15 @@ def test_a_drafter_read_back_says_the_same(big, tmp_path, kind):
 
 def test_the_loss_is_the_weighted_mean_over_levels_and_seeing_places(big, written, tmp_path):
     """By hand: level j counts its places from the j-th on, and weighs decay ** (j - 1)."""
-    lesson, data = lesson_of(big, written, "eagle1", tmp_path / "states", decay=0.5)
+    example, data = example_of(big, written, "eagle1", tmp_path / "states", decay=0.5)
     window = data.window([1, 4])
     everything = type(window)(window.ids, window.features, window.last, torch.ones_like(window.own))
     with torch.no_grad():
         log_p = big.lm_head(window.last).log_softmax(-1)
         total = 0.0
-        for j, level in enumerate(unroll(lesson.net, window, big.get_input_embeddings(), big.lm_head, 3)):
+        for j, level in enumerate(unroll(example.net, window, big.get_input_embeddings(), big.lm_head, 3)):
             places = window.ids.shape[1] - 1 - level.after
             log_q = level.logits[:, j:places].log_softmax(-1)
             p = log_p[:, level.after + j : level.after + places]
             total += 0.5**j * (p.exp() * (p - log_q)).sum(-1).mean()
-        assert torch.allclose(lesson(everything), total / 1.75, rtol=1e-5)
+        assert torch.allclose(example(everything), total / 1.75, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Losses are what their names say, by hand on small laws, and are least where the drafter says what the target says."""
+"""Losses are what their names say, by hand on small distributions, and are least where the drafter says what the target says."""
 
 import math
 
@@ -58,17 +58,18 @@ def test_strict_alignment_draws_mass_together_where_the_target_likes_the_end_of_
 
 
 def test_mass_outside_the_list_is_free_unless_renormalised():
-    """Why strict alignment is mixed with another loss: of a law over the list alone, e times less mass there is cheaper."""
-    law = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.double)
+    """Why strict alignment is mixed with another loss: of a distribution over the list alone, e times less mass there is cheaper."""
+    distribution = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.double)
     logits = torch.tensor([0.5, 0.3, 0.15 + 0.04, 0.01], dtype=torch.double).log().requires_grad_()
-    step = lambda **how: torch.autograd.grad(strict_alignment(law.log(), logits.log_softmax(-1), VALUE, k=3, **how), logits)[0][3]  # noqa: E731
+    step = lambda **how: torch.autograd.grad(strict_alignment(distribution.log(), logits.log_softmax(-1), VALUE, k=3, **how), logits)[0][3]  # noqa: E731
     assert step() < 0  # descent moves mass to the value outside the list
     assert step(renormalised=True).abs() < 1e-12
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_may_not_come_counts_for_nothing(name):
-    """Laws of three values out of five, the others at -inf: the loss and the gradients of the three are those of the three alone."""
+    """Distributions of three values out of five, the others at -inf: the loss and the gradients of the three are those of the three
+    alone."""
     place = torch.tensor([1, 2, 4])
     alone = Q.log().clone().requires_grad_()
     wide = torch.full((2, 5), -3.0, dtype=torch.double)
@@ -88,7 +89,7 @@ def test_what_may_not_come_counts_for_nothing(name):
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "ce" and not name.startswith("atspeed-s")])
-def test_a_loss_is_least_at_the_targets_law(name):
+def test_a_loss_is_least_at_the_targets_distribution(name):
     logits = torch.nn.Parameter(Q.log().clone())
     optimizer = torch.optim.Adam([logits], lr=0.05)
     for _ in range(400):
@@ -98,7 +99,7 @@ def test_a_loss_is_least_at_the_targets_law(name):
     assert torch.allclose(logits.softmax(-1), P, atol=0.03)
 
 
-def test_cross_entropy_on_the_targets_draws_is_least_at_its_law():
+def test_cross_entropy_on_the_targets_draws_is_least_at_its_distribution():
     draws = torch.multinomial(P, 4000, replacement=True, generator=torch.Generator().manual_seed(0))
     at = lambda q: LOSSES["ce"](P.log()[:, None], q.log()[:, None].expand(-1, 4000, -1), draws).mean()  # noqa: E731
     assert at(P) < at(Q)

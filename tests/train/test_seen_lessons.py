@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.drafters.nets import new_net
-from mmspec.text.own_text import Writing, write_own_answers
+from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.train import Fit, fit
-from mmspec.train.lessons import Aim, Lesson
+from mmspec.train.distillation import Aim, DistillationLoss
+from mmspec.train.on_policy_text import Writing, write_own_answers
 from mmspec.train.record import answered, record_answers
 from tests.drafters.test_seeing import ALL, IMAGE, PROMPTS, asked, target  # noqa: F401  a fixture
 
@@ -33,8 +33,8 @@ def written(target, tmp_path_factory):  # noqa: F811
 def test_answers_are_the_targets_own_in_the_order_asked(target, written, tmp_path):  # noqa: F811
     answers, lengths = written
     assert (tuple(answers.shape), lengths.tolist()) == ((REQUESTS, 12), [12] * REQUESTS)
-    for turn, heat in enumerate((0.0, 1.0)):
-        out = mmspec.text.generate(target, asked(*range(4), seed=turn), max_new_tokens=12, temperature=heat, seed=4 * turn)
+    for turn, temperature in enumerate((0.0, 1.0)):
+        out = mmspec.text.generate(target, asked(*range(4), seed=turn), max_new_tokens=12, temperature=temperature, seed=4 * turn)
         assert answers[4 * turn : 4 * turn + 4].tolist() == out.sequences.tolist()
 
 
@@ -82,22 +82,22 @@ def test_training_raises_acceptance_in_training_and_in_use(target, written, tmp_
     torch.manual_seed(0)
     net = new_net(kind, target)
     data = record_answers(target, ask, *written, net.reads, tmp_path / "states", 16, rows=8)
-    lesson, everything = Lesson(net, target, Aim(depth=3, laws={"kl": 1.0, "tv": 0.5})), data.window(range(REQUESTS))
-    before, used = lesson.acceptance(everything), []
+    example, everything = DistillationLoss(net, target, Aim(depth=3, distributions={"kl": 1.0, "tv": 0.5})), data.window(range(REQUESTS))
+    before, used = example.acceptance(everything), []
     for steps in (0, 60):
         if steps:
-            fit(lesson, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=steps, lr=1e-2, warmup=5), tmp_path / "run.pt")
+            fit(example, lambda m, turn: m(data.draw(turn, 8)), Fit(steps=steps, lr=1e-2, warmup=5), tmp_path / "run.pt")
         used.append(mmspec.text.generate(target, ALL, net.eval(), max_new_tokens=12, draft_length=3).stats.accepted)
-    assert all(now[0] > then[0] for now, then in zip(lesson.acceptance(everything), before, strict=True))
+    assert all(now[0] > then[0] for now, then in zip(example.acceptance(everything), before, strict=True))
     assert used[1] > 1.5 * used[0]
 
 
 @pytest.mark.parametrize("kind", ["hivis", "vispec", "eagle1"])
-def test_windows_are_trimmed_to_what_their_lessons_need(target, written, tmp_path, kind):  # noqa: F811
+def test_windows_are_trimmed_to_what_their_examples_need(target, written, tmp_path, kind):  # noqa: F811
     torch.manual_seed(0)
     net = new_net(kind, target)
     data = record_answers(target, ask, written[0], written[1] - 5, net.reads, tmp_path / "states", 20, rows=8)
-    lesson, window = Lesson(net, target, Aim(depth=3, states=1.0)), data.window([0, 1, 3])
+    example, window = DistillationLoss(net, target, Aim(depth=3, states=1.0)), data.window([0, 1, 3])
     trimmed = window.trimmed()
     assert trimmed.ids.shape[1] < window.ids.shape[1] == 32
-    assert torch.allclose(lesson(trimmed), lesson(window), rtol=1e-5)
+    assert torch.allclose(example(trimmed), example(window), rtol=1e-5)

@@ -1,11 +1,12 @@
-"""Small random models of continuous tokens, and drafters made of them by pushing their weights: laws need no training to be tested."""
+"""Small random models of continuous tokens, and drafters made of them by pushing their weights: distributions need no training to be
+tested."""
 
 from typing import Any
 
 import torch
 
-from mmspec.vision.continuous import ContinuousPictures
-from mmspec.vision.continuous_ar import ContinuousAR, ContinuousARConfig
+from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
+from mmspec.vision.continuous.generation import ContinuousPictures
 
 CLASSES = 4
 

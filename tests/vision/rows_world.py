@@ -6,19 +6,19 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from mmspec.core.accept import Match
 from mmspec.core.control import Fixed
 from mmspec.core.decode import Generation, generate
-from mmspec.core.guidance import Guided, Pairs
-from mmspec.core.hf import HFTarget
-from mmspec.core.laws import Categorical
-from mmspec.core.limits import Limits
+from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.processors import History, Pipeline, pipeline
-from mmspec.core.raster import FREE, Grammar, Raster
+from mmspec.core.processors.pipeline import History, Pipeline, pipeline
+from mmspec.core.processors.raster import FREE, Grammar, Raster
+from mmspec.core.rules.match import Match
+from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.none import NoDraft
-from mmspec.vision.family import ImageModel, Prompt
-from mmspec.vision.rows import generate_rows
+from mmspec.models.guidance import Guided, Pairs
+from mmspec.models.target import HFTarget
+from mmspec.vision.codes.rows import generate_rows
+from mmspec.vision.families.base import ImageModel, Prompt
 
 WIDE = 6  # of an embedding
 
@@ -86,8 +86,8 @@ def plainly(model: ImageModel, prompt: Prompt, processors: Pipeline, noise: Nois
     processors = processors if guidance is None else Guided(processors.steps, guidance)
     target = HFTarget(model.model, model, processors)
     target = target if guidance is None else Pairs(target)
-    limits = Limits(len(noise.seeds), model.raster.length)
-    return generate(target, NoDraft(), Match(), prompt, limits=limits, noise=noise, control=Fixed(0))
+    stopping = DefaultStopping(len(noise.seeds), model.raster.length)
+    return generate(target, NoDraft(), Match(), prompt, stopping=stopping, noise=noise, control=Fixed(0))
 
 
 def by_rows(model, prompt, plan, processors=None, *, seeds=0, guidance=None, on_step=lambda step: None) -> Generation:
@@ -98,9 +98,9 @@ def by_rows(model, prompt, plan, processors=None, *, seeds=0, guidance=None, on_
 
 
 class Scribe:
-    """ZipAR and PJD on one picture of a `Blur`, from the papers' words: a board of values, and laws asked for cell by cell.
+    """ZipAR and PJD on one picture of a `Blur`, from the papers' words: a board of values, and distributions asked for cell by cell.
 
-    A way is a function (row, first output position it has not settled, how many values it may settle, value before it) -> values.
+    A way is a function (row, first output position it has not committed, how many values it may commit, value before it) -> values.
     """
 
     def __init__(self, model: Blur, prompts: list[Tensor], processors: Pipeline, noise: Noise, guidance: float | None = None):
@@ -110,16 +110,16 @@ class Scribe:
         self.starts = [0, *raster.cells[raster.width :: raster.width]]
         self.lengths = [self.head + raster.width] + [raster.width] * (raster.height - 1)
         self.written: dict[int, int] = {}  # values that have been run, by output position; stand-ins too
-        self.settled: dict[int, int] = {}
+        self.committed: dict[int, int] = {}
         self.done = [0] * raster.height
         self.forwards = 0
 
     def cells(self, row: int) -> int:
-        """Cells settled in a row; there is no row above the first, and nothing of it is missing."""
+        """Cells committed in a row; there is no row above the first, and nothing of it is missing."""
         return self.width if row < 0 else self.done[row] - (self.head if row == 0 else 0)
 
-    def law(self, position: int, before: int, chain: dict[int, int] | None = None) -> Categorical:
-        """The law [1, 1] at output `position` after value `before`; besides what is written it sees its own row's `chain`."""
+    def distribution(self, position: int, before: int, chain: dict[int, int] | None = None) -> Categorical:
+        """The distribution [1, 1] at output `position` after value `before`; besides what is written it sees its own row's `chain`."""
         logits = []
         for prompt in self.prompts:  # [P, D]
             size = len(prompt)
@@ -150,18 +150,18 @@ class Scribe:
                 gap = self.cells(row - 1) - self.cells(row) if row else window
                 most[row] = min(window, gap, self.lengths[row] - self.done[row])
                 place = self.starts[row] + self.done[row] - 1
-                before[row] = self.settled.get(place, raster.forced[place])
+                before[row] = self.committed.get(place, raster.forced[place])
                 if before[row] == FREE and place >= 0:
-                    before[row] = self.settled[self.starts[row - 1] + self.done[row - 1] - 1]
+                    before[row] = self.committed[self.starts[row - 1] + self.done[row - 1] - 1]
             for row in rerun:
                 place = self.starts[row] + self.lengths[row] - 1
-                self.written[place] = self.settled[place]
+                self.written[place] = self.committed[place]
             self.written |= {self.starts[row] + self.done[row] - 1: before[row] for row in most if row or self.done[row]}
             found = {row: way(self, row, self.starts[row] + self.done[row], most[row], before[row]) for row in most}
             rerun = set()
             for row, (values, run) in found.items():
                 first = self.starts[row] + self.done[row]
-                self.settled |= {first + step: value for step, value in enumerate(values)}
+                self.committed |= {first + step: value for step, value in enumerate(values)}
                 self.written |= {first + step: value for step, value in enumerate(values[:run])}
                 self.done[row] += len(values)
             for row in found:
@@ -170,7 +170,7 @@ class Scribe:
                     if control or self.done[row + 1]:
                         rerun.add(row)
             self.forwards += 1
-        return [self.settled.get(place, raster.forced[place]) for place in range(raster.length)], self.forwards
+        return [self.committed.get(place, raster.forced[place]) for place in range(raster.length)], self.forwards
 
 
 def at(*numbers: int) -> Tensor:
@@ -179,7 +179,7 @@ def at(*numbers: int) -> Tensor:
 
 def fixed(scribe: Scribe, row: int, position: int, most: int, before: int) -> tuple[list[int], int]:
     """ZipAR: one draw. The way returns the values and how many of them have been run."""
-    return [int(scribe.law(position, before).sample(scribe.noise.value(at(position))))], 0
+    return [int(scribe.distribution(position, before).sample(scribe.noise.value(at(position))))], 0
 
 
 def widening() -> Callable:
@@ -187,15 +187,15 @@ def widening() -> Callable:
     waiting: dict[int, tuple[Tensor, Categorical]] = {}
 
     def way(scribe: Scribe, row: int, position: int, most: int, before: int) -> tuple[list[int], int]:
-        law, above = scribe.law(position, before), scribe.cells(row - 1)
-        value, kept = law.sample(scribe.noise.value(at(position))), False
+        distribution, above = scribe.distribution(position, before), scribe.cells(row - 1)
+        value, kept = distribution.sample(scribe.noise.value(at(position))), False
         if row in waiting:
             old, q = waiting[row]
-            chance = float(law.probs()[0, 0, int(old)] / q.probs()[0, 0, int(old)])
+            chance = float(distribution.probs()[0, 0, int(old)] / q.probs()[0, 0, int(old)])
             kept = float(scribe.noise.accept(at(position), torch.tensor([above])).uniform()) < chance
-            value = old if kept else law.residual(q, old).sample(scribe.noise.residual(at(position), torch.tensor([above])))
+            value = old if kept else distribution.residual(q, old).sample(scribe.noise.residual(at(position), torch.tensor([above])))
         if row and not scribe.done[row] and not kept and above < scribe.width:
-            waiting[row] = value, law
+            waiting[row] = value, distribution
             return [], 0
         waiting.pop(row, None)
         return [int(value)], 0
@@ -204,44 +204,44 @@ def widening() -> Callable:
 
 
 def jacobi() -> Callable:
-    """PJD with fresh guesses that are first the value above, and in the first row the value before."""
-    laws: dict[int, dict[int, Categorical]] = {}
+    """PJD with fresh draft tokens that are first the value above, and in the first row the value before."""
+    distributions: dict[int, dict[int, Categorical]] = {}
 
     def way(scribe: Scribe, row: int, position: int, most: int, before: int) -> tuple[list[int], int]:
         raster, size = scribe.raster, scribe.raster.values
         began = torch.tensor([position + (scribe.forwards << 32)])
-        guesses, q, known = [], [], laws.get(row, {})  # what the round before said of places not settled
+        draft_tokens, q, known = [], [], distributions.get(row, {})  # what the round before said of places not committed
         for place in range(position, position + most - 1):
             if place in known:
                 q.append(known[place])
-                guesses.append(int(q[-1].sample(scribe.noise.guess(at(place), began))))
+                draft_tokens.append(int(q[-1].sample(scribe.noise.draft_token(at(place), began))))
                 continue
             near, edge = place, position + len(known)
-            while near >= edge:  # the nearest value there is a law for, or that is settled
+            while near >= edge:  # the nearest value there is a distribution for, or that is committed
                 near = raster.up[near] if raster.up[near] != FREE else raster.left[near]
             if near == FREE:  # the picture's first cell: any code
                 q.append(Categorical(Grammar(raster).at(torch.zeros(1, 1, size), at(place))))
-                guesses.append(int(q[-1].sample(scribe.noise.guess(at(place), began))))
+                draft_tokens.append(int(q[-1].sample(scribe.noise.draft_token(at(place), began))))
                 continue
-            guesses.append(guesses[near - position] if near >= position else scribe.settled[near])
-            q.append(Categorical.point(torch.tensor([[guesses[-1]]]), size))
-        chain = {position + step: value for step, value in enumerate(guesses)}
-        p = [scribe.law(position + step, [before, *guesses][step], chain) for step in range(len(guesses) + 1)]
+            draft_tokens.append(draft_tokens[near - position] if near >= position else scribe.committed[near])
+            q.append(Categorical.point(torch.tensor([[draft_tokens[-1]]]), size))
+        chain = {position + step: value for step, value in enumerate(draft_tokens)}
+        p = [scribe.distribution(position + step, [before, *draft_tokens][step], chain) for step in range(len(draft_tokens) + 1)]
         passed = 0
-        for step, guess in enumerate(guesses):
-            chance = float(p[step].probs()[0, 0, guess] / q[step].probs()[0, 0, guess])
+        for step, draft_token in enumerate(draft_tokens):
+            chance = float(p[step].probs()[0, 0, draft_token] / q[step].probs()[0, 0, draft_token])
             if not float(scribe.noise.accept(at(position + step), began).uniform()) < chance:
                 break
             passed += 1
-        failed, whole = passed < len(guesses), scribe.cells(row - 1) == scribe.width
-        settled = guesses[:passed]
+        failed, whole = passed < len(draft_tokens), scribe.cells(row - 1) == scribe.width
+        committed = draft_tokens[:passed]
         if most and not (failed and not whole):
-            place, law = at(position + passed), p[passed]
-            guess = torch.tensor([[guesses[passed]]]) if failed else None
+            place, distribution = at(position + passed), p[passed]
+            draft_token = torch.tensor([[draft_tokens[passed]]]) if failed else None
             keys = scribe.noise.residual(place, began) if failed else scribe.noise.value(place)
-            settled = [*settled, int((law.residual(q[passed], guess) if failed else law).sample(keys))]
-        laws[row] = {position + step: p[step] for step in range(len(settled), len(p))}
-        return settled, passed
+            committed = [*committed, int((distribution.residual(q[passed], draft_token) if failed else distribution).sample(keys))]
+        distributions[row] = {position + step: p[step] for step in range(len(committed), len(p))}
+        return committed, passed
 
     return way
 

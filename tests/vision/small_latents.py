@@ -7,8 +7,8 @@ import torch
 
 from mmspec.minis.latents import save_model
 from mmspec.vision import ContinuousAR, ContinuousARConfig
-from mmspec.vision.autoencoder import make_autoencoder, save_autoencoder
-from mmspec.vision.mar import MaskedAR, MaskedARConfig
+from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
+from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
 NAMES = ("T-shirt", "trouser", "bag")
 CELLS = 16

@@ -13,13 +13,13 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.vision.families import image_model
+from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.chameleon import Chameleon
 from mmspec.vision.families.emu3 import Emu3
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.family import ImageModel
-from mmspec.vision.llamagen import LlamaGen, LlamaGenConfig
+from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
 
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 WORDS = range(10, 40)  # ids of text tokens, in every class

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmspec.vision import autoencoder as auto
+from mmspec.vision.continuous import autoencoder as auto
 
 
 @pytest.fixture(scope="module")
@@ -12,9 +12,9 @@ def world():
     torch.manual_seed(0)
     model = auto.make_autoencoder(size=28, colours=1, patch=2, channels=(8, 8), dim=8)
     pixels = torch.nn.functional.interpolate(torch.rand(32, 1, 7, 7), 28) * 2 - 1
-    lesson, optimizer = auto.Lesson(model), torch.optim.AdamW(model.parameters(), 1e-2)
+    example, optimizer = auto.AutoencoderLoss(model), torch.optim.AdamW(model.parameters(), 1e-2)
     for _ in range(3):
-        rebuilt, nats = lesson(pixels)
+        rebuilt, nats = example(pixels)
         ((rebuilt - pixels).square().mean() + 0.01 * nats).backward()
         optimizer.step()
         optimizer.zero_grad()

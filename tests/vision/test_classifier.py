@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from mmspec.minis import HOME
 from mmspec.minis.pictures import FASHION
-from mmspec.vision.classifier import Classifier, classify, load_classifier, save_classifier
+from mmspec.vision.quality.classifier import Classifier, classify, load_classifier, save_classifier
 
 
 def tiny(size=12, colours=1):

@@ -5,16 +5,17 @@ import torch
 from diffusers import DDIMParallelScheduler, DDPMParallelScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 
-from mmspec.core.accept import LAW_EXACT, Token
 from mmspec.core.noise import Noise
-from mmspec.core.records import Room
+from mmspec.core.records import Budget
+from mmspec.core.rules.base import DISTRIBUTION_EXACT
+from mmspec.core.rules.token import Token
 from mmspec.core.stats import PHASES
 from mmspec.vision import Pictures, Sampling, generate
-from mmspec.vision.continuous import WAYS, ContinuousPictures, Draft, continuous_model, pair_of
-from mmspec.vision.continuous_ar import ContinuousARConfig
+from mmspec.vision.continuous.ar import ContinuousARConfig
+from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures, LatentDraft, continuous_model, pair_of
 from tests.vision.pushed import pair, prompts, small
 
-DRAFTING = [name for name, way in WAYS.items() if way.accept is not None]
+DRAFTING = [name for name, way in CONTINUOUS_METHODS.items() if way.accept is not None]
 CAUSAL = ["plain", *DRAFTING]
 SET = {"num_train_timesteps": 1024, "beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction", "timestep_spacing": "trailing"}
 
@@ -43,7 +44,7 @@ def test_a_picture_is_the_same_alone_and_in_a_batch(method):
     """Rows of a batch are computed together, so float32 sums may differ in the last bits: tokens agree within 1e-4 and what is seen of
     them, rounded to bytes, in all but one pixel of a thousand."""
     together = draw(method, seed=11)
-    assert together.stats.exactness == LAW_EXACT
+    assert together.stats.exactness == DISTRIBUTION_EXACT
     for row in range(4):
         alone = draw(method, of=[row], seed=11 + row)
         assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-4
@@ -54,9 +55,9 @@ def test_a_picture_is_the_same_alone_and_in_a_batch(method):
 
 @pytest.mark.parametrize("method", DRAFTING)
 def test_rows_go_on_at_their_own_pace(method):
-    """Acceptance is ragged: in some rounds rows keep different numbers of guesses, and still each is as it is alone."""
+    """Acceptance is ragged: in some rounds rows keep different numbers of draft tokens, and still each is as it is alone."""
     counts = []
-    draw(method, of=prompts(6), seed=3, on_step=lambda step: counts.append(step.settled.accepted))
+    draw(method, of=prompts(6), seed=3, on_step=lambda step: counts.append(step.committed.accepted))
     assert any(len(set(each)) > 1 for each in counts)
 
 
@@ -82,12 +83,13 @@ def test_nothing_is_left_behind_by_a_call():
 @pytest.mark.parametrize("window", [2, 5])
 @pytest.mark.parametrize("method", DRAFTING)
 def test_a_target_that_drafts_for_itself_is_always_accepted(method, window):
-    """A drafter that sees less than the target, or other noise, could not be: equal laws are what no test of laws can tell apart."""
+    """A drafter that sees less than the target, or other noise, could not be: equal distributions are what no test of distributions can
+    tell apart."""
     head = "mixture" if method == "density" else "diffusion"
     model = small(head)
     stats = draw(method, ContinuousPictures(model, drafter=model), window=window).stats
     assert stats.accepted == stats.judged > 0
-    assert stats.drafted == stats.accepted * WAYS[method].siblings
+    assert stats.drafted == stats.accepted * CONTINUOUS_METHODS[method].siblings
     assert stats.rejected == 0
     assert stats.row_calls == 4 * -(-16 // window)
 
@@ -106,7 +108,7 @@ def test_a_window_of_one_is_plain_decoding(method):
     assert torch.equal(draw(method, model, window=1).tokens, draw("plain", model).tokens)
 
 
-def test_a_path_without_guesses_is_plain_decoding_of_paths():
+def test_a_path_without_draft_tokens_is_plain_decoding_of_paths():
     model = drawing("path")
     assert torch.equal(draw("path", model, window=1).tokens, draw("block", model, window=1).tokens)
 
@@ -123,19 +125,19 @@ def test_a_draft_scored_at_once_is_scored_token_by_token(form):
     options = {"most": 6, "noise": Noise.from_seed(0, 2), "sampling": Sampling(), "guidance": None if form == "density" else 2.0}
     classes, target, drafting = pair_of(pair(head), [0, 3], form, **options)
     for side in (target, drafting):
-        session, frontier = side.begin(classes)
+        session, pending = side.begin(classes)
         shape = (2, 5, 5, 4) if form == "path" else (2, 5, 4)
         values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        draft = frontier.extend_chain(values, Room(torch.full((2,), 16), 5).guesses)
+        draft = pending.extend_chain(values, Budget(torch.full((2,), 16), 5).draft_tokens)
         at_once = session.score(draft).p
         slowly, grown = side.begin(classes)
-        laws = [slowly.score(grown).p]
+        distributions = [slowly.score(grown).p]
         for step in range(5):
-            grown = grown.extend_chain(values[:, step : step + 1], Room(torch.full((2,), 16), 5).guesses)
-            laws.append(slowly.score(grown).p)
-        one_by_one = laws[0]
-        for law in laws[1:]:
-            one_by_one = one_by_one.cat(law)
+            grown = grown.extend_chain(values[:, step : step + 1], Budget(torch.full((2,), 16), 5).draft_tokens)
+            distributions.append(slowly.score(grown).p)
+        one_by_one = distributions[0]
+        for distribution in distributions[1:]:
+            one_by_one = one_by_one.cat(distribution)
         x = values[:, [0, 1, 2, 3, 4, 0]]
         assert (at_once.log_prob(x) - one_by_one.log_prob(x)).abs().max() < 1e-4 * at_once.log_prob(x).abs().max()
         part = "z" if form == "path" else "mean"
@@ -146,7 +148,7 @@ def test_a_draft_scored_at_once_is_scored_token_by_token(form):
 
 
 @pytest.mark.parametrize("method", ["plain", "aligned", "path", "block"])
-def test_guidance_bends_the_law(method):
+def test_guidance_bends_the_distribution(method):
     model = drawing()
     plain, one, guided = (draw(method, model, guidance=scale).tokens for scale in (None, 1.0, 4.0))
     assert torch.equal(plain, one)
@@ -157,7 +159,7 @@ def test_guidance_bends_the_law(method):
 def test_guidance_of_a_single_gaussian_is_closed_form():
     model = drawing("density", components=1)
     out = draw("density", model, guidance=1.5)
-    assert out.stats.exactness == LAW_EXACT
+    assert out.stats.exactness == DISTRIBUTION_EXACT
     assert (out.tokens - draw("density", model).tokens).abs().max() > 1e-3
 
 
@@ -178,7 +180,7 @@ def test_every_part_of_sampling_matters(sampling):
     usual, changed = draw("path", model, window=3), draw("path", model, window=3, sampling=sampling)
     assert changed.tokens.isfinite().all()
     assert (usual.tokens - changed.tokens).abs().max() > 1e-3
-    assert changed.stats.exactness == LAW_EXACT
+    assert changed.stats.exactness == DISTRIBUTION_EXACT
 
 
 def test_sigma_out_and_temperature_are_the_noise_of_the_tokens():
@@ -208,11 +210,11 @@ def test_deterministic_samplers_are_drawn_plainly_and_judged_by_aligned(sampling
 
 def test_drafts_may_be_sampled_otherwise():
     model = drawing()
-    fewer = Draft(model.drafter, Sampling(steps=2))
+    fewer = LatentDraft(model.drafter, Sampling(steps=2))
     assert draw("aligned", model, drafter=fewer).stats.accepted > 0
     with pytest.raises(ValueError, match="path needs one schedule for target and draft, but they take 4 and 2 steps"):
         draw("path", model, drafter=fewer)
-    lazy, usual = (draw("path", model, drafter=Draft(model.drafter, Sampling(every=k))).tokens for k in (2, 1))
+    lazy, usual = (draw("path", model, drafter=LatentDraft(model.drafter, Sampling(every=k))).tokens for k in (2, 1))
     assert (lazy - usual).abs().max() > 1e-3
 
 
@@ -220,11 +222,11 @@ def test_a_rule_of_the_callers_own_and_a_watcher():
     steps = []
     out = draw("aligned-block", accept=Token(), on_step=steps.append)
     assert out.stats.target_calls == len(steps)
-    assert sum(len(row) for step in steps for row in step.settled.values) == out.stats.tokens == 64
+    assert sum(len(row) for step in steps for row in step.committed.values) == out.stats.tokens == 64
     assert {"draft", "score", "accept"} <= {phase for phase in PHASES if out.stats.seconds[phase] > 0}
     told = out.stats.to_dict()
     assert told["tokens_per_call"] == pytest.approx(64 / out.stats.row_calls)
-    assert told["exactness"] == LAW_EXACT
+    assert told["exactness"] == DISTRIBUTION_EXACT
     assert out.stats.drift is None
 
 
@@ -270,7 +272,7 @@ REFUSED = [
     ({"drafter": small(channels=3)}, "the drafter's channels is 3, the target's 4"),
     ({"drafter": small(grid=5)}, "the drafter's grid is 5, the target's 4"),
     ({"drafter": small("mixture")}, "the drafter's head is mixture, the target's diffusion"),
-    ({"drafter": Draft(small(), temperature=0.9)}, "path needs one schedule for target and draft, but at step 0 of 4"),
+    ({"drafter": LatentDraft(small(), temperature=0.9)}, "path needs one schedule for target and draft, but at step 0 of 4"),
     ({"sampling": Sampling(sigma_out=0.0)}, "path needs noise in the last step, but sigma_out is 0"),
     ({"method": "aligned", "sampling": Sampling(sigma_out=0.0)}, "aligned needs noise in the last step, but sigma_out is 0"),
     ({"sampling": Sampling(sigma_out=-1.0)}, "sigma_out is -1.0, but it is a standard deviation"),

@@ -8,13 +8,13 @@ from PIL import Image
 
 import mmspec
 from mmspec.commands.models import continuous_methods
-from mmspec.vision import WAYS, Sampling, generate
-from mmspec.vision.continuous import WINDOW
-from mmspec.vision.loading import CONTINUOUS, Loaded, check_decoder, is_continuous, load_image_model
+from mmspec.loading.vision import CONTINUOUS, Loaded, check_decoder, is_continuous, load_image_model
+from mmspec.vision import CONTINUOUS_METHODS, Sampling, generate
+from mmspec.vision.continuous.generation import WINDOW
 from tests.commands import refused, runner
 from tests.vision import small_latents
 
-CAUSAL = [name for name, way in WAYS.items() if "masked" not in way.heads and name != "plain"]
+CAUSAL = [name for name, way in CONTINUOUS_METHODS.items() if "masked" not in way.heads and name != "plain"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_the_picture_is_that_of_the_public_call(image, folder, method):
     assert (found["method"], found["pictures"], found["exactness"]) == (method, 1, wanted.stats.exactness)
     assert found["tokens"] == small_latents.CELLS
     assert found["step_compression"] == pytest.approx(small_latents.CELLS / found["forwards"])
-    assert found["head"] in WAYS[method].heads
+    assert found["head"] in CONTINUOUS_METHODS[method].heads
     assert found["window"] == (1 if method == "plain" else 3)
 
 
@@ -57,7 +57,7 @@ def test_what_was_asked_and_what_the_model_says_are_both_told(image):
     assert "head_steps" not in json.loads(image("bag", "--method", "density", "--json")[1])
 
 
-def test_options_reach_the_law(image, folder):
+def test_options_reach_the_distribution(image, folder):
     found = json.loads(image("bag", "--method", "aligned", "--head-steps", 2, "--sigma-out", 0.5, "--seed", 1, "--json")[1])
     model = load_image_model(str(folder)).model
     wanted = generate(model, ["bag"], "aligned", seed=1, sampling=Sampling(2, 0.5))
@@ -83,9 +83,9 @@ def test_the_table_tells_that_pictures_are_not_plains(image):
     code, out, _, path = image("bag", "--method", "path", "--compare", "density")
     text = " ".join(out.split())
     assert code == 0
-    for word in ("path", "diffusion", "density", "mixture", "tokens a", "law-exact", "two models, with a law each"):
+    for word in ("path", "diffusion", "density", "mixture", "tokens a", "distribution-exact", "two models, with a distribution each"):
         assert word in text
-    assert "the same law, not the same picture" in " ".join(image("bag", "--compare", "plain")[1].split())
+    assert "the same distribution, not the same picture" in " ".join(image("bag", "--compare", "plain")[1].split())
     assert str(path) in out.replace("\n", "")
 
 
@@ -157,10 +157,10 @@ def test_a_model_without_a_decoder_is_refused():
 
 def test_the_ways_are_listed():
     rows = {row["name"]: row for row in continuous_methods()}
-    assert list(rows) == list(WAYS)
+    assert list(rows) == list(CONTINUOUS_METHODS)
     for name, row in rows.items():
-        rule = WAYS[name].accept
-        assert row["heads"] == ", ".join(WAYS[name].heads)
+        rule = CONTINUOUS_METHODS[name].accept
+        assert row["heads"] == ", ".join(CONTINUOUS_METHODS[name].heads)
         if rule is not None:
             assert row["exactness"] == rule.exactness
     assert rows["cspd-compat"]["exactness"].startswith("lossy")

@@ -1,18 +1,19 @@
-"""Pictures of continuous tokens have the target's law whatever was drafted: some 7,000 tokens a way, and what planted bugs do to them.
+"""Pictures of continuous tokens have the target's distribution whatever was drafted: some 7,000 tokens a way, and what planted bugs do to
+them.
 
-Models are small and random; drafters are the same with their weights pushed. The test is `mmspec.bench.projection`.
+Models are small and random; drafters are the same with their weights pushed. The test is `mmspec.bench.check.projection`.
 """
 
 from functools import cache
 
 import pytest
 
-from mmspec.bench.projection import Projection, project
-from mmspec.core.accept import LAW_EXACT, UNMETERED
-from mmspec.core.cspd import CSpD
-from mmspec.core.gaussian import Gaussian
-from mmspec.vision.continuous import WAYS, ContinuousPictures, Draft
-from mmspec.vision.latents import Sampling
+from mmspec.bench.check.projection import ProjectedValues, project
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, UNMETERED
+from mmspec.core.rules.lossy.cspd import CSpD
+from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures, LatentDraft
+from mmspec.vision.continuous.latents import Sampling
 from tests.oracles.gaussians import FromTarget, MeanOverDims, NoRollback
 from tests.vision.pushed import pair, prompts, small
 
@@ -27,13 +28,13 @@ def models(head: str) -> ContinuousPictures:
 
 
 @cache
-def plainly(method: str) -> Projection:
+def plainly(method: str) -> ProjectedValues:
     """A way without options, once for all tests."""
     return judged(method)
 
 
-def judged(method: str, **options) -> Projection:
-    found = project(models(WAYS[method].heads[0]), prompts(PICTURES), method, **options)
+def judged(method: str, **options) -> ProjectedValues:
+    found = project(models(CONTINUOUS_METHODS[method].heads[0]), prompts(PICTURES), method, **options)
     print(
         f"{method}: p {found.p_value:.2g}, mean {found.mean:.3f}, deviation {found.deviation:.3f}, a call {found.stats.tokens_per_call:.2f}"
     )
@@ -41,10 +42,10 @@ def judged(method: str, **options) -> Projection:
     return found
 
 
-@pytest.mark.parametrize("method", [name for name, way in WAYS.items() if way.accept is not None])
+@pytest.mark.parametrize("method", [name for name, way in CONTINUOUS_METHODS.items() if way.accept is not None])
 def test_every_way_that_drafts_is_exact(method):
     found = plainly(method)
-    assert found.stats.exactness == LAW_EXACT
+    assert found.stats.exactness == DISTRIBUTION_EXACT
     assert found.stats.tokens_per_call > 1.5
     assert found.p_value > PASS
 
@@ -53,8 +54,8 @@ def test_every_way_that_drafts_is_exact(method):
     ("method", "options"),
     [
         ("aligned", {"guidance": 2.0}),
-        ("aligned", {"drafter": Draft(small(away=0.02, grid=7), Sampling(steps=3))}),
-        ("path", {"drafter": Draft(small(away=0.02, grid=7), Sampling(every=2))}),
+        ("aligned", {"drafter": LatentDraft(small(away=0.02, grid=7), Sampling(steps=3))}),
+        ("path", {"drafter": LatentDraft(small(away=0.02, grid=7), Sampling(every=2))}),
         ("path", {"temperature": 0.8, "window": 3}),
     ],
     ids=["guided", "a draft of fewer steps", "a draft of frozen outputs", "another temperature"],
@@ -91,11 +92,11 @@ def test_a_plain_reflection_behind_a_block_shows(monkeypatch):
 def test_cspd_with_its_factor_shows_and_without_it_is_exact(factor):
     """A draft drawn at another temperature: the noise of its steps is not the target's."""
     target = models("diffusion")
-    drafter = Draft(target.drafter, temperature=0.97)
-    kernels = [Sampling().filled(target.model.config).kernel(temperature) for temperature in (1.0, 0.97)]
-    rule = CSpD.of(*kernels, target.model.config.channels, factor=factor)
+    drafter = LatentDraft(target.drafter, temperature=0.97)
+    noise_schedules = [Sampling().filled(target.model.config).noise_schedule(temperature) for temperature in (1.0, 0.97)]
+    rule = CSpD.of(*noise_schedules, target.model.config.channels, factor=factor)
     found = judged("aligned", drafter=drafter, accept=rule)
-    assert found.stats.exactness == (UNMETERED if factor else LAW_EXACT)
+    assert found.stats.exactness == (UNMETERED if factor else DISTRIBUTION_EXACT)
     assert found.p_value < FAIL if factor else found.p_value > PASS
 
 
@@ -103,7 +104,7 @@ def test_cspd_with_its_factor_shows_and_without_it_is_exact(factor):
 
 
 def test_counts_agree_with_what_the_rules_foretell():
-    """Rejections by reflection are as many as the distances of the laws say."""
+    """Rejections by reflection are as many as the distances of the distributions say."""
     stats = plainly("aligned").stats
     spread = stats.expected_rejections**0.5
     assert abs(stats.rejected - stats.expected_rejections) < 4 * spread

@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 
 import mmspec
-from mmspec.bench.projection import project
-from mmspec.core.accept import LAW_EXACT
-from mmspec.core.cspd import CSpD
-from mmspec.vision.continuous import Draft
-from mmspec.vision.latents import Sampling
+from mmspec.bench.check.projection import project
+from mmspec.core.rules.base import DISTRIBUTION_EXACT
+from mmspec.core.rules.lossy.cspd import CSpD
+from mmspec.vision.continuous.generation import LatentDraft
+from mmspec.vision.continuous.latents import Sampling
 from tests.oracles.gaussians import FromTarget
 
 PASS, FAIL = 0.01, 1e-6
@@ -26,7 +26,7 @@ def target():
 def test_trained_pairs_are_exact(method):
     found = project(target(), CLASSES, method, sampling=STEPS)
     assert found.tokens == 7350
-    assert found.stats.exactness == LAW_EXACT
+    assert found.stats.exactness == DISTRIBUTION_EXACT
     assert found.stats.tokens_per_call > 1.2
     assert found.p_value > PASS
 
@@ -37,7 +37,7 @@ def test_a_wrong_residual_shows():
 
 def test_cspd_with_its_factor_shows():
     model, temperature = target().model, 0.98
-    kernels = [STEPS.filled(model.config).kernel(each) for each in (1.0, temperature)]
-    rule = CSpD.of(*kernels, model.config.channels)
-    drafter = Draft(target().drafter, temperature=temperature)
+    noise_schedules = [STEPS.filled(model.config).noise_schedule(each) for each in (1.0, temperature)]
+    rule = CSpD.of(*noise_schedules, model.config.channels)
+    drafter = LatentDraft(target().drafter, temperature=temperature)
     assert project(target(), CLASSES, "aligned", sampling=STEPS, accept=rule, drafter=drafter).p_value < FAIL

@@ -1,4 +1,4 @@
-"""The published CSpD procedure for masked models: what it does point by point, and that it is not the target's law."""
+"""The published CSpD procedure for masked models: what it does point by point, and that it is not the target's distribution."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ import torch
 from scipy import stats
 
 from mmspec.core.noise import Noise
-from mmspec.vision import cspd_compat
-from mmspec.vision.cspd_compat import CSpDCompat
-from mmspec.vision.masked import generate_masked
-from mmspec.vision.masked_sets import Canvas, Plan, Writer
+from mmspec.vision.continuous import cspd_compat
+from mmspec.vision.continuous.cspd_compat import CSpDCompat
+from mmspec.vision.continuous.masked import generate_masked
+from mmspec.vision.continuous.masked_sets import Canvas, SetPlan, SetWriter
 from tests.oracles.statistics import PASS
 from tests.vision.test_mar import small
 
@@ -44,13 +44,13 @@ def test_the_prefilled_share_is_rounded_up():
 
 def test_the_target_sees_what_is_verified_and_the_draft_what_it_wrote(monkeypatch):
     target, drafter, seen = small(0), small(1), []
-    told = Writer.told
+    told = SetWriter.told
 
     def watched(self, canvas, cells, iteration):
         seen.append((self.model is target, int(canvas.hidden[0].sum()), cells.shape[1]))
         return told(self, canvas, cells, iteration)
 
-    monkeypatch.setattr(Writer, "told", watched)
+    monkeypatch.setattr(SetWriter, "told", watched)
     out = generate_masked(target, [0, 1], noise=Noise.from_seed(0, 2), drafter=drafter, **options())
     drafts = [(False, 9 - k, 1) for k in range(9)]
     assert seen == [(True, 9, 1), *drafts[1:5], (True, 8, 4), *drafts[5:9], (True, 4, 4)]
@@ -60,10 +60,10 @@ def test_the_target_sees_what_is_verified_and_the_draft_what_it_wrote(monkeypatc
     assert sum(out.stats.histogram) == out.stats.row_calls == 6
 
 
-class Fixed(Writer):
+class Fixed(SetWriter):
     """A writer whose chains always end around the same means."""
 
-    def __init__(self, mean: float, plan: Plan, rows: int):
+    def __init__(self, mean: float, plan: SetPlan, rows: int):
         super().__init__(small(grid=2), torch.zeros(rows, dtype=torch.long), plan)
         self.mean = mean
 
@@ -73,17 +73,19 @@ class Fixed(Writer):
 
 
 def judged(gap: float, way: CSpDCompat, hotter: float = 1.0, rows: int = 4000):
-    """What becomes of guesses at 0 where the target's mean is `gap` in both coordinates, and the draft's chains are `hotter`."""
-    plan = Plan.of(small(grid=2).config, iterations=4, head_steps=4, sigma_out=0.1)
-    kernel = replace(plan.kernels[0], std=torch.cat([plan.kernels[0].std[:-1] * hotter, plan.kernels[0].std[-1:]]))
-    writers = Fixed(gap, plan, rows), Fixed(0.0, replace(plan, kernels=[kernel] * 4), rows)
+    """What becomes of draft tokens at 0 where the target's mean is `gap` in both coordinates, and the draft's chains are `hotter`."""
+    plan = SetPlan.of(small(grid=2).config, iterations=4, head_steps=4, sigma_out=0.1)
+    noise_schedule = replace(
+        plan.noise_schedules[0], std=torch.cat([plan.noise_schedules[0].std[:-1] * hotter, plan.noise_schedules[0].std[-1:]])
+    )
+    writers = Fixed(gap, plan, rows), Fixed(0.0, replace(plan, noise_schedules=[noise_schedule] * 4), rows)
     noise = Noise.from_seed(0, rows)
     canvas = Canvas(writers[0].model.config, noise)
     return way.judge(writers[0], writers[1], canvas, canvas.cells(0, 1), torch.zeros(rows, 1, 2), 0, noise)
 
 
 @pytest.mark.parametrize(("gap", "tau"), [(0.05, 1.0), (0.2, 1.0), (5.0, 42.0), (1.0, 42.0)])
-def test_a_guess_is_kept_by_its_tempered_distance(gap, tau):
+def test_a_draft_token_is_kept_by_its_tempered_distance(gap, tau):
     kept = judged(gap, CSpDCompat(inner_temperature=tau)).kept
     wanted = torch.tensor(-2 * (gap / 0.1 / tau) ** 2 / 2).exp().item()
     assert stats.binomtest(int(kept.sum()), kept.numel(), wanted).pvalue > PASS
@@ -96,7 +98,7 @@ def test_the_factor_is_the_inverse_of_the_papers():
     assert judged(0.0, CSpDCompat(inner_temperature=1.0), hotter=0.98).kept.all()
 
 
-def test_replacements_are_not_tempered_and_settled_guesses_have_no_noise():
+def test_replacements_are_not_tempered_and_committed_draft_tokens_have_no_noise():
     out = judged(0.2, CSpDCompat(inner_temperature=1.0))
     assert (out.tokens[out.kept] == 0).all()
     along = out.tokens[~out.kept].sum(-1) / 2**0.5  # N(0.2 sqrt 2, 0.1) less N(0, 0.1): on the target's side of the middle
@@ -127,21 +129,21 @@ def test_a_huge_temperature_accepts_everything():
     assert out.stats.histogram == [3, 0, 0, 0, 6]
 
 
-def test_guesses_behind_a_replaced_one_stay():
+def test_draft_tokens_behind_a_replaced_one_stay():
     """Everything that was not replaced is the draft's, whatever was replaced before it."""
     rounds, judge = [], CSpDCompat.judge
 
-    def watched(self, target, drafter, canvas, cells, guesses, last, noise):
-        rounds.append((guesses, judge(self, target, drafter, canvas, cells, guesses, last, noise)))
+    def watched(self, target, drafter, canvas, cells, draft_tokens, last, noise):
+        rounds.append((draft_tokens, judge(self, target, drafter, canvas, cells, draft_tokens, last, noise)))
         return rounds[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CSpDCompat, "judge", watched)
         out = generate_masked(small(0), [0] * 20, noise=Noise.from_seed(0, 20), drafter=small(1), **options())
     stayed = 0
-    for guesses, one in rounds:
-        assert torch.equal(one.tokens[one.kept], guesses[one.kept])
-        assert not (one.tokens[~one.kept] == guesses[~one.kept]).any()
+    for draft_tokens, one in rounds:
+        assert torch.equal(one.tokens[one.kept], draft_tokens[one.kept])
+        assert not (one.tokens[~one.kept] == draft_tokens[~one.kept]).any()
         refused_before = (~one.kept).long().cumsum(1) > 0
         stayed += int((one.kept & refused_before).sum())
         written = out.sequences.gather(1, one.cells[..., None].expand(-1, -1, 2))
@@ -158,7 +160,7 @@ def test_a_picture_does_not_hang_on_its_batch():
         assert (alone[0] - all_four[row]).abs().max() < 1e-4
 
 
-def test_the_pictures_law_is_not_the_target_s():
+def test_the_pictures_distribution_is_not_the_target_s():
     """Pictures of one class, seen along fixed directions, against plain decoding's."""
     model, rows = small(grid=2), 1500
     across = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
@@ -179,7 +181,7 @@ def test_the_last_token_is_off_even_where_the_target_drafts_for_itself(tau):
     """Given all others, a plainly drawn last token lies around what the target's chain comes to with N(0, sigma_out^2)."""
     model, rows = small(), 1000
     noise, labels = Noise.from_seed(0, rows), torch.zeros(rows, dtype=torch.long)
-    writer = Writer(model, labels, Plan.of(model.config, iterations=9, head_steps=4, sigma_out=0.1))
+    writer = SetWriter(model, labels, SetPlan.of(model.config, iterations=9, head_steps=4, sigma_out=0.1))
 
     def residual(**kinds) -> torch.Tensor:
         tokens = generate_masked(model, labels, noise=noise, **kinds).sequences

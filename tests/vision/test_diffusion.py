@@ -1,4 +1,5 @@
-"""Whole pictures: chains are diffusers' own, their law is the target's whatever is drafted, and what is accepted is what theory says."""
+"""Whole pictures: chains are diffusers' own, their distribution is the target's whatever is drafted, and what is accepted is what theory
+says."""
 
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -9,13 +10,15 @@ import torch
 from diffusers import DDIMPipeline, DDIMScheduler, DDPMPipeline, DDPMScheduler, FlowMatchEulerDiscreteScheduler, UNet2DModel
 from scipy.stats import kstest
 
-from mmspec.bench.synthetic_diffusion import Mixture, MixtureNet, variance_preserving
-from mmspec.core.accept import Block, Token, parents_law, settle
+from mmspec.bench.synthetic.diffusion import GaussianMixtureData, MixtureNet, variance_preserving
 from mmspec.core.noise import Noise
-from mmspec.drafters.frozen import FrozenTarget
-from mmspec.vision.diffusion import DiffusionTarget
-from mmspec.vision.foreseen import Foreseen
-from mmspec.vision.whole import denoise
+from mmspec.core.rules.base import commit, parents_distribution
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.token import Token
+from mmspec.drafters.jacobi.frozen import FrozenTarget
+from mmspec.vision.diffusion.pipeline import denoise
+from mmspec.vision.diffusion.target import DiffusionTarget
+from mmspec.vision.diffusion.x0_prediction import X0Prediction
 
 PLAIN = {"clip_sample": False, "beta_schedule": "squaredcos_cap_v2"}
 
@@ -29,7 +32,7 @@ def unet(seed: int = 0, width: int = 16, channels: int = 1) -> UNet2DModel:
 
 def mixture_pipeline(size: int = 4, predicts: str = "epsilon", **rest: Any) -> Any:
     scheduler = DDPMScheduler(prediction_type=predicts, **PLAIN | rest)
-    return DDPMPipeline(MixtureNet(Mixture.random(size, 3), variance_preserving(scheduler), predicts), scheduler)
+    return DDPMPipeline(MixtureNet(GaussianMixtureData.random(size, 3), variance_preserving(scheduler), predicts), scheduler)
 
 
 def imitation(pipeline: Any, amount: float = 1.0) -> MixtureNet:
@@ -82,9 +85,9 @@ def test_plain_decoding_is_the_pipelines_own_loop(scheduler, eta, monkeypatch):
     assert [image.size for image in out.images] == [(8, 8)] * 2
 
 
-def test_what_is_foreseen_is_what_the_scheduler_foresees():
+def test_what_is_x0_prediction_is_what_the_scheduler_foresees():
     scheduler = DDPMScheduler(clip_sample=True, clip_sample_range=0.5)
-    tables = Foreseen.of(scheduler, DDPMScheduler(clip_sample=False), 5, {})
+    tables = X0Prediction.of(scheduler, DDPMScheduler(clip_sample=False), 5, {})
     x, out, step = torch.randn(5, 6), torch.randn(5, 6), torch.arange(5)
     picture = tables.picture(x, step, out)
     for row, t in enumerate(scheduler.timesteps):
@@ -92,7 +95,7 @@ def test_what_is_foreseen_is_what_the_scheduler_foresees():
             scheduler.step(out[row, None], t, x[row, None]).pred_original_sample[0], picture[row].clamp(-0.5, 0.5).float(), atol=1e-5
         )
     assert torch.allclose(tables.said(x, step, picture), out.double())
-    assert not Foreseen.of(scheduler, scheduler, 5, {}).weight.any()
+    assert not X0Prediction.of(scheduler, scheduler, 5, {}).weight.any()
 
 
 def test_rows_stand_at_steps_of_their_own():
@@ -103,21 +106,21 @@ def test_rows_stand_at_steps_of_their_own():
     assert torch.allclose(target.run(x, step), one, atol=1e-5)
 
 
-# --- the law ----------------------------------------------------------------------------------------------------------
+# --- the distribution ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Watched:
-    """`rule`, remembering every round's draft and the laws its guesses were judged by."""
+    """`rule`, remembering every round's draft and the distributions its draft tokens were judged by."""
 
     rule: Any
     rounds: list = field(default_factory=list)
-    exactness, coupled, uses_q, trees = "law-exact", False, True, False
+    exactness, coupled, uses_q, trees = "distribution-exact", False, True, False
 
     def __call__(self, draft, scored, noise):
         verdict = self.rule(draft, scored, noise)
         if draft.size > draft.roots:
-            self.rounds.append((draft, parents_law(draft, scored), verdict))
+            self.rounds.append((draft, parents_distribution(draft, scored), verdict))
         return verdict
 
 
@@ -127,7 +130,7 @@ def drawn(pipeline: Any, count: int, rule: Any | None, **rest: Any) -> tuple[Any
 
     def on_step(step):
         first.append(step.draft.nodes[:, 0])
-        for row, values in zip(states, step.settled.values, strict=True):
+        for row, values in zip(states, step.committed.values, strict=True):
             row += values
 
     out = denoise(pipeline, count, accept=watched, on_step=on_step, **rest)
@@ -135,17 +138,17 @@ def drawn(pipeline: Any, count: int, rule: Any | None, **rest: Any) -> tuple[Any
 
 
 def residuals(pipeline: Any, watched: Watched, states: torch.Tensor) -> torch.Tensor:
-    """Numbers that are independent N(0, 1) under an exact rule, whatever the draft: in each step a guess was judged for, the emitted state
-    seen from the target's mean after the emitted state before it, in standard deviations, along the line to the draft's mean."""
+    """Numbers that are independent N(0, 1) under an exact rule, whatever the draft: in each step a draft token was judged for, the emitted
+    state seen from the target's mean after the emitted state before it, in standard deviations, along the line to the draft's mean."""
     steps = states.shape[1] - 1
     target, found = DiffusionTarget.of(pipeline, steps), []
     for draft, _, verdict in watched.rounds:
-        guesses = torch.arange(draft.size - draft.roots)
-        rows, guess = (guesses < verdict.judged[:, None]).nonzero(as_tuple=True)
-        step = draft.start[rows] + guess
+        draft_tokens = torch.arange(draft.size - draft.roots)
+        rows, draft_token = (draft_tokens < verdict.judged[:, None]).nonzero(as_tuple=True)
+        step = draft.start[rows] + draft_token
         x = states[rows, step]
-        p = target.law(x, step, target.run(x, step))
-        line = draft.q.mean[rows, guess] - p.mean
+        p = target.distribution(x, step, target.run(x, step))
+        line = draft.q.mean[rows, draft_token] - p.mean
         far = line.norm(dim=-1) > 1e-6 * p.scale[:, 0]
         line = torch.nn.functional.normalize(line, dim=-1)
         found.append((((states[rows, step + 1] - p.mean) / p.scale) * line).sum(-1)[far])
@@ -153,32 +156,32 @@ def residuals(pipeline: Any, watched: Watched, states: torch.Tensor) -> torch.Te
 
 
 class FromP(Token):
-    """Wrong: a refused guess is replaced by a draw from p."""
+    """Wrong: a refused draft token is replaced by a draw from p."""
 
     def replacement(self, p, q, x):
         return p
 
 
 class NoRollback(Token):
-    """Wrong: a refused guess is replaced, and the guesses behind it are kept."""
+    """Wrong: a refused draft token is replaced, and the draft tokens behind it are kept."""
 
     def __call__(self, draft, scored, noise):
         if draft.size == draft.roots:
             return super().__call__(draft, scored, noise)
-        p, positions = parents_law(draft, scored), draft.position()[:, :-1]
-        passes = noise.accept(positions, draft.start).below(self.accept_prob(p, draft.q, draft.guesses))
-        instead = p.residual(draft.q, draft.guesses).where(~passes, p).sample(noise.residual(positions, draft.start))
-        nodes = torch.cat([draft.nodes[:, :1], torch.where(passes[..., None], draft.guesses, instead)], 1)
+        p, positions = parents_distribution(draft, scored), draft.position()[:, :-1]
+        passes = noise.accept(positions, draft.start).below(self.accept_prob(p, draft.q, draft.draft_tokens))
+        instead = p.residual(draft.q, draft.draft_tokens).where(~passes, p).sample(noise.residual(positions, draft.start))
+        nodes = torch.cat([draft.nodes[:, :1], torch.where(passes[..., None], draft.draft_tokens, instead)], 1)
         leaf = draft.valid.sum(1).clamp_min(1) - 1
         extra = scored.p.at(leaf[:, None]).sample(noise.value((draft.start + leaf)[:, None]))[:, 0]
-        return settle(replace(draft, nodes=nodes), leaf, extra)
+        return commit(replace(draft, nodes=nodes), leaf, extra)
 
 
 DRAFTERS = {"frozen": lambda pipeline: "frozen", "root": lambda _: FrozenTarget("root"), "net": imitation}
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_law_is_the_targets(drafter):
+def test_the_distribution_is_the_targets(drafter):
     pipeline = mixture_pipeline()
     _, watched, states = drawn(pipeline, 500, Token(), drafter=DRAFTERS[drafter](pipeline), steps=16, draft_length=3)
     found = residuals(pipeline, watched, states)
@@ -194,7 +197,7 @@ def test_wrong_rules_are_told_apart(rule, drafter):
     assert kstest(residuals(pipeline, watched, states).numpy(), "norm").pvalue < 1e-6
 
 
-def test_siblings_keep_the_law_and_accept_more():
+def test_siblings_keep_the_distribution_and_accept_more():
     """Every emitted step is looked at, along a line that does not hang on the draft, and how many were accepted as in chains."""
     pipeline = mixture_pipeline()
     counts = {}
@@ -211,13 +214,13 @@ def everywhere(pipeline: Any, states: torch.Tensor, line: torch.Tensor | None) -
     count, steps = len(states), states.shape[1] - 1
     target, step = DiffusionTarget.of(pipeline, steps), torch.arange(steps - 1).expand(count, -1)
     x = states[:, :-2]
-    p = target.law(x, step, target.run(x.flatten(0, 1), step.flatten()).view_as(x))
+    p = target.distribution(x, step, target.run(x.flatten(0, 1), step.flatten()).view_as(x))
     along = torch.nn.functional.normalize(p.mean - x if line is None else line, dim=-1)
     return (((states[:, 1:-1] - p.mean) / p.scale) * along).sum(-1).flatten()
 
 
-def test_block_verification_keeps_the_law_and_accepts_more():
-    """What a block settles hangs on later guesses, so every step is looked at, along a line that does not hang on the draft."""
+def test_block_verification_keeps_the_distribution_and_accepts_more():
+    """What a block commits hangs on later draft tokens, so every step is looked at, along a line that does not hang on the draft."""
     pipeline = mixture_pipeline()
     settings = {"drafter": imitation(pipeline), "steps": 16, "draft_length": 4}
     token, _, _ = drawn(pipeline, 500, Token(), **settings)
@@ -228,16 +231,16 @@ def test_block_verification_keeps_the_law_and_accepts_more():
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_guesses_are_accepted_as_often_as_theory_says(drafter):
+def test_draft_tokens_are_accepted_as_often_as_theory_says(drafter):
     """2 Phi(-delta / 2) each, delta being the distance of the means in standard deviations."""
     pipeline = mixture_pipeline()
     _, watched, _ = drawn(pipeline, 400, Token(), drafter=DRAFTERS[drafter](pipeline), steps=16, draft_length=3)
     hits, chances = [], []
     for draft, p, verdict in watched.rounds:
         delta = ((p.mean - draft.q.mean) / p.scale).norm(dim=-1)
-        guesses = torch.arange(delta.shape[1])
-        judged = guesses < verdict.judged[:, None]
-        hits.append((guesses < verdict.accepted[:, None])[judged])
+        draft_tokens = torch.arange(delta.shape[1])
+        judged = draft_tokens < verdict.judged[:, None]
+        hits.append((draft_tokens < verdict.accepted[:, None])[judged])
         chances.append(torch.special.erfc(delta / 8**0.5)[judged])
     hits, chances = torch.cat(hits).double(), torch.cat(chances)
     error = (chances * (1 - chances)).sum().sqrt()
@@ -284,7 +287,7 @@ def test_a_call_is_an_evaluation_of_the_network(drafter):
     out = denoise(pipeline, 3, drafter=drafter, steps=12, draft_length=4)
     assert out.stats.target_calls == len(calls)
     assert out.stats.tokens == 36
-    assert out.stats.exactness == "law-exact"
+    assert out.stats.exactness == "distribution-exact"
 
 
 def test_a_draft_length_may_be_measured():

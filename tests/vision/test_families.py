@@ -9,18 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmspec.core.accept import Coupled, Greedy
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
-from mmspec.core.guidance import Guided, Pairs
-from mmspec.core.hf import HFTarget
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise
-from mmspec.core.processors import Pipeline
-from mmspec.core.raster import FREE, Grammar
+from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.processors.raster import FREE, Grammar
 from mmspec.core.records import Draft
-from mmspec.drafters.jacobi import Jacobi
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.decoding import Jacobi
 from mmspec.drafters.shapes import best, drawn
+from mmspec.models.guidance import Guided, Pairs
+from mmspec.models.target import HFTarget
 from mmspec.vision.families import image_model
 from mmspec.vision.families.chameleon import Chameleon
 from mmspec.vision.families.emu3 import Emu3
@@ -59,7 +60,7 @@ def run(adapter, prompts, rows, window, scale=None, seeds=None):
         drafter,
         rule,
         adapter.encode(prompts, scale is not None),
-        limits=Limits(rows, adapter.raster.length),
+        stopping=DefaultStopping(rows, adapter.raster.length),
         noise=Noise.from_seed(seeds or 0, rows),
         control=Fixed(window),
     )
@@ -86,18 +87,18 @@ def expected(name, rows, guided, seeds=None):
     return own(name, adapter.model, case.prompts(rows), rows, SCALE if guided else None, list(seeds) if seeds else None)
 
 
-WAYS = [(name, guided) for name in NATIVE for guided in ((False, True) if CASES[name].guided else (False,))]
+CONTINUOUS_METHODS = [(name, guided) for name in NATIVE for guided in ((False, True) if CASES[name].guided else (False,))]
 
 
 @pytest.mark.parametrize("window", [1, 5, 16])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("name", "guided"), WAYS)
+@pytest.mark.parametrize(("name", "guided"), CONTINUOUS_METHODS)
 def test_windows_give_the_classs_own_greedy_picture(name, guided, rows, window):
     made = run(adapter_of(name), CASES[name].prompts(rows), rows, window, SCALE if guided else None)
     assert made.tolist() == expected(name, rows, guided).tolist()
 
 
-@pytest.mark.parametrize(("name", "guided"), WAYS)
+@pytest.mark.parametrize(("name", "guided"), CONTINUOUS_METHODS)
 def test_sampled_pictures_are_plain_samplings_alone_and_in_a_batch(name, guided):
     case, seeds = CASES[name], [SEED + row for row in range(4)]
     wanted, scale = expected(name, 4, guided, tuple(seeds)), SCALE if guided else None
@@ -172,7 +173,7 @@ def test_a_grid_of_positions_that_is_not_the_models_is_caught():
 
 @torch.no_grad()
 def scores_after(adapter, prompts, rows, rejected):
-    """Logits after three settled values, each settled behind `rejected` guesses that were not kept."""
+    """Logits after three committed values, each committed behind `rejected` draft tokens that were not kept."""
     torch.manual_seed(5)
     session, draft = HFTarget(adapter.model, adapter).begin(adapter.encode(prompts, False))
     values, wrong = torch.randint(0, adapter.raster.codes, (3, rows)), torch.randint(0, adapter.raster.codes, (3, rows, 6))
@@ -185,7 +186,7 @@ def scores_after(adapter, prompts, rows, rejected):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rejected_guesses_leave_no_residue(name):
+def test_rejected_draft_tokens_leave_no_residue(name):
     adapter, prompts = adapter_of(name), CASES[name].prompts(3)
     clean = scores_after(adapter, prompts, 3, 0)
     assert (scores_after(adapter, prompts, 3, 6) - clean).abs().max() < 1e-5

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmspec.core.accept import Token
-from mmspec.core.cool import CoolSD
-from mmspec.core.guidance import Guided
-from mmspec.core.processors import History
-from mmspec.drafters.feature import Eagle1
+from mmspec.core.processors.pipeline import History
+from mmspec.core.rules.lossy.cool_sd import CoolSD
+from mmspec.core.rules.token import Token
+from mmspec.drafters.features.eagle import Eagle1
 from mmspec.drafters.shapes import Chain
-from mmspec.train.lessons import Window, unroll
+from mmspec.models.guidance import Guided
+from mmspec.train.distillation import RecordedWindow, unroll
 from mmspec.vision import METHODS, LlamaGen, LlamaGenConfig, generate
 from mmspec.vision.families.llamagen import LlamaGenPictures
 
@@ -29,7 +29,7 @@ def model() -> LlamaGenPictures:
     return LlamaGenPictures(net, codebook=torch.randn(24, 4), labels=("cat", "dog", "owl"), drafter=drafter)
 
 
-def law_by_hand(model: LlamaGenPictures, classes: list[int], codes: torch.Tensor, scale) -> torch.Tensor:
+def distribution_by_hand(model: LlamaGenPictures, classes: list[int], codes: torch.Tensor, scale) -> torch.Tensor:
     """Log-probabilities [B, T, V] of guided decoding, by two plain forwards without any cache."""
     net, ids = model.model, torch.tensor(classes)
     with torch.no_grad():
@@ -60,12 +60,12 @@ def test_a_picture_depends_on_its_own_seed_only(model, method, guidance):
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_is_greedy_by_every_exact_method(model, method):
     out = generate(model, [0, 2], method, window=8, guidance=2.0, temperature=0.0)
-    best = law_by_hand(model, [0, 2], out.sequences, 2.0).argmax(-1)
+    best = distribution_by_hand(model, [0, 2], out.sequences, 2.0).argmax(-1)
     if out.stats.exactness != "lossy" and "unmetered" not in out.stats.exactness:
         assert torch.equal(best, out.sequences)
 
 
-def test_guidance_is_the_mixed_law_and_a_scale_of_one_is_none():
+def test_guidance_is_the_mixed_distribution_and_a_scale_of_one_is_none():
     history = History(torch.zeros(4, 3, dtype=torch.long), torch.zeros(4, 2, 3, dtype=torch.bool), torch.zeros(4, 2, dtype=torch.long))
     scores = torch.randn(4, 2, 6, generator=torch.Generator().manual_seed(0))
     cond, uncond = scores.chunk(2)
@@ -83,14 +83,15 @@ def test_pairs_with_scale_one_draw_what_single_rows_draw(model, method):
     assert single.stats.row_calls == pairs.stats.row_calls
 
 
-def test_the_law_under_guidance_and_top_k_is_the_one_written_by_hand(model):
-    """Plain sampling's draws are argmax(log p + g): with a law cut to one code they are the argmax by hand, whatever the seed."""
+def test_the_distribution_under_guidance_and_top_k_is_the_one_written_by_hand(model):
+    """Plain sampling's draws are argmax(log p + g): with a distribution cut to one code they are the argmax by hand, whatever the seed."""
     out = generate(model, [1, 2], "scd", window=6, guidance=[2.0, 6.0], top_k=1, seed=4)
-    assert torch.equal(out.sequences, law_by_hand(model, [1, 2], out.sequences, [2.0, 6.0]).argmax(-1))
+    assert torch.equal(out.sequences, distribution_by_hand(model, [1, 2], out.sequences, [2.0, 6.0]).argmax(-1))
 
 
 def test_a_trained_drafter_is_guided_by_the_same_scale(model):
-    """The law each chain begins with is the net's own over both halves, mixed as the target's: by the training unroll, no cache."""
+    """The distribution each chain begins with is the net's own over both halves, mixed as the target's: by the training unroll, no
+    cache."""
     found = []
 
     def look(step) -> None:
@@ -105,14 +106,14 @@ def test_a_trained_drafter_is_guided_by_the_same_scale(model):
         with torch.no_grad():
             states = target.states(target.cls_embedding(torch.tensor(classes)), out.sequences)
             ids = torch.cat([torch.zeros_like(out.sequences[:, :1]), out.sequences[:, :-1]], 1)
-            window = Window(ids, states, states, torch.ones_like(ids, dtype=torch.bool))
+            window = RecordedWindow(ids, states, states, torch.ones_like(ids, dtype=torch.bool))
             logits.append(next(iter(unroll(net, window, target.tok_embeddings, target.output, 1))).logits)
     cond, uncond = logits
     mixed, checked = (uncond + 3.0 * (cond - uncond)).log_softmax(-1), 0
-    for starts, laws in found:
+    for starts, distributions in found:
         for row, start in enumerate(starts.tolist()):
-            if 0 < start < 24:  # at the end a row has no room left for guesses
-                assert torch.allclose(laws[row], mixed[row, start - 1], atol=1e-4), f"row {row}, position {start}"
+            if 0 < start < 24:  # at the end a row has no room left for draft tokens
+                assert torch.allclose(distributions[row], mixed[row, start - 1], atol=1e-4), f"row {row}, position {start}"
                 checked += 1
     assert checked > 8
 
@@ -144,7 +145,7 @@ def test_every_initialiser_leaves_jacobi_exact(model, init):
     assert torch.equal(plain.tokens, generate(model, [0, 1], "jacobi", window=12, init=init, seed=2).tokens)
 
 
-def test_runs_say_where_values_were_settled_together(model):
+def test_runs_say_where_values_were_committed_together(model):
     out = generate(model, [0, 1], "scd", window=10, seed=2)
     assert out.runs.shape == out.tokens.shape == (2, 5, 5)
     assert out.runs.min() >= 1
@@ -169,7 +170,7 @@ def test_runs_say_where_values_were_settled_together(model):
         ({"init": "down"}, "unknown initialiser 'down'; valid: uniform, left"),
         ({"size": 256}, "one size only"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 rows"),
-        ({"method": "pjd", "drift_budget": 0.1}, "drift_budget is for methods that judge guesses"),
+        ({"method": "pjd", "drift_budget": 0.1}, "drift_budget is for methods that judge draft tokens"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(model, change, message):

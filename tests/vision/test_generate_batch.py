@@ -11,9 +11,9 @@ import pytest
 
 import mmspec
 from mmspec.jobs import Stopped, run
-from mmspec.vision.bulk import Draw
-from mmspec.vision.loading import load_image_model
-from mmspec.vision.sheets import to_bytes
+from mmspec.jobs.pictures import Draw
+from mmspec.loading.vision import load_image_model
+from mmspec.vision.quality.contact_sheets import to_bytes
 from tests.vision import small_latents
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ from PIL import Image
 
 import mmspec
 from mmspec.cli import app
-from mmspec.vision.bulk import Totals
+from mmspec.jobs.pictures import PictureTotals
+from mmspec.loading.vision import MINI_GUIDANCE, load_image_model
+from mmspec.vision.codes.methods import METHODS
 from mmspec.vision.generation import default_method
-from mmspec.vision.loading import MINI_GUIDANCE, load_image_model
-from mmspec.vision.methods import METHODS
-from mmspec.vision.sheets import RAMP, heat, sheet
+from mmspec.vision.quality.contact_sheets import RAMP, sheet, temperature
 from tests.commands import refused, runner
 from tests.vision import small_minis, small_models
 
@@ -82,7 +82,7 @@ def test_two_methods_side_by_side_and_several_pictures(image, monkeypatch):
 def test_the_table_tells_figures_and_the_file(image):
     code, out, _, path = image("bag", "--method", "gsd", "--compare", "scd", "--drift-budget", 2)
     assert code == 0
-    for word in ("gsd", "forwards", "drift", "lossy", "law-exact", "the same code for code"):
+    for word in ("gsd", "forwards", "drift", "lossy", "distribution-exact", "the same code for code"):
         assert word in out
     assert str(path) in out.replace("\n", "")
 
@@ -120,23 +120,23 @@ def test_models_that_cannot_serve(image, tmp_path_factory):
 
 
 def test_guidance_where_there_is_nothing_to_guide_by(image, monkeypatch):
+    from mmspec.loading.vision import Loaded
     from mmspec.vision.families.imagegpt import ImageGPT
-    from mmspec.vision.loading import Loaded
 
     loaded = Loaded("pixels", ImageGPT(small_models.imagegpt(), small_models.colours(), size=(4, 6)), prompted=False)
-    monkeypatch.setattr("mmspec.vision.loading.load_image_model", lambda *args: loaded)
+    monkeypatch.setattr("mmspec.loading.vision.load_image_model", lambda *args: loaded)
     refused(image("--guidance", 3), "leave guidance out")
     refused(image("a cat"), "takes none")
     assert image()[0] == 0
 
 
 def test_a_model_without_a_decoder_is_refused_before_it_draws(image, monkeypatch):
+    from mmspec.loading.vision import Loaded
     from mmspec.vision import generation
     from mmspec.vision.families.llamagen import LlamaGenPictures
-    from mmspec.vision.loading import Loaded
 
     loaded = Loaded("codes", LlamaGenPictures(small_models.llamagen()))
-    monkeypatch.setattr("mmspec.vision.loading.load_image_model", lambda *args: loaded)
+    monkeypatch.setattr("mmspec.loading.vision.load_image_model", lambda *args: loaded)
     monkeypatch.setattr(generation, "run", None)
     refused(image("1"), "no decoder", "to_pictures")
 
@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_picture(image, monkeypat
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mmspec.jobs.files.os.fsync", full)
+    monkeypatch.setattr("mmspec.utils.files.os.fsync", full)
     code, out, err, path = image("bag", "--seed", 9)
     assert (code, out) == (1, "")
     assert "disk is full" in err
@@ -164,17 +164,17 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_picture(image, monkeypat
     assert [each.name for each in path.parent.iterdir()] == ["out.png"]
 
 
-def test_sheets_and_heat_maps():
+def test_sheets_and_temperature_maps():
     dot = Image.new("RGB", (2, 2), "red")
     page = sheet([[dot, dot], [dot]], ["one", "two"], least=8)
     assert page.size[0] >= 2 * 8
     assert page.getpixel((9, 8 + 15 + 8 + 1)) == (255, 0, 0)
-    picture = heat(torch.tensor([[1, 4], [16, 99]]), 16)
+    picture = temperature(torch.tensor([[1, 4], [16, 99]]), 16)
     assert [picture.getpixel(at) for at in ((0, 0), (1, 0), (0, 1), (1, 1))] == [RAMP[0], RAMP[1], RAMP[2], RAMP[2]]
 
 
 def test_totals_are_of_all_parts(folder):
-    model, totals = load_image_model(str(folder)).model, Totals()
+    model, totals = load_image_model(str(folder)).model, PictureTotals()
     for seed in (0, 1):
         totals.add(mmspec.vision.generate(model, ["bag"], "plain", seed=seed))
     assert (totals.pictures, totals.forwards, totals.compression, totals.drift) == (2, 196, 1, None)

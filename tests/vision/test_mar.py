@@ -4,12 +4,12 @@ import pytest
 import torch
 from scipy import stats
 
-from mmspec.core.kernel import Kernel
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.noise import Noise
-from mmspec.vision.continuous_ar import scheduler
-from mmspec.vision.mar import MaskedAR, MaskedARConfig, random_masks
-from mmspec.vision.masked import generate_masked
-from mmspec.vision.masked_sets import Canvas, Plan, Writer, set_sizes, step_counts
+from mmspec.vision.continuous.ar import scheduler
+from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig, random_masks
+from mmspec.vision.continuous.masked import generate_masked
+from mmspec.vision.continuous.masked_sets import Canvas, SetPlan, SetWriter, set_sizes, step_counts
 from tests.oracles.statistics import FAIL, PASS
 
 SIZES: dict = {
@@ -60,7 +60,7 @@ def test_a_mixture_head_is_refused():
 
 
 @pytest.mark.parametrize("cells", [1, 4, 9, 49, 256])
-def test_every_iteration_settles_a_cell_and_all_together_all(cells):
+def test_every_iteration_commits_a_cell_and_all_together_all(cells):
     for iterations in range(1, cells + 1):
         sizes = set_sizes(iterations, cells)
         assert len(sizes) == iterations
@@ -93,24 +93,24 @@ def test_annealed_steps_go_evenly_from_first_to_last():
 
 
 def by_hand(model: MaskedAR, label: int, seed: int, iterations: int, counts: list[int], scale=None) -> torch.Tensor:
-    """One picture, cell by cell and step by step, with two calls of everything under guidance `scale(share of cells settled)`."""
+    """One picture, cell by cell and step by step, with two calls of everything under guidance `scale(share of cells committed)`."""
     config, cells = model.config, model.config.grid**2
     keys = Noise.from_seed(seed, 1)
     order = keys.shared(torch.arange(cells)).uniform()[0].argsort().tolist()
     tokens, hidden, done = torch.zeros(1, cells, config.channels), torch.ones(1, cells, dtype=torch.bool), 0
     for size, steps in zip(set_sizes(iterations, cells), counts, strict=True):
-        kernel = Kernel.of(scheduler(), steps, config.sigma_out)
+        noise_schedule = NoiseSchedule.of(scheduler(), steps, config.sigma_out)
         states = [model.states(torch.tensor([c]), tokens, hidden)[0] for c in (label, config.classes)]
         fresh = {}
         for cell in order[done : done + size]:
             noise = keys.value(torch.tensor([[cell]])).branch(steps + 1).normal(config.channels)[0, 0]
             x = noise[0]
             for step in range(steps):
-                time = kernel.timesteps[step : step + 1]
+                time = noise_schedule.timesteps[step : step + 1]
                 out, bare = (model.head(x.float()[None], time, state[cell][None])[0] for state in states)
                 if scale is not None:
                     out = bare + scale((done + size) / cells) * (out - bare)
-                x = kernel.mean(x, step, out) + kernel.std[step] * noise[step + 1]
+                x = noise_schedule.mean(x, step, out) + noise_schedule.std[step] * noise[step + 1]
             fresh[cell] = x.float()
         for cell, token in fresh.items():
             tokens[0, cell], hidden[0, cell] = token, False
@@ -139,7 +139,7 @@ def test_pictures_are_what_each_cell_by_itself_comes_to(options, counts, scale):
 
 
 @torch.no_grad()
-def test_a_set_is_drawn_from_the_head_s_law():
+def test_a_set_is_drawn_from_the_head_s_distribution():
     """The first cell of 3000 pictures against chains of diffusers' own scheduler, whose noise is torch's."""
     model, rows = small(grid=2), 3000
     config = model.config
@@ -147,10 +147,10 @@ def test_a_set_is_drawn_from_the_head_s_law():
     sampler.set_timesteps(4)
 
     def drawn(**options) -> torch.Tensor:
-        plan = Plan.of(config, **({"iterations": 4, "head_steps": 4, "sigma_out": 0.1} | options))
+        plan = SetPlan.of(config, **({"iterations": 4, "head_steps": 4, "sigma_out": 0.1} | options))
         noise, canvas = Noise.from_seed(0, rows), Canvas(config, Noise.from_seed(0, rows))
         canvas.order = torch.arange(4).expand(rows, -1)
-        Writer(model, torch.zeros(rows, dtype=torch.long), plan).write(canvas, 0, 0, noise)
+        SetWriter(model, torch.zeros(rows, dtype=torch.long), plan).write(canvas, 0, 0, noise)
         return canvas.tokens[:, 0]
 
     nothing = torch.ones(1, 4, dtype=torch.bool)
@@ -166,10 +166,10 @@ def test_a_set_is_drawn_from_the_head_s_law():
     assert min(stats.ks_2samp(cold[:, k].numpy(), x[:, k].numpy()).pvalue for k in range(2)) < FAIL
 
 
-WAYS = [{"iterations": 9}, {"iterations": 3, "annealed": 2}, {"iterations": 5, "guidance": 2.0, "ramp": "linear"}]
+CONTINUOUS_METHODS = [{"iterations": 9}, {"iterations": 3, "annealed": 2}, {"iterations": 5, "guidance": 2.0, "ramp": "linear"}]
 
 
-@pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize("options", CONTINUOUS_METHODS)
 def test_a_picture_does_not_hang_on_its_batch(options):
     model = small()
     all_four = generate_masked(model, [0, 1, 2, 3], noise=Noise.from_seed(11, 4), **options).sequences
@@ -193,7 +193,7 @@ def test_counts_and_labels():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"iterations": 10}, "iterations is 10, but each of them settles at least one of 9 cells: give 1 to 9"),
+        ({"iterations": 10}, "iterations is 10, but each of them commits at least one of 9 cells: give 1 to 9"),
         ({"iterations": 0}, "iterations is 0"),
         ({"head_steps": 0}, "steps is 0"),
         ({"annealed": 5}, "annealed is 5, but chains begin with 4 steps"),

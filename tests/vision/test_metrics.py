@@ -1,4 +1,5 @@
-"""Picture metrics as laws: closed forms, enumeration, no bias, and a permutation test that errs as often as it says. Mutants fail each."""
+"""Picture metrics as distributions: closed forms, enumeration, no bias, and a permutation test that errs as often as it says. Mutants fail
+each."""
 
 import itertools
 import math
@@ -7,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmspec.vision import distances, metrics
-from mmspec.vision.distances import Sides, Tally, horizontal, variation_over, vertical
-from mmspec.vision.metrics import Pictures, compare
+from mmspec.vision.quality import distances, metrics
+from mmspec.vision.quality.distances import LevelTally, Sides, horizontal, variation_over, vertical
+from mmspec.vision.quality.metrics import PictureSet, compare
 
 SIGNED = {"entropy", "nll", "nll_deviation", "accuracy"}
 
@@ -23,12 +24,12 @@ def normal(*shape, seed=0):
 
 
 def pictures(n, seed=0, shift=0.0, likely=None, classes=None):
-    """Pictures of a law that `shift` moves in every field; `likely` [K] is the codes' law."""
+    """Pictures of a distribution that `shift` moves in every field; `likely` [K] is the codes' distribution."""
     g = generator(seed)
     likely = torch.ones(6) if likely is None else likely
     labels = None if classes is None else torch.arange(n) % classes
     apart = 0 if labels is None else 5.0 * labels[:, None]
-    return Pictures(
+    return PictureSet(
         features=torch.randn(n, 3, generator=g) + shift + apart,
         codes=torch.multinomial(likely, n * 12, True, generator=g).view(n, 3, 4),
         nll=torch.rand(n, 12, generator=g) * (1 + shift),
@@ -82,9 +83,9 @@ def kernel_by_hand(a, b):
 def biased(a, b):
     """The mutant: pictures are paired with themselves too."""
     joint = torch.cat([a, b])
-    kernel = (joint @ joint.T / a.shape[1] + 1) ** 3
+    noise_schedule = (joint @ joint.T / a.shape[1] + 1) ** 3
     n = len(a)
-    return (kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()).item()
+    return (noise_schedule[:n, :n].mean() + noise_schedule[n:, n:].mean() - 2 * noise_schedule[:n, n:].mean()).item()
 
 
 def test_kernel_distance_is_the_sum_over_pairs():
@@ -176,7 +177,7 @@ def test_bigrams_see_what_histograms_do_not():
 def test_large_codebooks_take_no_table():
     """16384^2 bigrams would take 2 GiB; only those that occur are listed."""
     codes = torch.randint(16384, (200, 8, 8), generator=generator())
-    tally = Tally.of(horizontal(codes))
+    tally = LevelTally.of(horizontal(codes))
     assert tally.counts.shape[0] <= 200 * 8 * 7
     assert tally.counts._nnz() <= 200 * 8 * 7
     assert abs(variation_over(tally, Sides.of(100, 100, codes.device)).item() - 1) < 0.01
@@ -233,8 +234,8 @@ def test_classes_are_drawn_class_by_class():
     strata = [(torch.arange(6), torch.arange(11, 15)), (torch.arange(6, 11), torch.arange(15, 24))]
     size, kind = draws(strata)
     assert size == 3 + 2
-    whole, halves = ((6, 4), (5, 9)), ((3, 3), (2, 2))
-    for name, counts in (("dealt", whole), ("resampled", whole), ("drawn", halves), ("halved", halves)):
+    whole, fp16_layers = ((6, 4), (5, 9)), ((3, 3), (2, 2))
+    for name, counts in (("dealt", whole), ("resampled", whole), ("drawn", fp16_layers), ("halved", fp16_layers)):
         for (plain, other), (first, second) in zip(strata, counts, strict=True):
             members = torch.cat([plain, other])
             assert (kind[name].a[:, members].sum(1) == first).all()
@@ -270,7 +271,7 @@ def test_the_sets_as_they_are_are_row_zero():
     assert found["frechet"].plain is None
 
 
-def test_one_law_is_inside_and_a_shift_is_not():
+def test_one_distribution_is_inside_and_a_shift_is_not():
     same = compare(pictures(200), pictures(200, seed=1))
     assert metrics.agree(same)
     assert all(d.low < d.value < d.high for d in same.values()), "copies push resampled distances up; the interval is not"
@@ -301,7 +302,7 @@ def test_a_set_against_itself_is_as_close_as_can_be():
     a = pictures(60)
     found = compare(a, a)
     assert all(d.p > 0.5 for name, d in found.items()), found
-    constant = Pictures(hits=torch.ones(20, dtype=torch.bool))
+    constant = PictureSet(hits=torch.ones(20, dtype=torch.bool))
     assert compare(constant, constant)["accuracy"].p == 1
 
 
@@ -312,7 +313,7 @@ def test_one_seed_one_answer():
 
 
 def test_only_distances_that_cannot_be_negative_have_no_negative_interval():
-    """Under one law the kernel distance is below 0 about half the time, and so are signed differences."""
+    """Under one distribution the kernel distance is below 0 about half the time, and so are signed differences."""
     found = [compare(pictures(30, seed=2 * s), pictures(30, seed=2 * s + 1), rounds=40, seed=s) for s in range(12)]
     lows = {name: min(f[name].low for f in found) for name in found[0]}
     assert {name for name, low in lows.items() if low < 0} == SIGNED | {"kernel"}
@@ -320,25 +321,25 @@ def test_only_distances_that_cannot_be_negative_have_no_negative_interval():
 
 def test_parts_may_be_missing():
     a = pictures(40)
-    only = Pictures(hits=a.hits)
+    only = PictureSet(hits=a.hits)
     assert compare(only, only).keys() == {"accuracy"}
-    line = Pictures(codes=a.codes[:, :1])
+    line = PictureSet(codes=a.codes[:, :1])
     assert compare(line, line).keys() == {"histogram", "horizontal", "entropy"}, "one row of codes has no vertical pairs"
-    longer = Pictures(nll=torch.cat([a.nll, a.nll], 1))
-    assert compare(Pictures(nll=a.nll), longer)["nll"].value == pytest.approx(0, abs=0.02)
+    longer = PictureSet(nll=torch.cat([a.nll, a.nll], 1))
+    assert compare(PictureSet(nll=a.nll), longer)["nll"].value == pytest.approx(0, abs=0.02)
 
 
 def test_figures_of_a_difference_of_means_are_the_textbook_ones():
     """h of n pictures: halves differ by a normal of variance 2 s^2 / h (2h = n), resampled means by s^2 / n each."""
     n = 400
-    a, b = Pictures(nll=normal(n, 1)), Pictures(nll=normal(n, 1, seed=1) * 2 + 0.1)
+    a, b = PictureSet(nll=normal(n, 1)), PictureSet(nll=normal(n, 1, seed=1) * 2 + 0.1)
     d = compare(a, b, rounds=2000)["nll"]
     error = (a.nll.var() / n + b.nll.var() / n).sqrt().item()
-    halves = (4 * a.nll.var() / n).sqrt().item()
+    fp16_layers = (4 * a.nll.var() / n).sqrt().item()
     assert abs(d.value - (b.nll.mean() - a.nll.mean()).item()) < 4 * error / 2000**0.5
     assert (d.high - d.low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.06)
-    assert d.floor / (halves * (2 / math.pi) ** 0.5) == pytest.approx(1, abs=0.06)
-    assert d.ceiling / (halves * 1.96) == pytest.approx(1, abs=0.06)
+    assert d.floor / (fp16_layers * (2 / math.pi) ** 0.5) == pytest.approx(1, abs=0.06)
+    assert d.ceiling / (fp16_layers * 1.96) == pytest.approx(1, abs=0.06)
 
 
 def test_halves_that_share_pictures_fail_the_textbook(monkeypatch):
@@ -350,14 +351,14 @@ def test_halves_that_share_pictures_fail_the_textbook(monkeypatch):
         sides.b[-rounds:] = sides.a[-rounds:].roll(1, 0)
         return size, sides
 
-    a = Pictures(nll=normal(400, 1))
+    a = PictureSet(nll=normal(400, 1))
     right = compare(a, a, rounds=2000)["nll"].floor
     monkeypatch.setattr(metrics, "_draws", sharing)
     assert compare(a, a, rounds=2000)["nll"].floor / right == pytest.approx(0.5**0.5, abs=0.04)
 
 
 def test_value_and_floor_are_of_one_size():
-    """Under one law they have one mean, biased metrics included; the whole sets' distance, a mutant of value, lies far below."""
+    """Under one distribution they have one mean, biased metrics included; the whole sets' distance, a mutant of value, lies far below."""
     gaps, mutant = {}, {}
     for s in range(40):
         a, b = pictures(60, seed=2 * s), pictures(90, seed=2 * s + 1)
@@ -371,11 +372,11 @@ def test_value_and_floor_are_of_one_size():
     assert all(z_of(gap) < -8 for gap in mutant.values())
 
 
-def outside(rounds=99, repeats=400, judge=None, **law):
-    """How often each metric of `repeats` pairs of one law is found outside, at level 0.1."""
+def outside(rounds=99, repeats=400, judge=None, **distribution):
+    """How often each metric of `repeats` pairs of one distribution is found outside, at level 0.1."""
     times: dict[str, int] = {}
     for s in range(repeats):
-        a, b = pictures(24, seed=2 * s, **law), pictures(16, seed=2 * s + 1, **law)
+        a, b = pictures(24, seed=2 * s, **distribution), pictures(16, seed=2 * s + 1, **distribution)
         for name, d in compare(a, b, rounds=rounds, level=0.1, seed=s).items():
             times[name] = times.get(name, 0) + (not d.inside)
     return times
@@ -383,8 +384,8 @@ def outside(rounds=99, repeats=400, judge=None, **law):
 
 def binomial_tails(count, n, chance):
     """P(X <= count) and P(X >= count)."""
-    law = [math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(n + 1)]
-    return sum(law[: count + 1]), sum(law[count:])
+    distribution = [math.comb(n, k) * chance**k * (1 - chance) ** (n - k) for k in range(n + 1)]
+    return sum(distribution[: count + 1]), sum(distribution[count:])
 
 
 def test_the_permutation_test_errs_as_often_as_it_says(monkeypatch):
@@ -433,7 +434,7 @@ def test_classes_asked_for_are_no_spread():
 )
 def test_pictures_that_cannot_be(fields, said):
     with pytest.raises(ValueError, match=said):
-        Pictures(**fields)
+        PictureSet(**fields)
 
 
 def test_sets_that_cannot_be_compared():

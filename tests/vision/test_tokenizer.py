@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw
 
 from mmspec.minis import HOME
-from mmspec.vision import tokenizer as tokens
+from mmspec.vision.codes import tokenizer as tokens
 
 
 def tiny(colours=3, patch=2, size=16, codes=12, channels=(8, 16)):
@@ -167,11 +167,11 @@ def test_perplexity_counts_codes_used_alike():
     assert tokens.perplexity(torch.zeros(40, dtype=torch.long), 12) == pytest.approx(1)
 
 
-def test_a_lesson_teaches_every_part_and_the_warm_up_not_the_codebook():
+def test_a_example_teaches_every_part_and_the_warm_up_not_the_codebook():
     pixels = tokens.as_tensor(shown())
     for noise, coded in ((None, True), (torch.zeros(3, 4, 4, 4), False)):
         model = tiny()
-        rebuilt, extra = tokens.Lesson(model)(pixels, noise)
+        rebuilt, extra = tokens.TokenizerLoss(model)(pixels, noise)
         (tokens.rebuilding_loss(rebuilt, pixels) + extra).backward()
         parts = (model.encoder.conv_in.weight, model.decoder.conv_out.weight, tokens.codebook(model))
         assert [bool(part.grad.abs().sum() > 0) for part in parts] == [True, True, coded]

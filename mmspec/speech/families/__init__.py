@@ -3,16 +3,16 @@
 from importlib import import_module
 from typing import Any
 
-from mmspec.speech.family import SpeechModel
+from mmspec.speech.families.base import SpeechModel
 
 ADAPTERS = {
     "BarkModel": "mmspec.speech.families.bark:Bark",
     "CsmForConditionalGeneration": "mmspec.speech.families.csm:CsmModel",
     "DiaForConditionalGeneration": "mmspec.speech.families.dia:Dia",
-    "GradiumPhononTTSForConditionalGeneration": "mmspec.speech.families.pocket_tts:PocketTTS",
+    "GradiumPhononTTSForConditionalGeneration": "mmspec.speech.latents.pocket_tts:PocketTTS",
     "MusicgenForConditionalGeneration": "mmspec.speech.families.musicgen:Musicgen",
-    "PocketTTSForConditionalGeneration": "mmspec.speech.families.pocket_tts:PocketTTS",
-    "VibeVoiceForConditionalGeneration": "mmspec.speech.families.vibevoice:VibeVoice",
+    "PocketTTSForConditionalGeneration": "mmspec.speech.latents.pocket_tts:PocketTTS",
+    "VibeVoiceForConditionalGeneration": "mmspec.speech.latents.vibevoice:VibeVoice",
 }
 
 REFUSED = {
@@ -33,7 +33,9 @@ def speech_model(model: Any, *args: Any, **options: Any) -> SpeechModel:
         raise ValueError(f"{name} cannot be sped up: {_named(REFUSED[name])}")
     if name not in ADAPTERS:
         known = ", ".join(ADAPTERS)
-        raise ValueError(f"{name} is no speech model mmspec knows; known: {known}; or pass your own mmspec.speech.family.SpeechModel")
+        raise ValueError(
+            f"{name} is no speech model mmspec knows; known: {known}; or pass your own mmspec.speech.families.base.SpeechModel"
+        )
     return _named(ADAPTERS[name])(model, *args, **options)
 
 

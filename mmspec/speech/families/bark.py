@@ -23,22 +23,22 @@ from transformers.models.bark.generation_configuration_bark import (
     BarkSemanticGenerationConfig,
 )
 
-from mmspec.core.accept import Accept
-from mmspec.core.books import Books
 from mmspec.core.control import Control
 from mmspec.core.decode import Drafter, decode
-from mmspec.core.hf import Family, HFTarget
-from mmspec.core.limits import Limits
 from mmspec.core.noise import Noise, mix
-from mmspec.core.processors import Pipeline, Processor
+from mmspec.core.processors.pipeline import Pipeline, Processor
 from mmspec.core.records import Step
+from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
-from mmspec.drafters.model import ModelDrafter
-from mmspec.options import Tree, control_of, drafter_of, laws_for, rule_of, shape_of
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.models.target import Family, HFTarget
+from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, rule_of, shape_of
+from mmspec.speech.codecs.transformers import WholeStream
 from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, ragged
-from mmspec.speech.family import Sampling, SpeechModel, one_voice_each
+from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.generation import Speech
-from mmspec.speech.hf_codec import WholeStream
+from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
 
 Voice = Mapping[str, Tensor]
 """A voice preset: semantic_prompt [S], coarse_prompt [2, T] and fine_prompt [8, T], as `BarkProcessor` loads them."""
@@ -67,7 +67,7 @@ class Wanted:
         return self.drafter.get(stage) if isinstance(self.drafter, Mapping) else self.drafter
 
     def form(self, stage: str) -> Tree:
-        """The tree of a stage's guesses: none in a stage that a dict of drafters leaves out."""
+        """The tree of a stage's draft tokens: none in a stage that a dict of drafters leaves out."""
         return None if isinstance(self.drafter, Mapping) and self.drafter.get(stage) is None else self.tree
 
 
@@ -137,7 +137,7 @@ class Bark(SpeechModel):
 
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
         end = self.first.semantic_pad_token
-        spoken = Books(((0, self.first.semantic_vocab_size),), (end,))
+        spoken = InterleavedCodebooks(((0, self.first.semantic_vocab_size),), (end,))
         return (spoken, EndOnceLikely(end, self.min_eos_p)) if self.min_eos_p else (spoken,)
 
     def semantic(self, prompt: BarkPrompt, wanted: Wanted, seconds: float | None = None) -> list[list[int]]:
@@ -155,14 +155,16 @@ class Bark(SpeechModel):
         lengths = [floor(len(row) * self.ratio / self.second.n_coarse_codebooks) * self.second.n_coarse_codebooks for row in semantic]
         told = [self._history(voice) for voice in voices]
         written: list[list[int]] = [[] for _ in semantic]
-        rules = (Books(((start, start + self.size), (start + self.size, self.model.coarse_acoustics.config.output_vocab_size))),)
+        rules = (
+            InterleavedCodebooks(((start, start + self.size), (start + self.size, self.model.coarse_acoustics.config.output_vocab_size))),
+        )
         seeds = mix(Noise.from_seed(wanted.seed, len(semantic), self.model.device).seeds)
         for number, done in enumerate(range(0, max(lengths, default=0), window)):
             open_ = [row for row, length in enumerate(lengths) if length > done]
             prompts = [self._window(told[row], semantic[row], written[row]) for row in open_]
             noise = Noise(mix(seeds[open_] + number + 1))  # every window draws afresh
-            room = [min(window, lengths[row] - done) for row in open_]
-            found = self._write("coarse", ragged(prompts, self.model.device), rules, room, (), noise, wanted)
+            budget = [min(window, lengths[row] - done) for row in open_]
+            found = self._write("coarse", ragged(prompts, self.model.device), rules, budget, (), noise, wanted)
             for row, ids in zip(open_, found, strict=True):
                 written[row] += ids
         return written
@@ -189,26 +191,26 @@ class Bark(SpeechModel):
         stage: str,
         prompt: BarkPrompt,
         rules: tuple[Processor, ...],
-        room: list[int],
+        budget: list[int],
         ends: Sequence[int],
         noise: Noise,
         wanted: Wanted,
     ) -> list[list[int]]:
-        """One problem of tokens: what every row writes, at most `room` each."""
+        """One problem of tokens: what every row writes, at most `budget` each."""
         net, drawn = self.network(stage), replace(_sampling(self.first if stage == "semantic" else self.second), **wanted.sampling)
         rule = rule_of(wanted.accept, drawn.temperature, drawn.top_k, drawn.top_p)
-        laws = laws_for(rule, drawn.temperature, drawn.top_k, drawn.top_p, drawn.repetition_penalty, rules)
-        target = HFTarget(net, BarkFamily.of(net), Pipeline((*laws.steps, *drawn.last)), reserve=max(room) + 32)
-        guesser = _as_drafter(wanted.drafting(stage), target, rule, wanted.form(stage))
-        limits = Limits(len(room), max(room), ends, device=self.model.device)
-        limits.left, limits.remaining = torch.tensor(room, device=self.model.device), list(room)
+        distributions = distributions_for(rule, drawn.temperature, drawn.top_k, drawn.top_p, drawn.repetition_penalty, rules)
+        target = HFTarget(net, BarkFamily.of(net), Pipeline((*distributions.steps, *drawn.last)), reserve=max(budget) + 32)
+        proposer = _as_drafter(wanted.drafting(stage), target, rule, wanted.form(stage))
+        stopping = DefaultStopping(len(budget), max(budget), ends, device=self.model.device)
+        stopping.left, stopping.remaining = torch.tensor(budget, device=self.model.device), list(budget)
         wanted.stats.exactness = rule.exactness
-        control = control_of(wanted.draft_length, guesser)
-        for step in decode(target, guesser, rule, prompt, limits=limits, noise=noise, control=control):
+        control = control_of(wanted.draft_length, proposer)
+        for step in decode(target, proposer, rule, prompt, stopping=stopping, noise=noise, control=control):
             wanted.stats.add(step)
             if wanted.on_step is not None:
                 wanted.on_step(step)
-        return limits.outputs
+        return stopping.outputs
 
     # --- sound --------------------------------------------------------------------------------------------------------
 
@@ -279,9 +281,9 @@ def _config(kind: Any, found: Any) -> Any:
     return found if isinstance(found, kind) else kind(**found)
 
 
-def _sampling(config: Any) -> Sampling:
+def _sampling(config: Any) -> SpeechSampling:
     """A stage's own settings: greedy unless its generation config samples."""
-    return Sampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)
+    return SpeechSampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)
 
 
 def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.family import attention_mask, refuse_unsupported
-from mmspec.core.layout import Layout
-from mmspec.core.processors import History, ban
+from mmspec.core.processors.pipeline import History, ban
+from mmspec.models.families.base import attention_mask, refuse_unsupported
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
 
 
 @dataclass(frozen=True, slots=True)

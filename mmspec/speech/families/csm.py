@@ -13,16 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.compat import csm_embeddings
-from mmspec.core.depth import Choose, DepthFrame, Writer, one_by_one
-from mmspec.core.family import attention_mask, refuse_unsupported
-from mmspec.core.layout import Layout
-from mmspec.core.limits import Ending
-from mmspec.core.processors import History, MinP, Pipeline, pipeline
-from mmspec.speech.family import Sampling, SoundStream, sampling_of
-from mmspec.speech.frames import FrameModel, FramePrompt, frame_history
-from mmspec.speech.hf_codec import HFCodec
+from mmspec.core.distributions.depth_frame import Choose, DepthFrame, FrameWriter, one_by_one
+from mmspec.core.processors.pipeline import History, MinP, Pipeline, pipeline
+from mmspec.core.stopping import EndTest
+from mmspec.models.compat import csm_embeddings
+from mmspec.models.families.base import attention_mask, refuse_unsupported
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.speech.codecs.transformers import HFCodec
+from mmspec.speech.families.base import SoundStream, SpeechSampling, sampling_of
+from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
 
 Tokenize = Callable[[Sequence[str], Sequence[str | None]], Mapping[str, Tensor]]
 """(texts, voices) -> input_ids [B, P] and their attention_mask: `codec_lm.Letters`, say."""
@@ -31,7 +31,7 @@ Inputs = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Heard:
+class PromptParts:
     """What a prompt was made of, so that a drafter can embed it by its own tables."""
 
     rows: tuple[Inputs, ...]  # one prompt each
@@ -42,11 +42,12 @@ class CsmModel(FrameModel):
     """A `CsmForConditionalGeneration`.
 
     Texts need `letters`, such as `codec_lm.Letters(tokenizer, "[{voice}]{text}", ("0", "1"))`; a prompt may also be what the class's
-    processor returned for one conversation, sound included. `writer` says how the depth decoder writes a frame (`core.depth`). A frame
-    whose codes but the last all are the end's ends a row, and is no sound: the class's own `output_audio` lets it sound.
+    processor returned for one conversation, sound included. `writer` says how the depth decoder writes a frame
+    (`core.distributions.depth_frame`). A frame whose codes but the last all are the end's ends a row, and is no sound: the class's own
+    `output_audio` lets it sound.
     """
 
-    def __init__(self, model: Any, letters: Tokenize | None = None, *, writer: Writer = one_by_one, depth: Pipeline | None = None):
+    def __init__(self, model: Any, letters: Tokenize | None = None, *, writer: FrameWriter = one_by_one, depth: Pipeline | None = None):
         refuse_unsupported(model.backbone_model)
         config, self.codec = model.config, HFCodec(model.codec_model)
         self.model, self.letters, self.writer = model, letters, writer
@@ -56,7 +57,7 @@ class CsmModel(FrameModel):
         self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
         drawn = sampling_of(model.generation_config)
         least = drawn.pop("min_p", None)
-        self.sampling = Sampling(**drawn, last=(MinP(least),) if least else ())
+        self.sampling = SpeechSampling(**drawn, last=(MinP(least),) if least else ())
         self.depth = CsmDepth(model, depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
 
     # --- prompts ------------------------------------------------------------------------------------------------------
@@ -84,7 +85,7 @@ class CsmModel(FrameModel):
             raise ValueError(f"a prompt of {most} steps is too long: the model has {self.model.config.max_position_embeddings} positions")
         embeds = torch.stack([F.pad(part, (0, 0, most - len(part), 0)) for part in parts])
         real = torch.tensor([[column >= most - len(part) for column in range(most)] for part in parts], device=embeds.device)
-        return FramePrompt(embeds, real, Heard(rows, self.model))
+        return FramePrompt(embeds, real, PromptParts(rows, self.model))
 
     def _embeds(self, row: Inputs) -> Tensor:
         """Embeddings [P, D] of one prompt, its padding left out."""
@@ -97,7 +98,7 @@ class CsmModel(FrameModel):
     def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
         """As every family; a prompt that another CSM embedded is embedded anew, so that a small one can draft for a large one."""
         heard = inputs.extra
-        if isinstance(heard, Heard) and heard.model is not self.model:
+        if isinstance(heard, PromptParts) and heard.model is not self.model:
             theirs = heard.model.config
             if (theirs.num_codebooks, theirs.vocab_size) != (self.books, self.size):
                 raise ValueError(
@@ -122,21 +123,21 @@ class CsmModel(FrameModel):
             use_cache=True,
         ).last_hidden_state
 
-    # --- the law of a frame -------------------------------------------------------------------------------------------
+    # --- the distribution of a frame -------------------------------------------------------------------------------------------
 
-    def law(self, raw: Tensor, history: History, processors: Pipeline) -> DepthFrame:
+    def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> DepthFrame:
         scores = self.model.lm_head(raw.to(self.model.lm_head.weight.dtype)).float()
         return DepthFrame(torch.cat([raw, processors(scores, frame_history(history, 0))], -1), self.depth, self.writer)
 
     @cached_property
-    def ends(self) -> Ending:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def ends(self) -> EndTest:  # pyright: ignore[reportIncompatibleVariableOverride]
         end = self.model.config.codebook_eos_token_id
         return lambda values: (values[..., :-1] == end).all(-1)
 
     # --- sound --------------------------------------------------------------------------------------------------------
 
-    def stream(self) -> "Frames":
-        return Frames(self.codec.stream(), self.model.config.codebook_eos_token_id)
+    def stream(self) -> "FrameStream":
+        return FrameStream(self.codec.stream(), self.model.config.codebook_eos_token_id)
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class CsmDepth:
     """The depth decoder behind its processors. Its state is the backbone's last hidden state and, behind it, the scores of code 0."""
 
     model: Any
-    laws: Pipeline
+    distributions: Pipeline
 
     @property
     def books(self) -> int:
@@ -177,7 +178,7 @@ class CsmDepth:
         rows, count = logits.shape[:2]
         nothing = torch.zeros(rows, 0, dtype=torch.long, device=logits.device)
         none = History(nothing, nothing.bool()[:, None].expand(-1, count, -1), nothing.new_zeros(rows, count))
-        return self.laws(logits.float(), none)
+        return self.distributions(logits.float(), none)
 
 
 def _placed(codes: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ def _placed(codes: Tensor) -> Tensor:
     return F.pad(codes, (1, 0))
 
 
-class Frames:
+class FrameStream:
     """The sound of frames up to the one that ends the row."""
 
     def __init__(self, sound: SoundStream, end: int):

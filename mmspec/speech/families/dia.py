@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.delay import EndAt, EndsInFirst, NotYet
-from mmspec.core.family import attention_mask, refuse_unsupported
-from mmspec.core.guidance import Guided
-from mmspec.core.layout import Layout
-from mmspec.core.limits import Ending
-from mmspec.core.processors import Processor, ban
-from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
-from mmspec.speech.family import Sampling, sampling_of
+from mmspec.core.processors.pipeline import Processor, ban
+from mmspec.core.stopping import EndTest
+from mmspec.models.families.base import attention_mask, refuse_unsupported
+from mmspec.models.guidance import Guided
+from mmspec.models.layout import Layout
+from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
+from mmspec.speech.sampling.delay import EndAt, EndsInFirst, NotYet
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Dia(DelayModel):
         self.start, self.end, self.pad = decoder.bos_token_id, decoder.eos_token_id, decoder.pad_token_id
         self.layers, self.longest, self.lead = decoder.num_hidden_layers, decoder.max_position_embeddings - 1, max(self.delays) + 1
         self.letters = letters_of(processor, config.encoder_config.max_position_embeddings)
-        self.sampling = Sampling(**sampling_of(model.generation_config), guidance=model.generation_config.guidance_scale)
+        self.sampling = SpeechSampling(**sampling_of(model.generation_config), guidance=model.generation_config.guidance_scale)
         self._sounding(codec)
 
     @property
@@ -69,7 +69,7 @@ class Dia(DelayModel):
         ids = torch.where(told[:, None], texts.ids, 0)  # the text that tells nothing is as long, and padding
         return self.model.model.encoder(ids, attention_mask=texts.mask.long()).last_hidden_state, texts.mask
 
-    def scores(self, layout: Layout, heard: Heard, keep: int) -> Tensor:
+    def scores(self, layout: Layout, heard: EncodedText, keep: int) -> Tensor:
         hidden = self.decoder(
             input_ids=layout.ids,
             position_ids=layout.positions,
@@ -87,12 +87,12 @@ class Dia(DelayModel):
     def closing(self, steps: int) -> tuple[Processor, ...]:
         return (EndAt(steps - self.lead, self.end),) if steps >= self.lead else ()
 
-    def guided(self, steps: tuple[Processor, ...], sampling: Sampling) -> DiaGuided:
+    def guided(self, steps: tuple[Processor, ...], sampling: SpeechSampling) -> DiaGuided:
         if sampling.guidance is None or not sampling.guidance > 1:
             raise ValueError(f"guidance is {sampling.guidance}: Dia takes scales above 1; None or 1 for no guidance, 3 is usual")
         return DiaGuided(steps, sampling.guidance, sampling.top_k)
 
     @property
-    def ends(self) -> Ending:
+    def ends(self) -> EndTest:
         slowest = self.delays.index(max(self.delays))
         return lambda frames: frames[..., slowest] == self.end

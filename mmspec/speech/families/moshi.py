@@ -1,8 +1,8 @@
 """Moshi (Defossez et al. 2024): refused, and why.
 
-Its frames would fit (`core.depth`: a text id, then K codes by the depth decoder). But it is a partner in a conversation: the step after
-a frame hears what the other side said meanwhile, so frames that are drafted ahead are judged by sound that is not there yet. The class's
-own generation feeds it silence, which no conversation is.
+Its frames would fit (`core.distributions.depth_frame`: a text id, then K codes by the depth decoder). But it is a partner in a
+conversation: the step after a frame hears what the other side said meanwhile, so frames that are drafted ahead are judged by sound that is
+not there yet. The class's own generation feeds it silence, which no conversation is.
 """
 
 REASON = (

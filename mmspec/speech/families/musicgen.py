@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.delay import NoMore, NotYet
-from mmspec.core.family import attention_mask, refuse_unsupported
-from mmspec.core.layout import Layout
-from mmspec.core.module_copy import own_copy
-from mmspec.core.processors import Processor
-from mmspec.speech.families.delay import DelayModel, Heard, Texts, letters_of
-from mmspec.speech.family import Sampling, sampling_of
+from mmspec.core.processors.pipeline import Processor
+from mmspec.models.families.base import attention_mask, refuse_unsupported
+from mmspec.models.layout import Layout
+from mmspec.models.module_copy import own_copy
+from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
+from mmspec.speech.sampling.delay import NoMore, NotYet
 
 
 class Musicgen(DelayModel):
@@ -33,7 +33,7 @@ class Musicgen(DelayModel):
         self.delays, self.codes = tuple(range(config.num_codebooks)), config.vocab_size
         self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, config.num_codebooks - 1
         self.letters = letters_of(processor)
-        self.sampling = Sampling(**sampling_of(generation), guidance=generation.guidance_scale)
+        self.sampling = SpeechSampling(**sampling_of(generation), guidance=generation.guidance_scale)
         self._sounding(model.audio_encoder if codec is None else codec)
 
     @property
@@ -55,7 +55,7 @@ class Musicgen(DelayModel):
         nothing = torch.zeros_like(states[: texts.untold])
         return torch.cat([states, nothing]), torch.cat([mask, torch.ones_like(mask[: texts.untold])])
 
-    def scores(self, layout: Layout, heard: Heard, keep: int) -> Tensor:
+    def scores(self, layout: Layout, heard: EncodedText, keep: int) -> Tensor:
         def own(module: Any, args: tuple, output: Tensor) -> Tensor:
             """Each column's own position: the class derives one from a shared length."""
             slots = layout.visible.shape[-1]

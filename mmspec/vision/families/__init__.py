@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from mmspec.vision.family import ImageModel
+from mmspec.vision.families.base import ImageModel
 
 ADAPTERS = {
     "LlamaGen": "mmspec.vision.families.llamagen:LlamaGenPictures",

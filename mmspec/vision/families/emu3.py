@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.family import refuse_unsupported
-from mmspec.core.layout import Layout
-from mmspec.core.raster import Raster
+from mmspec.core.processors.raster import Raster
+from mmspec.models.families.base import refuse_unsupported
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures, cells_of
 from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
-from mmspec.vision.family import ImageModel, Prompt, Size, as_pictures, cells_of
 
 ENDS = ("<|extra_201|>", "<|image end|>")
 """The tokens that end the frame and the picture; the text's own end follows."""

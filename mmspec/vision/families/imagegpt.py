@@ -10,11 +10,11 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers.models.imagegpt.modeling_imagegpt import ImageGPTModel
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.family import refuse_unsupported
-from mmspec.core.layout import Layout
-from mmspec.core.raster import Raster
-from mmspec.vision.family import ImageModel, Prompt, Size, as_pictures
+from mmspec.core.processors.raster import Raster
+from mmspec.models.families.base import refuse_unsupported
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures
 
 
 class _Masked(ImageGPTModel):

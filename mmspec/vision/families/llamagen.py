@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.layout import Layout
-from mmspec.core.raster import Raster
-from mmspec.vision.family import ImageModel, Prompt, class_of, decoded, texts_of
-from mmspec.vision.llamagen import LlamaGen
+from mmspec.core.processors.raster import Raster
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.vision.families.base import ImageModel, Prompt, class_of, decoded, texts_of
+from mmspec.vision.families.llamagen_network import LlamaGen
 
 Captions = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Texts -> features [B, P, W] padded on either side, and their mask [B, P]."""

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.core.cache import SlotCache
-from mmspec.core.family import attention_mask, text_prompt
-from mmspec.core.layout import Layout
-from mmspec.vision.family import texts_of
+from mmspec.models.families.base import attention_mask, text_prompt
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.vision.families.base import texts_of
 
 Tokens = tuple[Tensor, Tensor]
 """Ids [R, P], padded on either side, and their mask [R, P] bool."""

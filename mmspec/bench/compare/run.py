@@ -1,0 +1,128 @@
+"""The benchmark itself: every contender on every batch, taking turns in one process, summed up as paired ratios."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from mmspec.bench.compare.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Contender, Outcome, contenders
+from mmspec.loading.text import Pair
+
+ORDER = (PLAIN, ASSISTED, ENGINE, DRAFTED)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Spread | None":
+        if not values:
+            return None
+        if len(values) == 1:
+            return Spread(values[0], values[0], values[0])
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+        return Spread(middle, low, high)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One contender on one batch in one repeat."""
+
+    contender: str
+    batch: int
+    repeat: int
+    outcome: Outcome
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second: under sampling contenders need not write equally long texts."""
+        return self.outcome.count / self.outcome.seconds
+
+
+def run(pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: int, repeats: int, done: Callable[[], Any]) -> list[Trial]:
+    """All trials. Contenders take turns batch by batch, and the one that goes first changes every time."""
+    batches = [pair.inputs(list(prompts[i : i + batch_size])) for i in range(0, len(prompts), batch_size)]
+    seed, found = pair.config.run.seed, contenders(pair, draft_tokens)
+    _warm_up(found, batches[0], seed)
+    trials, turn = [], 0
+    for repeat in range(repeats):
+        for batch, inputs in enumerate(batches):
+            names = list(found)
+            turn += 1
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                trials.append(Trial(name, batch, repeat, found[name](inputs, seed + batch * batch_size)))
+                done()
+    return trials
+
+
+def trial_count(pair: Pair, prompts: Sequence[str], draft_tokens: int, batch_size: int, repeats: int) -> int:
+    return len(contenders(pair, draft_tokens)) * -(-len(prompts) // batch_size) * repeats
+
+
+def _warm_up(found: dict[str, Contender], inputs: dict[str, Any], seed: int) -> None:
+    """First runs pay for allocations and lazy set-up: they are not counted."""
+    for contender in found.values():
+        contender(inputs, seed)
+
+
+def summarise(trials: Sequence[Trial], greedy: bool) -> list[dict[str, Any]]:
+    """A row per contender: counts, speed, ratios to plain and assisted generation paired by batch and repeat, and text equality."""
+    rows = []
+    for name in ORDER:
+        own = [trial for trial in trials if trial.contender == name]
+        if not own:
+            continue
+        refused = next((trial.outcome.refused for trial in own if trial.outcome.refused), None)
+        if refused is not None:
+            rows.append({"contender": name, "refused": refused})
+            continue
+        tokens, calls = sum(t.outcome.count for t in own), sum(t.outcome.row_calls for t in own)
+        rows.append(
+            {
+                "contender": name,
+                "refused": None,
+                "tokens": tokens,
+                "target_calls": sum(t.outcome.calls for t in own),
+                "tokens_per_call": tokens / max(1, calls),
+                "tokens_per_second": _plain(Spread.of([t.speed for t in own])),
+                "ratio_to_plain": _plain(Spread.of(paired(trials, name, PLAIN))),
+                "ratio_to_assisted": _plain(Spread.of(paired(trials, name, ASSISTED))),
+                "same_text": same_text(trials, name) if greedy else None,
+                "seconds": _phases(own),
+            }
+        )
+    return rows
+
+
+def paired(trials: Sequence[Trial], name: str, other: str) -> list[float]:
+    """How many times faster `name` was than `other`, for each batch and repeat both ran."""
+    base = {(t.batch, t.repeat): t for t in trials if t.contender == other and t.outcome.refused is None}
+    own = [t for t in trials if t.contender == name]
+    return [t.speed / base[t.batch, t.repeat].speed for t in own if (t.batch, t.repeat) in base]
+
+
+def same_text(trials: Sequence[Trial], name: str) -> dict[str, int]:
+    """How many rows came out token for token as plain `generate` wrote them."""
+    base = {t.batch: t.outcome.tokens for t in trials if t.contender == PLAIN}
+    rows = [(ids, other) for t in trials if t.contender == name for ids, other in zip(t.outcome.tokens, base[t.batch], strict=True)]
+    return {"same": sum(ids == other for ids, other in rows), "of": len(rows)}
+
+
+def _phases(own: Sequence[Trial]) -> dict[str, float] | None:
+    """mmspec's time split, summed over trials."""
+    found = [t.outcome.phases for t in own if t.outcome.phases is not None]
+    return {phase: sum(split[phase] for split in found) for phase in found[0]} if found else None
+
+
+def _plain(spread: Spread | None) -> dict[str, float] | None:
+    return None if spread is None else asdict(spread)
+
+
+def times_faster(runs: Sequence[Any], base: Sequence[Any]) -> float:
+    """The median over examples of how many times faster `runs` were, in tokens a second. Each has `tokens` and `seconds`."""
+    return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))

@@ -1,0 +1,66 @@
+"""The ways of saying things with mini speech that tables and the demo set side by side: arguments of `synthesize` by name."""
+
+from typing import Any
+
+import torch
+
+from mmspec.core.rules.groups import Groups
+from mmspec.core.rules.lossy.always_accept import AlwaysAccept
+from mmspec.core.rules.lossy.membership import Membership
+from mmspec.core.rules.lossy.ssd import SSD
+from mmspec.core.rules.lossy.tolerance import Tolerance
+from mmspec.core.rules.pcg import PCG
+from mmspec.drafters.heads.viterbi import grouped
+from mmspec.drafters.retrieval.bigrams import Bigrams
+from mmspec.drafters.trees.static import Template
+from mmspec.minis import HOME, Mini
+from mmspec.minis import speech_data as spoken
+from mmspec.speech import synthesize
+
+FOLDER = HOME / "speech"
+
+
+def ways(mini: Mini) -> dict[str, dict[str, Any]]:
+    """Plain decoding, exact ways and lossy ones. All lengths are fixed: nothing depends on the clock.
+
+    The rules without a drafter in their names judge the small model's chain; `tree` is the heads' planned tree.
+    """
+    model, heads, tree = mini.drafters["model"], mini.drafters["vadusa"], Template.read(FOLDER / "tree.json")
+    chain, wide = {"drafter": model, "draft_length": 5}, {"drafter": heads, "tree": tree, "draft_length": tree.depth}
+    alike = {"codec": in_codec_space(mini), "embeddings": by_embedding(mini)}
+    return {
+        "plain": {},
+        "suffix": {"drafter": "suffix", "draft_length": 4},
+        "model": chain,
+        "model token": {**chain, "accept": "token"},
+        "model block": {**chain, "accept": "block"},
+        "heads": {"drafter": heads, "draft_length": 4},
+        "tree": wide,
+        **{f"tree tau {tau}": {**wide, "accept": Tolerance(tau)} for tau in (1, 2, 3, 5)},
+        **{f"pcg {space}": {**chain, "accept": PCG(groups)} for space, groups in alike.items()},
+        "ssd 0.2": {**chain, "accept": SSD(0.2)},
+        "top 20": {**chain, "accept": Membership(20, guard=(mini.target.end,))},
+    }
+
+
+def in_codec_space(mini: Mini, count: int = 8) -> Groups:
+    """Every code with the `count` nearest to it: what their patches of sound look like."""
+    groups = Groups.nearest(mini.target.codec.centres, count)
+    return groups.placed(torch.arange(*mini.target.places[0]), mini.target.model.config.vocab_size)
+
+
+def by_embedding(mini: Mini, theta: float = 0.3) -> Groups:
+    """The published groups: codes whose embeddings in the target have a cosine of `theta` or more. Other ids stand alone."""
+    rows, (first, stop) = mini.target.model.get_input_embeddings().weight.detach(), mini.target.places[0]
+    return Groups.by_cosine(rows[first:stop], theta).placed(torch.arange(first, stop), len(rows))
+
+
+def always_accept(mini: Mini, utterances: int = 128) -> dict[str, Any]:
+    """Three blind heads committed beside each code of the target's own, their path repaired by what follows what in sound it said
+    itself."""
+    texts, voices = zip(*spoken.requests(utterances, 3), strict=True)
+    said = synthesize(mini.target, texts, voice=voices, seed=20_000)
+    lines = [line[:size] for line, size in zip(said.tokens, said.lengths.tolist(), strict=True)]
+    first, stop = mini.target.places[0]
+    bigrams = Bigrams.count(lines, stop - first, first)
+    return {"drafter": grouped(mini.drafters["vadusa"], bigrams, draw=True), "draft_length": 3, "accept": AlwaysAccept()}

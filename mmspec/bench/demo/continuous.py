@@ -1,0 +1,160 @@
+"""The demo's pictures of continuous tokens: plain and by the exact ways, for each head, and whether a batch changes what a seed gives.
+
+A distribution-exact way draws other pictures than plain decoding does, from the same distribution, so there is no picture to compare with.
+What must hold and
+is looked at instead: a seed gives the same picture alone and in a batch of four. That the distribution is the same is for
+    `mmspec.bench.check.projection`.
+"""
+
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.bench.demo.continuous_page import section_html
+from mmspec.bench.demo.run import DemoRequest, Section
+from mmspec.loading.text import device_of
+from mmspec.loading.vision import Loaded, load_image_model
+from mmspec.minis import HOME
+from mmspec.vision.generation import generate
+
+
+@dataclass(frozen=True)
+class ContinuousEntry:
+    """A row of the table: a method, and the head that is asked to draw by it."""
+
+    method: str
+    head: str
+    what: str
+
+
+CONTINUOUS_METHODS = {
+    "plain": ContinuousEntry("plain", "diffusion", "one token a forward, its head's chain step by step"),
+    "path": ContinuousEntry("path", "diffusion", "whole chains of steps drafted, and judged in one run of the head"),
+    "block": ContinuousEntry("block", "diffusion", "the same, all steps of all draft tokens judged together"),
+    "aligned": ContinuousEntry("aligned", "diffusion", "noise shared with the drafter, the last step judged"),
+    "plain, mixture": ContinuousEntry("plain", "mixture", "one token a forward, its density said outright"),
+    "density": ContinuousEntry("density", "mixture", "tokens drafted, and judged by their densities"),
+}
+ALIKE = 1e-3
+"""How far numbers of a token may lie apart, in its deviations, and be called the same: batches round differently."""
+TOGETHER = 4
+"""Pictures in the batch that single ones are compared with."""
+_BUDGET = 40.0  # seconds after which no further prompt is begun
+
+
+@dataclass
+class ContinuousRun:
+    """One prompt by one way, alone."""
+
+    picture: Image.Image
+    tokens: Tensor  # [h, w, d]
+    stats: Any
+    same: bool = False  # the picture that the seed gives in a batch of four, too
+
+    @property
+    def seconds(self) -> float:
+        return self.stats.seconds["total"]
+
+
+@dataclass
+class ContinuousResults:
+    """Everything the section shows."""
+
+    loaded: Loaded
+    prompts: list[str]
+    runs: dict[str, list[ContinuousRun]] = field(default_factory=dict)
+
+
+def there() -> bool:
+    """Whether the mini and its draft ship with this copy of the library."""
+    folder = HOME / "continuous"
+    parts = ("autoencoder/model.safetensors", "diffusion/target/model.safetensors", "diffusion/drafters/small/model.safetensors")
+    return all((folder / part).exists() for part in parts)
+
+
+def work(request: DemoRequest) -> int:
+    return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
+
+
+def section(request: DemoRequest) -> Section:
+    """Draw every prompt by every way, taking turns, and the four of them together."""
+    loaded = load_image_model("continuous", device=device_of(request.device))
+    batch = [loaded.examples[number % len(loaded.examples)] for number in range(TOGETHER)]
+    ways = [name for name, way in CONTINUOUS_METHODS.items() if _drawable(loaded, way)]
+    found = ContinuousResults(loaded, batch[: _examples(request)], {name: [] for name in ways})
+    seeds = [request.seed + number for number in range(TOGETHER)]
+    together = {}
+    for name in ways:  # the first run, too, that pays for allocations
+        together[name] = generate(_model(loaded, CONTINUOUS_METHODS[name]), batch, CONTINUOUS_METHODS[name].method, seed=seeds).tokens
+        request.done()
+    start = perf_counter()
+    for number, prompt in enumerate(found.prompts):
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+            found.prompts = found.prompts[:number]
+            break
+        for name in ways[number % len(ways) :] + ways[: number % len(ways)]:
+            run = _once(loaded, CONTINUOUS_METHODS[name], prompt, seeds[number])
+            run.same = torch.allclose(run.tokens, together[name][number], rtol=0, atol=ALIKE)
+            found.runs[name].append(run)
+            request.done()
+    rows = [_row(name, found) for name in ways]
+    same = [run.same for runs in found.runs.values() for run in runs]
+    promise = "pictures the same alone and in a batch of four"
+    return Section("Continuous pictures", _figures(rows), rows, section_html(found, rows), sum(same), len(same), promise)
+
+
+def _examples(request: DemoRequest) -> int:
+    return 2 if request.quick else TOGETHER
+
+
+def _model(loaded: Loaded, way: ContinuousEntry) -> Any:
+    return next(model for model in (loaded.model, *loaded.model.others) if model.head == way.head)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _drawable(loaded: Loaded, way: ContinuousEntry) -> bool:
+    """Whether the head is there, and a draft where the way needs one."""
+    models: Any = (loaded.model, *loaded.model.others)  # pyright: ignore[reportAttributeAccessIssue]
+    return any(model.head == way.head and (way.method == "plain" or model.drafter is not None) for model in models)
+
+
+def _once(loaded: Loaded, way: ContinuousEntry, prompt: str, seed: int) -> ContinuousRun:
+    out = generate(_model(loaded, way), [prompt], way.method, seed=seed)
+    return ContinuousRun(out.images[0], out.tokens[0], out.stats)
+
+
+def _row(name: str, found: ContinuousResults) -> dict[str, Any]:
+    way, runs = CONTINUOUS_METHODS[name], found.runs[name]
+    plain = next(
+        found.runs[other] for other in found.runs if CONTINUOUS_METHODS[other].head == way.head
+    )  # of the same head: plain comes first
+    drafted = sum(run.stats.drafted for run in runs)
+    tokens, calls, seconds = (sum(part) for part in zip(*((r.stats.tokens, r.stats.row_calls, r.seconds) for r in runs), strict=True))
+    return {
+        "way": name,
+        "what": way.what,
+        "head": way.head,
+        "exactness": runs[0].stats.exactness,
+        "tokens": tokens,
+        "target_calls": calls,
+        "forwards": calls / len(runs),
+        "tokens_per_call": tokens / calls,
+        "acceptance": sum(run.stats.accepted for run in runs) / drafted if drafted else None,
+        "seconds": seconds / len(runs),
+        "tokens_per_second": tokens / seconds,
+        "times_plain": median(base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)),
+        "drift": None,
+        "same_in_batch": {"same": sum(run.same for run in runs), "of": len(runs)},
+    }
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The most tokens a call of a way that drafts, with what it means in seconds."""
+    best = max((row for row in rows if CONTINUOUS_METHODS[row["way"]].method != "plain"), key=lambda row: row["tokens_per_call"])
+    speed = f"in seconds {best['times_plain']:.2f} times plain decoding's speed here"
+    words = f"continuous tokens a target call ({best['way']}): a count; {speed}"
+    return [(f"{best['tokens_per_call']:.2f}", words)]

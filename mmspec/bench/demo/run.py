@@ -1,0 +1,73 @@
+"""The demo: every shipped modality, plain and speculative, as rows for the terminal and one section of the report each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from mmspec.bench.report.page import cards, page
+from mmspec.loading.text import device_of
+from mmspec.utils.provenance import provenance
+
+SECTIONS = {
+    "text": "mmspec.bench.demo.text",
+    "vision": "mmspec.bench.demo.vision",
+    "continuous": "mmspec.bench.demo.continuous",
+    "vlm": "mmspec.bench.demo.vlm",
+    "speech": "mmspec.bench.demo.speech",
+    "recsys": "mmspec.bench.demo.recsys",
+}
+"""Each module has `there()`, whether its mini ships, `work(request)`, how many runs it will make, and `section(request)`."""
+
+
+PLAIN = "outputs identical to plain decoding, of those that must be"
+
+
+@dataclass(frozen=True)
+class DemoRequest:
+    """What every section is asked for. Call `done` after each run."""
+
+    quick: bool
+    seed: int
+    device: str
+    done: Callable[..., Any] = lambda *args: None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One modality's outcome: a row per way of decoding, and its part of the page."""
+
+    title: str
+    figures: list[tuple[str, str]]  # headline: (figure, what it is)
+    rows: list[dict[str, Any]]
+    html: str
+    same: int  # outputs equal to plain decoding's, among those of ways that promise it; or to what `promise` says
+    of: int
+    promise: str = PLAIN
+
+
+def shown() -> dict[str, Any]:
+    """The sections whose minis are there, by name."""
+    found = {name: import_module(where) for name, where in SECTIONS.items()}
+    return {name: module for name, module in found.items() if module.there()}
+
+
+def work(request: DemoRequest) -> int:
+    """Runs in all sections together: the length of the progress bar."""
+    return sum(module.work(request) for module in shown().values())
+
+
+def run_demo(request: DemoRequest) -> dict[str, Section]:
+    return {name: module.section(request) for name, module in shown().items()}
+
+
+def report(sections: dict[str, Section], request: DemoRequest) -> str:
+    """The page of the whole demo."""
+    tokens = [section for section in sections.values() if section.promise == PLAIN]
+    figures = [(f"{sum(s.same for s in tokens)} of {sum(s.of for s in tokens)}", f"{PLAIN}, compared token by token")] if tokens else []
+    figures += [(f"{s.same} of {s.of}", s.promise) for s in sections.values() if s.promise != PLAIN]
+    for section in sections.values():
+        figures += section.figures
+    lead = "Plain and speculative decoding side by side: the drafter drafts, the target checks, and the output stays the target's own."
+    body = [cards(figures), *(section.html for section in sections.values())]
+    return page("mmspec demo", lead, body, provenance(device_of(request.device)))

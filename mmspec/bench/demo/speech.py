@@ -1,0 +1,127 @@
+"""The demo's speech: the shipped mini says its own examples, by one way after another from the same seeds."""
+
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.bench.compare.speech import ways
+from mmspec.bench.demo.run import DemoRequest, Section
+from mmspec.bench.demo.speech_page import section_html
+from mmspec.core.rules.base import TOKEN_EXACT
+from mmspec.loading.text import device_of
+from mmspec.minis import HOME, Mini, load
+from mmspec.speech import synthesize
+
+CONTINUOUS_METHODS = {
+    "plain": "one code a forward",
+    "model": "a smaller model drafts a chain",
+    "heads": "heads on the target draft a chain",
+    "tree": "the heads draft a planned tree",
+    "tree tau 3": "the same tree, a draft token may be among 3 draws",
+    "pcg codec": "the chain, judged by groups that sound alike",
+}
+_BUDGET = 20.0  # seconds after which no further text is begun
+
+
+@dataclass
+class SpeechRun:
+    """One text by one way."""
+
+    wave: Tensor  # [T]
+    codes: Tensor  # [S]
+    committed: list[int]  # codes committed by each forward
+    stats: Any
+    first_sound: float
+    seconds: float  # of the whole call
+    same: bool = False  # sample for sample plain decoding's sound
+
+
+@dataclass
+class SpeechResults:
+    """Everything the section shows."""
+
+    mini: Mini
+    texts: list[tuple[str, str]]  # and voices
+    runs: dict[str, list[SpeechRun]] = field(default_factory=dict)
+
+
+def there() -> bool:
+    """Whether the mini ships with this copy of the library."""
+    return (HOME / "speech" / "target" / "model.safetensors").exists()
+
+
+def work(request: DemoRequest) -> int:
+    return len(CONTINUOUS_METHODS) * _examples(request) + 1
+
+
+def section(request: DemoRequest) -> Section:
+    """Say every text by every way, taking turns, and compare with plain decoding."""
+    mini = load("speech")
+    mini.target.model.to(device_of(request.device))
+    texts = list(zip(mini.examples["texts"], mini.examples["voice"], strict=True))[: _examples(request)]
+    found, given = SpeechResults(mini, texts, {way: [] for way in CONTINUOUS_METHODS}), ways(mini)
+    _once(mini, given["model"], texts[0], request.seed)  # the first run pays for allocations
+    request.done()
+    start = perf_counter()
+    for number, text in enumerate(texts):
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer texts rather than making its owner wait
+            found.texts = texts[:number]
+            break
+        turns = list(CONTINUOUS_METHODS)
+        for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            found.runs[way].append(_once(mini, given[way], text, request.seed + number))
+            request.done()
+    for way in CONTINUOUS_METHODS:
+        for run, plain in zip(found.runs[way], found.runs["plain"], strict=True):
+            run.same = torch.equal(run.wave, plain.wave)
+    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
+    promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
+    return Section("Speech", _figures(rows), rows, section_html(found, rows), sum(promised), len(promised))
+
+
+def _examples(request: DemoRequest) -> int:
+    return 2 if request.quick else 4
+
+
+def _once(mini: Mini, given: dict[str, Any], text: tuple[str, str], seed: int) -> SpeechRun:
+    committed: list[int] = []
+    out = synthesize(
+        mini.target, [text[0]], voice=text[1], seed=seed, on_step=lambda step: committed.append(len(step.committed.values[0])), **given
+    )
+    return SpeechRun(out.waveforms[0], out.tokens[0], committed, out.stats, out.first_sound[0], out.seconds)
+
+
+def _row(way: str, found: SpeechResults) -> dict[str, Any]:
+    runs, plain = found.runs[way], found.runs["plain"]
+    drafted, rate = sum(run.stats.drafted for run in runs), found.mini.target.rate
+    tokens, calls = (sum(part) for part in zip(*((run.stats.tokens, run.stats.row_calls) for run in runs), strict=True))
+    sound, seconds = sum(len(run.wave) for run in runs) / rate, sum(run.seconds for run in runs)
+    drifts = [run.stats.drift for run in runs if run.stats.drift is not None]
+    paces = [(one.seconds / max(1, len(one.wave)), two.seconds / max(1, len(two.wave))) for one, two in zip(plain, runs, strict=True)]
+    return {
+        "way": way,
+        "what": CONTINUOUS_METHODS[way],
+        "exactness": runs[0].stats.exactness,
+        "tokens": tokens,
+        "target_calls": calls,
+        "tokens_per_call": tokens / calls,
+        "acceptance": sum(run.stats.accepted for run in runs) / drafted if drafted else None,
+        "real_time_factor": seconds / sound,
+        "first_sound": median(run.first_sound for run in runs),
+        "tokens_per_second": tokens / seconds,
+        "times_plain": median(before / after for before, after in paces),
+        "drift": sum(drifts) / len(drifts) if drifts else None,
+        "same_sounds": {"same": sum(run.same for run in runs), "of": len(runs)} if way != "plain" else None,
+    }
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The most codes a call of a way that promises the very sound: a count, not seconds."""
+    exact = [row for row in rows if row["way"] != "plain" and row["exactness"] == TOKEN_EXACT]
+    best = max(exact, key=lambda row: row["tokens_per_call"])
+    words = f"codes of sound a forward ({best['way']}), sample for sample plain decoding's: a count, the same on every machine"
+    return [(f"{best['tokens_per_call']:.2f}", words)]

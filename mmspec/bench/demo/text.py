@@ -1,0 +1,183 @@
+"""The demo's text section: the shipped pair on its own example prompts, decoded in every way the library has by name."""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from time import perf_counter
+from typing import Any
+
+from mmspec.bench.compare.peers import run_transformers, synchronize
+from mmspec.bench.compare.run import times_faster
+from mmspec.bench.demo.run import DemoRequest, Section
+from mmspec.bench.demo.text_page import section_html
+from mmspec.bench.report.pieces import TextRounds
+from mmspec.core.stats import Stats
+from mmspec.loading.text import Pair, load_pair
+from mmspec.minis import load, shipped_drafters
+from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+
+SAMPLED = 0.8
+_BUDGET = 45.0  # seconds after which no further prompt is begun
+
+
+@dataclass(frozen=True)
+class TextEntry:
+    """One way of decoding. `base` names the way whose tokens it must reproduce."""
+
+    name: str
+    words: str
+    drafter: str | None
+    base: str | None
+    temperature: float = 0.0
+    length: int = 0
+    tree: tuple[int, ...] | None = None
+
+
+PEER = TextEntry("generate", "transformers' own generate, greedy", None, None)
+PLAIN = TextEntry("plain", "mmspec without a drafter, greedy", None, "generate")
+PLAIN_SAMPLED = TextEntry("plain sampling", f"mmspec without a drafter, temperature {SAMPLED}", None, None, SAMPLED)
+CONTINUOUS_METHODS = (
+    PEER,
+    PLAIN,
+    TextEntry("model", "a small model draft tokens 4 tokens", "model", "generate", length=4),
+    TextEntry("tree", "a small model draft tokens a tree of 4, 2, 1", "model", "generate", length=3, tree=(4, 2, 1)),
+    TextEntry("eagle3", "a layer that reads the target's states draft tokens 5 tokens", "eagle3", "generate", length=5),
+    TextEntry("lookup", "copies what followed the same words before", "lookup", "generate", length=8),
+    TextEntry("suffix", "follows the longest suffix seen before", "suffix", "generate", length=8),
+    PLAIN_SAMPLED,
+    TextEntry("coupled sampling", f"the small model, temperature {SAMPLED}, coupled draws", "model", "plain sampling", SAMPLED, length=4),
+)
+
+
+@dataclass
+class TextRun:
+    """One way on one example."""
+
+    tokens: list[int]
+    text: str
+    seconds: float
+    stats: Stats | None
+    rounds: list[Any]
+    same: bool | None = None  # as the base's tokens; None where there is no base
+
+
+@dataclass
+class TextResults:
+    """Everything the section shows."""
+
+    prompts: list[str]
+    runs: dict[str, list[TextRun]] = field(default_factory=dict)
+    totals: dict[str, Stats] = field(default_factory=dict)
+
+
+def there() -> bool:
+    """The text mini always ships."""
+    return True
+
+
+def work(request: DemoRequest) -> int:
+    return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
+
+
+def section(request: DemoRequest) -> Section:
+    """Run every way on every example, taking turns, and compare."""
+    most = 24 if request.quick else 64
+    run = RunSection(max_new_tokens=most, seed=request.seed)
+    pair = load_pair(Config(target=TargetSection(device=request.device), drafter=DrafterSection(kind="model"), run=run))
+    count = _examples(request)
+    prompts = [str(prompt) for prompt in pair.examples[:: max(1, len(pair.examples) // count)][:count]]
+    found = TextResults(prompts, {way.name: [] for way in CONTINUOUS_METHODS})
+    found.totals = {way.name: Stats() for way in CONTINUOUS_METHODS}
+    brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
+    for way in CONTINUOUS_METHODS:  # first runs pay for allocations
+        _once(brief, way, found.prompts[0], None)
+        request.done()
+    start = perf_counter()
+    for number, prompt in enumerate(found.prompts):
+        if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+            found.prompts = found.prompts[:number]
+            break
+        for way in CONTINUOUS_METHODS[number % len(CONTINUOUS_METHODS) :] + CONTINUOUS_METHODS[: number % len(CONTINUOUS_METHODS)]:
+            found.runs[way.name].append(_once(pair, way, prompt, found.totals[way.name]))
+            request.done()
+    _compare(found)
+    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
+    flags = [run.same for way in CONTINUOUS_METHODS for run in found.runs[way.name] if run.same is not None]
+    return Section("Text", _figures(rows), rows, section_html(found, rows, CONTINUOUS_METHODS, pair), sum(flags), len(flags))
+
+
+def _examples(request: DemoRequest) -> int:
+    return 2 if request.quick else 5
+
+
+def _trained(name: str | None, pair: Pair) -> Any:
+    """The mini's trained drafter of that name; None for other names."""
+    return _nets()[name].to(pair.target.device) if name in shipped_drafters() else None
+
+
+@lru_cache(maxsize=1)
+def _nets() -> dict[str, Any]:
+    return load("text").drafters
+
+
+def _once(pair: Pair, way: TextEntry, prompt: str, total: Stats | None) -> TextRun:
+    inputs, seed = pair.inputs([prompt]), pair.config.run.seed
+    if way is PEER:
+        out = run_transformers(pair, inputs, seed, {})
+        return TextRun(out.tokens[0], pair.decode(out.tokens[0]), out.seconds, None, [])
+    rounds = TextRounds(pair.decode)
+    drafter = pair.model if way.drafter == "model" else _trained(way.drafter, pair) or way.drafter
+    synchronize(pair.target.device)
+    steps: list[Any] = []
+    out = pair.generate(
+        inputs,
+        drafter=drafter,
+        accept="exact",
+        temperature=way.temperature,
+        draft_length=way.length,
+        tree=way.tree,
+        on_step=steps.append,
+    )
+    for step in steps:  # after the clock has stopped
+        rounds(step)
+        if total is not None:
+            total.add(step)
+    ids = out.sequences[0, : out.lengths[0]].tolist()
+    return TextRun(ids, pair.decode(ids), out.stats.seconds["total"], out.stats, rounds.found)
+
+
+def _compare(found: TextResults) -> None:
+    """Fill in `same`: token by token against the base's own run."""
+    for way in CONTINUOUS_METHODS:
+        if way.base is not None:
+            for run, base in zip(found.runs[way.name], found.runs[way.base], strict=True):
+                run.same = run.tokens == base.tokens
+
+
+def _row(way: TextEntry, found: TextResults) -> dict[str, Any]:
+    runs, total = found.runs[way.name], found.totals[way.name]
+    tokens, seconds = sum(len(run.tokens) for run in runs), sum(run.seconds for run in runs)
+    plain = PLAIN_SAMPLED if way.temperature else PLAIN
+    flags = [run.same for run in runs if run.same is not None]
+    return {
+        "way": way.name,
+        "what": way.words,
+        "tokens": tokens,
+        "target_calls": total.row_calls if way is not PEER else tokens,
+        "tokens_per_call": total.tokens_per_call if way is not PEER else 1.0,
+        "acceptance": total.accepted / total.drafted if total.drafted else None,
+        "tokens_per_second": tokens / seconds,
+        "times_plain": times_faster(runs, found.runs[plain.name]),
+        "times_generate": None if way.temperature else times_faster(runs, found.runs[PEER.name]),
+        "same_text": {"same": sum(flags), "of": len(flags)} if flags else None,
+    }
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Headline figures of the best drafters, counts before seconds."""
+    drafting = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None]
+    fewest = max(drafting, key=lambda row: row["tokens_per_call"])
+    fastest = max(drafting, key=lambda row: row["times_generate"])
+    return [
+        (f"{fewest['tokens_per_call']:.2f}", f"tokens per target call ({fewest['way']}): a count, the same on every machine"),
+        (f"{fastest['times_generate']:.2f}&times;", f"transformers generate's speed ({fastest['way']}): seconds, this machine only"),
+    ]

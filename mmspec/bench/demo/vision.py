@@ -1,0 +1,125 @@
+"""The demo's pictures: the shipped mini on its own captions, drawn by one method after another from the same seeds."""
+
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.bench.demo.run import DemoRequest, Section
+from mmspec.bench.demo.vision_page import section_html
+from mmspec.core.rules.base import TOKEN_EXACT
+from mmspec.loading.text import device_of
+from mmspec.loading.vision import Loaded, load_image_model
+from mmspec.minis import HOME
+from mmspec.vision.generation import generate
+
+CONTINUOUS_METHODS = {
+    "plain": "one code a forward",
+    "jacobi": "a window drawn by the target's own noise",
+    "sjd": "a window drawn afresh every round",
+    "scd": "a window that keeps what it can",
+    "scd-gumbel": "the same, by shared Gumbel numbers",
+    "sjd-pac": "a kept window that begins as a tree",
+    "gsd": "a fresh window, judged by groups of alike codes",
+    "zipar": "rows side by side, contexts incomplete",
+}
+_BUDGET = 25.0  # seconds after which no further prompt is begun
+
+
+@dataclass
+class VisionRun:
+    """One prompt by one method."""
+
+    picture: Image.Image
+    codes: Tensor  # [height, width]
+    runs: Tensor | None  # [height, width] how many codes were committed together there; None for rows side by side
+    stats: Any
+    same: bool = False  # code for code plain decoding's picture
+
+    @property
+    def seconds(self) -> float:
+        return self.stats.seconds["total"]
+
+
+@dataclass
+class VisionResults:
+    """Everything the section shows."""
+
+    loaded: Loaded
+    prompts: list[str]
+    runs: dict[str, list[VisionRun]] = field(default_factory=dict)
+
+
+def there() -> bool:
+    """Whether the mini ships with this copy of the library."""
+    return (HOME / "vision" / "emoji" / "target" / "model.safetensors").exists()
+
+
+def work(request: DemoRequest) -> int:
+    return len(CONTINUOUS_METHODS) * _examples(request) + 1
+
+
+def section(request: DemoRequest) -> Section:
+    """Draw every prompt by every method, taking turns, and compare with plain decoding."""
+    loaded = load_image_model("mini", device=device_of(request.device))
+    found = VisionResults(loaded, list(loaded.examples[: _examples(request)]), {way: [] for way in CONTINUOUS_METHODS})
+    _once(loaded, "scd", found.prompts[0], request.seed)  # the first run pays for allocations
+    request.done()
+    start = perf_counter()
+    for number, prompt in enumerate(found.prompts):
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+            found.prompts = found.prompts[:number]
+            break
+        turns = list(CONTINUOUS_METHODS)
+        for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            found.runs[way].append(_once(loaded, way, prompt, request.seed + number))
+            request.done()
+    for way in CONTINUOUS_METHODS:
+        for run, plain in zip(found.runs[way], found.runs["plain"], strict=True):
+            run.same = torch.equal(run.codes, plain.codes)
+    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
+    promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
+    return Section("Pictures", _figures(rows), rows, section_html(found, rows), sum(promised), len(promised))
+
+
+def _examples(request: DemoRequest) -> int:
+    return 2 if request.quick else 4
+
+
+def _once(loaded: Loaded, way: str, prompt: str, seed: int) -> VisionRun:
+    out = generate(loaded.model, [prompt], way, guidance=loaded.guidance, seed=seed)
+    return VisionRun(out.images[0], out.tokens[0], None if out.runs is None else out.runs[0], out.stats)
+
+
+def _row(way: str, found: VisionResults) -> dict[str, Any]:
+    runs, plain = found.runs[way], found.runs["plain"]
+    drafted = sum(run.stats.drafted for run in runs)
+    tokens, calls, seconds = (sum(part) for part in zip(*((r.stats.tokens, r.stats.row_calls, r.seconds) for r in runs), strict=True))
+    drifts = [run.stats.drift for run in runs if run.stats.drift is not None]
+    return {
+        "way": way,
+        "what": CONTINUOUS_METHODS[way],
+        "exactness": runs[0].stats.exactness,
+        "tokens": tokens,
+        "target_calls": calls,
+        "forwards": calls / len(runs),
+        "tokens_per_call": tokens / calls,
+        "acceptance": sum(run.stats.accepted for run in runs) / drafted if drafted else None,
+        "seconds": seconds / len(runs),
+        "tokens_per_second": tokens / seconds,
+        "times_plain": median(base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)),
+        "drift": sum(drifts) / len(drifts) if drifts else None,
+        "same_pictures": {"same": sum(run.same for run in runs), "of": len(runs)} if way != "plain" else None,
+    }
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The fewest forwards of a method that promises the same distribution or more: a count, not seconds."""
+    exact = [row for row in rows if row["way"] != "plain" and row["drift"] is None and "lossy" not in row["exactness"]]
+    best, plain = min(exact, key=lambda row: row["forwards"]), rows[0]
+    words = f"forwards a picture ({best['way']}) instead of {plain['forwards']:.0f}: a count, the same on every machine"
+    return [(f"{best['forwards']:.0f}", words)]

@@ -1,0 +1,283 @@
+"""Beam search in the one loop: K paths a row as a tree that shares its prompt's cache, every level checked against the target's own best.
+
+A row's pending token is a forest: all nodes on the way to its K beams, as the roots of a draft, of which the last ones are the beams
+themselves, committed but not run yet. The tree stays a draft under way for the whole search and only the prompt is ever committed, so
+nothing is copied K times and no cache is re-ordered. A drafter hangs whole levels of draft tokens on the beams; one forward scores them
+all; then `BeamRule` goes down level by level. It ranks the children of the target's own beams only, so what it commits is beam search's
+very result, whatever was drafted. It goes on while all of a level's winners are among the draft tokens, and what it ranks where it stops
+is the next pending token: a round commits one level more than the draft tokens had right (AtSpeed's strict verification, Lin et al. 2025).
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmspec.core.beams.trie import NOWHERE, Children, Trie
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rules.base import TOKEN_EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnChildren:
+    """How one level of draft tokens was drawn, for rules that ask."""
+
+    log_q: Tensor  # [B, M, C] over the children of the M nodes draft tokens could hang on; all of a row's together are one distribution
+    index: Tensor  # [B, N] which of a row's M * C children each draft token is, in the order they were drawn; PAD where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """What a beam's draft carries beside its nodes, as `Draft.aux`. Path scores are in `Draft.score`: the target's for roots."""
+
+    state: Tensor  # [B, N] the trie node of every column; NOWHERE for PAD
+    beams: int  # how many of the last roots are the pending token
+    level: int  # the fewest levels that any row still under way has committed
+    layers: tuple[int, ...] = ()  # how many draft tokens there are on each level
+    drawn: tuple[DrawnChildren, ...] = ()
+
+
+def path_scores(draft: Draft) -> Tensor:
+    """[B, N] log-probability of the path to each column of a beam's draft."""
+    assert draft.score is not None, "the draft is of no beam search"
+    return draft.score
+
+
+@dataclass(frozen=True, slots=True)
+class BeamLevel:
+    """The children of a row's beams on one level, all of them side by side: S = M * C."""
+
+    children: Children  # [B, M, C]
+    score: Tensor  # [B, S] the target's log-probability of the whole path, -inf where there is no child
+    committed: Tensor  # [B, 1] how many levels a row has committed when this one is ranked
+    start: Tensor  # [B] how many it had when the round began
+    log_q: Tensor | None = (
+        None  # [B, S] what the distribution draft tokens were drawn from says of these children; -inf for what no draft token could be
+    )
+    draft_tokens: Tensor | None = (
+        None  # [B, N] which of them each draft token is, as drawn; -1 if it hangs on no beam of these, PAD for no draft token
+    )
+
+    @property
+    def state(self) -> Tensor:
+        """[B, S] the children's trie nodes."""
+        return self.children.state.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Winners:
+    """A level's K best of each row."""
+
+    parent: Tensor  # [B, K] which of the beams before
+    token: Tensor  # [B, K]
+    state: Tensor  # [B, K] NOWHERE where there are fewer
+    score: Tensor  # [B, K] the target's log-probability of the whole path
+
+    def where(self, rows: Tensor, other: "Winners") -> "Winners":
+        """These in the rows [B] that are true, else `other`."""
+        names = ("parent", "token", "state", "score")
+        return Winners(*(torch.where(rows[:, None], getattr(self, name), getattr(other, name)) for name in names))
+
+
+@dataclass(frozen=True)
+class BeamRule(ABC):
+    """What the rules have in common: `k` beams over the paths of `trie`."""
+
+    trie: Trie
+    k: int
+
+    uses_q = False
+    coupled = False
+    trees = True
+    exactness = TOKEN_EXACT
+
+    @abstractmethod
+    def pick(self, level: BeamLevel, noise: Noise) -> Tensor:
+        """The level's winners, as indices into its children [B, K]; -1 where there are no more."""
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        forest: Forest = draft.aux
+        first, width = draft.roots - forest.beams, forest.beams  # where the beams may be among the columns
+        column = torch.arange(first, first + width, device=draft.nodes.device).expand(len(draft.start), -1)
+        state, score = forest.state[:, first : first + width], path_scores(draft)[:, first : first + width]
+        running, accepted = draft.valid.any(1), torch.zeros_like(draft.start)
+        kept: list[tuple[Winners, Tensor]] = []
+        last: Winners | None = None
+        for depth, drafted in enumerate((*forest.layers, 0)):
+            level = self._level(draft, scored, depth, column, state, score, first, width)
+            winners = _winners(level, self.pick(level, noise))
+            last = winners if last is None else winners.where(running, last)
+            if not drafted:
+                break
+            first, width = first + width, drafted
+            column = _among(winners.state, forest.state[:, first : first + width], first)
+            whole = ((column >= 0) | (winners.state == NOWHERE)).all(1)
+            running = running & whole & (draft.start + depth + 1 < self.trie.levels)
+            column = torch.where(running[:, None], column, -1)
+            accepted = accepted + running
+            kept.append((winners, column))
+            state, score = torch.where(column >= 0, winners.state, NOWHERE), winners.score
+        assert last is not None
+        return _verdict(draft, self.k, kept, last, accepted)
+
+    def _level(
+        self, draft: Draft, scored: Scored, depth: int, column: Tensor, state: Tensor, score: Tensor, first: int, width: int
+    ) -> BeamLevel:
+        """The children of the beams `state` [B, M] at `column` [B, M], among the `width` columns from `first` on."""
+        forest: Forest = draft.aux
+        children = self.trie.children(state, min(forest.level + depth, self.trie.levels - 1))
+        fresh = scored.p.scores.shape[1]  # the distributions of columns before were used in earlier rounds
+        log_p = of_children(scored.p, (column - draft.size + fresh).clamp_min(0), children)
+        told = (ranked(children, log_p, score), draft.start[:, None] + depth, draft.start)
+        if depth >= len(forest.drawn):
+            return BeamLevel(children, *told)
+        return BeamLevel(children, *told, *_own(forest.drawn[depth], (column - first).masked_fill(column < 0, width), width))
+
+
+def ranked(children: Children, log_p: Tensor, score: Tensor) -> Tensor:
+    """[B, M * C] path scores of `children`, whose parents have `score` [B, M]; -inf where there is no child."""
+    return torch.where(children.valid, score[..., None] + log_p, -torch.inf).flatten(1)
+
+
+def of_children(distributions: Categorical, column: Tensor, children: Children) -> Tensor:
+    """[B, M, C] log-probability of `children` under the distributions [B, N] at `column` [B, M], normalised over the whole vocabulary."""
+    scores = distributions.at(column).scores
+    return scores.gather(-1, children.token) - scores.logsumexp(-1, keepdim=True)
+
+
+def best(key: Tensor, count: int) -> Tensor:
+    """[B, count] indices of the largest `key` [B, S], largest first; -1 where what is left is -inf."""
+    found = key.topk(min(count, key.shape[1]), -1)
+    index = torch.where(found.values > -torch.inf, found.indices, -1)
+    return torch.nn.functional.pad(index, (0, count - index.shape[1]), value=-1)
+
+
+@dataclass(frozen=True)
+class TopKBeams(BeamRule):
+    """The target's K best paths on every level: transformers' constrained beam search."""
+
+    def pick(self, level: BeamLevel, noise: Noise) -> Tensor:
+        return best(level.score, self.k)
+
+
+def _winners(level: BeamLevel, index: Tensor) -> Winners:
+    """Those at `index` [B, K] among a level's children."""
+    there, index = index >= 0, index.clamp_min(0)
+    state = torch.where(there, level.state.gather(1, index), NOWHERE)
+    token = torch.where(there, level.children.token.flatten(1).gather(1, index), 0)
+    score = torch.where(there, level.score.gather(1, index), -torch.inf)
+    return Winners(index // level.children.state.shape[-1], token, state, score)
+
+
+def _among(wanted: Tensor, found: Tensor, first: int) -> Tensor:
+    """[B, K] the column of each `wanted` [B, K] trie node in `found` [B, N], whose columns begin at `first`; -1 where it is not there."""
+    same = (wanted[:, :, None] == found[:, None, :]) & (wanted != NOWHERE)[:, :, None]
+    return torch.where(same.any(-1), same.long().argmax(-1) + first, -1)
+
+
+def _own(drawn: DrawnChildren, place: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """How draft tokens were drawn, told of the children of M beams, which are at `place` [B, M] of the nodes draft tokens could hang on."""
+    rows, size = drawn.log_q.shape[0], drawn.log_q.shape[-1]
+    padded = torch.nn.functional.pad(drawn.log_q, (0, 0, 0, width + 1 - drawn.log_q.shape[1]), value=-torch.inf)
+    log_q = padded.gather(1, place[..., None].expand(-1, -1, size)).flatten(1)
+    beam = torch.full((rows, width + 1), -1, device=place.device).scatter_(
+        1, place, torch.arange(place.shape[1], device=place.device).expand_as(place)
+    )
+    beam[:, width] = -1
+    parent = beam.gather(1, drawn.index.clamp_min(0) // size)
+    own = torch.where(parent >= 0, parent * size + drawn.index % size, -1)
+    return log_q, torch.where(drawn.index >= 0, own, PAD)
+
+
+def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Winners, accepted: Tensor) -> Verdict:
+    """What stays: all roots, the winners of every accepted level, and behind them those of the level after as the next pending token."""
+    forest: Forest = draft.aux
+    roots, device = draft.roots, draft.nodes.device
+    alive, columns = draft.valid.any(1), torch.arange(draft.roots, device=device)
+    bases = torch.tensor([roots - forest.beams, *(roots + k * level for level in range(len(kept)))], device=device)  # where beams begin
+    nodes, parents, states, scores = ([table[:, :roots]] for table in (draft.nodes, draft.parents, forest.state, path_scores(draft)))
+    keep = [torch.where(draft.valid[:, :roots], columns, -1)]
+    for base, (winners, column) in zip(bases, kept, strict=False):
+        _append((nodes, parents, states, scores), winners, base, column >= 0)
+        keep.append(column)
+    _append((nodes, parents, states, scores), last, bases[accepted][:, None], (last.state != NOWHERE) & alive[:, None])
+    count = torch.where(alive, accepted + 1, 0)
+    pending = replace(
+        draft,
+        nodes=torch.cat(nodes, 1),
+        parents=torch.cat(parents, 1),
+        start=draft.start + count,
+        roots=roots + k * (len(kept) + 1),
+        levels=None,
+        score=torch.cat(scores, 1),
+        aux=Forest(torch.cat(states, 1), k, forest.level + 1),
+    )
+    levels = torch.arange(len(kept) + 1, device=device).expand(len(count), -1)
+    return Verdict(torch.cat(keep, 1), draft.start[:, None] + levels, count, pending, accepted, accepted)
+
+
+def _append(tables: tuple[list[Tensor], ...], winners: Winners, base: Tensor, there: Tensor) -> None:
+    """Winners as columns, whose parents begin at column `base`; PAD where they are not `there` [B, K]."""
+    nodes, parents, states, scores = tables
+    nodes.append(winners.token)
+    parents.append(torch.where(there, winners.parent + base, PAD))
+    states.append(torch.where(there, winners.state, NOWHERE))
+    scores.append(torch.where(there, winners.score, -torch.inf))
+
+
+class BeamStopping:
+    """One search's end: every row commits `levels` levels. Where it does, its beams are `state` [B, K] with `score` [B, K]."""
+
+    def __init__(self, rows: int, levels: int, k: int, device: torch.device | str = "cpu"):
+        self.left = torch.full((rows,), levels, device=device)
+        self.remaining = [levels] * rows
+        self.outputs: list[list[int]] = [[] for _ in range(rows)]
+        self.state = torch.full((rows, k), NOWHERE, device=device)
+        self.score = torch.full((rows, k), -torch.inf, device=device)
+
+    @property
+    def open(self) -> bool:
+        return any(self.remaining)
+
+    def budget(self, length: int) -> Budget:
+        """Room for a round of `length` levels of draft tokens."""
+        return Budget(self.left, min(length, max(self.remaining) - 1))
+
+    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        """Note the beams of rows that have come to the end, and bring the outcome to the host: the round's one synchronisation."""
+        self.left = self.left - verdict.count
+        ended = self.left <= 0
+        pending, k = verdict.pending, self.state.shape[1]
+        new = (ended & (verdict.count > 0))[:, None]
+        self.state = torch.where(new, pending.aux.state[:, -k:], self.state)
+        self.score = torch.where(new, path_scores(pending)[:, -k:], self.score)
+        committed = self._fetch(draft, scored, verdict, ended)
+        for row, values in enumerate(committed.values):
+            self.outputs[row] += values
+            self.remaining[row] -= len(values)
+        aux = replace(pending.aux, state=torch.where(ended[:, None], NOWHERE, pending.aux.state))
+        pending = replace(pending, parents=torch.where(ended[:, None], PAD, pending.parents), aux=aux)
+        return replace(verdict, pending=pending), committed
+
+    @staticmethod
+    def _fetch(draft: Draft, scored: Scored, verdict: Verdict, ended: Tensor) -> Committed:
+        """A level counts as a value, and is its own number."""
+        forest: Forest = draft.aux
+        layers = draft.valid[:, draft.roots :].split(forest.layers, 1) if forest.layers else ()
+        drafted = sum((layer.any(1).long() for layer in layers), torch.zeros_like(verdict.count))
+        healthy = torch.ones_like(ended) if scored.healthy is None else scored.healthy
+        columns = (verdict.count, verdict.accepted, drafted, ended, healthy, draft.start)
+        table = torch.stack([column.long() for column in columns], 1).tolist()
+        return Committed(
+            values=[list(range(start, start + count)) for count, *_, start in table],
+            accepted=[line[1] for line in table],
+            judged=[min(line[1] + 1, line[2]) for line in table],
+            drafted=[line[2] for line in table],
+            ended=[bool(line[3]) for line in table],
+            healthy=[bool(line[4]) for line in table],
+            drift=[0.0] * len(table),
+            expected=[0.0] * len(table),
+        )

@@ -1,0 +1,264 @@
+"""From logits to distributions: one pipeline, applied once, by whoever builds p or q, with every node's own history.
+
+A processor takes scores [B, N, V] and the `History` of the nodes, and returns scores. Numbers may be given per row. The order is
+transformers': penalties and bans first, then temperature, then truncation. Temperature 0 leaves a point mass on the best value.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What came before the value each node calls for: the ids on its own path, prompt included."""
+
+    ids: Tensor  # [B, S] ids by cache slot
+    visible: Tensor  # [B, N, S] bool: is the slot on the node's path?
+    position: Tensor  # [B, N] output position of the value the node calls for
+
+    def seen(self, size: int) -> Tensor:
+        """[B, N, V] bool: does the value occur on the node's path?"""
+        return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0
+
+    def last(self, count: int, outputs: bool = False) -> tuple[Tensor, Tensor]:
+        """The last `count` ids of every node's path in order [B, N, W], W <= `count`, and which of them are real [B, N, W] bool.
+
+        Where a path is shorter the first ones are missing. With `outputs` the prompt is left out: as a node is on its own path, the
+        last `position` ids there are its outputs. A path's ids stand in the order of their slots, drafted ones included.
+        """
+        slots = torch.arange(self.ids.shape[1], device=self.ids.device)
+        found = torch.where(self.visible, slots, -1).topk(min(count, len(slots)), -1).values.flip(-1)
+        real = found >= 0
+        if outputs:
+            real = real & (torch.arange(found.shape[-1], 0, -1, device=found.device) <= self.position[..., None])
+        return self.ids[:, None, :].expand_as(self.visible).gather(2, found.clamp_min(0)), real
+
+    def paths(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Every (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
+        for row in range(self.visible.shape[0]):
+            for node in range(self.visible.shape[1]):
+                yield row, node, self.ids[row][self.visible[row, node]]
+
+
+def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
+    """[B, N, V] how often each value stands among the `real` ones of `ids` [B, N, W]."""
+    real = real & (ids < size)  # a prompt may hold ids that have no logit
+    return torch.zeros(*ids.shape[:2], size, device=ids.device).scatter_add_(2, ids.clamp(max=size - 1), real.float())
+
+
+class Processor(Protocol):
+    def __call__(self, scores: Tensor, history: History) -> Tensor: ...
+
+
+def per_row(value: float | Sequence[float], like: Tensor) -> float | Tensor:
+    """A number as it is, or one per row as something that broadcasts over [B, N, V]."""
+    if isinstance(value, (int, float)):
+        return value
+    if len(value) != like.shape[0]:
+        raise ValueError(f"{len(value)} numbers for {like.shape[0]} rows: give one number, or one per row")
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)[:, None, None]
+
+
+def ban(scores: Tensor, banned: Tensor) -> Tensor:
+    return scores.masked_fill(banned, -torch.inf)
+
+
+def _one_of(ids: Sequence[int], scores: Tensor) -> Tensor:
+    """[V] bool: is the value among `ids`?"""
+    return _among(tuple(ids), scores.shape[-1], scores.device)
+
+
+@lru_cache(maxsize=64)
+def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """[size] bool, made once: every step of every request asks for the same few."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[[i for i in ids if 0 <= i < size]] = True
+    return mask.to(device)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    temperature: float | Sequence[float]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        degree = per_row(self.temperature, scores)
+        if isinstance(degree, (int, float)):
+            return scores / max(degree, 1e-6) if degree > 0 else _only_best(scores)
+        return torch.where(degree > 0, scores / degree.clamp(min=1e-6), _only_best(scores))
+
+
+def _only_best(scores: Tensor) -> Tensor:
+    best = scores.argmax(-1, keepdim=True)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keep the k most likely values (ties with the k-th stay); 0 keeps all."""
+
+    k: int | Sequence[int]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        size = scores.shape[-1]
+        if isinstance(self.k, int):
+            kth = scores.topk(min(self.k or size, size), -1).values[..., -1:]
+        else:
+            ordered = scores.sort(-1, descending=True).values
+            k = torch.as_tensor(per_row([min(k or size, size) for k in self.k], scores))
+            kth = ordered.gather(-1, (k.long() - 1).expand(*scores.shape[:2], 1))
+        return ban(scores, scores < kth)
+
+
+@dataclass(frozen=True)
+class TopP:
+    """Nucleus sampling: keep the smallest set of values whose mass reaches p, and at least one."""
+
+    p: float | Sequence[float]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        ordered, index = scores.sort(-1)
+        drop = ordered.softmax(-1).cumsum(-1) <= 1 - per_row(self.p, scores)
+        drop[..., -1] = False
+        return ban(scores, torch.zeros_like(drop).scatter_(-1, index, drop))
+
+
+@dataclass(frozen=True)
+class MinP:
+    """Keep values at least `p` times as likely as the best one."""
+
+    p: float | Sequence[float]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        probs = scores.softmax(-1)
+        return ban(scores, probs < per_row(self.p, scores) * probs.amax(-1, keepdim=True))
+
+
+def penalised(scores: Tensor, penalty: float | Sequence[float], values: Tensor) -> Tensor:
+    """CTRL's penalty (Keskar et al. 2019) on `values` [B, N, V] bool: divide what is positive, multiply what is negative."""
+    strength = per_row(penalty, scores)
+    return torch.where(values, torch.where(scores < 0, scores * strength, scores / strength), scores)
+
+
+@dataclass(frozen=True)
+class RepetitionPenalty:
+    """CTRL's penalty on every value that already stands on the node's path, prompt included."""
+
+    penalty: float | Sequence[float]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return penalised(scores, self.penalty, history.seen(scores.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Suppress:
+    """Never produce these ids."""
+
+    ids: tuple[int, ...]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return ban(scores, _one_of(self.ids, scores))
+
+
+@dataclass(frozen=True)
+class SuppressAt:
+    """Never produce these ids at output positions from `start` up to, but not including, `stop`."""
+
+    ids: tuple[int, ...]
+    start: int
+    stop: int
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        inside = (history.position >= self.start) & (history.position < self.stop)
+        return ban(scores, inside[..., None] & _one_of(self.ids, scores))
+
+
+def min_length(ends: Sequence[int], least: int) -> SuppressAt:
+    """At least `least` outputs before one of `ends`: those may not be drawn at the first `least` output positions.
+
+    Before a sampler in a pipeline the masked scores are sampled; behind it, what it would give if it drew again until no end came.
+    """
+    if not least >= 0:
+        raise ValueError(f"the minimum length is {least}: give 0 or more outputs")
+    return SuppressAt(tuple(ends), 0, least)
+
+
+@dataclass(frozen=True)
+class ForceAt:
+    """Produce one of these ids at output position `position`."""
+
+    ids: tuple[int, ...]
+    position: int
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        here = (history.position == self.position)[..., None]
+        forced = torch.where(_one_of(self.ids, scores), 0.0, -torch.inf).to(scores.dtype)
+        return torch.where(here, forced, scores)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Processors in order. An empty pipeline leaves the distribution of the raw logits."""
+
+    steps: tuple[Processor, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        """Does it leave every distribution as it is?"""
+        return not self.steps
+
+    @property
+    def repairs(self) -> bool:
+        """Do its processors replace NaN and infinities?"""
+        return any(getattr(step, "repairs", False) for step in self.steps)
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        for step in self.steps:
+            scores = step(scores, history)
+        return scores
+
+
+def pipeline(
+    *,
+    temperature: float | Sequence[float] | None = None,
+    top_k: int | Sequence[int] | None = None,
+    top_p: float | Sequence[float] | None = None,
+    min_p: float | Sequence[float] | None = None,
+    repetition_penalty: float | Sequence[float] | None = None,
+    suppress: Sequence[int] = (),
+    first: Sequence[Processor] = (),
+) -> Pipeline:
+    """The usual processors in transformers' order; `first` ones go before all others. Checks every number."""
+    steps: list[Processor] = list(first)
+    if repetition_penalty is not None:
+        penalty = _checked("repetition_penalty", repetition_penalty, lambda v: 0 < v < math.inf, "above 0")
+        steps += [RepetitionPenalty(penalty)] if penalty != 1 else []
+    if suppress:
+        steps.append(Suppress(tuple(suppress)))
+    if temperature is not None:
+        degree = _checked("temperature", temperature, lambda v: 0 <= v < math.inf, "0 or more, and finite")
+        steps += [Temperature(degree)] if degree != 1 else []
+    if top_k is not None:
+        k = _checked("top_k", top_k, lambda v: v >= 0 and float(v).is_integer(), "a whole number, 0 for none")
+        steps += [TopK(int(k) if isinstance(k, (int, float)) else tuple(map(int, k)))] if k != 0 else []
+    if top_p is not None:
+        mass = _checked("top_p", top_p, lambda v: 0 < v <= 1, "above 0 and at most 1")
+        steps += [TopP(mass)] if mass != 1 else []
+    if min_p is not None:
+        share = _checked("min_p", min_p, lambda v: 0 <= v <= 1, "between 0 and 1")
+        steps += [MinP(share)] if share != 0 else []
+    return Pipeline(tuple(steps))
+
+
+def _checked(name: str, value: Any, rule: Callable[[float], bool], words: str) -> Any:
+    """`value`, a number or one per row, once every number obeys `rule`."""
+    value = value if isinstance(value, (int, float, str)) else tuple(value)
+    for one in value if isinstance(value, tuple) else (value,):
+        if not isinstance(one, (int, float)) or not rule(one):
+            raise ValueError(f"{name} is {one!r}: it must be {words}")
+    return value

@@ -1,0 +1,135 @@
+"""Accept rules: which draft tokens survive, and what is committed after them.
+
+A rule is a pure callable (draft, scored, noise) -> Verdict with four facts: `exactness` (token-exact, distribution-exact or lossy),
+`coupled` (draft tokens must be drawn with the target's own noise), `uses_q` (it reads the distribution draft tokens were drawn from) and
+`output_distribution(p, q)`, the distribution of one committed value in closed form, which the tests hold it to.
+
+Two drivers serve them all. `chain` judges all positions of one chain at once from acceptance probabilities; `deepest`
+takes pass-or-fail judgements on any tree and keeps the longest path that passes. Both end in `commit`.
+"""
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.accept_rule import AcceptRule
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Keys
+from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.core.rules.paths import longest, with_roots
+
+TOKEN_EXACT, DISTRIBUTION_EXACT, GROUP_EXACT, LOSSY = "token-exact", "distribution-exact", "group-exact", "lossy"
+UNMETERED = f"{LOSSY} (unmetered)"  # it departs from the target's distribution by an amount that nobody has measured
+
+
+class Accept(AcceptRule, Protocol):
+    """A rule whose values have a distribution each."""
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        """The distribution of one committed value when a single draft token drawn from `q` is judged by `p`, both [V]."""
+        ...
+
+
+class SingleDraft(Protocol):
+    """One draft token at one position: accepted with some probability, replaced otherwise. What `chain` and `emitted` run on."""
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        """Probability of accepting draft token `x` drawn from `q` (None: a point mass on x)."""
+        ...
+
+    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        """The distribution to draw from when `x` is rejected."""
+        ...
+
+
+def commit(draft: Draft, leaf: Tensor, extra: Tensor) -> Verdict:
+    """The verdict that keeps the path ending in column `leaf` [B] and commits `extra` [B, *value] after it.
+
+    `leaf` must be the last root or a draft token. Rows whose root is PAD are finished: they keep nothing and commit nothing.
+    """
+    n, roots, rows = draft.size, draft.roots, torch.arange(len(leaf), device=leaf.device)
+    columns = torch.arange(n, device=leaf.device)
+    alive = draft.parents[:, roots - 1] != PAD
+    if draft.linear:
+        keep = torch.where((columns <= leaf[:, None]) & draft.valid & alive[:, None], columns, -1)
+        draft_token = keep[:, roots:]
+    else:
+        path = draft.ancestors()[rows, leaf] & draft.valid & alive[:, None]
+        order = torch.where(path, columns, n).sort(-1).values
+        keep = torch.where(order < n, order, -1)
+        draft_token = keep[:, roots:]  # roots are never skipped on a live row: the path runs through all of them
+    accepted = (draft_token >= 0).sum(-1)
+    values = extra.new_zeros(len(leaf), n - roots + 1, *extra.shape[1:])
+    if n > roots:
+        index = draft_token.clamp_min(0)
+        values[:, :-1] = draft.nodes[rows[:, None], index]
+    values[rows, accepted] = extra
+    count = torch.where(alive, accepted + 1, 0)
+    pending = Draft.root(extra, draft.start + count, alive, draft.drift)
+    return Verdict(keep, values, count, pending, accepted, accepted)
+
+
+def with_meters(verdict: Verdict, judged: Tensor, drift: Tensor | None, expected: Tensor | None) -> Verdict:
+    """`verdict` with its counts filled in; `drift` [B] is added to the running total the pending token carries."""
+    if drift is None:
+        return replace(verdict, judged=judged, expected=expected)
+    before = verdict.pending.drift
+    pending = replace(verdict.pending, drift=drift if before is None else before + drift)
+    return replace(verdict, judged=judged, expected=expected, drift=drift, pending=pending)
+
+
+# --- driver 1: pass or fail -------------------------------------------------------------------------------------------
+
+
+def deepest(draft: Draft, passes: Tensor, value: Tensor) -> Verdict:
+    """Keep the longest path whose draft tokens all pass [B, N]; commit `value` [B, N, *value] at its end. Ties go to the earlier column."""
+    leaf, failed = longest(draft, passes)
+    verdict = commit(draft, leaf, value[torch.arange(len(leaf), device=leaf.device), leaf])
+    return replace(verdict, judged=verdict.accepted + failed)
+
+
+def follow(draft: Draft, p: Any, keys: Keys | None) -> Verdict:
+    """Keep draft tokens while they are what `p` draws by `keys` [B, N] after their parents, and commit what it draws at the end; its modes
+    without keys. Distributions that check a value cheaper than they draw one, such as those of frames, draw at the end only.
+    """
+    if draft.size == draft.roots:
+        leaf, failed = _last_root(draft), torch.zeros_like(draft.start)
+    else:
+        parents, x = draft.parents[:, draft.roots :].clamp_min(0), draft.draft_tokens
+        passes = p.tops(parents, x) if keys is None else p.draws(keys, parents, x)
+        leaf, failed = longest(draft, with_roots(draft, passes))
+    last = p.at(leaf[:, None])
+    own = last.mode() if keys is None else last.sample(keys[torch.arange(len(leaf), device=leaf.device)[:, None], leaf[:, None]])
+    verdict = commit(draft, leaf, own[:, 0])
+    return replace(verdict, judged=verdict.accepted + failed)
+
+
+# --- driver 2: acceptance probabilities on a chain --------------------------------------------------------------------
+
+
+def _last_root(draft: Draft) -> Tensor:
+    return torch.full((len(draft.start),), draft.roots - 1, device=draft.start.device)
+
+
+def parents_distribution(draft: Draft, scored: Scored) -> Any:
+    """The distributions that judge each draft token of a chain, [B, G]."""
+    columns = torch.arange(draft.roots - 1, draft.size - 1, device=draft.start.device)
+    return scored.p.at(columns.expand(len(draft.start), -1))
+
+
+def over_judged(judged: Tensor, amounts: Tensor) -> Tensor:
+    """Sum `amounts` [B, G] over the judged positions of a chain."""
+    reached = torch.arange(amounts.shape[1], device=amounts.device) < judged[:, None]
+    return torch.where(reached, amounts, 0).sum(-1)
+
+
+def emitted(rule: SingleDraft, p: Categorical, q: Categorical) -> Categorical:
+    """The distribution of one committed value under a single-draft rule: sum over x of q(x) (a(x) on x + (1 - a(x)) r_x). `p`, `q`: [V]."""
+    size = p.scores.shape[-1]
+    x = torch.arange(size, device=p.scores.device)
+    many_p, many_q = (Categorical(distribution.scores.expand(size, size)) for distribution in (p, q))
+    weight, accept = q.probs(), rule.accept_prob(many_p, many_q, x).nan_to_num()  # 0 / 0 where neither distribution has mass
+    replaced = rule.replacement(many_p, many_q, x).probs()
+    return Categorical.of(weight * accept + (weight * (1 - accept)) @ replaced)

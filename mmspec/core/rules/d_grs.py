@@ -1,0 +1,89 @@
+"""D-GRS: several drafts of one Gaussian step, judged together (Bullo et al. 2026, arXiv 2609.17691).
+
+K siblings drawn independently from q = N(m_q, scale^2), judged in the order they were drawn against p = N(m_p, scale^2). Only their
+coordinate s along m_p - m_q matters (`core.distributions.reflection`), with rho(s) = p/q there. Begin with l = 0 and g = 1; take a sibling
+with min(1, (rho - l)+ / g); refused, it has laid claim to mass g of q: l becomes l + g, and g becomes the mass of (p - l q)+ that is left.
+After the last refusal the value is drawn from norm((p - l q)+), a half-line distribution in s. One of K siblings is taken with 1 - g_{K+1}:
+2 Phi(-gap/2) for one, more for more.
+
+It is a sibling rule of `siblings.Walk`: for trees whose siblings are independent draws from one Gaussian, such as combs and static trees
+that pick with replacement.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions import reflection
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.noise import Keys
+from mmspec.core.rules.siblings import Walk
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """norm((p - l q)+) for Gaussians of equal scales; p itself where l is 0."""
+
+    p: Gaussian
+    q: Gaussian
+    claim: Tensor  # [B, 1] l, float64
+
+    @staticmethod
+    def of(p: Any, q: Any, count: Tensor) -> "Claimed":
+        """`p` before any of `count` [B, 1] siblings from `q` was tried; as it is, where some were. ValueError for distributions of other
+        kinds."""
+        if isinstance(p, Claimed):
+            return p
+        if not (isinstance(p, Gaussian) and isinstance(q, Gaussian) and bool((p.alike(q) | (count == 0)).all())):
+            raise ValueError("D-GRS judges siblings drawn from Gaussians with the target's own scales: draft with those, or take token")
+        return Claimed(p, q, torch.zeros(p.mean.shape[:-1], dtype=torch.float64, device=p.mean.device))
+
+    @property
+    def gap(self) -> Tensor:
+        return reflection.distance(self.p.gap(self.q))
+
+    @property
+    def mass(self) -> Tensor:
+        """g, the integral of (p - l q)+. [B, 1]"""
+        claim = self.claim.clamp(min=1)
+        return torch.where(self.claim > 0, claim * reflection.mass(1 / claim, self.gap), 1)
+
+    def taken(self, x: Tensor) -> Tensor:
+        """Probability of taking sibling `x` [B, 1, d]."""
+        over = (self.p.log_ratio(self.q, x).exp() - self.claim).clamp(min=0)
+        mass = self.mass
+        return torch.where(mass > 0, over / mass, 1).clamp(max=1)
+
+    def refused(self) -> "Claimed":
+        return replace(self, claim=self.claim + self.mass)
+
+    def where(self, mask: Tensor, other: Any) -> "Claimed":
+        other = other if isinstance(other, Claimed) else Claimed(other, self.q, torch.zeros_like(self.claim))
+        return Claimed(self.p.where(mask, other.p), self.q.where(mask, other.q), torch.where(mask, self.claim, other.claim))
+
+    def sample(self, keys: Keys) -> Tensor:
+        rest = self.p.fresh(self.q, 1 / self.claim.clamp(min=1), keys)
+        return torch.where((self.claim > 0)[..., None], rest, self.p.sample(keys))
+
+
+@dataclass(frozen=True)
+class DGRS:
+    """Siblings drawn independently from one Gaussian. p, q: [B, 1]."""
+
+    uses_q, points, tables = True, False, False
+
+    def take_prob(self, p: Any, q: Any, x: Tensor, index: int, count: Tensor) -> Tensor:
+        return Claimed.of(p, q, count).taken(x)
+
+    def refuse(self, p: Any, q: Any, x: Tensor, index: int, count: Tensor) -> tuple[Any, Any]:
+        return Claimed.of(p, q, count).refused(), q
+
+    def refusal(self, p: Any, q: Any, x: Tensor, index: int, count: Tensor) -> Tensor:
+        now = Claimed.of(p, q, count)
+        return torch.where(now.mass > 0, now.refused().mass / now.mass, 0)
+
+
+def dgrs() -> Walk:
+    return Walk(DGRS())

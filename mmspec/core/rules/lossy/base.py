@@ -1,0 +1,138 @@
+"""Lossy rules: more draft tokens survive, and what that costs is measured as drift, the total variation spent.
+
+For a rule that accepts a draft token x ~ q with a(x) >= min(1, p/q) and replaces from norm((p - q)+), the excess (a(x) - p(x)/q(x))+
+of the draft token at hand is an unbiased estimate of the total variation of that position, and the sum over judged positions bounds
+that of the whole output in expectation. `tight` says a rule is of that class. The others report a bound, said in their
+docstrings: greedy-like rules count the positions where they depart from greedy decoding.
+
+`budget` caps a row's running drift: once it is spent, the rule is exact for the rest of that row.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import LOSSY, deepest, emitted, over_judged, parents_distribution, with_meters
+from mmspec.core.rules.paths import equals_parent
+from mmspec.core.rules.token import chain, ratio
+
+
+def _spent(draft: Draft, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(len(draft.start), dtype=dtype, device=draft.start.device) if draft.drift is None else draft.drift
+
+
+def check_budget(budget: float | None) -> None:
+    if budget is not None and not budget >= 0:
+        raise ValueError(f"budget is {budget}: a drift budget is a total variation, so 0 or more, or None for no limit")
+
+
+# --- ratio rules: judged on a chain, metered by the excess ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A rule whose acceptance probabilities are known already: some are dear, and are needed twice."""
+
+    rule: Any
+    chance: Tensor  # [B, G]
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        return self.chance
+
+    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        return self.rule.replacement(p, q, x)
+
+
+class Ratio(ABC):
+    """Base of the rules that judge one draft token at a time by p, q and the draft token, whose excess meters them.
+
+    A rule gives `accept_prob`, at least min(1, p/q) wherever it leaves `replacement` and `excess` as they are: the ordinary
+    residual is then the best replacement there is, and the mean excess is the distance of the output distribution from p, which is also
+    what the rule accepts beyond the token rule (Li et al. 2026, arXiv 2601.09212, for the replacement).
+    """
+
+    budget: float | None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, True, False, True
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        """Judge a chain; where the budget is spent, exactly."""
+        if draft.size == draft.roots or not draft.linear:  # nothing to judge, or refused
+            verdict = chain(self, draft, scored, noise)
+            return with_meters(verdict, verdict.judged, torch.zeros_like(_spent(draft, torch.float32)), None)
+        p, q, x, exact = parents_distribution(draft, scored), draft.q, draft.draft_tokens, None
+        rule = self.at(draft.depth()[:, draft.roots :] - 1)
+        chance = rule.accept_prob(p, q, x)
+        cost = rule.excess(p, q, x, chance)
+        if self.budget is not None:
+            exact = _spent(draft, cost.dtype)[:, None] + cost.cumsum(-1) - cost >= self.budget
+            cost = torch.where(exact, 0, cost)
+        verdict = chain(_Judged(rule, chance), draft, scored, noise, exact)
+        return with_meters(verdict, verdict.judged, over_judged(verdict.judged, cost), verdict.expected)
+
+    def at(self, place: Tensor) -> "Ratio":
+        """This rule for draft tokens with `place` others between them and the pending token. Most rules do not look."""
+        return self
+
+    @abstractmethod
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        """Probability of accepting draft token `x` drawn from `q` (None: a point mass on x)."""
+        ...
+
+    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        """The distribution to draw from when `x` is rejected."""
+        return p.residual(q, x)
+
+    def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
+        """What judging `x` costs in total variation; `chance` is its acceptance probability, if known."""
+        chance = self.accept_prob(p, q, x) if chance is None else chance
+        return (chance - ratio(p, q, x)).clamp(min=0)
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return emitted(self, p, q)
+
+
+# --- pass-or-fail rules: any tree -------------------------------------------------------------------------------------
+
+
+def _gate(rule: Any, draft: Draft, passes: Tensor, exact: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
+    """`passes` [B, N] and `cost` [B, N] where the budget lasts along each node's own path; `exact` and nothing elsewhere."""
+    if rule.budget is None:
+        return passes, cost
+    along = (draft.ancestors().to(cost.dtype) @ cost[..., None])[..., 0] - cost
+    relaxed = _spent(draft, cost.dtype)[:, None] + along < rule.budget
+    return torch.where(relaxed, passes, exact), torch.where(relaxed, cost, 0)
+
+
+def _kept(verdict: Verdict) -> Tensor:
+    """[B, N] 1.0 for the columns a verdict keeps."""
+    kept = verdict.keep >= 0
+    return torch.zeros(verdict.keep.shape, device=kept.device).scatter_add_(1, verdict.keep.clamp_min(0), kept.float())
+
+
+def greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
+    """Keep draft tokens that `rule.passes`, commit the argmax; drift counts the kept draft tokens that greedy decoding would not have
+    chosen."""
+    best = scored.p.mode()
+    exact = equals_parent(draft, best)
+    passes = exact.clone()
+    if draft.size > draft.roots:
+        parents = draft.parents[:, draft.roots :].clamp_min(0)
+        passes[:, draft.roots :] |= rule.passes(scored.p.at(parents), draft.draft_tokens)
+    passes, departs = _gate(rule, draft, passes, exact, (~exact).float())
+    verdict = deepest(draft, passes, best)
+    return with_meters(verdict, verdict.judged, (_kept(verdict) * departs).sum(-1), None)
+
+
+def greedy_like_distribution(rule: Any, p: Categorical, q: Categorical) -> Categorical:
+    """Draft tokens that pass are kept with all their q mass, the rest becomes the argmax."""
+    size = p.scores.shape[-1]
+    x = torch.arange(size, device=p.scores.device)
+    passes = rule.passes(Categorical(p.scores.expand(size, size)), x) | (x == p.mode())
+    kept = q.probs() * passes
+    return Categorical.of(kept + (1 - kept.sum()) * (x == p.mode()))

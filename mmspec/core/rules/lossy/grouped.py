@@ -1,0 +1,94 @@
+"""Grouped speculative decoding (So et al. 2025, arXiv 2508.07747): a draft token is judged by the group of codes about as likely as itself.
+
+Codes next to x in the order of p that look alike are one cluster C, and x is accepted with p(C) / q(C). The paper's guarantee is
+for a fixed partition; clusters that follow x are none, and for some draft tokens p(C) / q(C) is below p(x) / q(x). So the larger of
+the two is taken: no draft token is accepted less often than by the token rule, the ordinary residual is then the best replacement, and
+the drift is measured without bias.
+
+The released code takes one code more below x than above it, compares with a slice that is empty near the end (0/0, refused), and
+leaves the distances out for a cluster that holds a control. Here clusters have as many codes on either side, are cut at the ends,
+always hold x, and controls are never grouped.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.rules.lossy.base import Ratio, check_budget
+from mmspec.core.rules.siblings import Walk, relaxed
+from mmspec.core.rules.token import ratio
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(Ratio):
+    """Accept with max(p(C) / q(C), p(x) / q(x)), at most 1; C: the codes within `size` // 2 ranks of x in p that look like x.
+
+    They do if their rows of `embeddings` [K, d] (the codebook, normalised where the quantiser normalises; or the target's input
+    embeddings, as released) are at most `distance` from x's by L2 (released: 0.5 for the square) and their probabilities at most
+    `p_gap` from p(x). Without embeddings rank and probability decide alone. Values from K on are in no group but their own.
+    Codes of equal probability are ranked by number. `size` 1 is exact.
+    """
+
+    embeddings: Tensor | None = field(repr=False)
+    size: int = 14
+    p_gap: float = 0.15
+    distance: float = 0.7
+    budget: float | None = None
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}: a group has at least 1 code (1 is exact)")
+        if not (self.p_gap >= 0 and self.distance >= 0):
+            raise ValueError(f"p_gap and distance are {self.p_gap}, {self.distance}: both must be 0 or more")
+        check_budget(self.budget)
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        own = ratio(p, q, x)
+        members, inside = self.group(p, x)
+        mass = _mass(p, members, inside)
+        if q is not None:
+            mass = mass / _mass(q, members, inside)
+        wider = inside.sum(-1) > 1  # a group of one is judged by the token rule, to the last bit
+        return torch.where(wider & (mass > own), mass, own).clamp(max=1)
+
+    def group(self, p: Categorical, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The values near x's rank [..., 2 h + 1], h = size // 2, and which of them are in its group."""
+        half, values = self.size // 2, p.scores.shape[-1]
+        order = p.scores.sort(dim=-1, stable=True).indices
+        rank = (order == x[..., None]).long().argmax(-1, keepdim=True)
+        slots = rank + torch.arange(-half, half + 1, device=x.device)
+        members = order.gather(-1, slots.clamp(0, values - 1))
+        gap = (_probs(p, members) - p.prob(x)[..., None]).abs()
+        alike = (slots >= 0) & (slots < values) & (gap <= self.p_gap) & self._close(x, members)
+        return members, alike | (members == x[..., None]) & (slots == rank)
+
+    def _close(self, x: Tensor, members: Tensor) -> Tensor:
+        if self.embeddings is None:
+            return torch.ones_like(members, dtype=torch.bool)
+        if self.embeddings.device != x.device:
+            raise ValueError(
+                f"the embeddings lie on {self.embeddings.device}, the draft tokens on {x.device}: make the rule with embeddings.to(...)"
+            )
+        last = len(self.embeddings) - 1
+        far = self.embeddings[members.clamp(max=last)] - self.embeddings[x.clamp(max=last)][..., None, :]
+        known = (members <= last) & (x <= last)[..., None]
+        return known & (far.norm(dim=-1) <= self.distance)
+
+
+def _probs(distribution: Categorical, values: Tensor) -> Tensor:
+    """Probabilities of `values` [..., M] under each distribution, [..., M]."""
+    return (distribution.scores.gather(-1, values) - distribution.scores.logsumexp(-1, keepdim=True)).exp()
+
+
+def _mass(distribution: Categorical, members: Tensor, inside: Tensor) -> Tensor:
+    return torch.where(inside, _probs(distribution, members), 0).sum(-1)
+
+
+def grouped_tree(
+    embeddings: Tensor | None, size: int = 14, p_gap: float = 0.15, distance: float = 0.7, budget: float | None = None
+) -> Walk:
+    """Grouped acceptance for trees: drawn without replacement or deterministic."""
+    return relaxed(Grouped(embeddings, size, p_gap, distance, budget))

@@ -1,0 +1,185 @@
+"""LANTERN (Jang et al. 2024, arXiv 2410.03355) and LANTERN++ (Park et al. 2025, 2502.06352): a picture code borrows its neighbours' mass.
+
+Codes that lie close together in the tokenizer's codebook decode to nearly the same patch, so a draft token is judged as if what p gives
+to its nearest codes were its own: accept with min(1, (p(x) + absorbed) / q(x)). The two rules differ in how much may be absorbed.
+
+What is not taken over from the released code is the correction. It sets p to zero at the draft token and its whole list of k codes,
+absorbed or not, and draws from all codes alike when nothing is left; the paper's norm((p^{k,delta} - q)+) changes with the draft token
+that failed. Here a refused draft token is replaced from norm((p - q)+): as the draft token is accepted with at least min(1, p/q), no other
+distribution leaves less between output and target, and the distance is metered without bias. Nor is `delta` a bound on it: it caps what one
+draft token may absorb, while the distance is what is accepted beyond the token rule. Ask for a `budget` to cap that.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.lossy.base import Ratio, check_budget, greedy_like, greedy_like_distribution
+from mmspec.core.rules.siblings import Walk, relaxed
+from mmspec.core.rules.token import ratio
+
+_ENTRIES = 2**22
+"""About how many distances are held at a time (32 MiB)."""
+
+
+def normalised(codebook: Tensor) -> Tensor:
+    """`codebook` [K, d] with rows of length 1, for quantisers that look codes up by angle (LlamaGen's, Janus's)."""
+    return torch.nn.functional.normalize(codebook.double(), dim=-1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighbours:
+    """The nearest codes of every code, nearest first, itself excluded. Values from K on (controls such as row ends) have none."""
+
+    table: Tensor  # [K, k] int32 values, -1 where there is none
+
+    @staticmethod
+    def of(codebook: Tensor, k: int = 100) -> "Neighbours":
+        """By L2 distance between rows of `codebook` [K, d], in the geometry the decoder sees: see `normalised`. No K x K matrix is held."""
+        codes = len(codebook)
+        if codebook.dim() != 2 or not 1 <= k < codes:
+            raise ValueError(f"k is {k} for a codebook of shape {tuple(codebook.shape)}: give [K, d] and 1 <= k < K")
+        points, found = codebook.double(), []
+        for own in torch.arange(codes, device=codebook.device).split(max(1, _ENTRIES // codes)):
+            distance = torch.cdist(points[own], points, compute_mode="donot_use_mm_for_euclid_dist")
+            distance.scatter_(1, own[:, None], torch.inf)
+            near = distance.topk(k, largest=False).indices.sort(-1).values
+            order = distance.gather(1, near).sort(dim=-1, stable=True).indices  # codes equally far away stand in order of their number
+            found.append(near.gather(1, order).int())
+        return Neighbours(torch.cat(found))
+
+    @property
+    def k(self) -> int:
+        return self.table.shape[1]
+
+    def placed(self, values: Tensor) -> "Neighbours":
+        """The same table for a vocabulary in which code c is the value `values[c]` [K]: models number codes in their own way."""
+        if values.shape != self.table.shape[:1]:
+            raise ValueError(f"values has shape {tuple(values.shape)}: name one value for each of the {len(self.table)} codes")
+        table = torch.full((int(values.max()) + 1, self.k), -1, dtype=torch.int32, device=self.table.device)
+        table[values] = torch.where(self.table >= 0, values[self.table.clamp_min(0).long()].int(), -1)
+        return Neighbours(table)
+
+    def to(self, device: torch.device | str) -> "Neighbours":
+        return Neighbours(self.table.to(device))
+
+    def near(self, x: Tensor, k: int) -> Tensor:
+        """The k nearest values of each x [...], [..., k]; -1 where there is none."""
+        if self.table.device != x.device:
+            raise ValueError(f"the neighbours lie on {self.table.device}, the draft tokens on {x.device}: move them with .to(device)")
+        found = self.table[x.clamp(max=len(self.table) - 1), :k].long()
+        return torch.where((x < len(self.table))[..., None], found, -1)
+
+    def __repr__(self) -> str:
+        return f"Neighbours({len(self.table)} codes, {self.k} each)"
+
+
+def absorbed(p: Categorical, x: Tensor, neighbours: Neighbours, k: int, most: Tensor | float) -> Tensor:
+    """The mass under p of the longest prefix of x's k neighbours that is no more than `most`, [...]."""
+    near = neighbours.near(x, k)
+    scores = p.scores.gather(-1, near.clamp_min(0)) - p.scores.logsumexp(-1, keepdim=True)
+    mass = torch.where(near >= 0, scores.exp(), 0).cumsum(-1)  # never falls, so what fits is a prefix
+    most = torch.as_tensor(most, dtype=mass.dtype, device=mass.device)[..., None]
+    return torch.where(mass <= most, mass, 0).amax(-1)
+
+
+def _checked(rule: Any) -> None:
+    if not 1 <= rule.k <= rule.neighbours.k:
+        raise ValueError(f"k is {rule.k}: the table holds {rule.neighbours.k} neighbours a code, so 1 to {rule.neighbours.k}")
+    check_budget(rule.budget)
+
+
+class _Absorbing(Ratio):
+    @abstractmethod
+    def absorbed(self, p: Categorical, x: Tensor) -> Tensor:
+        """What draft token x may add to its own mass, [...]."""
+        ...
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        own, more = ratio(p, q, x), self.absorbed(p, x)
+        if q is not None:
+            more = torch.where(more > 0, more / q.prob(x), 0)
+        return (own + more).clamp(max=1)
+
+
+@dataclass(frozen=True)
+class Lantern(_Absorbing):
+    """LANTERN: absorb neighbours while their mass stays within `delta`; accept with min(1, (p(x) + absorbed) / q(x)). 0 is exact.
+
+    At temperature 0 p is a point mass, nothing but impossible codes fits under delta < 1, and the rule is greedy decoding.
+    The published greedy form looks at the distribution before the temperature: `LanternGreedy`.
+    """
+
+    neighbours: Neighbours
+    delta: float = 0.1
+    k: int = 100
+    budget: float | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.delta < 1:
+            raise ValueError(f"delta is {self.delta}: absorbed mass is at least 0 (exact) and below 1; LanternPlus takes factors")
+        _checked(self)
+
+    def absorbed(self, p: Categorical, x: Tensor) -> Tensor:
+        return absorbed(p, x, self.neighbours, self.k, self.delta)
+
+
+@dataclass(frozen=True)
+class LanternPlus(_Absorbing):
+    """LANTERN++: absorb neighbours while p(x) grows to no more than `lam` p(x), so that hopeless draft tokens stay so. 1 is exact."""
+
+    neighbours: Neighbours
+    lam: float = 2.0
+    k: int = 10
+    budget: float | None = None
+
+    def __post_init__(self):
+        if not self.lam >= 1:
+            raise ValueError(f"lam is {self.lam}: the factor p(x) may grow by must be 1 (exact) or more")
+        _checked(self)
+
+    def absorbed(self, p: Categorical, x: Tensor) -> Tensor:
+        return absorbed(p, x, self.neighbours, self.k, (self.lam - 1) * p.prob(x))
+
+
+@dataclass(frozen=True)
+class LanternGreedy:
+    """LANTERN's greedy form: keep a draft token if, with what `rule` lets it absorb, it is the most likely value; commit the most likely.
+
+    Reads the distribution before the temperature, so it is for targets run at temperature 1; where p is a point mass it is greedy
+    decoding. Judges any tree. Drift: departures from greedy decoding, a bound.
+    """
+
+    rule: Lantern | LanternPlus
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+
+    @property
+    def budget(self) -> float | None:
+        return self.rule.budget
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return greedy_like(self, draft, scored)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        others = p.scores.scatter(-1, x[..., None], -torch.inf).amax(-1) - p.scores.logsumexp(-1)
+        return p.prob(x) + self.rule.absorbed(p, x) > others.exp()
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return greedy_like_distribution(self, p, q)
+
+
+def lantern_tree(neighbours: Neighbours, delta: float = 0.1, k: int = 100, budget: float | None = None) -> Walk:
+    """LANTERN for trees: drawn without replacement (EAGLE-1's) or deterministic (EAGLE-2's)."""
+    return relaxed(Lantern(neighbours, delta, k, budget))
+
+
+def lantern_plus_tree(neighbours: Neighbours, lam: float = 2.0, k: int = 10, budget: float | None = None) -> Walk:
+    """LANTERN++ for trees: drawn without replacement (EAGLE-1's) or deterministic (EAGLE-2's)."""
+    return relaxed(LanternPlus(neighbours, lam, k, budget))

@@ -1,0 +1,83 @@
+"""Lenience (Leviathan et al. 2023): the drafter's probability is multiplied by l < 1 before it is compared, so more draft tokens pass."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.lossy.base import Ratio, check_budget, greedy_like, greedy_like_distribution
+from mmspec.core.rules.token import ratio
+
+
+def _check(lenience: float, budget: float | None) -> None:
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}: it must be above 0 and at most 1 (1 is exact)")
+    check_budget(budget)
+
+
+@dataclass(frozen=True)
+class Lenience(Ratio):
+    """Leviathan et al. 2023: accept with min(1, p / (l q)), replace from norm((p - l q)+); no value becomes likelier than p / l.
+
+    The published replacement lies outside the class whose excess is tight, so the drift is the distance TV(output distribution, p) in
+    closed form at every judged position: exact, and equal to what the class would report at l = 1.
+
+    At temperature 0 both distributions are point masses, which do not tell how close a draft token came: there the rule is
+    `GreedyLenience`, which reads p before temperature.
+    """
+
+    lenience: float = 0.8
+    budget: float | None = None
+    tight = False
+
+    def __post_init__(self):
+        _check(self.lenience, self.budget)
+
+    def at_temperature_zero(self) -> "GreedyLenience":
+        """The rule that takes this one's place where nothing is sampled."""
+        return GreedyLenience(self.lenience, self.budget)
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        return (ratio(p, q, x) / self.lenience).clamp(max=1)
+
+    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        if q is None:
+            return p.without(x)
+        left = (p.probs() - self.lenience * q.probs()).clamp_(min=0)
+        return Categorical.of(torch.where(left.sum(-1, keepdim=True) > 0, left, p.probs()))
+
+    def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
+        probs = p.probs()
+        weight = Categorical.point(x, probs.shape[-1], probs.dtype).probs() if q is None else q.probs()
+        taken = torch.minimum(weight, probs / self.lenience)
+        output = taken + (1 - taken.sum(-1, keepdim=True)) * self.replacement(p, q, x).probs()
+        return 0.5 * (output - probs).abs().sum(-1)
+
+
+@dataclass(frozen=True)
+class GreedyLenience:
+    """Lenience at temperature 0: a draft token passes if p(x) >= l max p, with p before temperature.
+
+    Where none passes, the most likely token is committed. With l = 1 this is greedy decoding. Drift: departures from it, a bound.
+    """
+
+    lenience: float = 0.8
+    budget: float | None = None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+
+    def __post_init__(self):
+        _check(self.lenience, self.budget)
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return greedy_like(self, draft, scored)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        return (p.log_prob(x) - p.log_prob(p.mode())).exp() >= self.lenience
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return greedy_like_distribution(self, p, q)

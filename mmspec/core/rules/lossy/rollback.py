@@ -1,0 +1,37 @@
+"""BiLD (Kim et al. 2023): roll back to the first draft token with -log p(x) above `threshold`; pair with a drafter that stops when
+unsure."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.lossy.base import check_budget, greedy_like, greedy_like_distribution
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """BiLD (Kim et al. 2023): roll back to the first draft token with -log p(x) above `threshold`; pair with a drafter that stops when
+    unsure.
+
+    Drift: departures from greedy, a bound.
+    """
+
+    threshold: float = 2.0
+    budget: float | None = None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+
+    def __post_init__(self):
+        check_budget(self.budget)
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return greedy_like(self, draft, scored)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        return -p.log_prob(x) <= self.threshold
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return greedy_like_distribution(self, p, q)

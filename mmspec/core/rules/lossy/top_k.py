@@ -1,0 +1,74 @@
+"""SpecDec (Xia et al. 2022): the draft token is among the target's top `beta` and within `tau` nats of its best."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.lossy.base import check_budget, greedy_like, greedy_like_distribution
+
+
+@dataclass(frozen=True)
+class TopKGap:
+    """SpecDec (Xia et al. 2022): the draft token is among the target's top `beta` and within `tau` nats of its best.
+
+    Drift: departures from greedy, a bound.
+    """
+
+    beta: int = 3
+    tau: float = 1.0
+    budget: float | None = None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+
+    def __post_init__(self):
+        if self.beta < 1:
+            raise ValueError(f"beta is {self.beta}: the rank a draft token may have must be at least 1 (1 is greedy)")
+        check_budget(self.budget)
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return greedy_like(self, draft, scored)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        own = p.scores.gather(-1, x[..., None])
+        rank = (p.scores > own).sum(-1)
+        return (rank < self.beta) & (p.scores.amax(-1) - own[..., 0] <= self.tau)
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return greedy_like_distribution(self, p, q)
+
+
+@dataclass(frozen=True)
+class TopKFloor:
+    """LASER, first named DARE (Xi et al. 2025): the draft token is among the target's top `k` and its probability is above `tau`.
+
+    The target's best always passes, so where no value is above `tau` it alone does. `tau` is a floor under the draft token's own
+    probability, not a top-p mass, though released under that name. Equally likely values rank by number, as the mode does, so
+    k = 1 is greedy to the last bit; from tau = 1/2 on any k is. Drift: departures from greedy, a bound.
+    """
+
+    k: int = 2
+    tau: float = 0.1
+    budget: float | None = None
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+
+    def __post_init__(self):
+        if not self.k >= 1:
+            raise ValueError(f"k is {self.k}: the rank a draft token may have must be at least 1 (1 is greedy)")
+        if not 0 <= self.tau < 1:
+            raise ValueError(f"tau is {self.tau}: the probability a draft token must exceed is at least 0 and below 1")
+        check_budget(self.budget)
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return greedy_like(self, draft, scored)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
+        ahead = (p.scores > own) | ((p.scores == own) & (values < x[..., None]))
+        return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return greedy_like_distribution(self, p, q)

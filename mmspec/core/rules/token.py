@@ -1,0 +1,88 @@
+"""Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, SingleDraft, _last_root, commit, over_judged, parents_distribution, with_meters
+
+
+def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, exact: Tensor | None = None) -> Verdict:
+    """Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p.
+
+    Draft tokens marked `exact` [B, G] are judged, and replaced, by the token rule instead.
+    """
+    if not draft.linear:
+        raise ValueError(
+            f"{type(rule).__name__} judges chains, but this draft branches: use a tree rule such as match, coupled or without-replacement"
+        )
+    if draft.size == draft.roots:
+        return commit(draft, _last_root(draft), _bonus(draft, scored, noise))
+    p, x, valid = parents_distribution(draft, scored), draft.draft_tokens, draft.valid[:, draft.roots :]
+    position = draft.position()[:, draft.roots - 1 : -1]
+    chance = rule.accept_prob(p, draft.q, x)
+    if exact is not None:
+        chance = torch.where(exact, Token().accept_prob(p, draft.q, x), chance)
+    passes = noise.accept(position, draft.start).below(chance) & valid
+    accepted = passes.long().cumprod(-1).sum(-1)
+    verdict = commit(draft, draft.roots - 1 + accepted, _chain_extra(rule, draft, scored, noise, accepted, exact))
+    judged = accepted + (valid.sum(-1) > accepted)
+    return with_meters(verdict, judged, None, over_judged(judged, p.tv(draft.q, x)))
+
+
+def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, accepted: Tensor, exact: Tensor | None = None) -> Tensor:
+    """The value committed after `accepted` [B] draft tokens: a replacement where a draft token was rejected, a draw from p where none was
+    left."""
+    leaf = draft.roots - 1 + accepted
+    child = accepted.clamp(max=draft.size - draft.roots - 1)[:, None]
+    rejected = (draft.valid[:, draft.roots :].sum(-1) > accepted)[:, None]
+    p = scored.p.at(leaf[:, None])
+    q = None if draft.q is None else draft.q.at(child)
+    position, x = (draft.start + accepted)[:, None], _columns(draft.draft_tokens, child)
+    left = rule.replacement(p, q, x)
+    if exact is not None:
+        left = Token().replacement(p, q, x).where(exact.gather(1, child), left)
+    keys = noise.residual(position, draft.start).where(rejected, noise.value(position))
+    return left.where(rejected, p).sample(keys)[:, 0]
+
+
+def _columns(values: Tensor, index: Tensor) -> Tensor:
+    """`values` [B, G, *value] at columns `index` [B, M]."""
+    return values[torch.arange(len(values), device=values.device)[:, None], index]
+
+
+def _bonus(draft: Draft, scored: Scored, noise: Noise) -> Tensor:
+    last = _last_root(draft)[:, None]
+    return scored.p.at(last).sample(noise.value(draft.start[:, None]))[:, 0]
+
+
+@dataclass(frozen=True)
+class Token:
+    """Token rejection sampling (Leviathan et al. 2023; Chen et al. 2023): accept with min(1, p/q), else draw from norm((p - q)+)."""
+
+    exactness = DISTRIBUTION_EXACT
+    coupled = False
+    uses_q = True
+    trees = False
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        return chain(self, draft, scored, noise)
+
+    def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
+        return ratio(p, q, x).clamp(max=1)
+
+    def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
+        return p.residual(q, x)
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        return p
+
+
+def ratio(p: Any, q: Any, x: Tensor) -> Tensor:
+    """p(x) / q(x); q None is a point mass on x."""
+    return p.log_ratio(q, x).exp()

@@ -1,0 +1,148 @@
+"""Where a generation ends: room per row, end-of-sequence values, and stops that only the host can judge."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+
+Stop = Callable[[int, list[Any]], bool]
+"""(row, everything the row has committed so far) -> should it end here?"""
+EndTest = Callable[[Tensor], Tensor]
+"""[B, L, *value] -> [B, L] bool: which values end a row? For values that are no single ids."""
+
+
+class DefaultStopping:
+    """One generation's ends. A row is cut exactly at its first end value, its first stop, or when its room is used up.
+
+    `most` is the room of every row; `ends` are end values, or what tells them, and stay in the output; `stops` are judged on the
+    host, value by value.
+    """
+
+    def __init__(
+        self, rows: int, most: int, ends: Sequence[int] | EndTest = (), stops: Sequence[Stop] = (), device: torch.device | str = "cpu"
+    ):
+        if most < 1:
+            raise ValueError(f"max_new_tokens is {most}: ask for at least 1")
+        self.left = torch.full((rows,), most, device=device)
+        self.remaining = [most] * rows
+        self.outputs: list[list[Any]] = [[] for _ in range(rows)]
+        self.ends = ends if callable(ends) else _one_of(torch.tensor(list(ends), dtype=torch.long, device=device))
+        self.stops = tuple(stops)
+
+    @property
+    def open(self) -> bool:
+        return any(self.remaining)
+
+    def budget(self, length: int) -> Budget:
+        """Room for a round of `length` draft tokens."""
+        return Budget(self.left, length)
+
+    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        """Cut `verdict` at every row's end and bring the outcome to the host: the round's one synchronisation."""
+        verdict = self._cut(verdict)
+        committed = _fetch(draft, scored, verdict)
+        if self.stops:
+            verdict, committed = self._stop(verdict, committed)
+        for row, values in enumerate(committed.values):
+            self.outputs[row] += values
+            self.remaining[row] -= len(values)
+        self._close(committed)
+        return verdict, committed
+
+    def _cut(self, verdict: Verdict) -> Verdict:
+        """Cut at end values inside the accepted run, on the device."""
+        count = torch.minimum(verdict.count, self.left)
+        if self.ends is not None:
+            inside = torch.arange(verdict.values.shape[1], device=count.device) < count[:, None]
+            ended = self.ends(verdict.values) & inside
+            first = torch.where(ended.any(1), ended.long().argmax(1) + 1, count)
+            self.left = torch.where(ended.any(1), 0, self.left - count)
+            count = first
+        else:
+            self.left = self.left - count
+        parents = torch.where((self.left > 0)[:, None], verdict.pending.parents, PAD)
+        pending = replace(verdict.pending, parents=parents)
+        accepted = torch.minimum(verdict.accepted, count)
+        judged = verdict.judged - (verdict.accepted - accepted)  # draft tokens cut away were not rejected
+        return replace(verdict, count=count, accepted=accepted, judged=judged, pending=pending)
+
+    def _stop(self, verdict: Verdict, committed: Committed) -> tuple[Verdict, Committed]:
+        """Cut where a host stop says so."""
+        values, stopped = [], []
+        for row, new in enumerate(committed.values):
+            whole, length, halts = list(self.outputs[row]), len(new), False
+            for index, value in enumerate(new):
+                whole.append(value)
+                if any(stop(row, whole) for stop in self.stops):
+                    length, halts = index + 1, True
+                    break
+            values.append(new[:length])
+            stopped.append(halts)
+            if halts:
+                self.remaining[row] = length  # `commit` takes these off again
+        accepted = [min(now, len(kept)) for now, kept in zip(committed.accepted, values, strict=True)]
+        judged = [seen - was + now for seen, was, now in zip(committed.judged, committed.accepted, accepted, strict=True)]
+        ended = [before or now for before, now in zip(committed.ended, stopped, strict=True)]
+        counts = torch.tensor([[len(kept) for kept in values], accepted, judged], device=self.left.device)
+        halt = torch.tensor(stopped, device=self.left.device)
+        self.left = torch.where(halt, 0, self.left)
+        parents = torch.where(halt[:, None], PAD, verdict.pending.parents)
+        pending = replace(verdict.pending, parents=parents)
+        verdict = replace(verdict, count=counts[0], accepted=counts[1], judged=counts[2], pending=pending)
+        return verdict, replace(committed, values=values, accepted=accepted, judged=judged, ended=ended)
+
+    def _close(self, committed: Committed) -> None:
+        """Rows the device has ended have no room left on the host either."""
+        for row, ended in enumerate(committed.ended):
+            if ended:
+                self.remaining[row] = 0
+
+
+def _one_of(ends: Tensor) -> EndTest | None:
+    return (lambda values: torch.isin(values, ends)) if len(ends) else None
+
+
+def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
+    """Everything the host wants of a round in one transfer; float64 holds token ids and counts exactly. Vectors stay where they are."""
+    rows = len(verdict.count)
+    zero = torch.zeros(rows, dtype=torch.float64, device=verdict.count.device)
+    healthy = zero + 1 if scored.healthy is None else scored.healthy
+    drafter_healthy = zero + 1 if draft.drafter_healthy is None else draft.drafter_healthy
+    columns = [
+        verdict.count,
+        verdict.accepted,
+        verdict.judged,
+        draft.valid[:, draft.roots :].sum(1),
+        verdict.pending.parents[:, -1] == PAD,
+        healthy + 2 * drafter_healthy.to(torch.float64),
+        zero if verdict.drift is None else verdict.drift,
+        zero if verdict.expected is None else verdict.expected,
+    ]
+    figures, vectors = torch.stack([c.to(torch.float64) for c in columns], 1), verdict.values.is_floating_point()
+    packed = (figures if vectors else torch.cat([figures, verdict.values.to(torch.float64).flatten(1)], 1)).tolist()
+    books = verdict.values.shape[2] if verdict.values.dim() == 3 else None
+    if vectors:
+        values = [list(verdict.values[row, : int(line[0])]) for row, line in enumerate(packed)]
+    else:
+        values = [_values(line[8:], int(line[0]), books) for line in packed]
+    return Committed(
+        values=values,
+        accepted=[int(line[1]) for line in packed],
+        judged=[int(line[2]) for line in packed],
+        drafted=[int(line[3]) for line in packed],
+        ended=[bool(line[4]) for line in packed],
+        healthy=[bool(int(line[5]) & 1) for line in packed],
+        drift=[line[6] for line in packed],
+        expected=[line[7] for line in packed],
+        drafter_healthy=[bool(int(line[5]) & 2) for line in packed],
+    )
+
+
+def _values(line: list[float], count: int, books: int | None) -> list[Any]:
+    """The first `count` values of a row: whole numbers, or lists of `books` of them."""
+    numbers = [int(number) for number in line[: count * (books or 1)]]
+    return numbers if books is None else [numbers[i : i + books] for i in range(0, len(numbers), books)]

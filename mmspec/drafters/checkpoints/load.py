@@ -1,0 +1,92 @@
+"""Drafters on disk: written as `config.json` and safetensors, read from there or from published layouts. Read whole or not at all."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec.drafters.checkpoints.nets import net_class
+from mmspec.drafters.checkpoints.published import Hints, Reading, layout_of, read_published
+from mmspec.utils.packing import packed, unpacked
+from mmspec.utils.weights import fill, read_config, read_names, read_weights, write_folder
+
+KEY = "mmspec_drafter"
+
+
+def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    """Write `net` to `folder`, which appears whole or stays as it was.
+
+    `dtype` is that of the weights on disk, their own by default; torch.int8 stores matrices as bytes with a scale a row, as the shipped
+    minis do. ValueError where `folder` holds something else than a drafter.
+    """
+    weights = net.state_dict()
+    if dtype == torch.int8:
+        weights = packed(weights)
+    elif dtype is not None:
+        weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    write_folder(Path(folder), {KEY: net.kind, **net.config}, weights, is_drafter)
+
+
+def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] | None = None, layer_ids: str | None = None) -> Any:
+    """The drafter net in folder `path`, in eval mode: `mmspec.text.generate` takes it as `drafter`.
+
+    Reads what `save_drafter` and `export_speculators` write, and the published layouts of EAGLE-1 and -2, EAGLE-3, Medusa and
+    `speculators`; docs/formats.md lists the names.
+
+    Args:
+        path: a folder with `config.json` and weights.
+        target: the transformers model the drafter is for. Needed by layouts that leave out what it tells, such as which of its
+            layers are read; an error asks for it. Where given, the drafter goes to its device and dtype, and must suit it.
+        states: the target's hidden states an EAGLE-3 drafter reads, numbered as in `mmspec.models.stack`, instead of what the file says.
+        layer_ids: what the layer ids of a published EAGLE-3 file number: "inputs" of layers (vLLM, `speculators`) or their
+            "outputs" (SpecForge). By default outputs where an `eagle_config` begins with 1, as SGLang draft tokens, else inputs.
+
+    Raises:
+        ValueError: for whatever is missing, broken, unsupported or of another shape, in one line; nothing is loaded then.
+    """
+    folder, hints = Path(path).expanduser(), Hints(target, states, layer_ids)
+    config = read_config(folder)
+    if KEY in config:
+        kind = config.pop(KEY)
+        net, reading = _made(kind, config, folder), Reading(kind, config, unpacked(read_weights(folder)))
+    else:
+        reading = read_published(config, read_weights(folder), hints, folder)
+        net = _made(reading.kind, reading.options, folder)
+    net = fill(net, reading.weights, folder, reading.theirs)
+    return net if target is None else suited(net, target, folder)
+
+
+def is_drafter(path: str | Path) -> bool:
+    """Whether `path` is a folder with a drafter that `load_drafter` knows the layout of, rather than a model or anything else."""
+    folder = Path(path).expanduser()
+    try:
+        config = read_config(folder)
+        return KEY in config or layout_of(config, lambda: read_names(folder)) is not None
+    except ValueError:
+        return False
+
+
+def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
+    try:
+        with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read
+            return net_class(kind)(**options)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{folder / 'config.json'} describes no drafter: {' '.join(str(error).split())}") from None
+
+
+def suited(net: Any, target: Any, source: Path) -> Any:
+    """`net` on the target's device, in its dtype. ValueError where the two do not go together."""
+    config = target.config.get_text_config(decoder=True)
+    width, size = getattr(net, "width", None) or net.hidden, _size(net)
+    if width != config.hidden_size:
+        raise ValueError(f"{source} reads hidden states {width} wide, but the target's are {config.hidden_size}: it is for another target")
+    if size and size != config.vocab_size:
+        raise ValueError(f"{source} is for a target of {size} values, but this one has {config.vocab_size}: it is for another target")
+    return net.to(target.device, target.dtype)
+
+
+def _size(net: Any) -> int | None:
+    """How many values the net thinks the target has; None where it uses the target's own head and asks nothing."""
+    own = getattr(net, "embed_tokens", None)
+    return net.config.get("size") or net.config.get("own_heads") or (own.num_embeddings if own is not None else None)

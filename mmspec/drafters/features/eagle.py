@@ -1,0 +1,247 @@
+"""Feature drafters: one decoder layer that reads the target's hidden states and continues them (EAGLE, Li et al. 2024 and 2025).
+
+Every column of the drafter pairs a value with the state before it: the target's where the value is committed, the drafter's own where
+it is a draft token.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from mmspec.drafters.features.eagle_guide import FeatureGuide
+from mmspec.drafters.features.reading import Columns
+from mmspec.drafters.guided import llama_sizes
+from mmspec.models.target import HFSession
+
+
+class FeatureNet(nn.Module, ABC):
+    """What every feature drafter offers. `sizes` are a LlamaConfig's; `reads` the target's hidden states it takes, side by side.
+
+    `width` is that of the target's states, `window` how far its attention looks back (None: all the way), `embed_tokens` its own
+    embedding where it has one instead of the target's.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, reads: Sequence[int], sizes: Mapping[str, Any], **rest: Any):
+        super().__init__()
+        self.config = {"reads": list(reads), "sizes": dict(sizes), **rest}
+        self.reads = tuple(reads)
+        try:
+            self.llama = LlamaConfig(**{"num_hidden_layers": 1, "attn_implementation": "sdpa", **sizes})
+        except (TypeError, ValueError, StrictDataclassError) as error:
+            raise ValueError(f"the sizes of this {self.kind} drafter make no layer: {' '.join(str(error).split())}") from None
+        self.hidden = self.width = self.llama.hidden_size
+        self.window: int | None = getattr(self.llama, "sliding_window", None)
+        self.rotary = LlamaRotaryEmbedding(self.llama)
+        self.embed_tokens: nn.Embedding | None = None
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`: one layer of its sizes."""
+        return {"sizes": llama_sizes(config)}
+
+    def reading(self, columns: Columns) -> Columns:
+        """What this drafter takes in of a prompt: by default all of it, pictures as the target's decoder reads them."""
+        return columns
+
+    @abstractmethod
+    def take(self, features: Tensor) -> Tensor:
+        """The target's states [B, M, F] as this drafter continues them, [B, M, H]."""
+        ...
+
+    def check_sight(self, session: HFSession) -> None:
+        """ValueError where the session's target sees in a way this drafter cannot read."""
+
+    def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
+        """The state [B, M, H] as it goes in at `level`: the target's at 0, the drafter's own after so many draft tokens from then on.
+
+        `beside` is what `reading` put beside the columns, [B, M, H] or [B, 1, H].
+        """
+        return state
+
+    @abstractmethod
+    def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """The next state [B, M, H], from the state before each value and the value's embedding; `mask` [B, 1, M, S] bool."""
+        ...
+
+    @abstractmethod
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Logits over this drafter's values, the target's own unless `vocabulary` says otherwise."""
+        ...
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """The target's id of each of this drafter's values; None: they are the same."""
+        return None
+
+    def logits(self, state: Tensor, head: Any, size: int) -> Tensor:
+        """Logits over the target's `size` values; those the drafter lacks get -inf."""
+        own, known = self.own_logits(state, head), self.vocabulary
+        return own if known is None else own.new_full((*own.shape[:-1], size), -torch.inf).index_copy_(-1, known, own)
+
+    def guide(self, session: HFSession) -> "FeatureGuide":
+        return FeatureGuide(self, session)
+
+    def rotate(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rotary(like, positions)
+
+
+class Eagle1(FeatureNet):
+    """EAGLE and EAGLE-2: predicts the target's next last hidden state from the last one and the value after it (Li et al. 2024).
+
+    The layer has no input norm, and the target's own head reads what comes out, as in the published checkpoints.
+    """
+
+    kind = "eagle1"
+
+    def __init__(self, sizes: Mapping[str, Any], bias: bool = True, own_embedding: bool = False):
+        super().__init__((-1,), sizes, bias=bias, own_embedding=own_embedding)
+        del self.config["reads"]
+        if own_embedding:
+            self.embed_tokens = nn.Embedding(self.llama.vocab_size, self.hidden)
+        self.fc = nn.Linear(2 * self.hidden, self.hidden, bias=bias)
+        self.layers = nn.ModuleList([LlamaDecoderLayer(self.llama, 0)])
+        self.layers[0].input_layernorm = nn.Identity()
+
+    def take(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        x = self.fc(torch.cat([value, state], -1))
+        rope = self.rotate(x, positions)
+        return self.layers[0](x, attention_mask=mask, position_embeddings=rope, past_key_values=cache, use_cache=True)
+
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        return head(state)
+
+
+class MidLayer(nn.Module):
+    """EAGLE-3's layer: attention reads the value and the state side by side, the residual stream is the state's."""
+
+    def __init__(self, config: LlamaConfig, norm_before_residual: bool):
+        super().__init__()
+        self.norm_before_residual = norm_before_residual
+        self.self_attn = LlamaAttention(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(2 * config.hidden_size, old.out_features, bias=old.bias is not None))
+        self.mlp = LlamaMLP(config)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, state: Tensor, value: Tensor, mask: Tensor, rope: tuple[Tensor, Tensor], cache: Any) -> Tensor:
+        normed = self.hidden_norm(state)
+        residual = normed if self.norm_before_residual else state
+        both = torch.cat([self.input_layernorm(value), normed], -1)
+        found, _ = self.self_attn(both, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
+        x = residual + found
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Eagle3(FeatureNet):
+    """EAGLE-3 (Li et al. 2025): fuses low, middle and high states, predicts no features, and may know a part of the vocabulary only.
+
+    `values` are the drafter's values, `size` the target's; `d2t` [values] is added to a drafter id to get the target's, `t2d` [size]
+    says which target ids the drafter knows. Variants that published checkpoints ask for: `target_hidden`, the width of the target's
+    states where the drafter is narrower (it then needs `own_embedding`); `norm_before_fc`, one norm over the states side by side;
+    `fc_norm`, one norm each; `norm_output`, the state handed on is the normed one; `norm_before_residual`, so is the residual stream.
+    """
+
+    kind = "eagle3"
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(
+        self,
+        reads: Sequence[int],
+        sizes: Mapping[str, Any],
+        size: int,
+        values: int = 0,
+        norm_before_residual: bool = False,
+        own_embedding: bool = False,
+        target_hidden: int = 0,
+        norm_before_fc: bool = False,
+        fc_norm: bool = False,
+        norm_output: bool = False,
+    ):
+        values = values or size
+        options = {"size": size, "values": values, "norm_before_residual": norm_before_residual, "own_embedding": own_embedding}
+        variants = {"norm_before_fc": norm_before_fc, "fc_norm": fc_norm, "norm_output": norm_output}
+        super().__init__(reads, sizes, **options, target_hidden=target_hidden, **variants)
+        if values > size:
+            raise ValueError(f"values is {values}, but the target has {size}: the drafter's vocabulary must be a part of the target's")
+        self.width, self.norm_output = target_hidden or self.hidden, norm_output
+        if self.width != self.hidden and not own_embedding:
+            raise ValueError(
+                f"the target is {self.width} wide, the drafter {self.hidden}: it cannot share the embedding; own_embedding=True"
+            )
+        wide, eps = len(self.reads) * self.width, self.llama.rms_norm_eps
+        self.input_norm = LlamaRMSNorm(wide, eps) if norm_before_fc else None
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(self.width, eps) for _ in self.reads) if fc_norm else None
+        self.fc = nn.Linear(wide, self.hidden, bias=False)
+        self.midlayer = MidLayer(self.llama, norm_before_residual)
+        self.norm = LlamaRMSNorm(self.hidden, self.llama.rms_norm_eps)
+        self.lm_head = nn.Linear(self.hidden, values, bias=False)
+        if own_embedding:
+            self.embed_tokens = nn.Embedding(size, self.hidden)
+        self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
+        self.register_buffer("t2d", torch.arange(size) < values)
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        layers = config.num_hidden_layers
+        middle = layers // 2
+        low, high = (2, layers - 3) if layers > 6 else (max(middle - 1, 0), middle + 1)  # the papers' choice, or its neighbours
+        return {**super().fit(config), "reads": (low, middle, high), "size": config.vocab_size}
+
+    def know(self, ids: Tensor) -> None:
+        """Make `ids` [values], in ascending order, the drafter's vocabulary."""
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        self.t2d.zero_()[ids] = True
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """ValueError unless the two maps between the vocabularies in `weights` agree and stay inside the target's."""
+        d2t, t2d = weights["d2t"].long(), weights["t2d"].bool()
+        if len(d2t) == len(t2d):
+            if d2t.any():
+                raise ValueError(f"tensor d2t moves ids, but the drafter has all {len(t2d)} values of the target: all zeros are needed")
+            return
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        if ids.min() < 0 or ids.max() >= len(t2d):
+            raise ValueError(
+                f"tensor d2t leads to target ids {int(ids.min())} to {int(ids.max())}, but there are {len(t2d)}: it holds offsets, not ids"
+            )
+        if len(ids.unique()) != len(ids) or not t2d[ids].all() or int(t2d.sum()) != len(ids):
+            raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
+
+    def start_from(self, target: Any) -> None:
+        """Begin with the target's own head for the values known. Call `know` first."""
+        weight = target.get_output_embeddings().weight.detach()
+        self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        if self.lm_head.out_features == len(self.t2d):
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def take(self, features: Tensor) -> Tensor:
+        x = features if self.input_norm is None else self.input_norm(features)
+        if self.fc_norm is not None:
+            x = torch.cat([norm(part) for norm, part in zip(self.fc_norm, x.split(self.width, -1), strict=True)], -1)
+        return self.fc(x)
+
+    def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        out = self.midlayer(state, value, mask, self.rotate(state, positions), cache)
+        return self.norm(out) if self.norm_output else out
+
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        return self.lm_head(state if self.norm_output else self.norm(state))

@@ -1,0 +1,257 @@
+"""GLIDE (Du et al. 2024): one small decoder layer that reads the keys and values the target has cached, and embeddings, nothing else.
+
+Besides attending to its own text, every column looks across into the target's last layer, at all values committed before the draft: a
+draft token of depth d looks past the d draft tokens before it. What a column leaves for those after it comes of its embedding alone, so
+committed values need not be gone over again when more is known. The target's slots are read where they stand; nothing is copied or watched.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.drafters.features.blocks import Blocks, llama_layer
+from mmspec.drafters.guided import Fresh, check_width, head_of
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.models.stack import stack
+from mmspec.models.target import HFSession, HFTarget
+
+_RESERVE = 192
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The target's last layer as far as its keys are concerned: how they are made, and how a query must be turned to meet them."""
+
+    layer: Any
+    rotary: Any
+    turn: Any  # the family's apply_rotary_pos_emb
+
+    @staticmethod
+    def of(target: Any) -> "LastLayer":
+        """ValueError, in one line, for families whose keys are placed in another way than Llama's."""
+        config, layer = target.config.get_text_config(decoder=True), stack(target)[-1]
+        ropes = getattr(config, "rope_parameters", None) or {}
+        one = "mrope_section" not in ropes and not any(isinstance(rope, Mapping) for rope in ropes.values())
+        attention, rotary = getattr(layer, "self_attn", None), getattr(target.get_decoder(), "rotary_emb", None)
+        turn = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
+        if not one or None in (attention, rotary, turn, getattr(layer, "input_layernorm", None)):
+            raise ValueError(
+                f"glide cannot read the keys of {type(target).__name__}: its last layer is not built as Llama's; use another drafter"
+            )
+        return LastLayer(layer, rotary, turn)
+
+    def rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rotary(x, position_ids=positions)
+
+    def turned(self, query: Tensor, positions: Tensor) -> Tensor:
+        """`query` [B, heads, M, width] as the target would place it at `positions` [B, M]."""
+        return self.turn(query, query, *self.rope(query, positions))[0]
+
+    def keys(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values [B, heads, M, width] that the layer caches for what enters it, `hidden` [B, M, H]."""
+        held = _Held()
+        self.layer.self_attn(
+            hidden_states=self.layer.input_layernorm(hidden),
+            position_embeddings=self.rope(hidden, positions),
+            attention_mask=None,
+            past_key_values=held,
+            position_ids=positions,
+        )
+        return held.keys, held.values
+
+    @torch.no_grad()
+    def check(self, target: Any) -> None:
+        """ValueError unless `keys` gives what `target` caches."""
+        ids = torch.arange(6, device=target.device)[None] % target.config.get_text_config(decoder=True).vocab_size
+        out = target(ids, use_cache=True, output_hidden_states=True)
+        try:
+            found = self.keys(out.hidden_states[-2], torch.arange(6, device=ids.device)[None])
+            cached = out.past_key_values.layers[-1]
+            close = [_close(a, b) for a, b in zip(found, (cached.keys, cached.values), strict=True)]
+        except (TypeError, AttributeError, RuntimeError):
+            close = [False]
+        if not all(close):
+            raise ValueError(
+                f"the keys {type(target).__name__} caches do not follow from what enters its last layer: train another kind of drafter"
+            )
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= 1e-2 * b.abs().max())
+
+
+class _Held:
+    """Stands in for a cache and keeps what it is handed."""
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+@dataclass(frozen=True)
+class Across:
+    """What a forward sees of the target."""
+
+    keys: Tensor  # [B, kv heads, S, width]
+    values: Tensor  # [B, kv heads, S, width]
+    visible: Tensor  # [B, M or 1, S] bool
+    layer: LastLayer
+
+
+class Cross(nn.Module):
+    """Attention from the drafter's columns to the target's cached keys and values."""
+
+    def __init__(self, hidden: int, heads: int, width: int):
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.q_proj = nn.Linear(hidden, heads * width, bias=False)
+        self.o_proj = nn.Linear(heads * width, hidden, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, across: Across) -> Tensor:
+        query = self.q_proj(x).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
+        query = across.layer.turned(query, positions)
+        something = across.visible.any(-1, keepdim=True)
+        mask = across.visible | ~something  # a column that sees nothing would be NaN: its share is zero
+        keys, values = across.keys.to(query.dtype), across.values.to(query.dtype)
+        found = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None], enable_gqa=True)
+        return self.o_proj(found.transpose(1, 2).flatten(2)) * something
+
+
+class Glide(nn.Module):
+    """One Llama layer of `sizes` with cross-attention to `kv_heads` heads of `kv_width`, which are the target's last layer's.
+
+    Its own attention heads must be a multiple of the target's. To train one, call `start_from` first: the target's keys are made anew
+    from hidden state -2, which enters its last layer.
+    """
+
+    kind = "glide"
+    reads: tuple[int, ...] = (-2,)
+
+    def __init__(self, sizes: Mapping[str, Any], kv_heads: int, kv_width: int):
+        super().__init__()
+        self.config = {"sizes": dict(sizes), "kv_heads": kv_heads, "kv_width": kv_width}
+        llama = Blocks.of({**sizes, "model_type": "llama"}, 1).config
+        if kv_heads < 1 or llama.num_attention_heads % kv_heads:
+            raise ValueError(f"{llama.num_attention_heads} attention heads cannot share the target's {kv_heads}: take a multiple of them")
+        self.hidden = llama.hidden_size
+        self.rotary = LlamaRotaryEmbedding(llama)
+        self.self_attn, self.mlp = LlamaAttention(llama, 0), LlamaMLP(llama)
+        self.cross_attn = Cross(self.hidden, llama.num_attention_heads, kv_width)
+        self.norms = nn.ModuleList(LlamaRMSNorm(self.hidden, llama.rms_norm_eps) for _ in range(4))  # before each part, and after all
+        self._layer: tuple[LastLayer, ...] = ()  # in a tuple, or the target would become a part of the drafter
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`: one layer of its sizes."""
+        heads, sizes = config.num_attention_heads, llama_layer(config)
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        del sizes["model_type"]
+        return {"sizes": sizes, "kv_heads": getattr(config, "num_key_value_heads", None) or heads, "kv_width": width}
+
+    def start_from(self, target: Any) -> None:
+        """Make ready to be trained for `target`. ValueError where its keys do not follow from recorded states."""
+        layer = LastLayer.of(target)
+        layer.check(target)
+        self._layer = (layer,)
+
+    @property
+    def layer(self) -> LastLayer:
+        if not self._layer:
+            raise ValueError("glide needs the target's keys to be trained: call its start_from(target) first")
+        return self._layer[0]
+
+    def forward(self, value: Tensor, positions: Tensor, mask: Tensor, cache: Any, across: Across) -> Tensor:
+        """What the target's head reads [B, M, H], from the values' embeddings; `mask` [B, 1, M, S] bool over the drafter's own text."""
+        own, over, inside, after = self.norms
+        rope = self.rotary(value, position_ids=positions)
+        x = value + self.self_attn(own(value), position_embeddings=rope, attention_mask=mask, past_key_values=cache)[0]
+        x = x + self.cross_attn(over(x), positions, across)
+        return after(x + self.mlp(inside(x)))
+
+    def guide(self, session: HFSession) -> "GlideGuide":
+        return GlideGuide(self, session)
+
+
+@dataclass
+class Made:
+    """What came out of the forwards for the draft under way."""
+
+    out: Any = None  # [B, n, H] of the last one's new columns
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The family of GLIDE nets: lets a session run one beside `session`, the target's, whose slots it reads."""
+
+    session: HFSession
+    layer: LastLayer
+    embed: Any
+    head: Any
+
+    def forward(
+        self, model: Glide, layout: Layout, cache: SlotCache, state: Made, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        out = model(self.embed(layout.ids), layout.positions, layout.visible[:, None], cache, self.across())
+        state.out = out[:, -keep:]
+        return self.head(state.out), None
+
+    def across(self) -> Across:
+        """The committed slots: what stands behind them belongs to drafts, past or under way."""
+        store, view = self.session.cache.slot_layers[-1], self.session.view(0)
+        keys, values = (x[:, :view].transpose(1, 2) for x in (store.keys, store.values))  # type: ignore[index]
+        committed = torch.arange(view, device=keys.device) < self.session.lengths[:, None]
+        return Across(keys, values, committed[:, None], self.layer)
+
+
+class GlideGuide:
+    """GLIDE at work in one generation: its own session over the whole text, and the committed values it has not run yet."""
+
+    most = None
+
+    def __init__(self, net: Glide, session: HFSession):
+        model = session.target.model
+        check_width(net.kind, net.hidden, model)
+        wanted, found = net.config, net.fit(model.config.get_text_config(decoder=True))
+        for name in ("kv_heads", "kv_width"):
+            if wanted[name] != found[name]:
+                raise ValueError(f"this glide drafter has {name} {wanted[name]}, but the target {found[name]}: use one trained for it")
+        assert session.context is not None, "the target has already run its prompt"
+        reader = Reader(session, LastLayer.of(model), model.get_input_embeddings(), head_of(model))
+        target = HFTarget(net, reader, session.target.processors)  # type: ignore[arg-type]
+        ids, lengths = session.context
+        self.made = Made()
+        self.session = HFSession(target, SlotCache(1, -(-(ids.shape[1] + _RESERVE) // 64) * 64), self.made, ids, lengths)
+        self.begun = False
+        self.fresh: Fresh | None = None
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        keep = verdict.keep[:, : draft.height + 1]
+        values, real = verdict.values[:, : draft.height + 1], keep >= 0
+        if not self.begun:  # the prompt's last value was the first pending token
+            values = torch.cat([draft.nodes[:, : draft.roots], values], 1)
+            real = torch.cat([draft.parents[:, : draft.roots] != PAD, real], 1)
+        self.begun = True
+        self.fresh = Fresh(values, values[..., None][..., :0], real).behind(self.fresh)
+
+    def root(self, pending: Draft) -> Draft | None:
+        if self.fresh is None:
+            return None
+        self.fresh = self.fresh.packed()
+        return self.fresh.rooted(pending)
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        return Scored(self.session.score(draft).p, self.made.out)
+
+    def close(self) -> None:
+        assert self.fresh is not None
+        columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)
+        self.session.commit(torch.where(self.fresh.real, columns, -1), len(columns))
+        self.fresh = None

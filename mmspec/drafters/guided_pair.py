@@ -1,0 +1,46 @@
+"""Guided drafting: a drafter that reads a target under classifier-free guidance is guided itself, by the same scale.
+
+Its net runs on both rows of every pair; the pair's one distribution is made where the target's is, by the target's own processors.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.drafters.guided import DraftSource, Guide, Sharing
+from mmspec.models.guidance import PairedSession, twice, twice_verdict
+
+
+@dataclass(frozen=True)
+class GuidedPair:
+    """`source` for targets with and without guidance."""
+
+    source: DraftSource
+
+    def guide(self, session: Any) -> Guide:
+        return TwinGuide(self.source.guide(session.twins)) if isinstance(session, PairedSession) else self.source.guide(session)
+
+
+class TwinGuide:
+    """`guide`, which works on pairs, as a guide of single rows."""
+
+    def __init__(self, guide: Guide):
+        if isinstance(guide, Sharing):
+            raise ValueError(f"{type(guide).__name__} shares its work with the target, which guidance does not allow: use another drafter")
+        self.guide, self.most = guide, guide.most
+
+    def root(self, pending: Draft) -> Draft | None:
+        own = self.guide.root(twice(pending))
+        if own is None:
+            return None
+        rows = len(pending.start)
+        return replace(own, nodes=own.nodes[:rows], parents=own.parents[:rows], start=own.start[:rows], drift=pending.drift)
+
+    def score(self, draft: Draft) -> Scored:
+        return self.guide.score(twice(draft))
+
+    def close(self) -> None:
+        self.guide.close()
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        self.guide.observe(twice(draft), scored, twice_verdict(verdict))

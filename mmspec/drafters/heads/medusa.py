@@ -1,0 +1,266 @@
+"""Heads on the target's last hidden state: Medusa, latent expansion, Hydra, a recurrent head and attention among heads.
+
+The state after the target's newest value is all a head reads. Level 0 stands for the draft token right after the pending token. A head
+turns a node's state into a feature, and the target's own output embedding (or, for checkpoints that bring one, a head's own) into logits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.drafters.guided import Fresh, check_width, head_of, pick
+from mmspec.models.target import HFSession
+
+
+class Heads(nn.Module, ABC):
+    """What every kind of heads offers; states are [..., S], their width the kind's own business.
+
+    `hidden` is the target's width; `heads` how many draft tokens ahead there is a head for. `blind` heads do not hear the draft tokens
+    before theirs.
+    """
+
+    kind: ClassVar[str]
+    blind: ClassVar[bool] = False
+    reads: ClassVar[tuple[int, ...]] = (-1,)
+
+    def __init__(self, hidden: int, heads: int, **rest: Any):
+        super().__init__()
+        if min(hidden, heads) < 1:
+            raise ValueError(f"hidden and heads are {hidden} and {heads}: each must be at least 1")
+        self.config = {"hidden": hidden, "heads": heads, **rest}
+        self.hidden, self.most = hidden, heads
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`."""
+        return {"hidden": config.hidden_size}
+
+    @abstractmethod
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """The pending token's state, from the target's hidden state before it and its own embedding, both [..., H]."""
+        ...
+
+    @abstractmethod
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """The state of draft tokens of `level` (1, 2, ...), from their parents' and their own embeddings."""
+        ...
+
+    @abstractmethod
+    def read(self, state: Tensor, level: int) -> Tensor:
+        """The feature [..., H] that the head after nodes of `level` makes of their state."""
+        ...
+
+    def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
+        """Logits over the target's values; `head` is the target's."""
+        return head(feature)
+
+    def guide(self, session: HFSession) -> "HeadsGuide":
+        return HeadsGuide(self, session)
+
+
+class Residual(nn.Module):
+    """x + SiLU(W x + b) with W and b zero at first: a new head says what the target's own head says."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.silu(self.linear(x))
+
+
+class Medusa(Heads):
+    """One residual head for each draft token ahead, blind to the draft tokens before it (Stern et al. 2018; Cai et al. 2024).
+
+    `own_heads` of that many values gives every head an output embedding of its own, as published checkpoints have. Where those are
+    but a part of the target's `size` values, `token_map` [own_heads] holds their ids. On a codec language model these are VADUSA's
+    heads (Li et al. 2024); `layers` 0 and `own_heads` of all values are the independent projections of Raj et al. (2024).
+    """
+
+    kind = "medusa"
+    blind = True
+    token_map: Tensor
+
+    def __init__(self, hidden: int, heads: int = 4, layers: int = 1, own_heads: int = 0, size: int = 0):
+        super().__init__(hidden, heads, layers=layers, own_heads=own_heads, size=size)
+        if size and not 0 < own_heads <= size:
+            raise ValueError(f"own_heads is {own_heads} of the target's {size} values: it must be at least 1 and at most {size}")
+        self.size = size
+        if size:
+            self.register_buffer("token_map", torch.arange(own_heads))
+        self.blocks = nn.ModuleList(nn.Sequential(*(Residual(hidden) for _ in range(layers))) for _ in range(heads))
+        self.outputs = nn.ModuleList(nn.Linear(hidden, own_heads, bias=False) for _ in range(heads if own_heads else 0))
+
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        return hidden
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        return state
+
+    def read(self, state: Tensor, level: int) -> Tensor:
+        return self.blocks[level](state)
+
+    def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
+        own = self.outputs[level](feature) if len(self.outputs) else head(feature)
+        return own.new_full((*own.shape[:-1], self.size), -torch.inf).index_copy_(-1, self.token_map, own) if self.size else own
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """ValueError unless the ids of `token_map` are different ones of the target's."""
+        ids = weights.get("token_map")
+        if ids is not None and (len(ids.unique()) != len(ids) or ids.min() < 0 or ids.max() >= self.size):
+            raise ValueError(
+                f"tensor token_map holds ids {int(ids.min())} to {int(ids.max())}: {len(ids)} different ones of {self.size} are needed"
+            )
+
+
+class Latent(Heads):
+    """Latent expansion (Raj et al. 2024, arXiv 2409.08148): head k speaks through the target's own output embedding U, as U L_k h.
+
+    Every L_k [H, H] is the identity at first: a new head says what the target's own head says. (K - 1) H^2 weights for K values a
+    call, where independent projections need (K - 1) H V.
+    """
+
+    kind = "latent"
+    blind = True
+
+    def __init__(self, hidden: int, heads: int = 4):
+        super().__init__(hidden, heads)
+        self.maps = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(heads))
+        for latent in self.maps:
+            nn.init.eye_(latent.weight)  # type: ignore[arg-type]
+
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        return hidden
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        return state
+
+    def read(self, state: Tensor, level: int) -> Tensor:
+        return self.maps[level](state)
+
+
+class Hydra(Heads):
+    """Heads that also read the draft tokens before theirs (Ankner et al. 2024): head i sees the hidden state and the i values after it."""
+
+    kind = "hydra"
+
+    def __init__(self, hidden: int, heads: int = 4, layers: int = 1):
+        super().__init__(hidden, heads, layers=layers)
+        enter = [nn.Linear((i + 2) * hidden, hidden) for i in range(heads)]
+        self.enter = nn.ModuleList(enter)
+        self.blocks = nn.ModuleList(nn.Sequential(*(Residual(hidden) for _ in range(layers - 1))) for _ in range(heads))
+        for linear in enter:
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        return nn.functional.pad(torch.cat([hidden, value], -1), (0, (self.most - 1) * self.hidden))
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        seen = torch.cat([state[..., : (level + 1) * self.hidden], value], -1)
+        return nn.functional.pad(seen, (0, state.shape[-1] - seen.shape[-1]))
+
+    def read(self, state: Tensor, level: int) -> Tensor:
+        inside = nn.functional.silu(self.enter[level](state[..., : (level + 2) * self.hidden]))
+        return self.blocks[level](state[..., : self.hidden] + inside)
+
+
+class Recurrent(Heads):
+    """One head for every draft token ahead, with a state that takes in each value (ReDrafter, Cheng et al. 2024), here a GRU cell."""
+
+    kind = "recurrent"
+
+    def __init__(self, hidden: int, heads: int = 8, width: int = 0):
+        width = width or hidden
+        super().__init__(hidden, heads, width=width)
+        self.cell = nn.GRUCell(hidden, width)
+        self.enter = nn.Linear(hidden + width, hidden)
+        nn.init.zeros_(self.enter.weight)
+        nn.init.zeros_(self.enter.bias)
+
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        return self._step(hidden, value.new_zeros(*value.shape[:-1], self.cell.hidden_size), value)
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        return self._step(state[..., : self.hidden], state[..., self.hidden :], value)
+
+    def read(self, state: Tensor, level: int) -> Tensor:
+        return state[..., : self.hidden] + nn.functional.silu(self.enter(state))
+
+    def _step(self, hidden: Tensor, memory: Tensor, value: Tensor) -> Tensor:
+        new = self.cell(value.flatten(0, -2), memory.flatten(0, -2))
+        return torch.cat([hidden, new.view(*value.shape[:-1], -1)], -1)
+
+
+class Amphista(Heads):
+    """Heads that attend to one another, both ways, before they speak (after Li et al. 2024).
+
+    Every head starts from the hidden state and the newest value; the paper's staged adaptation layers are left out.
+    """
+
+    kind = "amphista"
+    blind = True
+
+    def __init__(self, hidden: int, heads: int = 4, attention_heads: int = 4):
+        super().__init__(hidden, heads, attention_heads=attention_heads)
+        self.enter = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(heads))
+        self.mix = nn.TransformerEncoderLayer(
+            hidden, attention_heads, dim_feedforward=2 * hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.leave = nn.Linear(hidden, hidden)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)
+
+    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        both = torch.cat([hidden, value], -1)
+        x = torch.stack([enter(both) for enter in self.enter], -2)  # [..., K, H]
+        mixed = self.leave(self.mix(x.flatten(0, -3)).view_as(x))
+        return (hidden[..., None, :] + mixed).flatten(-2)
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        return state
+
+    def read(self, state: Tensor, level: int) -> Tensor:
+        return state[..., level * self.hidden : (level + 1) * self.hidden]
+
+
+class HeadsGuide:
+    """Heads at work in one generation: the newest hidden state of every row, and the states of the draft under way."""
+
+    def __init__(self, net: Heads, session: HFSession):
+        check_width(net.kind, net.hidden, session.target.model)
+        session.watch(net.reads)
+        self.net, self.session, self.most = net, session, net.most
+        self.embed, self.head = session.target.model.get_input_embeddings(), head_of(session.target.model)
+        self.hidden: Tensor | None = None  # [B, 1, H] before each row's newest value
+        self.states: Tensor | None = None  # [B, N, S] of the draft under way
+        self.level = 0
+
+    def root(self, pending: Draft) -> Draft | None:
+        return None if self.hidden is None else pending
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        first = 0 if self.states is None else self.states.shape[1]
+        values = self.embed(draft.nodes[:, first:])
+        assert self.hidden is not None
+        if self.states is None:
+            state = self.states = self.net.start(self.hidden, values)
+        else:
+            self.level += 1
+            state = self.net.advance(pick(self.states, draft.parents[:, first:]), values, self.level)
+            self.states = torch.cat([self.states, state], 1)
+        feature = self.net.read(state, self.level)
+        return Scored(self.session.distribution(self.net.logits(feature, self.level, self.head), draft, first), feature)
+
+    def close(self) -> None:
+        self.states, self.level = None, 0
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        self.hidden = Fresh.of(draft, scored, verdict).packed().features[:, -1:]

@@ -1,0 +1,221 @@
+"""Multi-token prediction by modules that stand one behind the other, as recent models ship them (DeepSeek-V3, Liu et al. 2024; GLM-4.5,
+Qwen3-Next, MiMo): one that is used again and again, or several, each for one draft token further ahead.
+
+Every column pairs a value with a state of the value before it: module 0 takes the target's last hidden state there, module k what
+module k - 1 made of the column there. So module k foretells the value after its column from the target's state k + 1 values back, and
+has nothing to go on in the first k columns. A draft token that hangs on a node of depth d comes from module d, whose state is then the
+newest one; past the last module, that one is applied to its own output, as a feature drafter is.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import MtpLayer, MtpModel
+
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.drafters.features.blocks import Blocks, llama_layer
+from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
+from mmspec.models.compat import ask_attention
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.models.target import HFSession, HFTarget
+
+_RESERVE = 192
+
+
+class ChainedMTP(nn.Module):
+    """`modules` modules around decoder layers of the family that `layer`, a transformers config with its `model_type`, stands for.
+
+    Each is transformers' `MtpLayer`: norms of the value's embedding and of the state, a projection of both (state first if
+    `hidden_first`, as MiMo has it), the layer, a norm. What leaves that norm is what the target's head reads and what is handed on.
+    ValueError for layers whose attention the slots cannot serve.
+    """
+
+    kind = "mtp"
+    reads: tuple[int, ...] = (-1,)
+
+    def __init__(self, layer: Mapping[str, Any], modules: int = 1, hidden_first: bool = False):
+        super().__init__()
+        if modules < 1:
+            raise ValueError(f"modules is {modules}: multi-token prediction needs at least 1")
+        self.config = {"layer": dict(layer), "modules": modules, "hidden_first": hidden_first}
+        self.blocks = Blocks.of({**layer, "mtp_hidden_states_first": hidden_first}, modules)
+        config = self.blocks.config
+        self.hidden = config.hidden_size
+        self.layers = nn.ModuleList(MtpLayer(config, self.blocks.block, self.blocks.norm, k) for k in range(modules))
+        self.rotary = self.blocks.rope(config)
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`: one Llama layer of its sizes."""
+        return {"layer": llama_layer(config)}
+
+    @classmethod
+    def from_pretrained(cls, target: Any) -> "ChainedMTP":
+        """The modules that `target`'s own checkpoint holds beside it, read by transformers' `MtpModel`.
+
+        ValueError where the family declares none, where they are not in the checkpoint, or where they are chained in another way.
+        """
+        name = type(target).__name__
+        if getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None) is None:
+            raise ValueError(
+                f"{name} declares no multi-token prediction modules that transformers can read: train a drafter for it instead"
+            )
+        if not target.config.name_or_path:
+            raise ValueError(f"no multi-token prediction modules for {name}: it was not loaded from a checkpoint that could hold them")
+        try:
+            found = MtpModel.from_pretrained(target)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise ValueError(f"no multi-token prediction modules for {name}: {' '.join(str(error).split())}") from None
+        if hasattr(found.config, "chain_hidden_post_norm"):
+            raise ValueError(f"{name} chains its modules before their norm, which is not supported here: use another drafter")
+        options = {**found.config.to_diff_dict(), "model_type": found.config.model_type}
+        with torch.device("meta"):
+            net = cls(options, found.num_mtp_layers, bool(getattr(found.config, "mtp_hidden_states_first", False)))
+        ask_attention(found.config, "sdpa")
+        net.layers, net.rotary = found.layers, copy.deepcopy(found.rotary_emb)
+        return net.eval()
+
+    def forward(self, k: int, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Module `k`'s output [B, M, H], from the state before each value and the value's embedding; `mask` [B, 1, M, S] bool."""
+        own = positions + 1  # a column stands where its value does, one place after the state it was paired with
+        rope = self.rotary(value, position_ids=own)
+        return self.layers[k](value, state, position_embeddings=rope, attention_mask=mask, position_ids=own, past_key_values=cache)
+
+    def sees(self, k: int, visible: Tensor, positions: Tensor, slot_positions: Tensor) -> Tensor:
+        """What of `visible` [B, M, S] module `k` attends to: not the first `k` columns, and those in its sliding window if it has one.
+
+        The first columns themselves see whatever there is: what comes of them is never read.
+        """
+        seen = self.blocks.visible(k, visible, positions, slot_positions) & (slot_positions >= k)[:, None]
+        return seen | (visible & (positions < k)[..., None])
+
+    def guide(self, session: HFSession) -> "ChainGuide":
+        return ChainGuide(self, session)
+
+
+@dataclass(eq=False)
+class ModuleSession:
+    """One module in one generation: its own session, what goes into the coming forward, and what came out of those of this round."""
+
+    lengths: Tensor  # [B] of the prompt
+    session: Any = None  # HFSession
+    going_in: Any = None  # [B, M, H]
+    prompt: Any = None  # [B, P, H] outputs, in the round that runs it
+    out: Any = None  # [B, N, H] outputs for the draft under way
+    last: Any = None  # [B, 1, H] output at each row's last committed column
+
+    def take(self, out: Tensor, keep: int) -> None:
+        if self.out is not None:
+            self.out = torch.cat([self.out, out], 1)
+            return
+        self.prompt, self.out = out[:, : out.shape[1] - keep], out[:, out.shape[1] - keep :]
+        if self.last is None:
+            self.last = pick(_shifted(self.prompt), self.lengths[:, None])
+
+    def before(self, parents: Tensor) -> Tensor:
+        """The outputs one column before the prompt's columns and before draft columns whose parents are `parents` [B, N]."""
+        known = torch.cat([self.last, self.out], 1)
+        return torch.cat([_shifted(self.prompt)[:, :-1], pick(known, parents + 1)], 1)  # CONTEXT is -1: the last committed column
+
+    def commit(self, keep: Tensor) -> None:
+        """Keep the roots `keep` [B, R] and forget the draft tokens."""
+        roots = keep.shape[1]
+        self.last = torch.where((keep[:, -1:] >= 0)[..., None], self.out[:, roots - 1 : roots], self.last)
+        self.session.commit(keep, roots)
+        self.going_in = self.prompt = self.out = None
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """`x` [B, P, H] with zeros in front, [B, P + 1, H]."""
+    return nn.functional.pad(x, (0, 0, 1, 0))
+
+
+@dataclass(frozen=True)
+class Module:
+    """The family of module `k`: it lets a session run it as it runs any model."""
+
+    k: int
+    embed: Any
+    head: Any
+
+    def forward(
+        self, model: ChainedMTP, layout: Layout, cache: SlotCache, state: ModuleSession, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        mask = model.sees(self.k, layout.visible, layout.positions, layout.slot_positions)
+        out = model(self.k, state.going_in, self.embed(layout.ids), layout.positions, mask[:, None], cache)
+        state.take(out, keep)
+        return self.head(out[:, -keep:]), None
+
+
+class ChainGuide:
+    """Chained modules at work in one generation. Level d of a draft is module d's: it then runs the whole draft in one forward.
+
+    `close` runs the committed columns through the modules that the draft was too short for, so that all of them know the same text.
+    """
+
+    most = None
+
+    def __init__(self, net: ChainedMTP, session: HFSession):
+        model = session.target.model
+        check_width(net.kind, net.hidden, model)
+        session.watch(net.reads)
+        self.net, self.processors = net, session.target.processors
+        self.embed, self.head = model.get_input_embeddings(), head_of(model)
+        self.lanes: list[ModuleSession] = []
+        self.fresh: Fresh | None = None
+        self.prompt: Tensor | None = None  # [B, P, H] the target's states there, until they are run
+        self.roots: Draft | None = None
+        self.level = self.scored = 0
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        if not self.lanes:
+            values, lengths, self.prompt = prompt_pairs(draft, scored)
+            self.lanes = [self._lane(k, values, lengths) for k in range(len(self.net.layers))]
+        self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
+
+    def root(self, pending: Draft) -> Draft | None:
+        if self.fresh is None:
+            return None
+        self.fresh = self.fresh.packed()
+        self.roots, self.level, self.scored = self.fresh.rooted(pending), 0, 0
+        return self.roots
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        k, fresh = min(self.level, len(self.lanes) - 1), draft.size - self.scored
+        lane = self.lanes[k]
+        lane.going_in = self._into(k, draft) if self.level == k else pick(lane.out, draft.parents[:, self.scored :])
+        p = lane.session.score(draft).p.last(fresh)
+        self.level, self.scored = self.level + 1, draft.size
+        return Scored(p, lane.out[:, draft.size - fresh :])
+
+    @torch.no_grad()
+    def close(self) -> None:
+        assert self.fresh is not None
+        assert self.roots is not None
+        for k in range(self.level, len(self.lanes)):
+            self.lanes[k].going_in = self._into(k, self.roots)
+            self.lanes[k].session.score(self.roots)
+        columns = torch.arange(self.roots.size, device=self.roots.start.device)
+        keep = torch.where(self.fresh.real, columns, -1)
+        for lane in self.lanes:
+            lane.commit(keep)
+        self.fresh = self.prompt = self.roots = None
+
+    def _lane(self, k: int, values: Tensor, lengths: Tensor) -> ModuleSession:
+        lane, target = ModuleSession(lengths), HFTarget(self.net, Module(k, self.embed, self.head), self.processors)  # type: ignore[arg-type]
+        cache = SlotCache(len(self.net.layers), -(-(values.shape[1] + _RESERVE) // 64) * 64)  # layers are numbered, k alone is filled
+        lane.session = HFSession(target, cache, lane, values, lengths)
+        return lane
+
+    def _into(self, k: int, draft: Draft) -> Tensor:
+        """What module `k` takes at the prompt, in the round that runs it, and at every column of `draft`."""
+        assert self.fresh is not None
+        if k:
+            return self.lanes[k - 1].before(draft.parents)
+        return self.fresh.features if self.prompt is None else torch.cat([self.prompt, self.fresh.features], 1)

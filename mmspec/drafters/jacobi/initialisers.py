@@ -1,0 +1,175 @@
+"""Initialisers: what is drafted where a window has seen no distribution, at its far end and in the first round.
+
+A picture's neighbours look alike, so a cell may be drafted to be like its neighbour to the left or above (Teng et al. 2025). That
+neighbour may be unknown too, in a long window: then the nearest known one in the same direction stands in for it, known being
+what is committed and what is drafted from a distribution. On record is the very distribution a draft token was drawn from: uniform over the
+codes, a point mass on the neighbour's value, both neighbours by halves, or the distribution the value above was itself drawn from. Forced
+controls are drafted as what they are.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.processors.raster import FREE, Grammar, Raster
+from mmspec.core.records import Draft, Scored, Verdict
+
+_COIN = 1  # the branch of the round's draft token noise that chooses between neighbours
+
+
+@dataclass(frozen=True)
+class Initialiser:
+    """Copies from neighbours: for each of `walks` the nearest known one in that direction, the next direction serving where a cell has
+    no neighbour in the first. Several walks are equally likely; without any, or where all lead out of the picture, any code is.
+
+    `distributions` copies the distribution the neighbour was drawn from, not its value.
+    """
+
+    name: str
+    walks: tuple[tuple[str, ...], ...] = ()
+    distributions: bool = False
+
+
+uniform = Initialiser("uniform")
+left = Initialiser("left", (("left", "up"),))
+up = Initialiser("up", (("up", "left"),))
+up_left = Initialiser("up-left", (("up",), ("left",)))
+carried = Initialiser("carried", (("up",),), distributions=True)
+INITIALISERS = {init.name: init for init in (uniform, left, up, up_left, carried)}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAhead:
+    """A round's window: its output positions, and which of them have a distribution. `last` is the last committed value."""
+
+    position: Tensor  # [B, W]
+    edge: Tensor  # [B, 1] the first position of which no distribution has been seen
+    last: Tensor  # [B, 1]
+
+    @property
+    def start(self) -> Tensor:
+        return self.position[:, :1]
+
+    @property
+    def seen(self) -> Tensor:
+        """[B, W] bool"""
+        return self.position < self.edge
+
+
+class Line:
+    """What a text knows: the value before."""
+
+    def __init__(self, init: Initialiser):
+        self.copies = bool(init.walks)
+
+    def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical | None:
+        """`seen` [B, W], and any value where none was."""
+        return None if seen is None else Categorical(torch.where(ahead.seen[..., None], seen.scores, 0))
+
+    def neighbours(self, ahead: WindowAhead, drafted: Tensor) -> Tensor | None:
+        """[B, W, S] the values of the nearest known neighbours, FREE where there is none. `drafted` [B, W] holds what has a
+        distribution."""
+        if not self.copies:
+            return None
+        known = (ahead.edge - ahead.start).clamp(max=drafted.shape[1])
+        before = torch.where(known > 0, drafted.gather(1, (known - 1).clamp_min(0)), ahead.last)
+        return before[..., None].expand(*drafted.shape, 1)
+
+    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        pass
+
+
+class Board:
+    """What a generation knows of its pictures: every row's committed values and, where distributions are copied, those of the last grid
+    row."""
+
+    def __init__(self, raster: Raster, init: Initialiser, window: int, like: Tensor, dtype: torch.dtype):
+        """`window` bounds how far a round looks ahead; `like` [B] gives rows and device, `dtype` is that of the first round's
+        distributions."""
+        self.raster, self.grammar, self.init, self.dtype = raster, Grammar(raster), init, dtype
+        self.values = like.new_zeros(len(like), raster.length + 1)  # the last column takes what nobody reads
+        self.lifts = [_lifts(raster, walk, window, like.device) for walk in init.walks]
+        self.reach = max((here - above for here, above in enumerate(raster.up) if above != FREE), default=1)
+        self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, and a last one nobody reads
+
+    def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical:
+        """`seen` [B, W], and where none was the distribution above or any code: [B, W]."""
+        shape = *ahead.position.shape, self.raster.values
+        scores = torch.zeros(shape, dtype=self.dtype if seen is None else seen.scores.dtype, device=ahead.position.device)
+        distribution = Categorical(self.grammar.at(scores, ahead.position))
+        if seen is None:  # nothing committed: there is no distribution to copy either
+            return distribution
+        if self.init.distributions and self.ring is not None:
+            source = _nearest(self.lifts[0], ahead)
+            above = Categorical(self.ring).at(torch.where(source < 0, self.reach, source % self.reach))
+            drafted = seen.at((source - ahead.start).clamp(0, shape[1] - 1))
+            distribution = drafted.where(source >= ahead.start, above).where(source >= 0, distribution)
+        return seen.where(ahead.seen, distribution)
+
+    def neighbours(self, ahead: WindowAhead, drafted: Tensor) -> Tensor | None:
+        """[B, W, S] the values of the nearest known neighbours, FREE where there is none. `drafted` [B, W] holds what has a
+        distribution."""
+        if self.init.distributions or not self.lifts:
+            return None
+        found = []
+        for lifts in self.lifts:
+            source = _nearest(lifts, ahead)
+            inside = drafted.gather(1, (source - ahead.start).clamp(0, drafted.shape[1] - 1))
+            value = torch.where(source >= ahead.start, inside, self.values.gather(1, source.clamp_min(0)))
+            found.append(torch.where(source >= 0, value, FREE))
+        return torch.stack(found, -1)
+
+    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        size = scored.p.scores.shape[-1]
+        if size != self.raster.values:
+            raise ValueError(
+                f"the target's distributions are over {size} values, the raster has {self.raster.values}: restrict its head to those"
+            )
+        steps = torch.arange(verdict.values.shape[1], device=draft.start.device)
+        position = draft.start[:, None] + steps
+        new = steps < verdict.count[:, None]
+        self.values.scatter_(1, torch.where(new, position, self.raster.length).clamp(max=self.raster.length), verdict.values)
+        if self.init.distributions:
+            if self.ring is None:
+                self.ring = scored.p.scores.new_zeros(len(new), self.reach + 1, size)
+            drawn_from = verdict.keep[:, draft.roots - 1 : draft.roots - 1 + len(steps)].clamp_min(0)
+            latest = new & (steps >= verdict.count[:, None] - self.reach)
+            slot = torch.where(latest, position % self.reach, self.reach)[:, : drawn_from.shape[1]]
+            self.ring.scatter_(1, slot[..., None].expand(-1, -1, size), scored.p.at(drawn_from).scores)
+
+
+def _lifts(raster: Raster, walk: tuple[str, ...], window: int, device: torch.device) -> list[Tensor]:
+    """Tables [T + 1] that take a position 2^i neighbours further, the longest step first; out of the picture is FREE, from there too."""
+    choices = [getattr(raster, direction) for direction in walk]
+    parent = [next((place for place in places if place != FREE), FREE) for places in zip(*choices, strict=True)]
+    lifts = [torch.tensor([*parent, FREE], device=device)]
+    for _ in range(window.bit_length() - 1):
+        lifts.append(lifts[-1][lifts[-1]])  # FREE is the index of the last entry
+    return lifts[::-1]
+
+
+def _nearest(lifts: list[Tensor], ahead: WindowAhead) -> Tensor:
+    """[B, W] the nearest known position from each of the window along `lifts`, or FREE. The window's positions count as unknown."""
+    place = ahead.position.clamp(max=len(lifts[0]) - 1)
+    for lift in lifts:
+        further = lift[place]
+        place = torch.where(further >= ahead.edge, further, place)
+    return lifts[-1][place]
+
+
+def chosen(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:
+    """One of the `neighbours` [B, W, S] of each position, FREE ones excepted, all others equally likely. [B, W]"""
+    if neighbours.shape[-1] == 1:
+        return neighbours[..., 0].clamp_min(0)
+    scores = torch.zeros_like(neighbours, dtype=torch.float32).masked_fill(neighbours < 0, -torch.inf)
+    coin = noise.draft_token(position, start, _COIN).choose(scores)
+    return neighbours.gather(-1, coin[..., None])[..., 0].clamp_min(0)
+
+
+def mixture(neighbours: Tensor, like: Categorical) -> Categorical:
+    """The distribution of `chosen`, over as many values as `like` [B, W]."""
+    weights = torch.zeros_like(like.scores)
+    return Categorical.of(weights.scatter_add_(-1, neighbours.clamp_min(0), (neighbours >= 0).to(weights.dtype)))

@@ -1,0 +1,130 @@
+"""Windows that are redrawn every round: the target's last distributions draft (SJD, Teng et al. 2025; SCD, arXiv 2510.24211).
+
+A forward over a window of draft tokens gives a distribution for every position behind them, though after draft tokens that may be wrong.
+The next round's draft tokens are drawn from those distributions. How, given the draft tokens before, is the coupler's matter; what stands
+where no distribution has been seen is the initialiser's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import TargetSession
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.processors.raster import Raster
+from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
+from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal
+from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, chosen, mixture, uniform
+
+
+@dataclass(frozen=True)
+class Window:
+    """Drafts `window` tokens a forward, the pending token included; fewer where the round or a row's room asks for fewer.
+
+    With a `raster` it drafts in the first round too, and knows neighbours and forced controls. Without one it drafts texts:
+    `init` is `uniform` or `left`, and nothing is drafted before the target has said how many values there are.
+    Pair coupler and rule with `couplers.check_pairing`. `dtype` is that of the first round's distributions.
+    """
+
+    raster: Raster | None = None
+    couple: Coupler = maximal
+    init: Initialiser = uniform
+    window: int = 32
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self):
+        if self.window < 2:
+            raise ValueError(f"window is {self.window}: give at least 2 tokens, the last committed one and a draft token")
+        if self.raster is None and any(walk[0] == "up" for walk in self.init.walks):
+            raise ValueError(f"initialiser {self.init.name!r} looks at the value above: give the window a raster, or start with left")
+
+    def begin(self, prompt: Any, session: TargetSession) -> "WindowSession":
+        return WindowSession(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LastRound:
+    """What the round before says of positions `start`, `start` + 1, ... of the next one."""
+
+    draft: Draft
+    distribution: Categorical  # [B, N] the distributions after the draft's nodes
+    column: Tensor  # [B, M] which of them stands at each position
+    left: Tensor  # [B, 1] how many positions have one
+    draft_token: (
+        Tensor  # [B, M] which of the draft's draft tokens stands at each position: all those with a distribution but the last have one
+    )
+
+    def distributions(self, steps: Tensor) -> Categorical:
+        """[B, W] at `steps` [W] from the start; where none was seen, any."""
+        return self.distribution.at(self.column[:, steps.clamp(max=self.column.shape[1] - 1)])
+
+    def before(self, steps: Tensor) -> Before | None:
+        """The draft tokens there, if there were any."""
+        if self.draft.size == self.draft.roots:
+            return None
+        index = self.draft_token[:, steps.clamp(max=self.draft_token.shape[1] - 1)]
+        return Before(self.draft.draft_tokens, self.draft.q, index, steps < self.left - 1)
+
+
+class WindowSession:
+    """Draws one draft token a position and lays them out as a chain. What is laid out otherwise overrides `levels`, `lay_out` and
+    `places`."""
+
+    branches = False  # whether laying out needs the distributions, recorded or not
+
+    def __init__(self, plan: Window):
+        self.plan = plan
+        self.board: Board | Line | None = None
+        self.seen: LastRound | None = None
+
+    @property
+    def levels(self) -> int:
+        """The most positions a round looks ahead."""
+        return self.plan.window - 1
+
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        length, seen, start = min(self.levels, budget.length), self.seen, pending.start
+        steps = torch.arange(length, device=start.device)
+        position = start[:, None] + steps
+        ahead = WindowAhead(position, start[:, None] + (0 if seen is None else seen.left), pending.nodes[:, -1:])
+        board = self._board(pending)
+        distribution = board.distributions(ahead, None if seen is None else seen.distributions(steps)) if length else None
+        if distribution is None:
+            return pending
+        values, q = self.plan.couple(distribution, None if seen is None else seen.before(steps), noise, position, start)
+        distribution = distribution if q is None else q
+        neighbours = board.neighbours(ahead, values)
+        if neighbours is not None:
+            own = ahead.seen | (neighbours < 0).all(-1)
+            values = torch.where(own, values, chosen(neighbours, noise, position, start))
+            distribution = distribution.where(own, mixture(neighbours, distribution)) if self.branches or q is not None else distribution
+        return self.lay_out(pending, budget, noise, values, distribution, q is not None)
+
+    def lay_out(self, pending: Draft, budget: Budget, noise: Noise, values: Tensor, distribution: Categorical, record: bool) -> Draft:
+        """The draft made of one draft token a position, `values` [B, W] drawn from `distribution`, which is q if it is to be recorded."""
+        return pending.extend_chain(values, budget.draft_tokens, distribution if record else None)
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        column, draft_token, reach = self.places(draft, verdict)
+        self.seen = LastRound(draft, scored.p, column, (reach - verdict.accepted).clamp_min(0)[:, None], draft_token)
+        self._board(draft).commit(draft, scored, verdict)
+
+    def places(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """Columns of the distributions and indices of the draft tokens at the next round's positions, both [B, M], and how many levels were
+        drafted [B].
+
+        The distribution after node i judges node i + 1. Those of the accepted draft tokens and of the value committed after them are used
+        up, and so are the accepted draft tokens and the one the committed value took the place of.
+        """
+        steps = verdict.accepted[:, None] + torch.arange(max(1, draft.size - draft.roots), device=draft.start.device)
+        column = (draft.roots + steps).clamp(max=draft.size - 1)
+        return column, (steps + 1).clamp(max=max(0, draft.size - draft.roots - 1)), draft.valid[:, draft.roots :].sum(1)
+
+    def _board(self, pending: Draft) -> Board | Line:
+        if self.board is None:
+            plan = self.plan
+            self.board = Line(plan.init) if plan.raster is None else Board(plan.raster, plan.init, plan.window, pending.start, plan.dtype)
+        return self.board

@@ -1,0 +1,170 @@
+"""Wide beams as drafts (Lin et al. 2025): a drafter searches with more beams than the target keeps, and every level it finds is drafted.
+
+The wide beams are anchored. Were a level simply the N best paths, children of beams that the target never keeps could crowd out
+children of those it does, even when drafter and target are one model. So the K best children of the drafter's own K beams come first
+on every level, and the rest is filled from all. Then a target that drafts for itself has every level right.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.beams.pairs import repeated
+from mmspec.core.beams.search import DrawnChildren, Forest, best, of_children, path_scores, ranked
+from mmspec.core.beams.trie import NOWHERE, Children, Trie
+from mmspec.core.decode import TargetSession
+from mmspec.core.noise import Noise
+from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.drafters.views.base import View, same_prompt
+from mmspec.models.beam_target import BeamTarget
+
+
+class BeamGuide(Protocol):
+    """One generation's source of distributions over the children of trie nodes. One that must see the target's first round has `ready`
+    False until then; others need not say anything."""
+
+    def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """log q [B, M, C] of the `children` of the draft's last M columns. Called level by level as the draft grows."""
+        ...
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """What the target said of the finished draft, and what it kept."""
+        ...
+
+
+class BeamSource(Protocol):
+    """Weights or counts from which a guide is made for each generation."""
+
+    def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> BeamGuide | None:
+        """None where there is nothing to draft from yet; asked again every round until there is."""
+        ...
+
+
+class BeamSpread(Protocol):
+    """How one level of draft tokens is chosen. Spreads that draw them have a method `draw` instead, which takes no `core`, and tells by
+    what
+    distribution: its answer is `DrawnChildren`, with log_q [B, S]."""
+
+    def __call__(self, score: Tensor, state: Tensor, core: int, draft: Draft, depth: int, noise: Noise) -> Tensor:
+        """Indices [B, N] among the children, -1 for none, from their path scores [B, S] and trie nodes [B, S]; the first `core`
+        belong to the drafter's own beams."""
+        ...
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """The `k` best children of the drafter's own beams, best first, then the best of all that is left: `width` in all."""
+
+    k: int
+    width: int
+    key: Callable[[Tensor, Tensor, Tensor, Noise], Tensor] | None = None  # what is ranked, where it is not the score itself
+
+    def __post_init__(self) -> None:
+        if self.width < self.k:
+            raise ValueError(f"width is {self.width} and k {self.k}: draft at least as many beams as are kept, better four times as many")
+
+    def __call__(self, score: Tensor, state: Tensor, core: int, draft: Draft, depth: int, noise: Noise) -> Tensor:
+        key = score if self.key is None else self.key(score, state, draft.start[:, None] + depth, noise)
+        anchors = best(key[:, :core], self.k)
+        rest = torch.nn.functional.pad(key, (0, 1)).scatter(1, torch.where(anchors >= 0, anchors, key.shape[1]), -torch.inf)[:, :-1]
+        return torch.cat([anchors, best(rest, self.width - self.k)], 1)
+
+
+@dataclass(frozen=True)
+class BeamDrafter:
+    """Drafts `spread.width` beams with the distributions of `source`'s guide."""
+
+    source: BeamSource
+    trie: Trie
+    spread: Any  # a Spread with `k` and `width`
+
+    def begin(self, prompt: Any, session: TargetSession) -> "BeamGrower":
+        return BeamGrower(self, prompt, session)
+
+
+class BeamGrower:
+    """One generation's drafts: levels of draft tokens on the target's own beams."""
+
+    def __init__(self, drafter: BeamDrafter, prompt: Any, session: TargetSession):
+        self.drafter, self.prompt, self.session = drafter, prompt, session
+        self.guide: BeamGuide | None = None
+
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        if budget.length == 0:
+            return pending
+        if self.guide is None:
+            self.guide = self.drafter.source.beam_guide(self.prompt, self.session, self.drafter.trie)
+        if self.guide is None or not getattr(self.guide, "ready", True):
+            return pending
+        draft, core = pending, pending.aux.beams
+        for depth in range(min(budget.length, self.drafter.trie.levels - pending.aux.level - 1)):  # a round commits one level unguessed
+            draft = self._grown(draft, core, depth, budget, noise)
+            core = self.drafter.spread.k
+        return draft
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        if self.guide is not None:
+            self.guide.observe(draft, scored, verdict)
+
+    def _grown(self, draft: Draft, core: int, depth: int, budget: Budget, noise: Noise) -> Draft:
+        """`draft` with one level more."""
+        forest: Forest = draft.aux
+        parents = forest.layers[-1] if depth else forest.beams
+        first = draft.size - parents
+        state, score = forest.state[:, first:], path_scores(draft)[:, first:]
+        children = self.drafter.trie.children(state, min(forest.level + depth, self.drafter.trie.levels - 1))
+        log_q = self.guide.weigh(draft, children)
+        total, width = ranked(children, log_q, score), children.state.shape[-1]
+        spread, drawn, room_left = self.drafter.spread, forest.drawn, (depth < budget.draft_tokens)[:, None]
+        if hasattr(spread, "draw"):
+            told = spread.draw(total, children.state.flatten(1), draft, depth, noise)
+            index = told.index.masked_fill(repeated(told.index), -1)  # what is drawn twice is one node
+            drawn = (*drawn, DrawnChildren(told.log_q.view_as(children.state), torch.where(room_left, told.index, PAD)))
+        else:
+            index = spread(total, children.state.flatten(1), core * width, draft, depth, noise)
+        there = (index >= 0) & room_left
+        place = index.clamp_min(0)
+        found, nodes = (
+            torch.where(there, table.flatten(1).gather(1, place), fill) for table, fill in ((children.state, NOWHERE), (children.token, 0))
+        )
+        path = torch.where(there, total.gather(1, place), -torch.inf)
+        grown = draft.extend(nodes, torch.where(there, first + place // width, PAD), width=width, levels=depth + 1)
+        layers = (*forest.layers, index.shape[1])
+        aux = Forest(torch.cat([forest.state, found], 1), forest.beams, forest.level, layers, drawn)
+        return replace(grown, score=torch.cat([path_scores(draft), path], 1), aux=aux)
+
+
+@dataclass(frozen=True)
+class BeamModel:
+    """A model as the source: searched like the target itself, on its own `view` of the prompt."""
+
+    target: BeamTarget
+    view: View = same_prompt
+
+    def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> "ModelGuide":
+        own, _ = self.target.begin(self.view(prompt, session))
+        return ModelGuide(own)
+
+
+class ModelGuide:
+    """The drafter's own session. It never runs the last level it drafts: that is run with the next draft, if it was kept."""
+
+    def __init__(self, session: Any):
+        self.session = session
+
+    def weigh(self, draft: Draft, children: Children) -> Tensor:
+        distributions = self.session.score(draft).p
+        count = children.state.shape[1]
+        columns = torch.arange(distributions.scores.shape[1] - count, distributions.scores.shape[1], device=draft.nodes.device)
+        return of_children(distributions, columns.expand(len(draft.start), -1), children)
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        forest: Forest = draft.aux
+        layers = forest.layers
+        if not layers:  # nobody drafted: the committed columns wait for the next draft
+            return
+        run = draft.roots + verdict.pending.aux.beams * (len(layers) - 1)
+        self.session.commit(verdict.keep[:, :run], 0)

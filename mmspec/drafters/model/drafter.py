@@ -1,0 +1,182 @@
+"""Two-model speculation (Leviathan et al. 2023; Chen et al. 2023): any target is a drafter, of any shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import Target, TargetSession
+from mmspec.core.noise import Noise
+from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.drafters.shapes import Chain, Shape
+from mmspec.drafters.views.base import View, same_prompt
+from mmspec.models.model_checks import name_of, refuse_unhealthy
+
+
+@dataclass(frozen=True)
+class ModelDrafter:
+    """Drafts with `target`, a smaller model, in the given `shape`, on its own `view` of the prompt."""
+
+    target: Target
+    shape: Shape = field(default_factory=Chain)
+    view: View = same_prompt
+
+    def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        if getattr(self.view, "late", False):
+            return self.later(prompt, session)
+        return ModelSession(self._opened(prompt, session), self.shape)
+
+    def later(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        after = session if getattr(self.view, "late", False) else None
+        return ModelSession(partial(self._opened, prompt, session), self.shape, after)
+
+    def capture(self, reserve: int) -> "ModelDrafter":
+        """This drafter with its model's forwards captured, where it knows how (`HFTarget.capture`)."""
+        capture = getattr(self.target, "capture", None)
+        return self if capture is None else replace(self, target=capture(reserve))
+
+    def _opened(self, prompt: Any, session: TargetSession) -> TargetSession:
+        own, _ = self.target.begin(self.view(prompt, session))
+        return watching(own, getattr(self.shape, "reads", ()))
+
+
+def watching(session: Any, states: tuple[int, ...]) -> Any:
+    """`session`, handing out hidden states `states` from now on. ValueError for one that has none to hand out."""
+    if states and not hasattr(session, "watch"):
+        name = type(session).__name__
+        raise ValueError(f"{name} hands out no hidden states: a learned stop needs a transformers drafter of the target's vocabulary")
+    if states:
+        session.watch(states)
+    return session
+
+
+class ModelSession:
+    """The drafter's own session, and the committed values it has not run yet.
+
+    A drafter never runs the last value it drafts. When that one is accepted, or when rounds go by without drafting, the value
+    waits and is fed as an extra root next time; rows that have nothing waiting hold PAD there, so shapes stay fixed.
+    """
+
+    def __init__(self, session: TargetSession | Callable[[], TargetSession], shape: Shape | None = None, after: Any = None):
+        self._session, self.shape = session, shape  # no shape: `_grow` is a subclass's own
+        self.after = after  # the target's session, where a session is not to be opened before that has run the prompt
+        self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
+        self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
+        self.origin: Tensor | None = None  # [B, G] own column of each proposed draft token
+        self.lag = 0
+        self.healthy: Tensor | None = None  # [B] bool: were all logits of this session numbers?
+
+    @property
+    def session(self) -> Any:
+        """The drafter's own session; one that was left for later is opened when it is first wanted."""
+        if callable(self._session):
+            self._session = self._session()
+        return self._session
+
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        self._forget()
+        if budget.length == 0 or (self.after is not None and self.after.context is not None):
+            return pending
+        own = self._rooted(pending)
+        grown, self.origin = self._grow(pending, own, budget, noise)
+        self.lag = own.roots - pending.roots
+        parents = grown.parents[:, own.roots :]
+        parents = torch.where(parents >= 0, parents - self.lag, parents)
+        draft = pending.extend(grown.draft_tokens, parents, grown.q, linear=grown.linear, width=grown.width, levels=grown.levels)
+        return draft if self.healthy is None else replace(draft, drafter_healthy=self.healthy)
+
+    def score(self, draft: Draft) -> Scored:
+        """The session's distributions, noting rows whose logits were not all numbers."""
+        scored = self.session.score(draft)
+        if scored.healthy is not None:
+            self.healthy = scored.healthy if self.healthy is None else self.healthy & scored.healthy
+        return scored
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        self._check_health(committed)
+        if draft.size == draft.roots:  # nobody drafted, or what was drafted has been committed by others
+            self._forget()
+            self._wait(draft.nodes, draft.valid)
+            return
+        kept = verdict.keep[:, 1:]  # draft tokens
+        roots = torch.arange(self.lag + 1, device=kept.device).expand(len(kept), -1)
+        roots = torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1)
+        column = torch.where(kept >= 0, self.origin.gather(1, (kept - 1).clamp_min(0)), -1)
+        ran = column < self.session.scored
+        if hasattr(self.session, "learn"):  # a session whose distributions depend on how they have done
+            own = torch.cat([torch.full_like(verdict.keep[:, :1], self.lag), column], 1)
+            real = (verdict.keep >= 0) & (own < self.session.scored)
+            self.session.learn(scored.p.at(verdict.keep.clamp_min(0)), own, real)
+        unrun = (kept >= 0) & ~ran
+        rows = torch.arange(len(kept), device=kept.device)[:, None]
+        self.session.commit(torch.cat([roots, torch.where(ran, column, -1)], 1), max(committed.accepted) + self.lag + 1)
+        if getattr(self.shape, "replaces", False):
+            self.waiting = (draft.nodes[rows, kept.clamp_min(0)], unrun)
+        else:
+            value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
+            self.waiting = (value, unrun.any(1, keepdim=True))
+
+    def _check_health(self, committed: Committed) -> None:
+        """FloatingPointError for logits that are no numbers. Reads from the device where the round's outcome says that there are some."""
+        if self.healthy is not None and committed.drafter_healthy is not None and not all(committed.drafter_healthy):
+            refuse_unhealthy(self.healthy, [bool(values) for values in committed.values], _named(self.session))
+
+    def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """The finished draft that grows from `own`, the roots this session runs, and its draft tokens' own columns."""
+        return self.shape.grow(self.score, own, budget, noise)
+
+    def _forget(self) -> None:
+        """Give up the draft under way, if there is one, but for the values that waited: those are committed, and have now been run."""
+        if self.fed is None or self.session.scored == 0:
+            return
+        columns = torch.arange(self.fed.shape[1], device=self.fed.device)
+        self.session.commit(torch.where(self.fed, columns, -1), len(columns))
+        self.waiting = None
+
+    def _wait(self, value: Tensor, real: Tensor) -> None:
+        old = self.waiting
+        self.waiting = (value, real) if old is None else (torch.cat([old[0], value], 1), torch.cat([old[1], real], 1))
+
+    def _real_roots(self, columns: Tensor) -> Tensor:
+        """Columns of the roots a row really had, -1 where it held PAD."""
+        real = torch.ones_like(columns, dtype=torch.bool)
+        if self.waiting is not None:
+            real[:, :-1] = self.waiting[1]
+        return torch.where(real, columns, -1)
+
+    def _rooted(self, pending: Draft) -> Draft:
+        """The pending token with the waiting values as roots before it."""
+        if self.waiting is None:
+            none = torch.zeros_like(pending.parents[:, :1], dtype=torch.bool)
+            self.waiting = (torch.zeros_like(pending.nodes[:, :1]), none)
+        values, real = self.waiting
+        self.fed = real & pending.valid[:, -1:]
+        return committed_values(torch.cat([values, pending.nodes], 1), torch.cat([self.fed, pending.valid], 1), pending.start)
+
+
+def _named(session: Any) -> str:
+    """What an error calls the model behind a session."""
+    while hasattr(session, "session"):
+        session = session.session
+    return name_of(getattr(getattr(session, "target", session), "model", session))
+
+
+def committed_values(values: Tensor, real: Tensor, start: Tensor) -> Draft:
+    """A draft of roots only: `values` [B, R] one behind the other, PAD where they are not `real` [B, R]."""
+    columns = torch.arange(values.shape[1], device=values.device)
+    before = torch.where(real, columns, CONTEXT).cummax(1).values
+    before = torch.cat([torch.full_like(before[:, :1], CONTEXT), before[:, :-1]], 1)
+    return Draft(values, torch.where(real, before, PAD), start, roots=values.shape[1])
+
+
+def told(draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Draft, Scored, Verdict]:
+    """What became of a draft, for drafters that did not make the whole of it: what was kept, as roots of a draft without draft tokens."""
+    kept, real = verdict.keep.clamp_min(0), verdict.keep >= 0
+    rows = torch.arange(len(kept), device=kept.device)[:, None]
+    roots = committed_values(draft.nodes[rows, kept], real, draft.start)
+    columns = torch.arange(kept.shape[1], device=kept.device)
+    hidden = None if scored.hidden is None else scored.hidden[rows, kept]
+    return roots, Scored(scored.p.at(kept), hidden, scored.context, scored.healthy), replace(verdict, keep=torch.where(real, columns, -1))

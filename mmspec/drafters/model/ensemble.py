@@ -1,0 +1,207 @@
+"""In-batch ensembles of views (IbED, Lee et al. 2025; TABED, Lee et al. 2026): one drafter, several views of each request, one forward.
+
+Every view has rows of its own in one session; what is generated is shared. A draft token is drawn from q = sum over views of weight times
+distribution, and processors are applied to that mixture once. Weights are a static mixture, or learned per request from what was verified.
+
+V views, B rows, M columns, X values.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.processors.pipeline import History
+from mmspec.core.records import Draft, Scored
+from mmspec.drafters.model.mixing import Adaptive, Weights
+from mmspec.drafters.views.base import View
+from mmspec.models.families.multimodal import Merged
+from mmspec.models.layout import Layout
+from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.skipped_parts import Change, rewired
+from mmspec.models.target import HFSession, HFTarget
+
+
+@dataclass(frozen=True)
+class Views:
+    """Several views of one request for one drafter, mixed by `weights`. ValueError for none."""
+
+    views: tuple[View, ...]
+    weights: Weights = field(default_factory=Adaptive)
+
+    def __post_init__(self):
+        if not self.views:
+            raise ValueError("an ensemble needs at least one view: name some, such as ('own', 'drop')")
+
+    @property
+    def late(self) -> bool:
+        """Whether one of them needs the target to have run the prompt."""
+        return any(getattr(view, "late", False) for view in self.views)
+
+    def __call__(self, prompt: Any, session: Any) -> tuple[Any, ...]:
+        return tuple(view(prompt, session) for view in self.views)
+
+
+@dataclass(frozen=True)
+class ViewEnsemble:
+    """`target`, a drafter's model, on several prompts for each row at once: a Target whose distributions are mixtures."""
+
+    target: HFTarget
+    weights: Weights = field(default_factory=Adaptive)
+
+    def capture(self, reserve: int) -> "ViewEnsemble":
+        return replace(self, target=self.target.capture(reserve))
+
+    def begin(self, prompt: Sequence[Mapping[str, Any]]) -> tuple["EnsembleSession", Draft]:
+        """Open a session on V prompts, each of B rows. Towers see each picture once, however many views look at it."""
+        refresh(self.target.model)
+        with rewired(_remembered(own_copy(self.target.model))):
+            opened = [self.target.opened(own) for own in prompt]
+        (_, caches, states, contexts, lengths), (pending, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
+        cache = max(caches, key=lambda cache: cache.capacity)
+        longest = max(context.shape[1] for context in contexts)
+        context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
+        state = stacked(states, getattr(self.target.family, "window", None))
+        return EnsembleSession(self.target, cache, state, context, torch.cat(lengths), len(prompt), self.weights), pending
+
+
+class EnsembleSession(HFSession):
+    """V * B rows that answer as B. Row v * B + b is row b as view v reads it."""
+
+    def __init__(
+        self, target: HFTarget, cache: Any, state: Any, context: Tensor, lengths: Tensor, views: int = 1, weights: Weights | None = None
+    ):
+        super().__init__(target, cache, state, context, lengths)
+        self.views = views
+        self.weighing = (weights or Adaptive()).begin(len(lengths) // views, views, lengths.device)
+        self.said: Tensor | None = None  # [V, B, N, X] what each view says after the columns of the draft under way
+
+    def watch(self, states: Sequence[int]) -> None:
+        if states:
+            raise ValueError("an ensemble of views has no hidden states of its own: leave the learned stop out, or draft with one view")
+
+    def score(self, draft: Draft) -> Scored:
+        """One forward of all views' rows; the distributions [B, M] are the mixtures."""
+        v = self.views
+        tiled = replace(draft, nodes=draft.nodes.repeat(v, 1), parents=draft.parents.repeat(v, 1), start=draft.start.repeat(v), q=None)
+        return Scored(super().score(replace(tiled, drift=None, score=None, aux=None)).p)
+
+    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+        self.ids[self._rows, layout.slots] = layout.ids
+        said = logits.softmax(-1).unflatten(0, (self.views, -1))
+        if self.weighing.learns:
+            self.said = said if first == 0 or self.said is None else torch.cat([self.said, said], 2)
+        mixed = Categorical.of((self.weighing.of(said)[..., None] * said).sum(0))
+        if self.target.processors.idle:
+            return mixed
+        rows = said.shape[1]  # of the first view: what has been generated is the same in all
+        visible = layout.visible[:rows, first - draft.size :]
+        history = History(self.ids[:rows, : visible.shape[-1]], visible, draft.position()[:rows, first:])
+        return Categorical(self.target.processors(mixed.scores, history))
+
+    def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:
+        """What the target said, `p` over [B, K], where this session had said something after `columns` [B, K], if `real` [B, K]."""
+        said = self.said
+        if said is None:
+            return
+        index = columns.clamp(0, said.shape[2] - 1)[None, ..., None].expand(len(said), *columns.shape, said.shape[-1])
+        self.weighing.learn(p.probs(), said.gather(2, index), real)
+
+    def commit(self, keep: Tensor, most: int) -> None:
+        super().commit(keep.repeat(self.views, 1), most)
+
+
+# --- what the views' prompts are made of, stacked ---------------------------------------------------------------------
+
+
+def stacked(states: Sequence[Any], window: int | None = None) -> Any:
+    """What each view's prompt came to, as one batch; `window` is the family's. ValueError for pictures that stand beside the prompt."""
+    if all(state is None for state in states):
+        return None
+    if not all(isinstance(state, Merged) for state in states):
+        raise ValueError("several views at once need a drafter whose pictures stand within its prompt (Mllama's do not): give one view")
+    size = max(state.embeds.shape[1] for state in states)
+    whole = [_completed(_padded(state, size), states, window) for state in states]
+    names = [f.name for f in fields(Merged)]
+    made: dict[str, Any] = {name: _joined(name, [getattr(state, name) for state in whole]) for name in names}
+    return Merged(**made)
+
+
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], Mapping):
+        return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
+    return torch.cat(list(parts), 1 if name in ("axes", "deep") else 0)
+
+
+def _padded(state: Merged, size: int) -> Merged:
+    """`state` with `size` positions a row."""
+    more = size - state.embeds.shape[1]
+
+    def pad(values: Tensor, *sides: int) -> Tensor:
+        return nn.functional.pad(values, sides)
+
+    return replace(
+        state,
+        embeds=pad(state.embeds, 0, 0, 0, more),
+        axes=None if state.axes is None else pad(state.axes, 0, more),
+        sees=state.sees and {kind: pad(seen, 0, more, 0, more) for kind, seen in state.sees.items()},
+        deep=None if state.deep is None else pad(state.deep, 0, 0, 0, more),
+    )
+
+
+def _completed(state: Merged, others: Sequence[Merged], window: int | None) -> Merged:
+    """`state` with everything that any of the others has, as it is where there is nothing special: a plain prompt's."""
+    axes, deep = (next((getattr(o, name) for o in others if getattr(o, name) is not None), None) for name in ("axes", "deep"))
+    rows, size = state.embeds.shape[:2]
+    place = torch.arange(size, device=state.embeds.device)
+    before = place <= place[:, None]
+    near = before if window is None else before & (place[:, None] - place < window)
+    kinds = dict.fromkeys(kind for other in others for kind in other.sees or ())
+    plain = {kind: (near if "sliding" in kind else before).expand(rows, -1, -1) for kind in kinds}
+    return replace(
+        state,
+        axes=place.expand(len(axes), rows, -1) if state.axes is None and axes is not None else state.axes,
+        sees=plain | dict(state.sees or {}) or None,
+        deep=deep.new_zeros(len(deep), *state.embeds.shape) if state.deep is None and deep is not None else state.deep,
+    )
+
+
+# --- towers run once --------------------------------------------------------------------------------------------------
+
+
+def _remembered(model: Any) -> dict[nn.Module, Change]:
+    """The towers and projectors of `model` answer what they have been asked before from memory: views differ behind them."""
+    base = getattr(model, "model", None)
+    if not isinstance(base, nn.Module) or base is model.get_decoder():
+        return {}
+    own = (model.get_decoder(), model.get_input_embeddings())
+    return {module: _remembering for module in base.children() if module not in own}
+
+
+def _remembering(real: Callable) -> Callable:
+    asked: list[tuple[tuple, dict[str, Any], Any]] = []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        for before, named, made in asked:
+            if _same(before, args) and _same(named, kwargs):
+                return copy.copy(made)  # models write into what their towers return
+        asked.append((args, kwargs, real(*args, **kwargs)))
+        return copy.copy(asked[-1][2])
+
+    return forward
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (type(a) is type(b) and isinstance(a, (bool, int, float, str)) and a == b)

@@ -1,0 +1,91 @@
+"""The horizontal cascade of CS Drafting (Chen et al. 2023): a smaller drafter for the draft tokens further on, which matter less."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.core.decode import Drafter, DraftSession, TargetSession
+from mmspec.core.noise import Keys, Noise
+from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
+from mmspec.drafters.model.drafter import committed_values, told
+
+
+@dataclass(frozen=True)
+class HorizontalCascade:
+    """`first` makes the first `draft_tokens` of a round, a chain, and `then` goes on from there: in rows in which `first` made them all.
+
+    Both record q, or neither does. Either may be a relay or a cascade itself.
+    """
+
+    first: Drafter
+    draft_tokens: int
+    then: Drafter
+
+    def __post_init__(self):
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft tokens is {self.draft_tokens}: the first drafter of a relay makes at least 1")
+
+    def begin(self, prompt: Any, session: TargetSession) -> "HorizontalCascadeSession":
+        return HorizontalCascadeSession(self.first.begin(prompt, session), self.draft_tokens, self.then.begin(prompt, session))
+
+
+class HorizontalCascadeSession:
+    def __init__(self, first: DraftSession, draft_tokens: int, then: DraftSession):
+        self.first, self.draft_tokens, self.then = first, draft_tokens, then
+
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        head = self.first.propose(pending, Budget(budget.left, min(self.draft_tokens, budget.length)), noise)
+        made = head.size - head.roots
+        if budget.length <= self.draft_tokens:
+            return head
+        if not head.linear:
+            raise ValueError("the first drafter of a relay grew a tree: the second can only go on from a chain")
+        # the draft tokens so far are roots to the second drafter, in the very columns that they have in the draft
+        start = pending.start + head.valid[:, head.roots :].sum(1)
+        whole = committed_values(head.nodes, head.valid, start)
+        rest = Budget(budget.left - made, budget.length - self.draft_tokens)
+        tail = self.then.propose(whole, rest, LaterNoise(noise, pending.start))  # type: ignore[arg-type]
+        if tail.size == whole.roots:
+            return head
+        draft = head.extend(
+            tail.draft_tokens, tail.parents[:, head.size :], tail.q, linear=tail.linear, width=tail.width, levels=made + tail.height
+        )
+        return replace(draft, drafter_healthy=_both(head.drafter_healthy, tail.drafter_healthy))
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        kept = told(draft, scored, verdict)
+        self.first.observe(*kept, committed)
+        self.then.observe(*kept, committed)
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return one if other is None else other if one is None else one & other
+
+
+@dataclass(frozen=True)
+class LaterNoise:
+    """The round's noise for drafters that begin in the middle of it.
+
+    Their draft tokens are keyed by the round's own start. Keyed by where they begin, they would share numbers with the next round that
+    starts there, and a rule that has seen the one draft token would no longer judge the other fairly.
+    """
+
+    outer: Noise
+    start: Tensor  # [B] of the round
+
+    @property
+    def coupled(self) -> bool:
+        return self.outer.coupled
+
+    def value(self, position: Tensor) -> Keys:
+        return self.outer.value(position)
+
+    def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        return self.outer.draft_token(position, self.start, branch + (1 << 22))
+
+    def accept(self, position: Tensor, start: Tensor) -> Keys:
+        return self.outer.accept(position, start)
+
+    def residual(self, position: Tensor, start: Tensor) -> Keys:
+        return self.outer.residual(position, start)

@@ -1,0 +1,133 @@
+"""A drafter with another vocabulary: token-level intersection (TLI, Timor et al. 2025), lossless for any overlap.
+
+Draft tokens are drawn from the drafter's distribution restricted to the values both vocabularies have; that restricted distribution is q.
+Padded
+embedding rows are the simplest case: one vocabulary is a prefix of the other. Sizes alone cannot tell two vocabularies of one size
+apart: where there are tokenizers, they are compared by the spelling of every token.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import Target, TargetSession
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.records import Draft, Scored
+
+_IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabulary
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which ids of two vocabularies mean the same."""
+
+    to_drafter: Tensor  # [Vt or more] the drafter's id of each target id; `unknown` where it has none
+    to_target: Tensor  # [S] target ids of the shared values
+    shared: Tensor  # [S] the drafter's ids of the same values
+    size: int  # Vt
+
+    @staticmethod
+    def of_sizes(target: int, drafter: int) -> "Overlap":
+        """One tokenizer, embedding tables padded to different sizes."""
+        ids = torch.arange(min(target, drafter))
+        return Overlap(torch.arange(target).clamp(max=drafter - 1), ids, ids, target)
+
+    @staticmethod
+    def of_tokenizers(
+        target: Any,
+        drafter: Any,
+        size: int,
+        least: float = 0.5,
+        *,
+        own: int | None = None,
+        never_generated_ids: Sequence[int] = (),
+        also: Sequence[tuple[int, int]] = (),
+    ) -> "Overlap":
+        """By the tokens' spelling, for a target of `size` values and a drafter of `own`, None for as many as its tokenizer has.
+
+        Values `never_generated_ids` of the target are read and never drafted. Pairs `also` mean the same however they are spelt: the
+        placeholders of two models that see. ValueError when less than `least` of the target's tokens are known to the drafter.
+        """
+        ours, theirs = target.get_vocab(), drafter.get_vocab()
+        known = {i: theirs[token] for token, i in ours.items() if token in theirs} | dict(also)
+        both = [(i, j) for i, j in sorted(known.items()) if i < size and (own is None or j < own)]
+        if len(both) < least * len(ours):
+            raise ValueError(
+                f"mismatched vocabularies: the drafter knows {len(both)} of the target's {len(ours)} tokens "
+                f"({len(both) / len(ours):.0%}); choose a drafter with the same tokenizer"
+            )
+        unknown = drafter.unk_token_id if drafter.unk_token_id is not None else 0
+        to_drafter = torch.full((max(size, 1 + max(known)),), unknown)
+        to_drafter[list(known)] = torch.tensor(list(known.values()))
+        to_target, shared = torch.tensor([pair for pair in both if pair[0] not in never_generated_ids]).T
+        return Overlap(to_drafter, to_target, shared, size)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Target ids [...] as the drafter's. Some placeholders lie beyond the table."""
+        return self.to_drafter[ids.clamp(max=len(self.to_drafter) - 1)]
+
+    def said(self, p: Categorical, size: int) -> Categorical:
+        """The target's distributions `p` over the drafter's `size` values, as far as it has them."""
+        scores = torch.full((*p.scores.shape[:-1], size), -torch.inf, dtype=p.scores.dtype, device=p.scores.device)
+        scores[..., self.shared] = p.scores[..., self.to_target]
+        return Categorical(scores)
+
+    def to(self, device: torch.device) -> "Overlap":
+        return Overlap(self.to_drafter.to(device), self.to_target.to(device), self.shared.to(device), self.size)
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A target seen through another vocabulary: a drafter's model that speaks the target's ids."""
+
+    target: Target
+    overlap: Overlap
+
+    def begin(self, prompt: Any) -> tuple["TranslatedSession", Draft]:
+        """Open a session on a prompt, or on several where the target takes several (an ensemble of views)."""
+        several = isinstance(prompt, tuple)
+        session, pending = self.target.begin(tuple(map(self._own, prompt)) if several else self._own(prompt))
+        return TranslatedSession(session, self.overlap.to(pending.nodes.device)), pending
+
+    def capture(self, reserve: int) -> "Translated":
+        capture = getattr(self.target, "capture", None)
+        return self if capture is None else replace(self, target=capture(reserve))
+
+    def _own(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        """`prompt` in the drafter's ids."""
+        found = {name: prompt[name] for name in _IDS if name in prompt}
+        return {**prompt, **{name: self.overlap.to(ids.device).read(ids) for name, ids in found.items()}}
+
+
+class TranslatedSession:
+    """Ids go in through `to_drafter`, distributions come out over the target's values."""
+
+    def __init__(self, session: TargetSession, overlap: Overlap):
+        self.session, self.overlap = session, overlap
+        self.size = 0  # of the drafter's own distributions
+
+    @property
+    def scored(self) -> int:
+        return self.session.scored
+
+    def score(self, draft: Draft) -> Scored:
+        found = self.session.score(replace(draft, nodes=self.overlap.read(draft.nodes)))
+        own = found.p.scores
+        self.size = own.shape[-1]
+        scores = torch.full((*own.shape[:-1], self.overlap.size), -torch.inf, dtype=own.dtype, device=own.device)
+        scores[..., self.overlap.to_target] = own[..., self.overlap.shared]
+        return replace(found, p=Categorical(scores))
+
+    def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:
+        """Hand on what the target said, for a session that learns from it: in the drafter's values, where it has any that are likely."""
+        if hasattr(self.session, "learn"):
+            own = self.overlap.said(p, self.size)
+            some = own.scores.amax(-1) > -torch.inf
+            own = Categorical(torch.where(some[..., None], own.scores, 0.0))
+            self.session.learn(own, columns, real & some)  # type: ignore[attr-defined]
+
+    def commit(self, keep: Tensor, most: int) -> None:
+        self.session.commit(keep, most)

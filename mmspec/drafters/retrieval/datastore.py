@@ -1,0 +1,155 @@
+"""REST: retrieval-based speculative decoding (He et al. 2023): a suffix array on disk, and trees of what followed in it."""
+
+import os
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmspec.core.decode import TargetSession
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
+
+Counts = dict[tuple[int, ...], float]
+"""A trie as its paths, each with how often it occurs: a path's beginnings are there too, and occur at least as often."""
+_END = -1  # behind every text; no token has this id
+_SORTED = 64  # suffixes are sorted by this many tokens: contexts are shorter, so a full sort would buy nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Datastore:
+    """Texts and their suffix array, memory-mapped from one file and shared by every process that opens it."""
+
+    tokens: np.ndarray  # [n] int32, _END behind every text
+    suffixes: np.ndarray  # [n] int32, where each suffix starts, in order
+
+    @staticmethod
+    def build(texts: Iterable[Sequence[int]], path: str | Path) -> "Datastore":
+        """Sort `texts` once, write them to `path` and open it. The file appears whole or not at all."""
+        pieces = [np.append(np.asarray(text, dtype=np.int64), _END) for text in texts]
+        if not pieces:
+            raise ValueError("there are no texts: give at least one sequence of token ids")
+        tokens = np.concatenate(pieces)
+        for piece in pieces:
+            if (piece[:-1] < 0).any():
+                raise ValueError(f"a text holds the id {piece[:-1].min()}: token ids must be 0 or more")
+        if max(len(tokens), tokens.max()) >= 2**31:
+            raise ValueError(
+                f"the texts hold {len(tokens)} tokens with ids up to {tokens.max()}: both must stay below 2**31, so build several"
+            )
+        path, part = Path(path), Path(f"{path}.{os.getpid()}.part")
+        try:
+            with open(part, "wb") as file:
+                np.save(file, np.stack([tokens, suffix_array(tokens)]).astype(np.int32))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        return Datastore.open(path)
+
+    @staticmethod
+    def open(path: str | Path) -> "Datastore":
+        """Map a file that `build` wrote."""
+        table = np.load(path, mmap_mode="r")
+        if table.ndim != 2 or len(table) != 2 or table.dtype != np.int32:
+            raise ValueError(f"{path} holds {table.dtype} of shape {table.shape}, which is no datastore: write it with Datastore.build")
+        return Datastore(*np.asarray(table))
+
+    def find(self, context: list[int]) -> range:
+        """Which entries of the suffix array begin with `context`."""
+
+        def head(start: int) -> list[int]:
+            return self.tokens[start : start + len(context)].tolist()
+
+        first = bisect_left(self.suffixes, context, key=head)
+        return range(first, bisect_right(self.suffixes, context, first, key=head))
+
+    def find_longest(self, text: list[int], longest: int, shortest: int) -> tuple[int, range]:
+        """The longest suffix of `text` that occurs, and where: a suffix of one that occurs does too, so lengths are bisected."""
+        low, high, found = shortest - 1, min(longest, len(text)), range(0)
+        while low < high:
+            size = (low + high + 1) // 2
+            entries = self.find(text[-size:])
+            low, high, found = (size, high, entries) if entries else (low, size - 1, found)
+        return low, found
+
+
+def suffix_array(tokens: np.ndarray) -> np.ndarray:
+    """Where the suffixes start, sorted by their first `_SORTED` tokens: prefix doubling (Manber and Myers 1993)."""
+    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
+    order = np.argsort(rank, kind="stable")
+    step = 1
+    while step < _SORTED and len(tokens) > 1:
+        behind = np.zeros_like(rank)  # rank of what stands `step` tokens on; 0 past the end
+        behind[:-step] = rank[step:] + 1
+        key = rank * (len(tokens) + 1) + behind
+        order = np.argsort(key, kind="stable")
+        rank[order] = np.concatenate([[0], np.cumsum(np.diff(key[order]) != 0)])
+        if rank[order[-1]] == len(tokens) - 1:  # all apart
+            break
+        step *= 2
+    return order
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Drafts the `nodes` most frequent continuations of the text's longest suffix (of `longest` down to `shortest` tokens) as a tree.
+
+    At most `hits` occurrences are read, spread evenly over the sorted ones.
+    """
+
+    datastore: Datastore
+    nodes: int = 16
+    longest: int = 16
+    shortest: int = 2
+    hits: int = 256
+
+    def __post_init__(self):
+        if min(self.nodes, self.hits) < 1:
+            raise ValueError(f"nodes and hits are {self.nodes} and {self.hits}: each must be at least 1")
+        if not 1 <= self.shortest <= self.longest <= _SORTED:
+            raise ValueError(f"shortest is {self.shortest} and longest {self.longest}: give 1 <= shortest <= longest <= {_SORTED}")
+
+    def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        return HostSession(prompt, lambda row, text: RetrievalRow(self, text), lambda length: self.nodes, self.nodes, unread_by(session))
+
+
+class RetrievalRow:
+    def __init__(self, plan: Retrieval, text: list[int]):
+        self.plan, self.recent = plan, deque(text, plan.longest)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.recent.extend(tokens)
+
+    def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        store = self.plan.datastore
+        size, found = store.find_longest([*self.recent, *behind], self.plan.longest, self.plan.shortest)
+        stride = max(1, -(-len(found) // self.plan.hits))
+        starts = (int(store.suffixes[entry]) + size for entry in found[::stride])
+        return trie((store.tokens[start : start + limit].tolist() for start in starts), self.plan.nodes)
+
+
+def trie(continuations: Iterable[list[int]], nodes: int) -> DraftTokens:
+    """The most frequent beginnings of `continuations` as a tree."""
+    return ravel(count(continuations), nodes)
+
+
+def count(continuations: Iterable[Sequence[int]]) -> Counts:
+    """How often each beginning of `continuations` occurs among them; none goes on past an `_END`."""
+    counts: Counts = {}
+    for tokens in continuations:
+        for end in range(1, (tokens.index(_END) if _END in tokens else len(tokens)) + 1):
+            path = tuple(tokens[:end])
+            counts[path] = counts.get(path, 0) + 1
+    return counts
+
+
+def ravel(counts: Counts, nodes: int) -> DraftTokens:
+    """The `nodes` most frequent paths as a tree, shorter ones first among equals, so parents come before children."""
+    kept = sorted(counts, key=lambda path: (-counts[path], len(path)))[:nodes]
+    place = {path: index for index, path in enumerate(kept)}
+    return [path[-1] for path in kept], [place.get(path[:-1], -1) for path in kept]

@@ -1,0 +1,137 @@
+"""What drafters that think on the host share: rows that read tokens and draft token, and the session that makes a draft of their draft
+tokens.
+
+A round costs one host-to-device copy and no copy back: the prompt is read once, and committed values arrive as plain lists. Only values
+that are committed for now, as inside a cascade, have to be fetched: one wait for the device each time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.noise import Noise
+from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+
+DraftTokens = tuple[list[int], list[int]]
+"""Tokens, and the draft token each hangs on: an earlier index, or -1 for the last committed token."""
+
+
+class HostRow(Protocol):
+    """One row's text. It is fed every token in order and asked what may follow."""
+
+    def extend(self, tokens: Sequence[int]) -> None: ...
+
+    def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Draft tokens on paths of at most `limit` tokens, parents before their children, as if the text went on with `behind`.
+
+        `behind` may yet be taken back: the row must not remember it.
+        """
+        ...
+
+
+def chain(tokens: list[int]) -> DraftTokens:
+    """Tokens one after the other."""
+    return tokens, list(range(-1, len(tokens) - 1))
+
+
+def as_many(length: int) -> int:
+    """The columns of a chain: one for each draft token asked for."""
+    return length
+
+
+class HostSession:
+    """One generation's rows. `open_row(row, text)` makes each from its prompt; a round of `length` draft tokens has `columns(length)`
+    columns.
+
+    `width` bounds the siblings any row may draft; 1 says that every row draft tokens a chain. The ids in `unread` are left out of the text.
+    """
+
+    def __init__(
+        self,
+        prompt: Any,
+        open_row: Callable[[int, list[int]], HostRow],
+        columns: Callable[[int], int] = as_many,
+        width: int = 1,
+        unread: Sequence[int] = (),
+    ) -> None:
+        self.texts, self.open_row, self.columns, self.width = read_prompt(prompt, unread), open_row, columns, width
+        self.rows: list[HostRow] = []
+        self.ended: list[bool] = []
+
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        if not self.rows:
+            self._open(len(pending.start))
+        if budget.length == 0:
+            return pending
+        behind = _behind(pending)
+        rows = zip(self.rows, self.ended, behind, strict=True)
+        draft_tokens = [([], []) if ended else row.draft_token(budget.length, *more) for row, ended, more in rows]
+        if not any(tokens for tokens, _ in draft_tokens):
+            return pending  # nothing to judge: a plain step is cheaper than columns of PAD, and no new shape
+        table = [_columns(tokens, parents, self.columns(budget.length)) for tokens, parents in draft_tokens]
+        nodes, parents, depth = to_device(table, pending.nodes.device).unbind(1)  # [B, G]
+        fits = (depth <= budget.draft_tokens[:, None]) & (parents != PAD) & pending.valid[:, -1:]
+        parents = torch.where(fits, parents + pending.roots, PAD)
+        return pending.extend(nodes, parents, linear=self.width == 1, width=self.width, levels=budget.length)
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        for row, values in zip(self.rows, committed.values, strict=True):
+            if values:
+                row.extend(values)
+        self.ended = committed.ended
+
+    def _open(self, rows: int) -> None:
+        texts = self.texts if self.texts is not None else [[] for _ in range(rows)]
+        if len(texts) != rows:
+            raise ValueError(
+                f"the prompt holds {len(texts)} texts, but the target opened {rows} rows: give the drafter the target's own prompt"
+            )
+        self.rows = [self.open_row(row, text) for row, text in enumerate(texts)]
+        self.ended = [False] * rows
+
+
+def unread_by(session: Any) -> tuple[int, ...]:
+    """The ids that stand for pictures or sound in the prompts of `session`, or enclose them: no text, and never said."""
+    family = getattr(getattr(session, "target", None), "family", None)
+    return (*getattr(family, "placeholders", ()), *getattr(family, "never_generated_ids", ()))
+
+
+def read_prompt(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
+    """Every row's ids without padding and those `unread`, an encoder's source first, then what the decoder was given; None where the
+    prompt has no ids."""
+    texts, left_out = None, frozenset(unread)
+    for name, mask_name in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        ids = prompt.get(name) if isinstance(prompt, Mapping) else None
+        if ids is None:
+            continue
+        mask = prompt.get(mask_name)
+        real = torch.ones_like(ids) if mask is None else mask
+        lines = zip(ids.tolist(), real.tolist(), strict=True)
+        rows = [[i for i, is_real in zip(*line, strict=True) if is_real and i not in left_out] for line in lines]
+        texts = rows if texts is None else [source + begun for source, begun in zip(texts, rows, strict=True)]
+    return texts
+
+
+def _behind(pending: Draft) -> list[list[list[int]]]:
+    """Per row, the argument `behind` where the pending token holds values that are committed for now, else no argument."""
+    if pending.roots == 1:
+        return [[] for _ in range(len(pending.start))]
+    values, real = pending.nodes[:, 1:].tolist(), pending.valid[:, 1:].tolist()
+    return [[[v for v, is_real in zip(*row, strict=True) if is_real]] for row in zip(values, real, strict=True)]
+
+
+def _columns(tokens: list[int], parents: list[int], size: int) -> list[list[int]]:
+    """A row's tokens, parents and depths, each padded to `size` columns."""
+    depth: list[int] = []
+    for parent in parents:
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+    padding = size - len(tokens)
+    return [tokens + [0] * padding, parents + [PAD] * padding, depth + [0] * padding]
+
+
+def to_device(table: list, device: torch.device) -> Tensor:
+    """Nested lists of integers as a tensor, through pinned memory so that the host need not wait for a GPU."""
+    host = torch.tensor(table)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

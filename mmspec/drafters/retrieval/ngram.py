@@ -1,0 +1,123 @@
+"""Adaptive n-grams (ANPD, Ou et al. 2024), mixed with a table read off the model's weights (The N-Grammys, Stewart et al. 2024)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import TargetSession
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
+
+
+@dataclass(frozen=True, eq=False)
+class NGram:
+    """Counts what followed every context of up to `order - 1` tokens, and draft tokens from the longest context known.
+
+    `table` [V, k] names each token's likeliest successors for where no context is known. With `drafts` above 1, as many chains
+    with different first tokens are drafted, most trusted first: the longest contexts', then the shorter ones', then the table's.
+    """
+
+    order: int = 4
+    table: Tensor | None = None
+    drafts: int = 1
+
+    def __post_init__(self):
+        if self.order < 2:
+            raise ValueError(f"order is {self.order}: an n-gram needs a context, so give 2 or more")
+        if self.drafts < 1:
+            raise ValueError(f"drafts is {self.drafts}: give at least 1 chain")
+        if self.table is not None and self.table.dim() != 2:
+            raise ValueError(f"table has shape {tuple(self.table.shape)}: give [vocabulary, successors], as bigram_table does")
+
+    @cached_property
+    def successors(self) -> np.ndarray:
+        """The table on the host, [V, k]."""
+        return np.empty((0, 0), np.int64) if self.table is None else self.table.cpu().numpy()
+
+    def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        return HostSession(
+            prompt, lambda row, text: NGramRow(self, text), lambda length: self.drafts * length, self.drafts, unread_by(session)
+        )
+
+
+class NGramRow:
+    def __init__(self, plan: NGram, text: list[int]):
+        self.plan, self.successors = plan, plan.successors
+        self.recent: list[int] = []  # the longest context
+        self.counts: dict[tuple[int, ...], dict[int, int]] = {}  # context -> its followers, the latest last
+        self.best: dict[tuple[int, ...], int] = {}  # context -> its most frequent follower, the latest among equals
+        self.extend(text)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            for context in self._contexts(self.recent):
+                followers = self.counts.setdefault(context, {})
+                count = followers[token] = followers.pop(token, 0) + 1
+                if count >= followers[self.best.setdefault(context, token)]:
+                    self.best[context] = token
+            self.recent = self._push(self.recent, token)
+
+    def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        tokens: list[int] = []
+        parents: list[int] = []
+        recent = self.recent
+        for token in behind:
+            recent = self._push(recent, token)
+        for first in self._firsts(recent, self.plan.drafts):
+            path = self._chain(recent, first, limit)
+            parents += [-1, *range(len(tokens), len(tokens) + len(path) - 1)]
+            tokens += path
+        return tokens, parents
+
+    def _chain(self, recent: list[int], first: int, limit: int) -> list[int]:
+        """`first` and what follows it, while anything is known to."""
+        tokens, token = [], first
+        while token is not None and len(tokens) < limit:
+            tokens.append(token)
+            recent = self._push(recent, token)
+            known = (self.best[context] for context in self._contexts(recent) if context in self.best)
+            token = next(known, None)
+            if token is None:
+                token = next(iter(self._tabled(recent)), None)
+        return tokens
+
+    def _firsts(self, recent: list[int], count: int) -> list[int]:
+        """Up to `count` different next tokens, most trusted first."""
+        found: dict[int, None] = {}
+        for context in self._contexts(recent):
+            followers = self.counts.get(context, {})
+            latest_first = list(followers)[::-1]
+            found |= dict.fromkeys(sorted(latest_first, key=followers.__getitem__, reverse=True))
+            if len(found) >= count:
+                break
+        return list(found | dict.fromkeys(self._tabled(recent)))[:count]
+
+    def _tabled(self, recent: list[int]) -> list[int]:
+        known = recent and recent[-1] < len(self.successors)
+        return self.successors[recent[-1]].tolist() if known else []
+
+    def _contexts(self, recent: list[int]) -> list[tuple[int, ...]]:
+        """The contexts that end here, longest first."""
+        return [tuple(recent[start:]) for start in range(len(recent))]
+
+    def _push(self, recent: list[int], token: int) -> list[int]:
+        return [*recent, token][1 - self.plan.order :]
+
+
+@torch.no_grad()
+def bigram_table(model: Any, k: int, chunk: int = 256) -> Tensor:
+    """Each token's `k` likeliest successors by the weights alone, embedding times head, [V, k]; `chunk` tokens are scored at once.
+
+    This is what a transformer says before any of its layers has run. Where embedding and head are one matrix, a token's own row
+    fits it best, and the table mostly repeats tokens.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding is None or head is None:
+        raise ValueError(f"{type(model).__name__} has no token embedding or no head over tokens: give the causal model, not its body")
+    if not 1 <= k <= head.weight.shape[0]:
+        raise ValueError(f"k is {k}: give between 1 and {head.weight.shape[0]} successors")
+    return torch.cat([head(part).topk(k, -1).indices for part in embedding.weight.split(chunk)])

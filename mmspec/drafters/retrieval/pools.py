@@ -1,0 +1,266 @@
+"""Keyed pools (LASER, first named DARE, Xi et al. 2025): earlier answers of one group, of users or items of a kind, draft for the next.
+
+A pool holds what followed every token in the group's answers, as a trie of short branches with counts. It learns when it is told to
+and never while text is generated. What stands in a row's own prompt and output is counted beside it and forgotten with the row.
+"""
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmspec.core.decode import TargetSession
+from mmspec.drafters.retrieval.datastore import Counts, count, ravel
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
+
+Key = str | int
+"""A group's name: whatever the caller says, such as a genre or the number of a cluster of users."""
+_KIND, _VERSION = "mmspec pools", 1
+_HITS = 64  # occurrences of a context read in the row's own text, the latest ones
+
+
+class Pool:
+    """One group's answers: for each token a trie of what followed it, held as its paths with their counts.
+
+    A path's beginnings are there too, and none is counted less often than what goes on from it.
+    """
+
+    def __init__(self, branch: int, limit: int):
+        self.branch, self.limit = branch, limit
+        self.tries: dict[int, Counts] = {}
+
+    def add(self, text: Sequence[int]) -> None:
+        """Count the branch of up to `branch` tokens behind every token of `text`."""
+        for place, token in enumerate(text[:-1], start=1):
+            self._insert(token, tuple(text[place : place + self.branch]))
+
+    def after(self, context: Sequence[int], depth: int) -> Counts:
+        """Paths of up to `depth` tokens that followed `context`, with their counts."""
+        rest = tuple(context[1:])
+        size = len(rest)
+        trie = self.tries.get(context[0], {})
+        return {path[size:]: times for path, times in trie.items() if size < len(path) <= size + depth and path[:size] == rest}
+
+    def _insert(self, token: int, branch: tuple[int, ...]) -> None:
+        paths = [branch[:end] for end in range(1, len(branch) + 1)]
+        trie = self.tries.get(token, {})
+        while len(trie) + sum(path not in trie for path in paths) > self.limit:  # room is made before, so that the newest branch stays
+            trie = {path: times // 2 for path, times in trie.items() if times > 1}
+        for path in paths:
+            trie[path] = trie.get(path, 0) + 1
+        self.tries[token] = trie
+
+
+@dataclass(frozen=True, eq=False)
+class Pools:
+    """A pool for each group, and one under the key None for rows of groups nobody has told about.
+
+    Branches have at most `branch` tokens and a token's trie at most `limit` nodes: where it would grow larger its counts are halved,
+    and what falls to 0 is dropped. A pool of V different tokens so holds at most V * `limit` nodes. Only `learn` changes pools, and it
+    must not run while another thread generates with them.
+
+        pools = Pools()
+        pools.learn("books", answers)                                  # token ids of finished answers about books
+        out = mmspec.text.generate(model, inputs, pools.drafter(["books", "films"]))   # a row each; films draft from the shared pool
+    """
+
+    branch: int = 12
+    limit: int = 512
+    groups: dict[Key | None, Pool] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self):
+        if not 1 <= self.branch <= self.limit:
+            raise ValueError(f"branch is {self.branch} and limit {self.limit}: give 1 <= branch <= limit, so that one branch always fits")
+
+    def learn(self, key: Key | None, sequences: Iterable[Sequence[int]]) -> None:
+        """Count finished answers, token ids each, in the pool of `key`; None for the shared one. Nothing is learnt where one is wrong."""
+        texts = [_tokens(text) for text in sequences]
+        if _key(key) not in self.groups and any(texts):  # a group of which nothing is known goes on drafting from the shared pool
+            self.groups[_key(key)] = Pool(self.branch, self.limit)
+        for text in filter(None, texts):
+            self.groups[_key(key)].add(text)
+
+    def drafter(self, keys: Any = None, *, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
+        """What drafts for one request: `keys` is the group of all rows, or a sequence or tensor of one group per row. See `PoolDrafter`."""
+        keys = keys.tolist() if hasattr(keys, "tolist") else keys
+        one = not isinstance(keys, Sequence) or isinstance(keys, str)
+        return PoolDrafter(self, _key(keys) if one else tuple(_key(key) for key in keys), nodes, longest, own)
+
+    def of(self, key: Key | None) -> Pool | None:
+        """The pool that rows of `key` draft from: its own, else the shared one, if there is one. Never another group's."""
+        return self.groups.get(key, self.groups.get(None))
+
+    def save(self, path: str | Path) -> None:
+        """Write every pool to one file, whole or not at all."""
+        tables = [_table(pool) for pool in self.groups.values()]
+        sizes = {"keys": list(self.groups), "sizes": [len(table) for table in tables]}
+        header = {"kind": _KIND, "version": _VERSION, "branch": self.branch, "limit": self.limit, **sizes}
+        nodes = np.concatenate([np.zeros((0, 3), np.int64), *tables])
+        part = Path(f"{path}.{os.getpid()}.part")
+        try:
+            with open(part, "wb") as file:
+                np.savez_compressed(file, header=np.array(json.dumps(header)), nodes=nodes)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | Path) -> "Pools":
+        """The pools that `save` wrote. FileNotFoundError or ValueError, in one line, for a file that is not there or is broken."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"pools {path} do not exist: write them with Pools.save")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header, nodes = json.loads(str(file["header"])), file["nodes"]
+            kind, version = header["kind"], header["version"]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path} holds no pools or is damaged ({_first_line(error)}): write it again with Pools.save") from None
+        if (kind, version) != (_KIND, _VERSION):
+            raise ValueError(f"{path} holds {kind!r} version {version!r}, this reads {_KIND!r} version {_VERSION}: learn them anew")
+        try:
+            pools = Pools(header["branch"], header["limit"])
+            if nodes.dtype != np.int64 or nodes.shape != (sum(header["sizes"]), 3):
+                raise ValueError(f"its nodes are {nodes.dtype} of shape {nodes.shape}")
+            tables = np.split(nodes, np.cumsum(header["sizes"], dtype=np.int64))[:-1]
+            for key, table in zip(header["keys"], tables, strict=True):
+                pools.groups[_key(key)] = _pool(table.tolist(), pools)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({_first_line(error)}): write it again with Pools.save") from None
+        return pools
+
+
+def from_file(path: str | Path, keys: Any = None, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
+    """`Pools.load(path).drafter(keys, ...)`, for configs."""
+    return Pools.load(path).drafter(keys, nodes=nodes, longest=longest, own=own)
+
+
+@dataclass(frozen=True, eq=False)
+class PoolDrafter:
+    """Drafts the `nodes` most frequent continuations of the text's last tokens, `longest` of them if they are known, else fewer, as a tree.
+
+    Continuations come from the row's own text and from its group's pool; one in its own text counts as much as `own` in the pool. Branches
+    end after the pools' `branch` tokens, those that matched included. Under exact rules the output is the target's own.
+    """
+
+    pools: Pools
+    keys: Key | tuple[Key | None, ...] | None = None
+    nodes: int = 64
+    longest: int = 2
+    own: float = 4.0
+
+    def __post_init__(self):
+        if self.nodes < 1:
+            raise ValueError(f"nodes is {self.nodes}: a tree needs at least 1")
+        if not 1 <= self.longest <= self.pools.branch:
+            raise ValueError(f"longest is {self.longest}: match at least 1 token and at most a branch's {self.pools.branch}")
+        if not 0 <= self.own < float("inf"):
+            raise ValueError(f"own is {self.own}: what an occurrence in the row's own text counts is 0 or more")
+
+    def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        host = HostSession(prompt, self._open, lambda length: self.nodes, self.nodes, unread_by(session))
+        if isinstance(self.keys, tuple) and host.texts is not None and len(host.texts) != len(self.keys):
+            raise ValueError(f"{len(self.keys)} keys for {len(host.texts)} rows: give one key per row, or one for all")
+        return host
+
+    def _open(self, row: int, text: list[int]) -> "PoolRow":
+        if not isinstance(self.keys, tuple):
+            return PoolRow(self, self.pools.of(self.keys), text)
+        if row >= len(self.keys):
+            raise ValueError(f"{len(self.keys)} keys, but there is a row {row}: give one key per row, or one for all")
+        return PoolRow(self, self.pools.of(self.keys[row]), text)
+
+
+class PoolRow:
+    def __init__(self, plan: PoolDrafter, pool: Pool | None, text: list[int]):
+        self.plan, self.pool = plan, pool
+        self.text: list[int] = []
+        self.places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> where it was followed, by position of what followed
+        self.extend(text)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            end = len(self.text)
+            for size in range(1, min(self.plan.longest, end) + 1):
+                self.places.setdefault(tuple(self.text[end - size :]), []).append(end)
+            self.text.append(token)
+
+    def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        recent = [*self.text[-self.plan.longest :], *behind][-self.plan.longest :]
+        for start in range(len(recent)):
+            counts = self._after(tuple(recent[start:]), limit)
+            if counts:
+                return ravel(counts, self.plan.nodes)
+        return [], []
+
+    def _after(self, context: tuple[int, ...], limit: int) -> Counts:
+        """What followed `context`, in the row's own text and in the pool."""
+        depth = min(limit, self.plan.pools.branch + 1 - len(context))
+        places = self.places.get(context, [])[-_HITS:] if self.plan.own else []
+        counts = count(self.text[place : place + depth] for place in places)
+        if self.plan.own != 1:
+            counts = {path: self.plan.own * times for path, times in counts.items()}
+        for path, times in (self.pool.after(context, depth) if self.pool else {}).items():
+            counts[path] = counts.get(path, 0) + times
+        return counts
+
+
+# --- checks and files -------------------------------------------------------------------------------------------------
+
+
+def _key(key: Any) -> Key | None:
+    if key is None or isinstance(key, str):
+        return key
+    if isinstance(key, Integral):
+        return int(key)
+    raise ValueError(f"key is {key!r}: name a group by a string or an integer, or None for the shared pool")
+
+
+def _tokens(text: Any) -> list[int]:
+    """A text's ids as a list. ValueError for anything that is none."""
+    tokens = text.tolist() if hasattr(text, "tolist") else text
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence):
+        raise ValueError(f"an answer is {tokens!r:.60}: give sequences of token ids, one for each answer")
+    for token in tokens:
+        if not isinstance(token, Integral) or token < 0:
+            raise ValueError(f"an answer holds {token!r}: token ids are integers, 0 or more")
+    return [int(token) for token in tokens]
+
+
+def _table(pool: Pool) -> np.ndarray:
+    """[n, 3] int64: token, depth and count of every node, tries one after the other; depth 0 is the token a trie belongs to."""
+    rows = []
+    for token, trie in pool.tries.items():
+        rows.append((token, 0, 0))
+        rows += [(path[-1], len(path), trie[path]) for path in sorted(trie)]
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def _pool(rows: list[list[int]], pools: Pools) -> Pool:
+    """What `_table` was made of. ValueError where a node stands without its parent, or has a count its parent cannot have."""
+    pool, path, trie = Pool(pools.branch, pools.limit), (), None
+    for token, depth, times in rows:
+        if token < 0:
+            raise ValueError(f"a node holds the token {token}")
+        if depth == 0:
+            path, trie = (), pool.tries.setdefault(token, {})
+            continue
+        if trie is None or not 0 < depth <= min(len(path) + 1, pools.branch):
+            raise ValueError(f"a node at depth {depth} has no parent")
+        path = (*path[: depth - 1], token)
+        if path in trie or not 0 < times <= trie.get(path[:-1], times) or len(trie) == pools.limit:
+            raise ValueError(f"a node is counted {times} times, or a trie is too large")
+        trie[path] = times
+    return pool
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

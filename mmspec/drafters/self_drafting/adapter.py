@@ -1,0 +1,176 @@
+"""Adapters between an early exit and the target's head (Kangaroo, Liu et al. 2024; EESD, Liu et al. 2024).
+
+An adapter is one small layer with its own cache. It reads the exit state of the very value it stands at, where feature drafters read
+the state before it, so draft tokens must run through the target's first layers, whose work the target then takes over.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
+from mmspec.drafters.guided import check_width, head_of, llama_sizes, on_pending, pick
+from mmspec.models.layout import Layout
+from mmspec.models.partial_forward import ShallowView
+from mmspec.models.slot_cache import SlotCache
+from mmspec.models.stack import stack
+from mmspec.models.target import HFSession, HFTarget
+
+_RESERVE = 192
+
+
+class AttentionLayer(nn.Module):
+    """A decoder layer without its MLP."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.self_attn = LlamaAttention(config, 0)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **rest: Any) -> Tensor:
+        found, _ = self.self_attn(self.input_layernorm(hidden_states), **rest)
+        return hidden_states + found
+
+
+class Adapter(nn.Module):
+    """What stands between the target's exit after `layer` layers and its head: one layer with its own cache, and a norm.
+
+    Kangaroo's has attention only (`mlp=False`) and the parameter names of its published checkpoints: `layers.0.self_attn`,
+    `layers.0.input_layernorm`, `norm`. EESD's is a whole decoder layer. `sizes` are a LlamaConfig's. As a drafter it is complete:
+    it exits, adapts and reads the target's own head. An untrained one adds nothing to the exit state.
+    """
+
+    kind = "kangaroo"
+
+    def __init__(self, layer: int, sizes: Mapping[str, Any], mlp: bool = False):
+        super().__init__()
+        self.config = {"layer": layer, "sizes": dict(sizes), "mlp": mlp}
+        self.layer, self.reads = layer, (layer,)
+        self.llama = LlamaConfig(**{"num_hidden_layers": 1, "attn_implementation": "sdpa", **sizes})
+        self.hidden = self.llama.hidden_size
+        self.layers = nn.ModuleList([LlamaDecoderLayer(self.llama, 0) if mlp else AttentionLayer(self.llama)])
+        self.norm = LlamaRMSNorm(self.hidden, self.llama.rms_norm_eps)
+        self.rotary = LlamaRotaryEmbedding(self.llama)
+        self._start_idle()
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`: its sizes, and an exit after an eighth of its layers, as Kangaroo's."""
+        return {"layer": max(1, config.num_hidden_layers // 8), "sizes": llama_sizes(config)}
+
+    def start_from(self, target: Any) -> None:
+        """Begin with the target's own final norm, where it has one of this form."""
+        norm = getattr(target.get_decoder(), "norm", None)
+        if getattr(norm, "weight", None) is not None and norm.weight.shape == self.norm.weight.shape:
+            self.norm.weight.data.copy_(norm.weight)
+
+    def forward(self, state: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
+        """Adapted states [B, M, H] of exit states `state` [B, M, H]; `mask` [B, 1, M, S] bool."""
+        rope = self.rotary(state, positions)
+        return self.layers[0](state, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
+
+    def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Logits of adapted states through the target's `head`."""
+        return head(self.norm(state))
+
+    def guide(self, session: HFSession) -> "AdapterGuide":
+        return AdapterGuide(self, session)
+
+    def _start_idle(self) -> None:
+        layer: Any = self.layers[0]
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        if hasattr(layer, "mlp"):
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+
+
+@dataclass
+class AdapterFeed:
+    """The exit states that go into the adapter's coming forward, [B, M, H]."""
+
+    states: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AdapterFamily:
+    """The family of adapters: it lets a session run one as it runs any model, slots, masks, positions and processors included."""
+
+    head: Any
+
+    def forward(
+        self, model: Adapter, layout: Layout, cache: SlotCache, state: AdapterFeed, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        out = model(state.states, layout.positions, layout.visible[:, None], cache)
+        return model.own_logits(out[:, -keep:], self.head), None
+
+
+class AdapterGuide:
+    """An adapter at work: exit states of committed values come from the target, those of the draft from the shallow run.
+
+    The adapter's session commits committed values only, so that its cache holds nothing the target did not keep.
+    """
+
+    most = None
+
+    def __init__(self, net: Adapter, session: HFSession):
+        model = session.target.model
+        check_width(net.kind, net.hidden, model)
+        if net.layer >= len(stack(model)):
+            raise ValueError(f"the adapter reads layer {net.layer}, but the target has {len(stack(model))}: it must exit before the last")
+        self.view = ShallowView(session, net.layer)
+        session.watch(net.reads)
+        self.net, self.feed = net, AdapterFeed()
+        self.target = HFTarget(net, AdapterFamily(head_of(model)), session.target.processors)  # type: ignore[arg-type]
+        self.session: HFSession | None = None
+        self.prompt: Tensor | None = None  # [B, P, H] exit states of the prompt, until they are run
+        self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # per round since: values [B, M], exit states [B, M, H], which are real
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        assert scored.hidden is not None
+        if scored.context is not None:
+            ids, lengths, self.prompt = scored.context.ids, scored.context.lengths, scored.context.hidden
+            cache = SlotCache(1, -(-(ids.shape[1] + _RESERVE) // 64) * 64)
+            self.session = HFSession(self.target, cache, self.feed, ids, lengths)
+        keep = verdict.keep[:, : draft.height + 1]
+        self.kept.append((draft.nodes.gather(1, keep.clamp_min(0)), pick(scored.hidden, keep), keep >= 0))
+
+    def root(self, pending: Draft) -> Draft | None:
+        """The values committed since the adapter last ran, then the pending token."""
+        if self.session is None or not self.kept:
+            return None
+        values, states, real = (torch.cat(parts, 1) for parts in zip(*self.kept, strict=True))
+        self.kept = [(values, states, real)]
+        alive = pending.valid[:, :1]
+        valid = torch.cat([real & alive, alive], 1)
+        columns = torch.arange(valid.shape[1], device=valid.device)
+        last = torch.where(valid, columns, CONTEXT).cummax(1).values
+        before = torch.cat([torch.full_like(last[:, :1], CONTEXT), last[:, :-1]], 1)
+        return Draft(torch.cat([values, pending.nodes], 1), torch.where(valid, before, PAD), pending.start, roots=valid.shape[1])
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        assert self.session is not None
+        first = self.view.scored
+        self.view.score(on_pending(draft))
+        assert self.view.states is not None
+        fresh = self.view.states[:, first:]
+        if first == 0:
+            committed = self.kept[0][1] if self.prompt is None else torch.cat([self.prompt, self.kept[0][1]], 1)
+            fresh, self.prompt = torch.cat([committed, fresh], 1), None
+        self.feed.states = fresh
+        return self.session.score(draft)
+
+    def share(self, draft: Draft, origin: Tensor) -> None:
+        self.view.hand_over(draft, origin)
+
+    def close(self) -> None:
+        assert self.session is not None
+        real = self.kept[0][2]
+        columns = torch.arange(real.shape[1], device=real.device)
+        self.session.commit(torch.where(real, columns, -1), len(columns))
+        self.kept = []
+        self.view.close()

@@ -1,0 +1,118 @@
+"""PaSS (Monea et al. 2023): learned look-ahead embeddings behind the newest value give several distributions in one forward of the
+target."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.drafters.guided import check_width
+from mmspec.models.module_copy import own_copy
+from mmspec.models.partial_forward import PartialForward
+from mmspec.models.skipped_parts import Change, rewired
+from mmspec.models.target import HFSession
+
+
+class MaskTokens(nn.Module):
+    """`tokens` learned embeddings as wide as the target's, `hidden`; all that is trained, a few thousand numbers.
+
+    A draft takes one forward: the distribution after the newest value is the target's own, so its draft token is as good as committed, and
+    each embedding adds one draft token that does not depend on the draft tokens before it. The pass that scores them is a second one.
+    """
+
+    kind = "mask-tokens"
+
+    def __init__(self, hidden: int, tokens: int = 4):
+        super().__init__()
+        if min(hidden, tokens) < 1:
+            raise ValueError(f"hidden and tokens are {hidden} and {tokens}: each must be at least 1")
+        self.config = {"hidden": hidden, "tokens": tokens}
+        self.hidden, self.most = hidden, tokens + 1
+        self.reads: tuple[int, ...] = ()  # no hidden states
+        self.embedding = nn.Parameter(torch.randn(tokens, hidden) * 0.02)
+        self._target: tuple[Any, ...] = ()  # in a tuple, or it would be a submodule
+
+    @property
+    def target(self) -> Any:
+        """The target training runs through, None until `attach`."""
+        return self._target[0] if self._target else None
+
+    def attach(self, target: Any) -> None:
+        """Train through `target`, which is not trained and not saved."""
+        self._target = (target,)
+
+    @classmethod
+    def fit(cls, config: Any) -> dict[str, Any]:
+        """Options for a target of transformers' `config`."""
+        return {"hidden": config.hidden_size}
+
+    def start_from(self, target: Any) -> None:
+        """Begin with the mean of the target's embeddings, of which no value is far, and `attach` it."""
+        self.attach(target)
+        self.embedding.data.copy_(target.get_input_embeddings().weight.detach().mean(0).expand_as(self.embedding))
+
+    def guide(self, session: HFSession) -> "MaskGuide":
+        return MaskGuide(self, session)
+
+
+class MaskGuide:
+    """One generation's look-ahead. The first round runs the prompt and is not drafted for."""
+
+    def __init__(self, net: MaskTokens, session: HFSession):
+        check_width(net.kind, net.hidden, session.target.model)
+        self.net, self.session, self.most = net, session, net.most
+        self.view = MaskView(session, net.embedding)
+        self.logits: Tensor | None = None  # [B, tokens + 1, V] after the pending token and after each embedding
+        self.level = self.known = 0
+
+    def root(self, pending: Draft) -> Draft | None:
+        return pending if self.view.ready else None
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        """The same distribution for all nodes of a level, but for processors that read each one's own path."""
+        every = self.logits = self.view.look(draft) if self.logits is None else self.logits
+        first, count = self.known, draft.size - self.known
+        logits = every[:, self.level : self.level + 1].expand(-1, count, -1)
+        self.level, self.known = self.level + 1, draft.size
+        return Scored(self.session.distribution(logits, draft, first))
+
+    def close(self) -> None:
+        self.logits, self.level, self.known = None, 0, 0
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        pass
+
+
+class MaskView(PartialForward):
+    """Runs the pending token with look-ahead embeddings `tokens` [K, H] behind it."""
+
+    def __init__(self, session: HFSession, tokens: Tensor):
+        super().__init__(session)
+        self.tokens = tokens
+
+    def look(self, pending: Draft) -> Tensor:
+        """Logits [B, K + 1, V] after `pending`, a draft of one root, and after each embedding."""
+        count = len(self.tokens)
+        columns = torch.arange(count, device=pending.nodes.device).expand(len(pending.nodes), -1)
+        parents = torch.where(pending.valid, columns, PAD)
+        ahead = pending.extend(torch.zeros_like(columns), parents, linear=True)
+        layout = self.session.place(ahead, 0)
+        embed = own_copy(self.session.target.model).get_decoder().get_input_embeddings()
+        with rewired({embed: put_in(self.tokens)}):
+            return self.forward(ahead, layout, count + 1)
+
+
+def put_in(tokens: Tensor) -> Change:
+    """For an embedding: the last columns become `tokens` [K, H]."""
+
+    def change(real: Any) -> Any:
+        def forward(ids: Tensor) -> Tensor:
+            found = real(ids)
+            learned = tokens.to(found.dtype).expand(len(found), -1, -1)
+            return torch.cat([found[:, : -len(tokens)], learned], 1)
+
+        return forward
+
+    return change

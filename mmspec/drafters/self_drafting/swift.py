@@ -1,0 +1,167 @@
+"""SWIFT (Xia et al. 2024): which layers to leave out is searched while generating, with the text so far as the judge."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.drafters.guided import ViewGuide
+from mmspec.drafters.self_drafting.layer_skip import Part, Parts, SkipLayers, check_share, every_other, skips_of, sublayers
+from mmspec.models.partial_forward import PartialForward
+from mmspec.models.target import HFSession, HFTarget
+
+
+@dataclass(frozen=True)
+class Swift:
+    """Leaves out `share` of the attention and MLP parts between the first layer and the last, a better set every few rounds.
+
+    Every `every` rounds one candidate runs over the last `window` generated values, in one forward and with one look at the device; it
+    is scored by the share of them that it foretells, and the best set so far drafts. The first is scored once half a window has been
+    generated. Candidates are random; every `guided`-th follows what past scores say of each part. The search ends after `trials`, or
+    when `enough` of the values are foretold.
+
+    Every row of a batch searches for itself, by the same random numbers, so that it drafts as it would alone; a part is spared where
+    all rows leave it out. Nothing is carried from one generation to the next: `search_parts` finds sets to keep.
+    """
+
+    share: float = 0.45
+    every: int = 4
+    window: int = 32
+    trials: int = 100
+    guided: int = 5
+    enough: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self):
+        check_share(self.share, self.window)
+        if min(self.every, self.guided) < 1 or self.trials < 0:
+            raise ValueError(f"every, guided and trials are {self.every}, {self.guided}, {self.trials}: at least 1, 1 and 0")
+
+    def guide(self, session: HFSession) -> "SwiftGuide":
+        return SwiftGuide(self, session)
+
+
+@dataclass
+class LayerSearch:
+    """One row's search: the best set so far, and what was learned of every part."""
+
+    parts: Sequence[Part]
+    share: float
+    guided: int
+    seed: int
+    best: Parts = frozenset()
+    score: float = -1.0
+    tried: int = 0
+    open: Parts | None = None  # the candidate not scored yet
+    sums: dict[Part, float] = field(default_factory=dict)
+    counts: dict[Part, int] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.best = every_other(self.parts, self.share)
+        self.random = random.Random(self.seed)
+
+    def candidate(self) -> Parts:
+        """The set to try next, the same until it is scored; the first is the one the search starts with."""
+        if self.open is None:
+            self.open = self._next()
+        return self.open
+
+    def _next(self) -> Parts:
+        if self.tried == 0:
+            return self.best
+        if (self.tried + 1) % self.guided:
+            return frozenset(self.random.sample(list(self.parts), len(self.best)))
+        drawn = {part: self._belief(part) for part in self.parts}
+        return frozenset(sorted(self.parts, key=lambda part: -drawn[part])[: len(self.best)])
+
+    def _belief(self, part: Part) -> float:
+        """A draw from what the scores say of leaving `part` out: their mean, less certain the fewer there are."""
+        count = self.counts.get(part, 0)
+        mean = (self.sums.get(part, 0.0) + max(self.score, 0.0)) / (count + 1)
+        return self.random.gauss(mean, 0.25 / (count + 1) ** 0.5)
+
+    def learn(self, parts: Parts, score: float) -> None:
+        self.tried, self.open = self.tried + 1, None
+        for part in parts:
+            self.sums[part] = self.sums.get(part, 0.0) + score
+            self.counts[part] = self.counts.get(part, 0) + 1
+        if score > self.score:
+            self.best, self.score = parts, score
+
+
+class SwiftGuide(ViewGuide):
+    """One generation's searches, one a row."""
+
+    def __init__(self, plan: Swift, session: HFSession):
+        super().__init__(PartialForward(session))
+        self.plan, self.session = plan, session
+        parts, rows = sublayers(session.target.model), len(session.lengths)
+        self.searches = [LayerSearch(parts, plan.share, plan.guided, plan.seed) for _ in range(rows)]
+        self.trial = PartialForward(session)
+        self.rounds = 0
+        self.since: Any = None  # [B] slot of each prompt's last value: the first one to foretell is the one after it
+        self._adopt()
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        if self.rounds == 0:
+            self.since = self.session.lengths - 1
+        self.rounds += 1
+        if self.rounds % self.plan.every == 0 and any(map(self._searching, self.searches)):
+            self._try(verdict.pending)
+
+    def _searching(self, search: LayerSearch) -> bool:
+        return search.tried < self.plan.trials and search.score < self.plan.enough
+
+    def _try(self, pending: Draft) -> None:
+        going = [self._searching(search) for search in self.searches]
+        sets = [search.candidate() if on else search.best for search, on in zip(self.searches, going, strict=True)]
+        self.trial.skip(skips_of(sets, self.session))
+        right, seen = foretold(self.trial, pending, self.plan.window, self.since)
+        for search, on, parts, hits, count in zip(self.searches, going, sets, right, seen, strict=True):
+            if on and 2 * count >= self.plan.window:  # a few values foretold by luck would end the search
+                search.learn(parts, hits / count)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.view.skip(skips_of([search.best for search in self.searches], self.session))
+
+
+def foretold(view: PartialForward, pending: Draft, window: int, since: Any = 0) -> tuple[list[int], list[int]]:
+    """How many of a row's last `window` committed values `view` foretells, the pending token's included, and how many were looked at.
+
+    Values before slot `since` [B] are not asked about. One look at the device.
+    """
+    replay = view.replay(window, since)
+    truth = torch.cat([replay.ids[:, 1:], pending.nodes[:, -1:]], 1)
+    real = replay.real & pending.valid[:, -1:]
+    right = (replay.logits.argmax(-1) == truth) & real
+    right, seen = torch.stack([right.sum(1), real.sum(1)]).tolist()
+    return right, seen
+
+
+@torch.no_grad()
+def search_parts(
+    target: HFTarget, prompt: Any, new: int = 64, share: float = 0.45, trials: int = 100, guided: int = 5, seed: int = 0
+) -> tuple[SkipLayers, float]:
+    """Draft & Verify's offline search (Zhang et al. 2023): the best fixed set found for a target on text it writes itself.
+
+    `prompt` is what the target's `begin` takes; `new` values a row are written greedily, and a candidate's score is the share of them
+    that it foretells, over all rows. Returns the drafter and its score.
+    """
+    session, pending = target.begin(prompt)
+    since = None
+    for _ in range(new):
+        scored = session.score(pending)
+        session.commit(torch.zeros_like(pending.nodes), 1)
+        since = session.lengths - 1 if since is None else since
+        pending = Draft.root(scored.p.mode()[:, -1], pending.start + 1)
+    search, view = LayerSearch(sublayers(target.model), share, guided, seed), PartialForward(session)
+    for _ in range(max(trials, 1)):
+        parts = search.candidate()
+        view.skip(skips_of([parts], session))
+        right, seen = foretold(view, pending, new, since)
+        search.learn(parts, sum(right) / max(sum(seen), 1))
+    return SkipLayers.of(search.best), search.score

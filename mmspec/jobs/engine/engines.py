@@ -1,0 +1,139 @@
+"""Doing a job: what is missing is found, an engine does it, and the end is written.
+
+An engine is a context manager over (job or what builds it, processes). It gives the job as the driver needs it, which may be without its
+worker, and a function that does shards; each of them by `finish`, so that every engine leaves the same bytes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from mmspec.jobs.engine.folder import JobFolder, Stopped
+from mmspec.jobs.engine.job import Job, finish
+from mmspec.jobs.engine.processes import Processes
+from mmspec.jobs.engine.progress import bar
+
+Tick = Callable[[int], None]
+Doing = Callable[[JobFolder, Sequence[int], int, Tick], None]  # (folder, shards to do, records of the input, tick)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a finished job went."""
+
+    records: int
+    outputs: int
+    rejects: int
+    shards: int
+    resumed: int  # shards that were finished before this run
+    seconds: float  # of work, summed over shards, whenever and wherever they ran
+    measures: dict[str, float]
+    out: Path
+    unit: str = "records"
+    rate: float = 0.0  # records a second by the clock, all processes together, of what this run did; 0 where nothing was left
+
+    def __str__(self) -> str:
+        rejected = f"{self.rejects} rejects (reasons in {self.out / 'rejects.jsonl'})" if self.rejects else "no rejects"
+        return f"{self.records} {self.unit}: {self.outputs} outputs, {rejected}; {self.shards} shards, {self.resumed} of them from before"
+
+
+def run(job: Job | Callable[[], Job], engine: str = "local", processes: Processes | None = None, patience: float = 3600.0) -> Report | None:
+    """Do what is not done yet. The first process waits for the others and reports; the others return None.
+
+    `job` may be what builds it: the "ray" engine calls that once in each of its workers, so that a model is loaded where it is used, and
+    sends a ready job there pickled. `patience` is how many seconds the first process waits without seeing a shard finished. ValueError for
+    bad input and for a folder that holds another job; `Stopped` when the disk is full, the input changes or others are gone. Both are one
+    line, with every engine.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; valid: {', '.join(ENGINES)}")
+    processes = processes or Processes.here()
+    with ENGINES[engine](job, processes) as (known, do):
+        facts = known.source.facts()
+        if not facts.records:
+            raise ValueError("the input holds no record: give at least one")
+        folder = JobFolder(known.out, processes.rank)
+        folder.claim(
+            {
+                "input": {"records": facts.records, "fingerprint": facts.fingerprint},
+                "model": known.model,
+                "options": known.options,
+                "shard_size": known.shard_size,
+                "sink": repr(known.sink),
+            }
+        )
+        shards, start = -(-facts.records // known.shard_size), time.perf_counter()
+        missing = [shard for shard in range(shards) if folder.marker(shard) is None]
+        todo = [shard for shard in missing if processes.owns(shard)]
+        with bar(known.unit, sum(known.length(shard, facts.records) for shard in todo), processes) as tick:
+            do(folder, todo, facts.records, tick)
+    if processes.rank:
+        return None
+    _wait(folder, [shard for shard in missing if shard not in set(todo)], patience)
+    done = sum(known.length(shard, facts.records) for shard in missing)
+    return _close(known, folder, shards, resumed=shards - len(missing), rate=done / (time.perf_counter() - start))
+
+
+@contextmanager
+def _local(job: Job | Callable[[], Job], processes: Processes) -> Iterator[tuple[Job, Doing]]:
+    """The engine that is this process."""
+    job = job if isinstance(job, Job) else job()
+    yield job, partial(_in_order, job, processes)
+
+
+def _in_order(job: Job, processes: Processes, folder: JobFolder, todo: Sequence[int], records: int, tick: Tick) -> None:
+    """Shards in order, from one pass over the source."""
+    wanted, where = set(todo), {"process": processes.rank, "processes": processes.world}
+    stream = job.source.read(lambda index: index // job.shard_size in wanted)
+    finished = 0
+    for shard, part in groupby(stream, key=lambda pair: pair[0] // job.shard_size):
+        finish(job, folder, shard, part, job.length(shard, records), where, tick)
+        finished += 1
+    if finished != len(todo):
+        raise Stopped("the input changed while it was read: restore it and start the same command again")
+
+
+@contextmanager
+def _ray(job: Job | Callable[[], Job], processes: Processes) -> Iterator[tuple[Job, Doing]]:
+    """Loaded when it is asked for: ray is an extra."""
+    from mmspec.jobs.engine.ray import ray_engine
+
+    with ray_engine(job, processes) as engine:
+        yield engine
+
+
+ENGINES = {"local": _local, "ray": _ray}
+
+
+def _wait(folder: JobFolder, shards: Sequence[int], patience: float) -> None:
+    """Until other processes have finished `shards`."""
+    left, seen = set(shards), time.monotonic()
+    while left:
+        finished = {shard for shard in left if folder.marker(shard) is not None}
+        left -= finished
+        seen = time.monotonic() if finished else seen
+        if left and time.monotonic() - seen > patience:
+            raise Stopped(
+                f"{len(left)} shards of other processes are missing, and none was finished for {patience:.0f} s: if those have ended, "
+                "start the same command again"
+            )
+        if left:
+            time.sleep(0.2)
+
+
+def _close(job: Job, folder: JobFolder, shards: int, resumed: int, rate: float) -> Report:
+    """End the job: rejects, timing, manifest; and what to tell."""
+    seconds, measures, abouts = 0.0, {}, []
+    for timing in folder.timings(shards):
+        seconds += timing["seconds"]
+        for key, value in timing["measures"].items():
+            measures[key] = measures.get(key, 0) + value
+        if timing["about"] not in abouts:
+            abouts.append(timing["about"])
+    counts = folder.close(shards, {"seconds": seconds, "measures": measures, "about": abouts}, job.source.unit)["counts"]
+    went = {"seconds": seconds, "measures": measures, "unit": job.unit, "rate": rate}
+    return Report(**counts, resumed=resumed, out=folder.path, **went)

@@ -1,0 +1,213 @@
+"""Parquet in and out: rows of a file or of a folder of files as records, and a table of outputs a shard.
+
+Memory is bounded by a batch and by a row group of the output, whatever the size of the input.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mmspec.jobs.engine.columns import ContentDigest
+from mmspec.jobs.engine.records import Facts
+
+_BATCH_BYTES = 8 << 20  # of values, as the file's own figures tell it, that are taken at a time
+_BATCH_ROWS = 4096
+_GROUP_ROWS = 32768  # of an output file: fixed, so that its bytes do not tell how outputs came
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """The rows of one Parquet file, or of all *.parquet files of a folder in the order of their names, as dicts of Python values.
+
+    `columns` are those that a record has (all of the first file's, where none are named). A record's index is its row number over all
+    files. A column may be of any type: it is the job's `check` that rejects what the worker cannot take, row by row, so one file of another
+    type among many does not stop a job. ValueError, in one line and at once, for files and columns that are not there.
+    """
+
+    path: Path
+    columns: tuple[str, ...] = ()
+    unit: ClassVar[str] = "row"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        for file in self._files():
+            with _readable(file), _opened(file) as table:
+                there = table.schema_arrow.names
+            if not self.columns:
+                object.__setattr__(self, "columns", tuple(there))
+            if missing := [name for name in self.columns if name not in there]:
+                raise ValueError(
+                    f"{file} has no column {', '.join(map(repr, missing))}; it has {', '.join(there) or 'none'}: name one of those, "
+                    "or write the column into the file"
+                )
+
+    @property
+    def types(self) -> dict[str, str]:
+        """What the columns hold in the first file, in the names that `ParquetTable` takes."""
+        import pyarrow as pa
+
+        with _opened(self._files()[0]) as table:
+            found = {name: table.schema_arrow.field(name).type for name in self.columns}
+        return {name: str(kind.value_type if pa.types.is_dictionary(kind) else kind) for name, kind in found.items()}
+
+    def facts(self) -> Facts:
+        """The fingerprint is of the columns' values in the order of rows (`ContentDigest`), not of files, row groups or compression."""
+        digest = ContentDigest()
+        for file in self._files():
+            with _readable(file), _opened(file) as table:
+                for group in range(table.num_row_groups):
+                    for batch in self._batches(table, group):
+                        digest.add(batch)
+        return Facts(digest.rows, digest.hexdigest())
+
+    def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """Row groups that hold nothing wanted are passed over unread."""
+        first = 0
+        for file in self._files():
+            with _readable(file), _opened(file) as table:
+                for group in range(table.num_row_groups):
+                    rows = table.metadata.row_group(group).num_rows
+                    if any(map(wanted, range(first, first + rows))):
+                        yield from self._rows(table, group, first, wanted)
+                    first += rows
+
+    def _rows(self, table: Any, group: int, first: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        for batch in self._batches(table, group):
+            rows = None
+            for place in range(batch.num_rows):
+                if wanted(first + place):
+                    rows = rows if rows is not None else batch.to_pylist()
+                    yield first + place, rows[place]
+            first += batch.num_rows
+
+    def _batches(self, table: Any, group: int) -> Iterator[Any]:
+        """A row group, in pieces of a size that does not depend on the group's."""
+        figures = table.metadata.row_group(group)
+        size = _BATCH_BYTES * figures.num_rows // max(1, figures.total_byte_size)
+        size = max(1, min(size, _BATCH_ROWS))
+        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=list(self.columns), use_threads=False):
+            yield batch.select(list(self.columns))
+
+    def _files(self) -> list[Path]:
+        if not self.path.is_dir():
+            return [self.path]
+        files = sorted(file for file in self.path.glob("*.parquet") if file.is_file())
+        if not files:
+            raise ValueError(f"folder {self.path} holds no *.parquet file: give a Parquet file, or a folder of them")
+        return files
+
+
+def _opened(file: Path) -> Any:
+    """Read in small pieces, and with checksums compared where the file has them."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Every way in which a file cannot be read becomes one line that names it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise ValueError(f"input file {file} does not exist: give a Parquet file, or a folder of them") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"input file {file} cannot be read as Parquet: {reason}; restore it or leave it out") from None
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """A Parquet file a shard, with these columns: {name: type}, types by pyarrow's names ("int64", "string", "float", "list<int64>").
+
+    The output of one record is any number of rows: {name: [values]} of equal lengths, or a list of {name: value}. The bytes follow from
+    outputs and columns alone (and from pyarrow's version), and memory is bounded by a row group.
+    """
+
+    columns: Mapping[str, str]
+    extension: ClassVar[str] = ".parquet"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", dict(self.columns))
+        self._schema()  # unknown types are told at once
+
+    def write(self, outputs: Iterator[tuple[int, Any]], place: Path, part: str) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = self._schema()
+        waiting: dict[str, list[Any]] = {name: [] for name in self.columns}
+
+        def group(rows: int) -> Any:
+            taken = [_column(name, waiting[name][:rows], schema.field(name).type) for name in self.columns]
+            for values in waiting.values():
+                del values[:rows]
+            return pa.Table.from_arrays(taken, schema=schema)
+
+        # a file of our own: its errors keep their number, by which a full disk is known
+        with (place / f"{part}{self.extension}").open("wb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            count = 0
+            for index, output in outputs:
+                count += self._take(waiting, index, output)
+                while count >= _GROUP_ROWS:
+                    writer.write_table(group(_GROUP_ROWS), row_group_size=_GROUP_ROWS)
+                    count -= _GROUP_ROWS
+            if count:
+                writer.write_table(group(count), row_group_size=_GROUP_ROWS)
+
+    def _take(self, waiting: dict[str, list[Any]], index: int, output: Any) -> int:
+        """Put one output's rows behind those that wait; how many they are."""
+        names = self.columns.keys()
+        if not isinstance(output, Mapping):
+            rows: Sequence[Mapping[str, Any]] = list(output)
+            if any(row.keys() != names for row in rows):
+                output = next(row for row in rows if row.keys() != names)
+            else:
+                output = {name: [row[name] for row in rows] for name in names}
+        lengths = {len(values) for values in output.values()} if output.keys() == names else set()
+        if len(lengths) != 1:
+            raise ValueError(
+                f"record {index} came out with columns {', '.join(output) or 'none'}; the table has {', '.join(names)}: give each "
+                "of these, and all of one length"
+            )
+        for name in names:
+            waiting[name].extend(output[name])
+        return lengths.pop()
+
+    def _schema(self) -> Any:
+        import pyarrow as pa
+
+        if not self.columns:
+            raise ValueError("a table has no columns: name at least one, such as {'item': 'int64'}")
+        return pa.schema([(name, _type(name, kind)) for name, kind in self.columns.items()])
+
+
+def _type(column: str, name: str) -> Any:
+    import pyarrow as pa
+
+    inner = name.removeprefix("list<").removesuffix(">")
+    if inner != name:
+        return pa.list_(_type(column, inner.split(": ")[-1]))  # pyarrow itself writes "list<element: int64>"
+    try:
+        return pa.type_for_alias(name)
+    except ValueError:
+        raise ValueError(f"column {column} has the unknown type {name!r}: give one such as int64, string, float or list<int64>") from None
+
+
+def _column(name: str, values: Iterable[Any], kind: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        if not pa.types.is_integer(kind):
+            return pa.array(values, kind)
+        found = pa.array(values)  # asked for integers, pyarrow would cut 1.5 to 1
+        if pa.types.is_integer(found.type) or pa.types.is_null(found.type):
+            return found.cast(kind)
+        raise TypeError(f"{found.type} found")
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"an output does not fit column {name} of type {kind}: {reason}") from None

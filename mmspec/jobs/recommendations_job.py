@@ -1,0 +1,195 @@
+"""A job of recommendations: Parquet in (user id, history), Parquet out (user id, rank, item, score), by every engine of `mmspec.jobs`.
+
+>>> report = mmspec.jobs.run(partial(make_job, Asked(users=Path("users.parquet"), out=Path("out"), k=20)))
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.core.rules.base import TOKEN_EXACT
+from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
+from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, identity
+from mmspec.loading.recsys import Recommender, load_recommender
+from mmspec.recsys.catalogue import Catalogue
+from mmspec.recsys.methods import mode_of
+from mmspec.utils.devices import device_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommendationJobSpec:
+    """What a job is asked for; plain values, so that it can be sent to other machines."""
+
+    users: Path  # a Parquet file, or a folder of them
+    out: Path
+    model: str = "mini"
+    catalogue: str | None = None
+    drafter: str | None = None
+    mode: str | None = None  # strict with a drafter, plain without
+    k: int = 10
+    width: int | None = None
+    draft_length: int | str = "auto"  # for exact modes auto is plain search or drafts, whichever is faster on the first users
+    unseen: bool = False
+    only: str | None = None  # a file with the items that may be recommended
+    temperature: float = 1.0
+    seed: int = 0
+    rows: int = 64
+    batch_size: int = 256
+    shard_size: int = 4096
+    device: str = "auto"
+    dtype: str = "float32"
+    user_column: str = "user_id"
+    history_column: str = "history"
+
+
+def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) -> Job:
+    """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written.
+
+    Batch size and rows are among the options that make two jobs the same: users that are searched for together share their matrix
+    products, and those round otherwise in other company, by about 1e-6 of a score.
+    """
+    from mmspec.utils.provenance import provenance
+
+    source = ParquetRows(asked.users, (asked.user_column, asked.history_column))
+    id_type, id_class = _ids(source, asked)
+    if asked.mode is not None:
+        mode_of(asked.mode)
+    drafter = "none" if asked.mode == "plain" else asked.drafter
+    loaded = loaded or load_recommender(
+        asked.model, asked.catalogue, drafter, asked.dtype, device_of(Processes.here().device(asked.device))
+    )
+    mode = asked.mode or ("plain" if loaded.drafter is None else "strict")
+    mask = None if asked.only is None else only(asked.only, loaded.catalogue)
+    options = {"k": asked.k, "mode": mode, "width": asked.width, "unseen": asked.unseen, "temperature": asked.temperature}
+    names = {"user": asked.user_column, "history": asked.history_column, "user_type": id_class}
+    work = Recommend(loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed, **names)
+    work.rehearse()
+    length = _length(asked, work, source)
+    work = replace(work, options=work.options | {"draft_length": length})
+    told = options | {"draft_length": length, "only": None if mask is None else digest(mask)}
+    told |= {name: getattr(asked, name) for name in ("seed", "rows", "batch_size", "dtype")}
+    sink = ParquetTable({"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"})
+    return Job(
+        source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
+        sink=sink,  # pyright: ignore[reportArgumentType] - so is its extension
+        work=work,
+        check=work.check,
+        measures=work.measures,
+        out=asked.out,
+        model=identity(loaded),
+        options=told,
+        batch_size=asked.batch_size,
+        shard_size=asked.shard_size,
+        unit="users",
+        about=provenance(loaded.device),
+    )
+
+
+def _ids(source: ParquetRows, asked: RecommendationJobSpec) -> tuple[str, type]:
+    """What the output's user ids are: (Parquet's name, Python's class)."""
+    found = source.types[asked.user_column]
+    if found in ("string", "large_string", "string_view"):
+        return "string", str
+    if found.startswith(("int", "uint")):
+        return ("uint64" if found == "uint64" else "int64"), int
+    raise ValueError(f"column {asked.user_column} of {asked.users} holds {found}: user ids must be whole numbers or text")
+
+
+def _item_type(catalogue: Catalogue) -> str:
+    kinds = set(map(type, catalogue.items))
+    if kinds == {int}:
+        return "int64"
+    if kinds == {str}:
+        return "string"
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise ValueError(f"the catalogue's items are of type {names}: a table's must all be whole numbers, or all text")
+
+
+# --- plain or drafted ---------------------------------------------------------------------------------------------------
+
+
+def _length(asked: RecommendationJobSpec, work: Recommend, source: ParquetRows) -> int:
+    """Levels drafted a round. "auto" is committed once: a job that goes on, and its other processes, do as its manifest says."""
+    levels, loaded = work.recommender.catalogue.levels, work.recommender
+    mode = mode_of(work.options["mode"])
+    if mode.plain or loaded.drafter is None:
+        return 0
+    if isinstance(asked.draft_length, int):
+        return asked.draft_length
+    if mode.rule(loaded.catalogue.trie, asked.k, asked.temperature).exactness != TOKEN_EXACT:
+        return levels - 1
+    committed = _committed(asked.out)
+    if committed is None and Processes.here().rank:
+        committed = _awaited(asked.out)
+    return committed if committed is not None else _fastest(work, source)
+
+
+def _committed(out: Path) -> int | None:
+    """What the manifest of a job that was begun says."""
+    try:
+        found = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["options"]["draft_length"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _awaited(out: Path, patience: float = 600.0) -> int:
+    """What process 0 of a launch commits."""
+    end = time.monotonic() + patience
+    while (found := _committed(out)) is None:
+        if time.monotonic() > end:
+            raise ValueError(f"process 0 has not begun the job in {out} after {patience:.0f} s: start the same command again")
+        time.sleep(0.2)
+    return found
+
+
+def _fastest(work: Recommend, source: ParquetRows) -> int:
+    """What the cost model comes to on the first users: as many levels as there are, or none."""
+    from mmspec.recsys.cost import OPENING, CostModel
+
+    users, cost = list(islice(_users(work, source), work.rows)), CostModel()
+    if not users:
+        return work.recommender.catalogue.levels - 1
+    trial = replace(work, options=work.options | {"draft_length": cost}, totals=RecommendationTotals())
+    for _ in range(len(OPENING) + 1):  # it measures both ways, and then chooses
+        trial(list(enumerate(users)))
+    return cost.choice.levels
+
+
+def _users(work: Recommend, source: ParquetRows) -> Iterator[User]:
+    for _, record in source.read(lambda index: index < 4 * work.rows):
+        try:
+            yield work.check(record)
+        except ValueError:
+            continue
+
+
+# --- what is in stock ---------------------------------------------------------------------------------------------------
+
+
+def only(path: str, catalogue: Catalogue) -> Tensor:
+    """The items that a file names, [items] bool: one a line, or the column "item" of a Parquet file. ValueError names what is wrong."""
+    items = _listed(path)
+    if all(type(item) is int for item in catalogue.items):
+        items = [int(item) if isinstance(item, str) and item.removeprefix("-").isdecimal() else item for item in items]
+    if unknown := [item for item in items if item not in catalogue]:
+        raise ValueError(f"{path} names {len(unknown)} items that are not in the catalogue of {len(catalogue)}, such as {unknown[0]!r}")
+    if not items:
+        raise ValueError(f"{path} names no item: give at least one that may be recommended")
+    return catalogue.mask(items)
+
+
+def _listed(path: str) -> list[Any]:
+    if path.endswith(".parquet"):
+        return [record["item"] for _, record in ParquetRows(Path(path), ("item",)).read(lambda index: True)]
+    try:
+        return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is no UTF-8 text"
+        raise ValueError(f"{path} cannot be read ({reason}): give one item a line, or a Parquet file with the column item") from None

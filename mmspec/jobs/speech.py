@@ -1,0 +1,105 @@
+"""Many texts through one speech model, batch by batch: the work of a job, and what tells one job from another."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmspec.core.rules.base import TOKEN_EXACT
+from mmspec.core.stats import Stats
+from mmspec.loading.speech import Speaker
+from mmspec.run.options import rule_of
+from mmspec.speech.families.base import one_voice_each
+from mmspec.speech.generation import stream, synthesize
+from mmspec.speech.sound.audio import at_rate
+from mmspec.speech.sound.files import to_bytes
+
+COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
+
+
+@dataclass(frozen=True)
+class Say:
+    """A worker of `mmspec.jobs`: a sound file for each record's "text", in its "voice" or else `voice`, by its "seed" or else seed + index.
+
+    `options` go to `mmspec.speech.synthesize`. Sound is made row by row, so that its bytes do not depend on the batch.
+    """
+
+    speaker: Speaker
+    options: dict[str, Any]  # accept, draft_length, tree, temperature, max_seconds ...
+    voice: str | None = None
+    seed: int = 0
+    form: str = "wav"
+    rate: int | None = None  # samples a second, the model's own by default
+    stats: Stats = field(default_factory=Stats)
+    spent: dict[str, float] = field(default_factory=lambda: {"sound": 0.0, "work": 0.0})  # seconds
+
+    def check(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record as it is. ValueError for a text the model cannot say, a voice it has not, or a seed that is no number."""
+        text, seed = record.get("text"), record.get("seed", 0)
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise ValueError(f"seed is {seed!r}: give a whole number, or leave it out")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError('no "text" with something in it')
+        self.speaker.model.encode([text], one_voice_each([self._voice(record)], [text], self.speaker.model.voices))
+        return record
+
+    def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        records = [record for _, record in batch]
+        seeds = [record.get("seed", self.seed + index) for index, record in batch]
+        voices = [self._voice(record) for record in records]
+        texts = [record["text"] for record in records]
+        model, rate = self.speaker.model, self.rate or self.speaker.model.rate
+        out = synthesize(model, texts, self.speaker.drafter, seed=seeds, voice=voices, on_step=self.stats.add, **self.options)
+        self.stats.exactness = out.stats.exactness
+        self.spent["work"] += out.seconds
+        for wave, record, voice, seed in zip(out.waveforms, records, voices, seeds, strict=True):
+            self.spent["sound"] += len(wave) / model.rate
+            told = record | {"voice": voice, "seed": seed, "seconds": round(len(wave) / model.rate, 6)}
+            yield to_bytes(at_rate(wave, model.rate, rate), rate, self.form), told
+
+    def _voice(self, record: dict[str, Any]) -> Any:
+        return record.get("voice") or self.voice or next(iter(self.speaker.model.voices), None)
+
+    @property
+    def token_exact(self) -> bool:
+        """Whether drafter and draft length leave no trace in the sound."""
+        temperature = self.options.get("temperature", self.speaker.model.sampling.temperature)
+        return rule_of(self.options.get("accept", "exact"), temperature).exactness == TOKEN_EXACT
+
+    def rehearse(self) -> None:
+        """Begin to say an example: what does not go together is told by its ValueError before a job begins."""
+        text = next(iter(self.speaker.examples.get("texts", ())), "a")
+        next(stream(self.speaker.model, text, self.speaker.drafter, voice=self._voice({}), **self.options), None)
+
+    def measures(self) -> dict[str, float]:
+        """What was counted so far."""
+        return {name: getattr(self.stats, name) for name in COUNTED} | {"drift": self.stats.drift or 0.0, **self.spent}
+
+
+def identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(model, options) of a job: what its sounds follow from, besides the texts. Where files lie and what runs them is left out."""
+    from mmspec.jobs.engine.fingerprints import weights
+
+    model: Any = work.speaker.model
+    config = {
+        key: value for key, value in model.model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version", "dtype")
+    }
+    found = {"target": weights(model.model), "config": _digest(config)}
+    codec, letters = getattr(model, "codec", None), getattr(model, "letters", None)
+    if hasattr(codec, "state_dict"):
+        found |= {"codec": weights(codec), "codec config": _digest(repr(getattr(codec, "config", None)))}
+    if letters is not None:
+        found["letters"] = _digest([letters.template, letters.longest, letters.tokenizer.get_vocab()])
+    names = ("temperature", "top_k", "top_p", "max_seconds")
+    options: dict[str, Any] = {"sampling": repr(model.sampling)} | {name: work.options.get(name) for name in names}
+    options |= {"accept": work.options.get("accept", "exact"), "voice": work.voice, "seed": work.seed, "form": work.form, "rate": work.rate}
+    if not work.token_exact:
+        options |= {name: work.options.get(name) for name in ("draft_length", "tree")} | {"drafter": work.speaker.drafter_name}
+        net = getattr(work.speaker.drafter, "model", work.speaker.drafter)
+        found |= {"drafter": weights(net)} if hasattr(net, "state_dict") else {}
+    return found, options
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

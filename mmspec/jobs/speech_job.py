@@ -1,0 +1,85 @@
+"""A job of speech: texts in (one a line, or JSON lines), numbered sound files out, by every engine of `mmspec.jobs`.
+
+>>> report = mmspec.jobs.run(partial(make_job, Asked(texts=Path("lines.txt"), out=Path("out"), voice="jackson")))
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mmspec.jobs import Job, Lines, NumberedFiles, Processes
+from mmspec.jobs.speech import Say, identity
+from mmspec.loading.speech import Speaker, load_speaker
+from mmspec.speech.sound.files import SUBTYPES, to_bytes
+from mmspec.utils.devices import device_of
+
+OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechJobSpec:
+    """What a job is asked for; plain values, so that it can be sent to other machines."""
+
+    texts: Path
+    out: Path
+    model: str = "mini"
+    drafter: str | None = None
+    voice: str | None = None
+    accept: str = "exact"
+    draft_length: int | str = "auto"
+    tree: Sequence[int] | str | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    max_seconds: float | None = None
+    form: str = "wav"
+    sample_rate: int | None = None
+    seed: int = 0
+    batch_size: int = 8
+    shard_size: int = 256
+    device: str = "auto"
+    dtype: str = "float32"
+
+
+def make_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
+    """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written."""
+    from mmspec.utils.provenance import provenance
+
+    source = Lines(asked.texts, "text")  # what is not there is told before a model is loaded
+    check_format(asked.form, asked.sample_rate)
+    speaker = speaker or load_speaker(asked.model, asked.drafter, asked.dtype, device_of(Processes.here().device(asked.device)))
+    options = {name: value for name in OPTIONS if (value := getattr(asked, name)) is not None}
+    work = Say(speaker, options, asked.voice, asked.seed, asked.form, asked.sample_rate)
+    work.rehearse()
+    if not work.token_exact and asked.draft_length in ("auto", "thompson"):
+        raise ValueError(
+            f"accept {asked.accept!r} draws otherwise with another draft length, and {asked.draft_length!r} follows the clock: "
+            "give draft length a number, so that a job that goes on says the same"
+        )
+    model, told = identity(work)
+    return Job(
+        source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
+        sink=NumberedFiles(f".{asked.form}", "sounds"),  # pyright: ignore[reportArgumentType] - its extension is the class's
+        work=work,
+        check=work.check,
+        measures=work.measures,
+        out=asked.out,
+        model=model,
+        options=told | {"dtype": asked.dtype},
+        batch_size=asked.batch_size,
+        shard_size=asked.shard_size,
+        unit="texts",
+        about=provenance(speaker.model.model.device),
+    )
+
+
+def check_format(form: str, rate: int | None) -> None:
+    """ValueError, before anything is said, where `form` is unknown or holds no sound of `rate` samples a second."""
+    if form not in SUBTYPES:
+        raise ValueError(f"unknown format {form!r}; valid: {', '.join(SUBTYPES)}")
+    if rate is not None and not 1000 <= rate <= 192_000:
+        raise ValueError(f"sample rate is {rate}: give 1000 to 192000 samples a second")
+    if rate is not None:
+        to_bytes(np.zeros(1, np.float32), rate, form)

@@ -1,0 +1,284 @@
+"""A target with its drafter and tokenizer, by name or path: what commands and recipes run on.
+
+`trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmspec.loading.transformers import dtype_of, is_path, load_model
+from mmspec.minis import HOME, shipped_drafters
+from mmspec.run.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
+from mmspec.text.inputs.vision_inputs import VisionPrompt, look
+from mmspec.utils.devices import device_of
+
+MINIS = {"mini": "text", "vlm": "vlm"}
+"""Names of the shipped pairs on the command line, and in `mmspec.load`."""
+_BESIDES = 0.02  # models that see have tokens for pictures that their drafters lack
+_TRAINED = ("stop_below", "states", "layer_ids")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Everything `mmspec.text.generate` needs besides the prompt. `drafter` and `accept` are what it takes under these names."""
+
+    name: str
+    target: Any
+    processor: Any  # a tokenizer, or the processor of a model that sees or hears
+    drafter: Any
+    drafter_name: str
+    accept: Any
+    config: Config
+    model: Any = None  # the drafter's transformers model, where it is one
+    own_tokenizer: Any = None  # the drafter's tokenizer, where it differs from the target's
+    examples: tuple[str | VisionPrompt, ...] = ()
+    chat: bool = False  # wrap prompts in the target's chat template
+    view: Any = None  # what the drafter reads of prompts with pictures
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def hears(self) -> bool:
+        """Whether the target reads sound instead of text."""
+        return self.target.main_input_name == "input_features"
+
+    @property
+    def sees(self) -> bool:
+        """Whether the target reads pictures between words."""
+        from mmspec.models.families.registry import SEES
+
+        return self.target.config.model_type in SEES
+
+    @property
+    def exactness(self) -> str:
+        from mmspec.run.options import rule_of
+
+        return rule_of(self.accept, self.config.run.temperature).exactness
+
+    def inputs(self, prompts: Sequence[str | VisionPrompt]) -> dict[str, Any]:
+        """The prompts [B, P] as the target takes them: all with pictures, or none."""
+        if self.hears:
+            raise ValueError(f"{self.name} reads sound, not text: run it with mmspec text --audio FILE")
+        if any(isinstance(each, VisionPrompt) for each in prompts):
+            return self._look([each for each in prompts if isinstance(each, VisionPrompt)])
+        texts = [each for each in prompts if isinstance(each, str)]
+        found = self.tokenizer([self.wrapped(each) for each in texts], return_tensors="pt", padding=True, add_special_tokens=not self.chat)
+        return {key: found[key].to(self.target.device) for key in ("input_ids", "attention_mask")}
+
+    def _look(self, requests: Sequence[VisionPrompt]) -> dict[str, Any]:
+        if not self.sees:
+            from mmspec.models.families.registry import SEES
+
+            raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
+        found, target = look(self.processor, requests, self.name, self.chat), self.target
+        exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
+        dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
+        return {key: value.to(target.device, dtypes[key]) for key, value in found.items()}
+
+    def wrapped(self, prompt: str) -> str:
+        """The prompt as the target reads it."""
+        if not self.chat:
+            return prompt
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise ValueError(f"{self.name} has no chat template: leave --chat out")
+        return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def _stop_below(self) -> float | None:
+        return self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
+
+    def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
+        """`mmspec.text.generate` with this pair's settings; `changes` override them."""
+        from mmspec import text
+
+        run = self.config.run
+        settings = {
+            "drafter": self.drafter,
+            "accept": self.accept,
+            "draft_length": self.config.drafter.length,
+            "tree": self.config.drafter.tree if shaped(self.config.drafter.kind) else None,
+            "stop_below": None if "drafter" in changes else self._stop_below,
+            "max_new_tokens": run.max_new_tokens,
+            "temperature": run.temperature,
+            "top_k": run.top_k,
+            "top_p": run.top_p,
+            "repetition_penalty": run.repetition_penalty,
+            "seed": run.seed,
+        }
+        if self.view is not None and "drafter" not in changes:
+            settings["view"] = self.view
+        return text.generate(self.target, inputs, **(settings | changes))
+
+
+def load_pair(config: Config) -> Pair:
+    """The target, drafter and rule that `config` names. ValueError, in one line, for what cannot be had."""
+    device = device_of(config.target.device)
+    accept = rule(config)
+    name, examples, mini = config.target.path, (), None
+    if name in MINIS:
+        import mmspec
+
+        mini = mmspec.load(MINIS[name])
+        target, processor = mini.target.to(device, dtype_of(config.target.dtype)), mini.processor
+        if name == "vlm":
+            from mmspec.minis.vlm_model import examples_of
+
+            examples = tuple(VisionPrompt(asked, tuple(pictures)) for pictures, asked in examples_of(HOME / "vlm"))
+        else:
+            examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
+    else:
+        target, processor = load_model(name, config.target.dtype, device)
+    pair = Pair(
+        name, target, processor, None, config.drafter.kind, accept, config, examples=examples, chat=name == "vlm"
+    )  # whose template puts its questions
+    return _with_drafter(pair, mini, device)
+
+
+def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
+    """`pair` with the drafter its config names."""
+    from mmspec.run.composition import is_composed, named
+
+    section = pair.config.drafter
+    if section.tree is not None and not shaped(section.kind):
+        raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
+    if section.kind == "none":
+        return pair
+    if is_composed(section.kind):
+        return replace(pair, drafter=named(section.kind, lambda name: _part(name, section, pair, mini, device)))
+    if section.kind == "trained":
+        return replace(pair, drafter=_trained(section, pair.target), drafter_name=section.path)
+    if section.kind in _owned() and section.path is None:
+        return _own(section, pair, mini)
+    if section.kind != "model":
+        return replace(pair, drafter=_model_free(section))
+    _check_options(section)
+    assert section.path is not None  # without one it is the mini's own
+    model, processor = load_model(section.path, pair.config.target.dtype, device)
+    pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
+    return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
+
+
+def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any) -> Any:
+    """What the `name` of a part of a cascade or relay stands for, as `generate` takes a drafter."""
+    kind, path = named_drafter(name)
+    found = _with_drafter(replace(pair, config=replace(pair.config, drafter=DrafterSection(kind=kind, path=path))), mini, device)
+    if found.own_tokenizer is not None:
+        raise ValueError(f"{name} has another vocabulary than {pair.name}, so it cannot be a part of {section.kind!r}")
+    return found.drafter
+
+
+def shaped(kind: str) -> bool:
+    """Whether drafters of this kind grow trees and know how sure they are."""
+    return kind in ("trained", *SELF_DRAFTING, *_owned())
+
+
+def _owned() -> tuple[str, ...]:
+    """Names of the minis' own drafters. "model" is a mini's drafter model: of mini vlm, the one that sees."""
+    return ("model", "vlm", "text", *dict.fromkeys(shipped_drafters("text") + shipped_drafters("vlm")))
+
+
+def _own(section: DrafterSection, pair: Pair, mini: Any) -> Pair:
+    """`pair` with one of the mini's own drafters, by name."""
+    if mini is None:
+        other = f"a drafter's path, or one of {', '.join(DRAFTERS)}" if section.kind == "model" else "a trained drafter's folder"
+        raise ValueError(f"drafter {section.kind!r} is the mini's own: for {pair.name} give {other}")
+    _check_options(section)
+    found = {"model": mini.drafters.get("vlm"), **mini.drafters}.get(section.kind)
+    if found is None:
+        raise ValueError(f"mini {MINIS[pair.name]} has no drafter {section.kind!r}; it has: {', '.join(mini.drafters)}")
+    found = found.to(pair.target.device, pair.target.dtype)
+    return replace(pair, drafter=found, model=found if hasattr(found, "generate") else None)
+
+
+def _check_options(section: DrafterSection) -> None:
+    for key in section.options:
+        if key != "stop_below":
+            raise ValueError(f"unknown key {key!r} for drafter {section.kind!r}; valid: stop_below")
+
+
+def _trained(section: DrafterSection, target: Any) -> Any:
+    """The drafter net in a folder, on the target's device and in its dtype."""
+    from mmspec.drafters.checkpoints.load import load_drafter
+
+    if section.path is None:
+        raise ValueError("drafter 'trained' needs path: the folder that text/train_drafter.py wrote, or a published drafter's")
+    for key in section.options:
+        if key not in _TRAINED:
+            raise ValueError(f"unknown key {key!r} for drafter 'trained'; valid: {', '.join(_TRAINED)}")
+    return load_drafter(section.path, target, **{key: value for key, value in section.options.items() if key != "stop_below"})
+
+
+def _model_free(section: DrafterSection) -> Any:
+    """A drafter by name; without options the name itself, which `generate` fits to the rule."""
+    kind, options = section.kind, section.options
+    if kind == "datastore":
+        from mmspec.drafters.retrieval.datastore import Retrieval
+
+        return build(kind, {kind: f"{Retrieval.__module__}:Retrieval"}, "drafter", {"datastore": _datastore(section.path), **options})
+    if kind == "pools":
+        if section.path is None:
+            raise ValueError("drafter 'pools' needs path: the file that Pools.save or python text/learn_pools.py wrote")
+        return build(kind, {kind: "mmspec.drafters.retrieval.pools:from_file"}, "drafter", {"path": section.path, **options})
+    if kind in SELF_DRAFTING:
+        options = {key: value for key, value in options.items() if key != "stop_below"}
+    if kind in DRAFTERS and not options:
+        return kind
+    return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", "pools": "", **DRAFTERS}, "drafter", options)
+
+
+def _datastore(path: str | None) -> Any:
+    from mmspec.drafters.retrieval.datastore import Datastore
+
+    if path is None or not Path(path).is_file():
+        raise FileNotFoundError(f"datastore {path} does not exist: write one with python text/build_datastore.py TEXTS --out FILE.npy")
+    return Datastore.open(path)
+
+
+def _same(tokenizer: Any, processor: Any) -> bool:
+    """Whether two vocabularies number the same tokens alike, but for a few that one of them has besides."""
+    few, many = sorted((each.get_vocab() for each in (tokenizer, getattr(processor, "tokenizer", processor))), key=len)
+    return len(many) - len(few) <= _BESIDES * len(many) and few.items() <= many.items()
+
+
+def _aligned(pair: Pair, tokenizer: Any) -> Pair:
+    """A drafter of another vocabulary: draft tokens come from the tokens both have."""
+    from mmspec.text import aligned_drafter
+
+    if pair.config.drafter.tree is not None:
+        raise ValueError(f"{pair.drafter_name} has another vocabulary than {pair.name}, and then draft tokens form a chain: leave tree out")
+    drafter = aligned_drafter(pair.target, pair.tokenizer, pair.model, tokenizer, pair.config.run.temperature, pair.accept)
+    return replace(pair, drafter=drafter, own_tokenizer=tokenizer)
+
+
+def rule(config: Config) -> Any:
+    """The accept rule of `config`: "exact", or an object."""
+    kind, options = config.accept.kind, config.accept.options
+    if kind == "exact" and not options:
+        return kind
+    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options)
+
+
+def named_drafter(name: str) -> tuple[str, str | None]:
+    """(kind, path) that a drafter on the command line means: a kind, the folder of a trained one, or the path or hub name of a model."""
+    if name in ("none", *DRAFTERS, *_owned()) or ":" in name:
+        return name, None
+    if name.endswith(".npy"):
+        return "datastore", name
+    if name.endswith(".npz"):
+        return "pools", name
+    if (Path(name).expanduser() / "config.json").exists():
+        from mmspec.drafters.checkpoints.load import is_drafter
+
+        return ("trained" if is_drafter(name) else "model"), name
+    if Path(name).expanduser().exists() or is_path(name) or "/" in name:
+        return "model", name
+    known = ", ".join(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")
+    files = "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz)"
+    raise ValueError(f"unknown drafter {name!r}; valid: none, {known}, {files}")

@@ -1,0 +1,156 @@
+"""Image models by name: a shipped mini, a folder of one's own training, a transformers checkpoint. `trust_remote_code` stays off."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec.models.checkpoint_loading import loaded
+from mmspec.vision.continuous.generation import ContinuousPictures
+from mmspec.vision.families import ADAPTERS
+from mmspec.vision.families.base import ImageModel
+
+MINIS = ("mini", "vision", "vision-fashion")
+CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}
+"""Minis of continuous tokens, and the heads that they are called for; the first finds the others' where a way of drawing needs them."""
+DTYPES = ("float32", "bfloat16", "float16", "auto")
+MINI_GUIDANCE = 2.0
+"""The scale the minis of codes are drawn with where none is given; `docs/results.md` measures them at it."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An image model, ready for `mmspec.vision.generate`, and what goes with it."""
+
+    name: str
+    model: ImageModel | ContinuousPictures
+    examples: tuple[str, ...] = ()
+    guidance: float | None = None  # what it is drawn with where the caller does not say
+    prompted: bool = True  # ImageGPT takes no prompt
+    autoencoder: Any = None  # of continuous tokens: what makes pictures of them
+
+    def prompts(self, prompt: str | None, count: int) -> list[Any]:
+        """`prompt` for `count` pictures. ValueError where it needs one and none is given, or takes none and one is."""
+        if self.prompted and (prompt is None or not prompt.strip()):
+            shown = ", ".join(repr(example) for example in self.examples[:4])
+            raise ValueError(f"no prompt: say what to draw{f', such as {shown}' if shown else ''}")
+        if not self.prompted and prompt:
+            raise ValueError(f"prompt {prompt!r}: {self.name} takes none, leave it out")
+        return [prompt if self.prompted else None] * count
+
+    @property
+    def cells(self) -> int:
+        """Values of a picture."""
+        return self.model.model.config.grid**2 if isinstance(self.model, ContinuousPictures) else self.model.raster.length
+
+
+def load_image_model(name: str = "mini", dtype: str = "float32", device: torch.device | str = "cpu") -> Loaded:
+    """The image model called `name`: "mini" or "vision", "vision-fashion", a name of `CONTINUOUS`, a folder that `vision/train_target.py`
+    or `vision/train_continuous.py` wrote, a folder or hub name of a transformers image model.
+
+    FileNotFoundError or ValueError, in one line, for what cannot be had."""
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+    where = Path(name).expanduser()
+    if name in MINIS:
+        import mmspec
+
+        mini = mmspec.load("vision" if name == "mini" else name)
+        return _own(name, {"target": mini.target, "examples": mini.examples}, dtype, device)
+    if (place := _latents(name)) is not None:
+        return _continuous(name, *place, dtype, device)
+    if (where / "target").is_dir():
+        from mmspec.minis.images import load_images
+
+        return _own(name, load_images(where), dtype, device)
+    if not where.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
+        known = ", ".join((*MINIS, *CONTINUOUS))
+        raise FileNotFoundError(f"model path {name} does not exist: give {known}, a folder with config.json and weights, or a hub name")
+    return _checkpoint(name, str(where) if where.exists() else name, dtype, device)
+
+
+def _own(name: str, parts: dict[str, Any], dtype: str, device: torch.device | str) -> Loaded:
+    """A LlamaGen of this project's, its parts moved to where they run."""
+    model, kind = parts["target"], torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    for net in (model.model, model.drafter):
+        if net is not None:
+            net.to(device, kind)
+    if model.captions is not None:
+        model.captions.encoder.to(device)
+    return Loaded(name, model, tuple(str(example) for example in parts["examples"]), MINI_GUIDANCE)
+
+
+def is_continuous(name: str) -> bool:
+    """Whether `name` stands for a model of continuous tokens; nothing is loaded."""
+    return _latents(name) is not None
+
+
+def _latents(name: str) -> tuple[Path, str] | None:
+    """(folder, head) of a model of continuous tokens: a mini, a folder with an autoencoder, or the folder of one head in such a folder."""
+    from mmspec.minis import HOME
+    from mmspec.minis.latents import HEADS
+
+    if name in CONTINUOUS:
+        return HOME / "continuous", CONTINUOUS[name]
+    where = Path(name).expanduser()
+    if (where / "autoencoder").is_dir():
+        heads = [head for head in HEADS if (where / head / "target").is_dir()]
+        return where, (heads or HEADS)[0]
+    alone = where.name in HEADS and (where.parent / "autoencoder").is_dir() and where.is_dir()
+    return (where.parent, where.name) if alone else None
+
+
+def _continuous(name: str, folder: Path, head: str, dtype: str, device: torch.device | str) -> Loaded:
+    """Models of continuous tokens with their autoencoder, moved to where they run."""
+    from mmspec.minis.latents import load_latents
+
+    if dtype not in ("float32", "auto"):
+        raise ValueError(
+            f"dtype is {dtype}, but continuous tokens are judged to a fraction of sigma_out, which half precision rounds away: take float32"
+        )
+    parts = load_latents(folder, head)
+    model: ContinuousPictures = parts["target"]
+    parts["processor"].to(device)
+    for each in (model, *model.others):
+        nets: list[Any] = [each.model, each.drafter]
+        for net in nets:
+            if net is not None:
+                net.to(device)
+    return Loaded(name, model, tuple(parts["examples"]), autoencoder=parts["processor"])
+
+
+def _checkpoint(name: str, where: str, dtype: str, device: torch.device | str) -> Loaded:
+    import transformers as hf
+
+    try:
+        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
+        kinds = config.architectures or []
+        kind = next((each for each in kinds if each in ADAPTERS and hasattr(hf, each)), None)
+        if kind is None:
+            raise ValueError(f"it is a {' or '.join(kinds) or config.model_type}, and image models mmspec knows are {', '.join(ADAPTERS)}")
+        model = loaded(getattr(hf, kind), where, dtype=dtype, trust_remote_code=False).to(device).eval()
+        pixels = kind.startswith("ImageGPT")
+        processor = (hf.AutoImageProcessor if pixels else hf.AutoProcessor).from_pretrained(where, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        lines = str(error).strip().splitlines()
+        raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
+    return Loaded(name, _adapter(kind)(model, processor.clusters if pixels else processor), prompted=not pixels)
+
+
+def _adapter(kind: str) -> Any:
+    from importlib import import_module
+
+    module, name = ADAPTERS[kind].split(":")
+    return getattr(import_module(module), name)
+
+
+def check_decoder(loaded: Loaded) -> None:
+    """ValueError, before anything is drawn, where codes could not be made into pictures."""
+    model = loaded.model
+    if getattr(model, "to_pictures", check_decoder) is None:
+        raise ValueError(
+            f"{loaded.name} has no decoder of its own, so it gives codes and no pictures: "
+            "make the adapter in Python with to_pictures, and call mmspec.vision.generate"
+        )

@@ -1,0 +1,83 @@
+"""Every reach into transformers' internals: private methods, frames, replaced classes, and names that are not documented.
+
+Each function says what it relies on and since which release; `tests/core/test_compat.py` holds a canary for each, which fails when a new
+release of transformers no longer works as assumed here. No other module of mmspec may reach below transformers' documented interface.
+"""
+
+from mmspec.models.compat.compiler import many_shapes
+from mmspec.models.compat.generation import (
+    GenerateCall,
+    copied,
+    encoder_source,
+    frame_of,
+    generate_call,
+    generation_defaults,
+    inputs_replaced,
+    keep_tokenizer,
+    plain_sample,
+    prefix_function,
+    weighs_timestamps,
+    whisper_opening,
+)
+from mmspec.models.compat.models import (
+    ask_attention,
+    attention_of,
+    eager_configs,
+    has_weights,
+    hooks_of,
+    is_stateful,
+    name_of,
+    per_layer_inputs,
+)
+from mmspec.models.compat.positions import (
+    mask_makers,
+    recomputes_at_rope_switch,
+    relative_buckets,
+    rope_at_length,
+    rope_deltas_kept,
+    rope_types,
+    ropes_by_length,
+    takes_argument,
+    with_bias_table,
+)
+from mmspec.models.compat.speech import csm_embeddings, encodec_frame, is_vibevoice, pocket_placeholders, vibevoice_scheduler
+from mmspec.models.compat.video import sampled_frames
+
+__all__ = [
+    "GenerateCall",
+    "ask_attention",
+    "attention_of",
+    "copied",
+    "csm_embeddings",
+    "eager_configs",
+    "encodec_frame",
+    "encoder_source",
+    "frame_of",
+    "generate_call",
+    "generation_defaults",
+    "has_weights",
+    "hooks_of",
+    "inputs_replaced",
+    "is_stateful",
+    "is_vibevoice",
+    "keep_tokenizer",
+    "many_shapes",
+    "mask_makers",
+    "name_of",
+    "per_layer_inputs",
+    "plain_sample",
+    "pocket_placeholders",
+    "prefix_function",
+    "recomputes_at_rope_switch",
+    "relative_buckets",
+    "rope_at_length",
+    "rope_deltas_kept",
+    "rope_types",
+    "ropes_by_length",
+    "sampled_frames",
+    "takes_argument",
+    "vibevoice_scheduler",
+    "weighs_timestamps",
+    "whisper_opening",
+    "with_bias_table",
+]

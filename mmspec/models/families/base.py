@@ -1,0 +1,148 @@
+"""How decoder-only transformers models are driven, and the masks every family shares."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from mmspec.models.compat import attention_of, is_stateful, mask_makers, takes_argument
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+
+_VIEWS_KEYS = ("gpt_neox_japanese",)  # whose attention takes `view`s of cached keys
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+def attention_mask(visible: Tensor, model: Any) -> Tensor:
+    """`visible` [B, M, S] as the 4-D mask the model's attention takes: bool for sdpa, additive for eager."""
+    visible = visible[:, None]
+    if _attention(model) == "sdpa":
+        return visible
+    dtype = model.dtype
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def _attention(model: Any) -> str:
+    """The decoder's own: a model that sees or hears may run its towers otherwise."""
+    return attention_of(getattr(model.config, "text_config", model.config))
+
+
+def side_by_side(found: Sequence[Tensor] | None, states: Sequence[int]) -> Tensor | None:
+    """Hidden states `states` of all that a model handed out, [B, M, F]; None where none are asked for."""
+    return torch.cat([found[state] for state in states], -1) if found is not None and states else None
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raise ValueError, in one line, for models whose state cannot be rolled back or masked."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or []) - set(_ATTENTION)
+    if is_stateful(model) or kinds:
+        what = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "a recurrent state"
+        chooses = kinds and all(kind.endswith(("indexed_attention", "compressed_attention", "sparse_attention")) for kind in kinds)
+        why = "choose the keys they read, so that no mask can be given" if chooses else "cannot be rolled back after a rejected draft"
+        raise ValueError(f"{name} has {what}, which {why}: use plain transformers generation for this model")
+    if _attention(model) not in ("sdpa", "eager"):
+        raise ValueError(f"{name} runs {_attention(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'")
+
+
+def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """`input_ids` [B, P] and their mask [B, P] bool, all ones where none is given."""
+    if "input_ids" not in inputs:
+        raise ValueError(f"inputs has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass what the tokenizer returned")
+    ids = inputs["input_ids"]
+    if ids.dim() != 2:
+        raise ValueError(f"input_ids has shape {tuple(ids.shape)}: expected [batch, length]; ask the tokenizer for return_tensors='pt'")
+    mask = inputs.get("attention_mask")
+    return ids, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+
+
+def refuse_unfit_decoder(model: Any) -> None:
+    """Raise ValueError, in one line, for decoder-only models that see ahead, keep no cache or build their own masks."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    makers = mask_makers(model)
+    if getattr(config, "is_decoder", None) is False and "create_bidirectional_mask" in makers:
+        raise ValueError(f"{name} runs as an encoder, every token seeing those behind it: load it with is_decoder=True in its config")
+    if not takes_argument(model, "past_key_values"):
+        raise ValueError(f"{name} keeps no key-value cache that can be rolled back: use plain transformers generation for this model")
+    if not makers & {"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"}:
+        raise ValueError(f"{name} builds its own attention mask, so drafts cannot be masked: use plain transformers generation for it")
+
+
+def refuse_shared_positions(model: Any) -> None:
+    """Raise ValueError, in one line, for models whose positions cannot be given row by row."""
+    if not takes_argument(model, "position_ids"):
+        raise ValueError(
+            f"{type(model).__name__} takes no position_ids, so rows of several lengths cannot be told their positions: "
+            "use plain transformers generation for this model"
+        )
+
+
+@dataclass(frozen=True)
+class DecoderOnly:
+    """Causal language models that are told their positions.
+
+    `window` is the sliding window and `chunk` the size of attention chunks, if any layer has them; `mixed` says that masks are asked
+    for by kind of layer.
+    """
+
+    layers: int
+    window: int | None = None
+    mixed: bool = False
+    chunk: int | None = field(default=None, kw_only=True)
+    keeps: bool = field(default=True, kw_only=True)  # does the model's forward take `logits_to_keep`?
+
+    @classmethod
+    def of(cls, model: Any) -> "DecoderOnly":
+        refuse_unsupported(model)
+        refuse_unfit_decoder(model)
+        refuse_shared_positions(model)
+        return cls.read(model)
+
+    @classmethod
+    def read(cls, model: Any, **more: Any) -> Self:
+        """The family with what the config and the modelling module of `model` say about layers and their masks."""
+        config = model.config.get_text_config(decoder=True)
+        kinds = getattr(config, "layer_types", None)
+        sliding = "sliding_attention" in kinds if kinds is not None else "create_sliding_window_causal_mask" in mask_makers(model)
+        window = getattr(config, "sliding_window", None) if sliding else None
+        chunk = getattr(config, "attention_chunk_size", None) if kinds is not None and "chunked_attention" in kinds else None
+        mixed = bool(window or chunk) and kinds is not None and len(set(kinds)) > 1
+        keeps = "logits_to_keep" in signature(model.forward).parameters
+        return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, **more)
+
+    def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return text_prompt(inputs)
+
+    def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
+        return SlotCache(self.layers, capacity, contiguous=model.config.model_type in _VIEWS_KEYS), None
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.run(model, layout, cache, keep, states, position_ids=layout.positions)
+
+    def run(
+        self, model: Any, layout: Layout, cache: SlotCache, keep: int, states: Sequence[int], **extra: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """One call of `model` with this forward's ids, masks and cache, and `extra` arguments, which may replace `attention_mask`."""
+        extra = {"attention_mask": self._masks(model, layout)} | extra
+        if self.keeps:
+            extra["logits_to_keep"] = keep
+        out = model(input_ids=layout.ids, past_key_values=cache, use_cache=True, output_hidden_states=bool(states), **extra)
+        return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
+
+    def _masks(self, model: Any, layout: Layout) -> Any:
+        full = attention_mask(layout.visible, model)
+        if self.window is None and self.chunk is None:
+            return full
+        masks = {"full_attention": full}
+        if self.window is not None:
+            near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
+            masks["sliding_attention"] = attention_mask(layout.visible & near, model)
+        if self.chunk is not None:
+            same = layout.positions[:, :, None] // self.chunk == layout.slot_positions[:, None, :] // self.chunk
+            masks["chunked_attention"] = attention_mask(layout.visible & same, model)
+        return masks if self.mixed else next(reversed(masks.values()))

@@ -1,0 +1,275 @@
+"""Language models that see or hear: decoder-only models whose prompts hold pictures or sound where placeholders stand.
+
+Pictures and sound are encoded once a request, by the model's own forward, which is stopped at the door of its language model. What
+stands there is the prompt as the decoder reads it: embeddings, and where the family has them positions along several axes (M-RoPE),
+blocks that see each other in both directions, and features for inner layers (DeepStack). From then on positions within the prompt
+are fed from it and all others by their ids; nothing of a request stays on the model.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.models.compat import per_layer_inputs
+from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
+from mmspec.models.intercept import handing, intercept_decoder_inputs
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Modality:
+    """What a model takes besides text, under the names its processor uses.
+
+    `brings` names the features, each with what must come along wherever a model's forward takes it: without, most run on, and are wrong.
+    """
+
+    unit: str
+    brings: Mapping[str, tuple[str, ...]]
+
+
+_TYPES = ("mm_token_type_ids", "token_type_ids")
+_PICTURES = ("image_grid_thw", "image_position_ids", "image_merge_sizes", "high_res_pixel_values", *_TYPES)
+_VIDEOS = {"pixel_values_videos": ("video_grid_thw", "video_position_ids", "video_merge_sizes", *_TYPES)}
+_SOUND = {"input_features": ("feature_attention_mask", "input_features_mask")}
+SIGHT = Modality("pictures", {"pixel_values": _PICTURES, **_VIDEOS})
+TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
+HEARING = Modality("sound", _SOUND)
+SIGHT_AND_HEARING = Modality("pictures or sound", {**SIGHT.brings, **_SOUND})
+ENCODED = "mm_encoder_outputs"  # what the model's own encoder has made of pictures, by modality, in place of pixels
+_OWN_ARGUMENTS = ("position_ids", "inputs_embeds", "past_key_values", "labels", "use_cache", "logits_to_keep", "cache_position")
+_PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
+_BRACKETS = (
+    *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
+    *(f"{mark}_token_{kind}" for mark in ("boi", "eoi") for kind in ("index", "id")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A prompt whose pictures and sound have been looked at and listened to, packed to the left."""
+
+    embeds: Tensor  # [B, P, D] what the decoder reads
+    lengths: Tensor  # [B]
+    axes: Tensor | None = None  # [A, B, P] positions along each axis, where there are several
+    sees: Mapping[str, Tensor] | None = None  # [B, P, P] by kind of attention: who sees whom, where that is not plainly causal
+    deep: Tensor | None = None  # [L, B, P, D] what is added behind each of the first L layers
+
+    def over(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """`embeds` [B, M, D] of the ids at `positions` [B, M], the prompt's own in place of those within it."""
+        return torch.where(self._within(positions)[..., None], _rows(self.embeds, self._place(positions)), embeds)
+
+    def along(self, positions: Tensor) -> Tensor:
+        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt each axis goes on from its last position there.
+
+        That is what `generate` does. The last position is often not the greatest: a video's time axis can run ahead of the text behind it.
+        """
+        if self.axes is None:
+            return positions
+        last = self.axes.gather(2, (self.lengths - 1)[:, None].expand(len(self.axes), -1, 1))  # [A, B, 1]
+        inside = self.axes.gather(2, self._place(positions).expand(len(self.axes), -1, -1))
+        return torch.where(self._within(positions), inside, last + 1 + positions - self.lengths[:, None])
+
+    def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
+        """`visible` [B, M, S] with the prompt's columns seeing what they see in attention of this `kind`."""
+        if self.sees is None or kind not in self.sees:
+            return visible
+        rows = _rows(self.sees[kind], self._place(layout.positions))
+        rows = nn.functional.pad(rows, (0, visible.shape[-1] - rows.shape[-1])) if rows.shape[-1] < visible.shape[-1] else rows
+        real = self._within(layout.positions) & (layout.slots == layout.positions)  # PAD columns stand in the scratch slot
+        return torch.where(real[..., None], rows[..., : visible.shape[-1]], visible)
+
+    def deepened(self, positions: Tensor) -> dict[str, Any]:
+        """What Qwen3-VL's decoder takes for its inner layers, for columns at `positions` [B, M]; none where there is nothing."""
+        if self.deep is None:
+            return {}
+        within = self._within(positions)
+        added = self.deep.gather(2, self._place(positions)[None, ..., None].expand(len(self.deep), -1, -1, self.deep.shape[-1]))
+        return {"visual_pos_masks": within, "deepstack_visual_embeds": [layer[within] for layer in added]}
+
+    def without(self, kept: Tensor) -> "Merged":
+        """Only the positions `kept` [B, P] bool, packed anew. Positions close up, as a drafter of pruned pictures numbers them."""
+        order, lengths = torch.argsort((~kept).long(), dim=1, stable=True), kept.sum(1)
+        sees = self.sees and {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in self.sees.items()}
+        deep = None if self.deep is None else self.deep.gather(2, order[None, ..., None].expand_as(self.deep))
+        return replace(self, embeds=_rows(self.embeds, order), lengths=lengths, axes=_repacked(self.axes, order), sees=sees, deep=deep)
+
+    def _within(self, positions: Tensor) -> Tensor:
+        return positions < self.lengths[:, None]
+
+    def _place(self, positions: Tensor) -> Tensor:
+        return positions.clamp(max=self.embeds.shape[1] - 1)
+
+
+def _rows(values: Tensor, order: Tensor) -> Tensor:
+    """`values` [B, P, ...] at `order` [B, M]."""
+    return values[torch.arange(len(values), device=values.device)[:, None], order]
+
+
+def _repacked(axes: Tensor | None, order: Tensor) -> Tensor | None:
+    return None if axes is None else axes.gather(2, order.expand(len(axes), -1, -1))
+
+
+def placeholders_of(model: Any) -> tuple[int, ...]:
+    """The ids that stand for pictures or sound in prompts."""
+    return _ids(model.config, _PLACEHOLDERS)
+
+
+def never_generated_ids_of(model: Any) -> tuple[int, ...]:
+    """Placeholders and the ids that enclose them, as far as the model's head has them."""
+    size = model.config.get_text_config(decoder=True).vocab_size
+    return tuple(i for i in _ids(model.config, _PLACEHOLDERS + _BRACKETS) if i < size)
+
+
+def _axes(model: Any) -> int:
+    """How many axes a decoder's positions have: as many as its `mrope_section` has parts, at least three. Others in front are for masks."""
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return max(3, len(rope.get("mrope_section") or ()))
+
+
+def _ids(config: Any, names: Sequence[str]) -> tuple[int, ...]:
+    found = [getattr(config, name, None) for name in names]
+    return tuple(dict.fromkeys(i for i in found if isinstance(i, int)))
+
+
+@dataclass(frozen=True)
+class Multimodal(DecoderOnly):
+    """A language model that sees or hears. `placeholders` are the ids that stand for what it senses, `first` its first position."""
+
+    sense: Modality = SIGHT
+    placeholders: tuple[int, ...] = ()
+    never_generated_ids: tuple[int, ...] = ()
+    """Ids that are read and never written: a written placeholder would call for a picture or sound that is not there."""
+    first: int = 0
+    trims: bool = False  # it can leave logits out
+    rebuilds: bool = False  # it makes masks of its own out of the one it is given: those by kind of layer are handed in behind it
+    fills: int | None = None
+    """The id read in place of placeholders where every layer takes inputs made from ids (Gemma-4); None where none does."""
+
+    @classmethod
+    def of(cls, model: Any, sense: Modality = SIGHT) -> "Multimodal":
+        base, marks, known = DecoderOnly.of(model), placeholders_of(model), signature(model.forward).parameters
+        pali, text = model.config.model_type == "paligemma", model.config.get_text_config(decoder=True)
+        own = {"chunk": base.chunk, "keeps": base.keeps, "trims": "logits_to_keep" in known, "rebuilds": pali and base.mixed}
+        if "per_layer_inputs" in known and text.hidden_size_per_layer_input:
+            own["fills"] = text.pad_token_id
+        return cls(base.layers, base.window, base.mixed, sense, marks, never_generated_ids_of(model), int(pali), **own)
+
+    @torch.no_grad()
+    def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
+        """A cache and the prompt as the decoder reads it: `inputs["merged"]`, where somebody has looked before, else by looking."""
+        return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        table = model.get_input_embeddings()
+        embeds = table(layout.ids.clamp(max=table.num_embeddings - 1))  # some placeholders lie beyond the table
+        masks, more = self._masks_of(model, layout, state), {}
+        if layout.opening:
+            embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
+        if self.rebuilds:
+            more, masks = {**more, "attention_mask": masks}, masks["full_attention"]
+        given: dict[str, Any] = {"logits_to_keep": keep} if self.trims else {}
+        if self.fills is not None:
+            given["per_layer_inputs"] = per_layer_inputs(model, layout.ids, self.placeholders, self.fills)
+        with handing(model, more) as model:
+            out = model(
+                inputs_embeds=embeds,
+                attention_mask=masks,
+                position_ids=state.along(layout.positions) + self.first,
+                past_key_values=cache,
+                use_cache=True,
+                output_hidden_states=bool(states),
+                **given,
+            )
+        return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
+
+    def _masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
+        if state.sees is None or not layout.opening:
+            return self._masks(model, layout)
+        seen = {"full_attention": layout.visible, "sliding_attention": layout.visible}
+        if self.window is not None:
+            near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
+            seen["sliding_attention"] = layout.visible & near
+        kinds = _KINDS if self.mixed else (_KINDS[self.window is not None],)
+        masks = {kind: attention_mask(state.visible(kind, layout, seen[kind]), model) for kind in kinds}
+        return masks if self.mixed else masks[kinds[0]]
+
+    # --- before the door ----------------------------------------------------------------------------------------------
+
+    def _merge(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
+        ids, mask = text_prompt(inputs)
+        marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
+        self._check(model, inputs, bool(marked.any()))
+        given = intercept_decoder_inputs(model, self._read(model, inputs), self.sense.unit)
+        embeds = given["inputs_embeds"]
+        if embeds.shape[1] != ids.shape[1]:
+            raise ValueError(
+                f"the prompt has {ids.shape[1]} tokens, but {embeds.shape[1]} with its {self.sense.unit}: repeat the placeholder "
+                f"{self.placeholders[0]} for every position they take, as the model's processor does"
+            )
+        order = torch.argsort((~mask).long(), dim=1, stable=True)  # packed as a session packs ids
+        places, deep = given.get("position_ids"), given.get("deepstack_visual_embeds")
+        return Merged(
+            _rows(embeds, order),
+            mask.sum(1),
+            _repacked(places[-_axes(model) :], order) if places is not None and places.dim() == 3 else None,
+            self._sees(given.get("attention_mask"), order),
+            None if deep is None else _packed_features(deep, given["visual_pos_masks"], embeds, order),
+        )
+
+    def _sees(self, masks: Any, order: Tensor) -> dict[str, Tensor] | None:
+        """Who sees whom by kind of attention, from the masks at the door; None where they are causal."""
+        if masks is None or (isinstance(masks, Tensor) and masks.dim() == 2):
+            return None
+        masks = masks if isinstance(masks, Mapping) else dict.fromkeys(_KINDS, masks)
+        found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in masks.items() if m is not None}
+        return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
+
+    def _read(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What of `inputs` the model's forward takes."""
+        known = signature(model.forward).parameters
+        found = {key: value for key, value in inputs.items() if key in known}
+        return found | {key: dict(found[key]) for key in (ENCODED,) if key in found}  # the model writes into it
+
+    def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
+        name, known, unit = type(model).__name__, signature(model.forward).parameters, self.sense.unit
+        refuse_unread(model, inputs, known)
+        brought = [feature for feature in (*self.sense.brings, ENCODED) if feature in inputs]
+        if marked != bool(brought):
+            features = " or ".join(brought or [feature for feature in self.sense.brings if feature in known])
+            why = f"placeholders for {unit} but no {features}" if marked else f"{features} but no placeholder for them"
+            raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
+        for feature in brought:
+            for need in self.sense.brings.get(feature) or _beside_encoded(inputs):
+                if need in known and need not in inputs:
+                    raise ValueError(f"inputs has {feature} but no {need}: pass what {name}'s processor returned")
+
+
+def _beside_encoded(inputs: Mapping[str, Any]) -> tuple[str, ...]:
+    """What must come along with `mm_encoder_outputs`: positions are made of it."""
+    return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + _TYPES
+
+
+def refuse_unread(model: Any, inputs: Mapping[str, Any], known: Collection[str]) -> None:
+    """ValueError, by name, for inputs that are not among the `known` ones or that only mmspec itself may set."""
+    unread = [key for key in inputs if key not in known or key in _OWN_ARGUMENTS]
+    if unread:
+        raise ValueError(
+            f"inputs has {', '.join(unread)}, which mmspec does not pass on to {type(model).__name__}: pass what its processor returned"
+        )
+
+
+def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, order: Tensor) -> Tensor:
+    """Features [L, B, P, D] from those of the positions `where` [B, P] alone, zeros elsewhere."""
+    spread = embeds.new_zeros(len(deep), *embeds.shape)
+    for layer, features in zip(spread, deep, strict=True):
+        layer[where] = features.to(layer.dtype)
+    return torch.stack([_rows(layer, order) for layer in spread])

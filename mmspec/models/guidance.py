@@ -1,0 +1,102 @@
+"""Classifier-free guidance (Ho and Salimans 2022): one doubled batch, one distribution a row.
+
+Rows come in pairs: row b of the conditional prompts, row B + b of the unconditional ones. Both see the same draft, and what they say is
+mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of p, so a drafter that speaks of p must go through it too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.models.target import HFSession, HFTarget
+
+
+def twice(draft: Draft) -> Draft:
+    """`draft` for both halves of the batch, without what only rules read."""
+    return replace(
+        draft,
+        nodes=torch.cat([draft.nodes, draft.nodes]),
+        parents=torch.cat([draft.parents, draft.parents]),
+        start=torch.cat([draft.start, draft.start]),
+        q=None,
+        drift=None,
+        score=None,
+    )
+
+
+def twice_verdict(verdict: Verdict) -> Verdict:
+    """`verdict` for both halves of the batch, without its meters."""
+    keep, values, count, accepted, judged = (
+        torch.cat([part, part]) for part in (verdict.keep, verdict.values, verdict.count, verdict.accepted, verdict.judged)
+    )
+    return Verdict(keep, values, count, twice(verdict.pending), accepted, judged)
+
+
+@dataclass(frozen=True)
+class Guided(Pipeline):
+    """The processors of pairs: mixes their scores [2B, N, V] to [B, N, V], then goes on as any pipeline. `scale`: one, or one a pair.
+
+    Scale 1 is the conditional row, to the bit.
+    """
+
+    scale: float | Sequence[float] = 1.0
+
+    @property
+    def idle(self) -> bool:
+        return False
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return super().__call__(*self.mixed(scores, history))
+
+    def mixed(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
+        """Scores [2B, N, *distribution] of pairs as [B, N, *distribution], and the history of their conditional rows."""
+        cond, uncond = scores.chunk(2)
+        own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
+        return self.mix(cond, uncond), own
+
+    def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
+        scale = scale.view(-1, *[1] * (cond.dim() - 1))
+        return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A target over pairs of prompts, whose processors are `Guided`; to the loop it has B rows."""
+
+    twins: HFTarget
+
+    def __post_init__(self):
+        if not isinstance(self.twins.processors, Guided):
+            raise ValueError("pairs need Guided processors: nothing else makes one distribution of two")
+
+    def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
+        """`prompt` holds 2B rows, conditional ones first. The last prompt value of both halves must be the same."""
+        session, pending = self.twins.begin(prompt)
+        rows = len(pending.start) // 2
+        return PairedSession(session), Draft.root(pending.nodes[:rows, 0], pending.start[:rows])
+
+
+class PairedSession:
+    """One generation over pairs of rows."""
+
+    def __init__(self, twins: HFSession):
+        self.twins = twins
+
+    @property
+    def scored(self) -> int:
+        return self.twins.scored
+
+    def score(self, draft: Draft) -> Scored:
+        """One forward of both halves. Hidden states, where asked for, are those of all 2B rows."""
+        scored = self.twins.score(twice(draft))
+        assert scored.healthy is not None
+        return replace(scored, healthy=scored.healthy.view(2, -1).all(0))
+
+    def commit(self, keep: Tensor, most: int) -> None:
+        self.twins.commit(torch.cat([keep, keep]), most)

@@ -1,0 +1,81 @@
+"""What makes a model unfit to generate with, told before it runs: train mode, weights without data, attention to what comes after."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmspec.models.compat import has_weights
+from mmspec.models.module_copy import uncompiled
+
+_CAUSAL_ALL_THE_SAME = ("gpt_neox", "gpt_neox_japanese")  # their configs have is_decoder, which their attention does not read
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_RATES = ("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop", "jitter_noise", "router_jitter_noise")
+
+
+def check_model(model: Any, unit: str = "model") -> None:
+    """ValueError, in one line, for a model whose output would be random, made of missing weights, or not causal.
+
+    Args:
+        model: a transformers model; anything that is no `nn.Module` passes.
+        noun: what the message calls it.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    name = type(model).__name__
+    if uncompiled(model) is not model:
+        warnings.warn(f"the {unit} ({name}) is compiled, but runs uncompiled here: pass the plain model and capture=True", stacklevel=3)
+    if model.training:
+        raise ValueError(f"the {unit} ({name}) is in train mode, where dropout makes outputs random: call {unit}.eval()")
+    for place, module in model.named_modules():
+        if module.training and _random(module):
+            raise ValueError(f"{place} of the {unit} ({name}) is in train mode, where its outputs are random: call {unit}.eval()")
+        if not has_weights(module):
+            raise ValueError(f"{place or name} of the {unit} ({name}) has no data (meta device): load its weights first")
+    _refuse_bidirectional(model, unit)
+
+
+def _random(module: nn.Module) -> bool:
+    """True if the module's own forward is random in train mode, or changes its state."""
+    if isinstance(module, _DROPOUTS):
+        return module.p > 0
+    if isinstance(module, _NORMS):
+        return True
+    return any(isinstance(getattr(module, rate, None), float) and getattr(module, rate) > 0 for rate in _RATES)
+
+
+def _refuse_bidirectional(model: Any, unit: str) -> None:
+    """A token's states would depend on tokens behind it, so that a draft changes what comes before it."""
+    config = getattr(model, "config", None)
+    if config is None or getattr(config, "is_encoder_decoder", False):
+        return
+    text, why = config.get_text_config(decoder=True), None
+    if getattr(text, "is_causal", True) is False:
+        why = "is_causal is False"
+    elif text is config and getattr(text, "use_bidirectional_attention", None) in (True, "all"):  # else within a picture's prompt alone
+        why = f"use_bidirectional_attention is {text.use_bidirectional_attention!r}"
+    elif hasattr(type(text), "is_decoder") and text.is_decoder is False and text.model_type not in _CAUSAL_ALL_THE_SAME:
+        why = "is_decoder is False"
+    if why is not None:
+        raise ValueError(
+            f"the {unit} ({type(model).__name__}) is a bidirectional encoder ({why} in its config): it cannot generate text left to right; "
+            "give a causal language model"
+        )
+
+
+def name_of(model: Any) -> str:
+    """What a message calls a model: its class, and where it was loaded from."""
+    path = getattr(getattr(model, "config", None), "name_or_path", "") or getattr(model, "name_or_path", "")
+    return f"{type(model).__name__} {path}".rstrip()
+
+
+def refuse_unhealthy(healthy: torch.Tensor, rows: list[bool], drafter: str) -> None:
+    """FloatingPointError, naming the drafter, if the logits of one of `rows` were not all numbers; `healthy` is [B] bool."""
+    for row, (fine, counts) in enumerate(zip(healthy.tolist(), rows, strict=True)):
+        if counts and not fine:
+            raise FloatingPointError(
+                f"the drafter's logits hold NaN or infinity in row {row} ({drafter}): check its weights and its dtype "
+                "(float16 overflows where bfloat16 does not), or decode without it"
+            )

@@ -1,0 +1,220 @@
+"""Side views of a session: drafts scored against the target's own cache, with the model run differently, and never committed.
+
+A side view writes its nodes' keys and values into the slots behind the committed ones, where the target writes over them when it scores
+the finished draft. So nothing has to be taken back, and what a side view does cannot be seen in the output.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmspec.core.records import Draft, Scored
+from mmspec.models.layout import Layout
+from mmspec.models.module_copy import own_copy
+from mmspec.models.skipped_parts import Change, Skips, noted, rewired, stand_in, unchanged
+from mmspec.models.stack import check_copy, stack
+from mmspec.models.target import HFSession
+
+
+class PartialForward:
+    """Scores growing drafts with the parts in `skips` passed over. Drafts begin at the session's pending token."""
+
+    def __init__(self, session: HFSession, skips: Skips | None = None):
+        self.session = session
+        self._found: tuple[Any, Mapping[nn.Module, Change]] | None = None  # a copy of the model and the changes to its modules
+        self.skip(skips or Skips())
+        self.slots: Tensor | None = None  # [B, N] of the draft under way
+        self.scored = 0
+
+    def skip(self, skips: Skips) -> None:
+        """From now on pass over these parts. ValueError where the model does not have them."""
+        self.changes_of(self.session.target.model, skips)
+        self.skips, self._found = skips, None
+
+    @property
+    def changes(self) -> Mapping[nn.Module, Change]:
+        """What is changed in the copy of the model that this thread runs."""
+        model = own_copy(self.session.target.model)
+        if self._found is None or self._found[0] is not model:
+            self._found = (model, self.changes_of(model, self.skips))
+        return self._found[1]
+
+    def changes_of(self, model: Any, skips: Skips) -> Mapping[nn.Module, Change]:
+        """What passing over `skips` changes in `model`. ValueError where it does not have them."""
+        return skips.changes(model)
+
+    @property
+    def ready(self) -> bool:
+        """Has the target run the prompt? Before that there is no cache to look into."""
+        return self.session.context is None
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        """Distributions, under the target's processors, after every node not scored before. One forward; not before the target's first."""
+        assert self.ready, "a side view looks into the cache: let the target score first"
+        first = self.scored
+        layout = self.session.place(draft, first)
+        logits = self.forward(draft, layout, draft.size - first)
+        self.slots = layout.slots if self.slots is None else torch.cat([self.slots, layout.slots], 1)
+        self.scored = draft.size
+        return Scored(self.session.distributions(logits.float(), draft, layout, first))
+
+    def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
+        """Logits [B, fresh, V] of the draft's newest columns, which `layout` places in the session's own slots."""
+        with rewired(self.changes):
+            return run(self.session, layout, fresh)
+
+    def close(self) -> None:
+        """Forget the draft under way."""
+        self.slots, self.scored = None, 0
+
+    @torch.no_grad()
+    def replay(self, count: int, since: Tensor | int = 0) -> "Replay":
+        """Run each row's last `count` committed values again, as if they were a draft; those before slot `since` [B] are left out.
+
+        They stand in the slots behind the committed ones, and see the committed ones before them and each other.
+        """
+        session = self.session
+        session.make_room(count)
+        rows, view, columns = session.lengths[:, None], session.view(count), torch.arange(count, device=session.ids.device)
+        positions = rows - count + columns
+        real = positions >= torch.as_tensor(since, device=rows.device).view(-1, 1).clamp_min(0)
+        have, slot = real.sum(1, keepdim=True), torch.arange(view, device=rows.device)
+        own = torch.where(real, positions + have, session.cache.capacity - 1)
+        before, behind = slot < rows - have, (slot >= rows)[:, None] & (slot <= own[..., None])
+        visible = torch.where(real[..., None], before[:, None] | behind, slot == 0)  # a softmax over nothing would be NaN
+        places = torch.where(real, positions, 0)
+        layout = Layout(session.ids.gather(1, places), places, own, visible, torch.where(slot >= rows, slot - have, slot))
+        with rewired(self.changes):
+            return Replay(run(session, layout, count).float(), layout.ids, real)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Committed values run again."""
+
+    logits: Tensor  # [B, M, V] after each
+    ids: Tensor  # [B, M] the values, packed to the right
+    real: Tensor  # [B, M] bool
+
+
+def run(session: HFSession, layout: Layout, keep: int) -> Tensor:
+    """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without the states others watch."""
+    session.cache.point(layout.slots, layout.visible.shape[-1])
+    family, model = session.target.own()
+    logits, _ = family.forward(model, layout, session.cache, session.state, keep)
+    return logits
+
+
+# --- the first layers only --------------------------------------------------------------------------------------------
+
+
+class ShallowView(PartialForward):
+    """Runs the first `layers` layers, the final norm and the head, and keeps the exit states so that the target need not run them."""
+
+    def __init__(self, session: HFSession, layers: int):
+        depth = len(stack(session.target.model))
+        if not 1 <= layers <= depth:
+            raise ValueError(f"layer is {layers}: the target has {depth} layers, so exit after 1 to {depth}")
+        self.layers = layers
+        super().__init__(session, Skips(dict.fromkeys(range(layers, depth))))
+        self.states: Tensor | None = None  # [B, N, H] leaving the last layer that runs, for the draft under way
+
+    def changes_of(self, model: Any, skips: Skips) -> Mapping[nn.Module, Change]:
+        learning = {layer: noted(layer) for layer in stack(model)[: self.layers]}  # where nothing is skipped, nothing else learns the form
+        return {**super().changes_of(model, skips), **learning}
+
+    def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
+        with leaving(own_copy(self.session.target.model), self.layers) as found:
+            logits = super().forward(draft, layout, fresh)
+        self.states = found[0] if self.states is None else torch.cat([self.states, found[0]], 1)
+        return logits
+
+    def close(self) -> None:
+        super().close()
+        self.states = None
+
+    def hand_over(self, draft: Draft, origin: Tensor) -> None:
+        """Let the target start `draft` from the exit states. `origin` [B, G]: the column each draft token had here, past the end if
+        none."""
+        if self.slots is not None and self.states is not None:
+            own = torch.cat([torch.zeros_like(origin[:, :1]), origin], 1)
+            self.session.ahead = PartlyRun(draft, self.layers, own, self.slots, self.states, self)
+
+
+@dataclass(frozen=True)
+class PartlyRun:
+    """A draft some of whose nodes have been through the first `layers` layers."""
+
+    draft: Draft
+    layers: int
+    origin: Tensor  # [B, N] the column each node had in the side view, past the end for those that never ran
+    slots: Tensor  # [B, S] of the side view's columns
+    states: Tensor  # [B, S, H]
+    shallow: ShallowView
+
+    @contextmanager
+    def done(self, session: HFSession, layout: Layout) -> Iterator[None]:
+        """The model starts after the first layers. Nodes that never ran are run through those now."""
+        model, ran = own_copy(session.target.model), (self.origin < self.slots.shape[1]) & self.draft.valid
+        column = torch.where(ran, self.origin, 0)
+        states = self.states.gather(1, column[..., None].expand(-1, -1, self.states.shape[-1]))
+        if not self.draft.linear:  # a chain's nodes already stand where they belong
+            scratch = session.cache.capacity - 1
+            source, target = self.slots.gather(1, column), layout.slots
+            session.cache.gather(torch.where(ran, source, scratch), torch.where(ran, target, scratch), self.layers)
+        states = self._completed(session, layout, states, self.draft.valid & ~ran)
+        layers = stack(model)[: self.layers]
+        changes = {layer: stand_in(layer, unchanged) for layer in layers}
+        changes[layers[-1]] = stand_in(layers[-1], lambda going_in, made: states)
+        with rewired(changes):
+            yield
+
+    def _completed(self, session: HFSession, layout: Layout, states: Tensor, missing: Tensor) -> Tensor:
+        """`states` [B, N, H] with those of the `missing` nodes [B, N] put in. Looks at the device once where the draft is a tree."""
+        count = self.draft.size - self.slots.shape[1] if self.draft.linear else int(missing.sum(1).max())
+        if count <= 0:
+            return states
+        order = torch.argsort((~missing).long(), dim=1, stable=True)[:, :count]
+        real = missing.gather(1, order)
+        part = _columns(layout, order, real, session.cache.capacity - 1)
+        model = own_copy(session.target.model)
+        with rewired({**self.shallow.changes, **_headless(model)}), leaving(model, self.layers) as found:
+            run(session, part, 1)
+        index = order[..., None].expand(-1, -1, states.shape[-1])
+        return states.scatter(1, index, torch.where(real[..., None], found[0], states.gather(1, index)))
+
+
+def _columns(layout: Layout, order: Tensor, real: Tensor, scratch: int) -> Layout:
+    """Columns `order` [B, M] of a layout; those that are not `real` write to the scratch slot."""
+    visible = layout.visible.gather(1, order[..., None].expand(-1, -1, layout.visible.shape[-1]))
+    slots = torch.where(real, layout.slots.gather(1, order), scratch)
+    return replace(layout, ids=layout.ids.gather(1, order), positions=layout.positions.gather(1, order), slots=slots, visible=visible)
+
+
+def _headless(model: Any) -> dict[nn.Module, Change]:
+    """The head costs as much as a layer or more, and nobody reads these logits."""
+    return {model.get_output_embeddings(): lambda real: lambda hidden: hidden[..., :1]}
+
+
+@contextmanager
+def leaving(model: Any, layers: int) -> Iterator[list[Tensor]]:
+    """During a forward inside, what leaves layer `layers` [B, M, H] is put into the list handed out. Before the final norm.
+
+    `model` is a copy (`models.module_copy.own_copy`).
+    """
+    check_copy(model)
+    found: list[Tensor] = []
+
+    def hook(module: Any, args: tuple, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = stack(model)[layers - 1].register_forward_hook(hook)
+    try:
+        yield found
+    finally:
+        handle.remove()

@@ -1,0 +1,241 @@
+"""The tests of a proof: which cases are run on a twin and on the model itself, what is allowed, and how a failure is put into words."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.proof.facts import edges
+from mmspec.models.proof.probes import ACROSS, CHAIN, SHORT, TREE, TREE_ACROSS, Probe, ProbeRound, difference
+from mmspec.models.proof.twin import twin_of
+
+EXACT = 1e-3
+"""Allowed difference of logits in float32, as a share of their spread."""
+_REPEATED, _REPEATED_ROUGHLY = 1e-4, 5e-3  # between two identical forwards: none is random, but some sums have no fixed order
+_FACTOR, _ROUGH, _ROUGHEST = (
+    4,
+    0.05,
+    0.5,
+)  # in lower precision: four times the model's own rounding and a little; beyond the last it is none
+_ROUGHEST_FLOAT32 = 0.01
+_SHORT, _LONG = (2, 4, 3), (3, 15, 9)
+"""Lengths of a twin's prompts: within its window, and where drafts cross it and the rope switch."""
+_WIDEST = 512  # a model without a twin is probed across its own window up to here
+_LARGE = 1_000_000_000  # parameters; of a larger model on a CPU only repeated forwards are compared, if its twin is right
+
+
+class NoTwin(Exception):
+    """No small model like the user's could be built; the message says why."""
+
+
+class Failed(Exception):
+    """A test that failed, in words; `trees_only` where chains are right."""
+
+    def __init__(self, line: str, trees_only: bool = False):
+        super().__init__(line)
+        self.trees_only = trees_only
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of a probe's prompts and what is done with them. `kind`: chain, batch, window, tree or tree window."""
+
+    kind: str
+    where: str  # in words
+    rows: tuple[int, ...]
+    rounds: tuple[ProbeRound, ...]
+
+    @property
+    def trees(self) -> bool:
+        return self.kind.startswith("tree")
+
+
+def twin_cases(model: Any, long: bool, trees: bool) -> list[Case]:
+    """What a twin of `model` is tested with; `long` where it has positions enough to cross its window."""
+    across = _across(model)
+    short, late = (0, 1, 2), (3, 4, 5)
+    found = [Case("chain", "a chain", (row,), CHAIN) for row in (0, 3)]
+    found.append(Case("batch", "a batch of unequal prompts", short, CHAIN))
+    if long:
+        found.append(Case("window", f"a chain{across}", late[1:2], ACROSS))
+        found.append(Case("window", f"a batch of unequal prompts{across}", late, ACROSS))
+    if trees:
+        found += [Case("tree", "a branching draft", (1,), TREE), Case("tree", "branching drafts in a batch", short, TREE)]
+    if trees and long:
+        found.append(Case("tree window", f"branching drafts{across}", late, TREE_ACROSS))
+    return found
+
+
+def check_twin(model: Any) -> str | None:
+    """Every case on a small random twin of `model`. None where all are passed; why there is no twin, where there is none.
+
+    Raises:
+        Failed: where logits differ.
+    """
+    try:
+        cases, found = twin_probe(model)
+    except NoTwin as error:
+        return str(error)
+    cases.check_causal()
+    for case in found:
+        cases.run(case)
+    return None
+
+
+def twin_probe(model: Any) -> tuple["Cases", list[Case]]:
+    """A probe of a small random twin of `model`, and its cases. NoTwin, which says why, where none can be built."""
+    try:
+        twin = twin_of(model)
+        family = family_of(twin)
+        probe = Probe(twin, family, _SHORT + _LONG, whole=True)
+        for row in range(len(_SHORT + _LONG)):
+            probe.forward(row, probe.prompts[row])
+    except Exception as error:  # what a constructor or a forward raises where sizes do not fit together
+        raise NoTwin(f"no small model like it could be built ({_line(error)})") from None
+    cases = Cases(model, probe, lambda rows: EXACT)
+    limit = positions_of(twin)
+    long = limit is None or limit >= max(_LONG) + 16
+    if long:
+        probe.whole = cases.steady(4, (9, 14, 20, 28))
+    return cases, twin_cases(model, long, getattr(family, "trees", True))
+
+
+def check_itself(model: Any, family: Any, twinless: str | None) -> tuple[int | None, str]:
+    """The short cases on the model itself; where it has no twin (`twinless` says why), across its window, too, if that is affordable.
+
+    Returns:
+        The positions up to which it is proven, None for all, and why.
+
+    Raises:
+        Failed: where logits differ, are random or hold NaN.
+    """
+    probe = check_repeats(model, family)
+    large = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) > _LARGE
+    if large and twinless is None:
+        return None, ""
+    cases = Cases(model, probe, allowance(model, probe))
+    if twinless is not None:
+        cases.check_causal()
+    trees = getattr(family, "trees", True)
+    separate = own_cases(trees)
+    try:
+        cases.run(separate[-1])  # all at once, if trees may be drafted
+    except Failed:
+        for case in separate:
+            cases.run(case)
+        raise
+    return (None, "") if twinless is None else _itself_across(model, family, twinless)
+
+
+def own_cases(trees: bool) -> list[Case]:
+    """What the model itself is tested with, shortly."""
+    found = [Case("chain", "a chain", (0,), CHAIN), Case("batch", "a batch of unequal prompts", (0, 1), CHAIN)]
+    return [*found, Case("tree", "branching drafts in a batch", (0, 1), SHORT)] if trees else found
+
+
+def check_repeats(model: Any, family: Any) -> Probe:
+    """Two identical forwards: their logits are finite and the same. Returns the probe, for further cases.
+
+    Raises:
+        Failed: where they are not, or where the model has no plain forward of text alone.
+    """
+    name = type(model).__name__
+    try:
+        probe = Probe(model, family, (3, 6), whole=True)
+        first, second = (probe.forward(1, probe.prompts[1]) for _ in range(2))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise Failed(f"{name}: its self-test could not run, as a plain forward of text stopped with {_line(error)}") from None
+    if first.isnan().any() or (first == torch.inf).any():
+        raise Failed(f"{name}: the logits of its own forward hold NaN or infinity, so check its weights and dtype")
+    away, allowed = difference(second, first), _REPEATED if model.dtype is torch.float32 else _REPEATED_ROUGHLY
+    if away > allowed:
+        raise Failed(
+            f"{name}: two identical forwards differ by {away:.2g} of the logits' spread (allowed {allowed:g}), because {_random(model)}"
+        )
+    return probe
+
+
+class Cases:
+    """Runs cases of one probe and raises `Failed` with the words for it."""
+
+    def __init__(self, model: Any, probe: Probe, allowed: Callable[[tuple[int, ...]], float]):
+        self.name, self.probe, self.allowed = type(model).__name__, probe, allowed
+
+    def run(self, case: Case) -> float:
+        """The largest difference found. Failed where it is more than allowed."""
+        try:
+            away = self.probe.error(case.rows, case.rounds)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise Failed(f"{self.name}: scoring {case.where} stopped with {_line(error)}", case.trees) from None
+        if away > EXACT and away > (allowed := self.allowed(case.rows)):
+            how = "hold NaN or infinity" if away == float("inf") else f"differ by {away:.2g} of their spread (allowed {allowed:g})"
+            raise Failed(f"{self.name}: logits in {case.where} {how} against the model's own forward", case.trees)
+        return away
+
+    def check_causal(self, after: int = 5) -> None:
+        """A token's logits must not depend on what follows it. Failed where they do."""
+        row = max(range(len(self.probe.prompts)), key=lambda row: len(self.probe.prompts[row]))
+        path = self.probe.prompts[row]
+        away = difference(self.probe.forward(row, path)[after - 1], self.probe.forward(row, path[:after])[-1])
+        if away > self.allowed((row,)):
+            raise Failed(
+                f"{self.name}: the logits after a token change by {away:.2g} of their spread when tokens follow it, so it is not causal"
+            )
+
+    def steady(self, row: int, lengths: tuple[int, ...]) -> bool:
+        """Whether logits stay as they are when later tokens take the path to `lengths` positions: not where rope factors change."""
+        path = (self.probe.prompts[row] * 3)[: lengths[-1]]
+        logits = self.probe.forward(row, path)
+        return all(difference(logits[n - 1], self.probe.forward(row, path[:n])[-1]) <= self.allowed((row,)) for n in lengths[:-1])
+
+
+def allowance(model: Any, probe: Probe) -> Callable[[tuple[int, ...]], float]:
+    """What is allowed on the model itself: in lower precision, by what plain cached decoding of each row alone differs."""
+    least, most = (0.0, _ROUGHEST_FLOAT32) if model.dtype is torch.float32 else (_ROUGH, _ROUGHEST)
+
+    def allowed(rows: tuple[int, ...]) -> float:
+        own = max(probe.control(row) for row in rows)
+        return max(EXACT, min(_FACTOR * own + least, most))
+
+    return allowed
+
+
+def _itself_across(model: Any, family: Any, twinless: str) -> tuple[int | None, str]:
+    """A model without a twin across its own window, or the positions up to which it is proven."""
+    near = min(edges(model).values(), default=None)
+    if near is None:
+        return None, ""
+    note = f"{type(model).__name__} is not tested across{_across(model).removeprefix(' across')}, as {twinless}"
+    size = sum(p.numel() for p in model.parameters())
+    limit = positions_of(model)
+    if near > _WIDEST or near * size > 2e9 or near < 5 or (limit is not None and limit < near + 16):
+        return near, note
+    probe = Probe(model, family, (max(2, near // 3), near - 2, near - 4), whole=False)
+    cases = Cases(model, probe, allowance(model, probe))
+    cases.run(Case("window", f"a batch of unequal prompts{_across(model)}", (0, 1, 2), ACROSS))
+    if getattr(family, "trees", True):
+        cases.run(Case("tree window", f"branching drafts{_across(model)}", (0, 1, 2), TREE_ACROSS))
+    return None, ""
+
+
+def _across(model: Any) -> str:
+    found = edges(model)
+    return f" across its {' and '.join(found)}" if found else " over more positions"
+
+
+def _random(model: Any) -> str:
+    """Why two forwards may differ: modules in training mode, if there are any."""
+    training = [name or type(module).__name__ for name, module in model.named_modules() if module.training]
+    if not training:
+        return "something in its forward is random (noise, or dropout outside a module)"
+    return f"{training[-1]} is in training mode, where dropout is active: call model.eval()"
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -1,0 +1,143 @@
+"""Trust by proof: an architecture runs once a self-test has shown that it gives the logits of its own plain forwards.
+
+`prove` is asked before the first generation. Classes and settings that the test suite covers pass at once. Any other model is tested for
+about a second: on a small random twin with its attention settings (a ragged batch, branching trees, chains across the attention window and
+the rope switch, each with rollbacks) and, shortly, itself. The result holds for the process and, by fingerprint, on disk.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from mmspec.models.families.registry import family_of
+from mmspec.models.proof import facts as proof_facts
+from mmspec.models.proof import store as proof_store
+from mmspec.models.proof.cases import Failed, check_itself, check_repeats, check_twin
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a self-test has shown of a model.
+
+    Attributes:
+        exact: sessions give the logits of the model's own plain forwards.
+        trees: branching drafts do, too.
+        seen: what was seen where something differs, in one line; empty where nothing does.
+        reach: positions up to which this is known; None for all.
+    """
+
+    exact: bool
+    trees: bool
+    seen: str = ""
+    reach: int | None = None
+
+
+_lock = threading.RLock()
+_known: dict[tuple[type, str], Proof] = {}
+_seen: "WeakKeyDictionary[Any, tuple[str, Proof]]" = WeakKeyDictionary()
+
+
+def require(model: Any, family: Any = None, *, trees: bool = False) -> Proof:
+    """The proof of `model`; a self-test is run if none is known.
+
+    Args:
+        model: a transformers model in eval mode. Neither it nor any global random state is changed.
+        family: what drives it; by default `family_of(model)`.
+        trees: whether the caller means to draft trees.
+
+    Raises:
+        ValueError: in one line that says what was seen, where the model cannot be run exactly, or not with trees if these are wanted.
+    """
+    proof = prove(model, family)
+    if not proof.exact:
+        raise ValueError(f"{proof.seen}: use plain transformers generation for this model")
+    if trees and not proof.trees:
+        raise ValueError(f"{proof.seen}: only chains can be drafted for it, so leave tree out")
+    return proof
+
+
+def require_reach(proof: Proof, longest: int) -> None:
+    """ValueError where a generation of `longest` positions in all would leave what `proof` covers."""
+    if proof.reach is not None and longest > proof.reach:
+        raise ValueError(
+            f"{proof.seen}: prompt and max_new_tokens may take {proof.reach} positions together, but take {longest}; "
+            "ask for fewer, or use plain transformers generation for this model"
+        )
+
+
+def prove(model: Any, family: Any = None) -> Proof:
+    """What is known of `model`; if nothing is, what a self-test shows. Arguments are those of `require`.
+
+    The test compares with uncached forwards. A family whose `cached_reference` is true is not tested: what `generate` gives for its models
+    depends on keys cached earlier, so that uncached forwards differ from it (dynamic rope, windows that only the cache has).
+    """
+    family = family_of(model) if family is None else family
+    known = proof_facts.tested(model) or getattr(family, "cached_reference", False)
+    proof = Proof(True, True) if known else _looked_up(model, family)
+    if getattr(family, "trees", True) or not proof.trees:
+        return proof
+    return replace(proof, trees=False, seen=f"{type(model).__name__} cannot score branching drafts")
+
+
+@torch.no_grad()
+def _looked_up(model: Any, family: Any) -> Proof:
+    with _lock:
+        digest = proof_facts.fingerprint(model, family)
+        state = digest + proof_facts.state(model)
+        if model in _seen and _seen[model][0] == state:
+            return _seen[model][1]
+        shared = not proof_facts.altered(model)  # hooks are no part of a fingerprint
+        known = (_known.get((type(model), digest)) or _read(digest)) if shared else None
+        with _random_state_kept(model):
+            proof, lasting = _tested(model, family, known)
+        if shared and lasting:
+            _known[type(model), digest] = proof
+            if known is None:
+                proof_store.write(digest, asdict(proof))
+        _seen[model] = (state, proof)
+        return proof
+
+
+def _tested(model: Any, family: Any, known: Proof | None) -> tuple[Proof, bool]:
+    """What a self-test shows, and whether it holds for every model of the same fingerprint. Of a `known` one, only what weights decide."""
+    try:
+        if known is not None:
+            if known.exact:
+                check_repeats(model, family)
+            return known, True
+    except Failed as failure:
+        return Proof(False, False, str(failure)), False
+    try:
+        twin = check_twin(model)
+    except Failed as failure:
+        if not failure.trees_only:
+            return Proof(False, False, str(failure)), True
+        twin = failure
+    try:
+        reach, note = check_itself(model, family, twin if isinstance(twin, str) else None)
+    except Failed as failure:
+        if not failure.trees_only:
+            return Proof(False, False, str(failure)), False
+        return Proof(True, False, str(failure)), False
+    if isinstance(twin, Failed):
+        return Proof(True, False, str(twin)), True
+    return Proof(True, True, note, reach), True
+
+
+def _read(digest: str) -> Proof | None:
+    found = proof_store.read(digest)
+    try:
+        return None if found is None else Proof(**found)
+    except TypeError:
+        return None
+
+
+@contextmanager
+def _random_state_kept(model: Any) -> Iterator[None]:
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        yield

@@ -1,0 +1,173 @@
+"""A small random model with the attention settings of a large one.
+
+Attention windows of 4096 positions and rope factors that change at 131072 cannot be crossed on a user's model within a second. A twin has
+the model's class and its kinds of layers, with a window of `WINDOW`, a rope switch at `SWITCH` and `POSITIONS` positions.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mmspec.models.compat import ask_attention, attention_of
+
+WINDOW, SWITCH, POSITIONS = 12, 18, 64
+VOCAB = 96
+_WIDEST = 60_000_000
+"""Parameters a twin may have: one whose widths could not be reduced is not built if it is larger."""
+
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads", "attention_heads")
+_HEADS += ("swa_num_attention_heads", "linear_num_value_heads", "index_n_heads")
+_KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads", "linear_num_key_heads")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "depth")
+_WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "out_hidden_size", "word_embed_proj_dim", "embedding_size")
+_WIDTHS += ("projection_dim", "output_dim", "vision_output_dim")
+_INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "mlp_dim")
+_INNER += ("dense_intermediate_size", "intermediate_size_mlp")
+_EXPERT_INNER = ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size", "shared_intermediate_size")
+_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
+_ONE = ("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+_HEAD_WIDTHS = ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "d_kv", "swa_head_dim", "global_head_dim", "rotary_dim")
+_HEAD_WIDTHS += ("attention_head_size", "index_head_dim", "kv_channels", "qk_head_dim")
+WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "local_attention", "sliding_window_size", "attention_window_size")
+_PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx", "max_length")
+_RANKS = ("kv_lora_rank", "q_lora_rank", "o_lora_rank")
+
+_STRUCTURE: dict[str, int] = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "src_vocab_size", "tgt_vocab_size", "decoder_vocab_size"), VOCAB),
+    **dict.fromkeys(WINDOWS, WINDOW),
+    **dict.fromkeys(_PLACES, POSITIONS),
+    **dict.fromkeys(("original_max_position_embeddings",), SWITCH),
+    **dict.fromkeys(_ONE, 1),
+}
+_SIZES: dict[str, int] = {
+    **dict.fromkeys(_WIDTHS, 64),
+    **dict.fromkeys(_INNER, 64),
+    **dict.fromkeys(_EXPERT_INNER, 32),
+    **dict.fromkeys(_EXPERTS, 4),
+    **dict.fromkeys(_CHOSEN, 2),
+    **dict.fromkeys(_HEAD_WIDTHS, 16),
+    **dict.fromkeys(_RANKS, 32),
+    **{"query_pre_attn_scalar": 16, "hidden_size_per_layer_input": 16, "laurel_rank": 8, "index_topk": 64, "num_mel_bins": 8},
+}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+_DROPPED = ("quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version", "architectures")
+
+
+def twin_of(model: Any, seed: int = 0) -> Any:
+    """A small random model in float32 on the CPU, of the class of `model` and with its kinds of attention. ValueError if none can be built.
+
+    Call it where the global random state may change: weights are initialised from it.
+    """
+    kind, config = type(model), model.config
+    problem = "no config"
+    for narrow in (True, False):
+        try:
+            small = type(config).from_dict(_small(config.to_dict(), narrow))
+            ask_attention(small, attention_of(config))
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in kind(copy.deepcopy(small)).parameters())
+            if size > _WIDEST:
+                raise ValueError(f"it would have {size} parameters")
+            torch.manual_seed(seed)
+            return _spread(kind(small).float().eval())
+        except Exception as error:  # a constructor may raise anything where sizes do not fit together
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    raise ValueError(f"no small {kind.__name__} could be built from its config ({problem})")
+
+
+def _spread(model: Any) -> Any:
+    """`model` with noise on every weight, so that attention is not uniform and closed gates are open."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return model.requires_grad_(False)
+
+
+def _small(fields: Mapping[str, Any], narrow: bool) -> dict[str, Any]:
+    """The fields of a config, nested configs included, with small sizes; widths stay as they are unless `narrow`."""
+    sizes = _STRUCTURE | (_SIZES if narrow else {})
+    found = {}
+    for name, value in fields.items():
+        if name in _DROPPED:
+            continue
+        if isinstance(value, Mapping) and ("model_type" in value or name in ("attn_config", "ffn_config")):
+            value = _small(value, narrow)
+        elif name in sizes and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            value = sizes[name] if name in WINDOWS else min(sizes[name], value)
+        found[name] = value
+    if narrow:
+        _reduce_heads(found)
+    _reduce_layers(found)
+    _reduce_ids(found)
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(found.get(name), Mapping):
+            found[name] = _small_rope(found[name], _rotated(found) if narrow else None)
+    return found
+
+
+def _reduce_heads(fields: dict[str, Any]) -> None:
+    """Four heads, and as many of keys as the model groups them: all, some or one."""
+    for name in _HEADS:
+        if isinstance(fields.get(name), int):
+            before, fields[name] = fields[name], 4
+            for keys in _KEY_HEADS:
+                if isinstance(fields.get(keys), int) and not isinstance(fields[keys], bool):
+                    fields[keys] = 4 if fields[keys] >= before else min(fields[keys], 2)
+
+
+def _reduce_layers(fields: dict[str, Any]) -> None:
+    """The first layers, until every kind of layer has come; lists with an entry a layer are cut to them."""
+    kinds = fields.get("layer_types") or fields.get("attention_layers") or fields.get("no_rope_layers") or ()
+    least = max((list(kinds).index(kind) + 1 for kind in set(kinds)), default=0)
+    for name in _LAYERS:
+        before = fields.get(name)
+        if not isinstance(before, int) or isinstance(before, bool):
+            continue
+        fields[name] = count = min(before, max(2, least))
+        for other, value in fields.items():
+            if isinstance(value, (list, tuple)) and len(value) == before and before > count:
+                fields[other] = list(value)[:count]
+    if fields.get("num_kv_shared_layers"):
+        fields["num_kv_shared_layers"] = 0
+    if isinstance(fields.get("attention_types"), list) and "attention_layers" in fields:  # GPT-Neo reads its layers from these
+        fields["attention_types"] = [[list(fields["attention_layers"]), 1]]
+
+
+def _reduce_ids(fields: dict[str, Any]) -> None:
+    """Ids of special tokens inside the small vocabulary, each another one."""
+    last = VOCAB
+    for name, value in fields.items():
+        if not name.endswith(("token_id", "token_index")):
+            continue
+        if isinstance(value, (list, tuple)) or (isinstance(value, int) and value >= VOCAB - 16):
+            last -= 1
+            fields[name] = _SPECIAL.get(name, last)
+
+
+def _rotated(fields: Mapping[str, Any]) -> int:
+    """Pairs of values a head rotates."""
+    width = fields.get("qk_rope_head_dim") or fields.get("head_dim") or 16
+    share = fields.get("partial_rotary_factor") or (fields.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
+    return int(width * share) // 2
+
+
+def _small_rope(rope: Mapping[str, Any], pairs: int | None) -> dict[str, Any]:
+    """Rope settings with their switch at `SWITCH`; lists with an entry a pair are cut to `pairs`."""
+    found = {}
+    for name, value in rope.items():
+        if isinstance(value, Mapping):
+            value = _small_rope(value, pairs)
+        elif name == "original_max_position_embeddings" and value is not None:
+            value = SWITCH
+        elif name in ("short_factor", "long_factor") and pairs is not None:
+            factors = list(value or ())
+            value = factors[:pairs] if name == "short_factor" else factors[-pairs:]
+        elif name == "mrope_section" and pairs is not None:
+            parts = len(value or ())
+            value = [pairs - (parts - 1) * (pairs // parts), *[pairs // parts] * (parts - 1)]
+        found[name] = value
+    return found

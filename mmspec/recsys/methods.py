@@ -1,0 +1,51 @@
+"""The modes of `recommend` by name: how winners are chosen, and how draft tokens are chosen for them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mmspec.core.beams.atspeed_r import RelaxedBeams
+from mmspec.core.beams.dsbd import IndependentBeams
+from mmspec.core.beams.search import BeamRule, TopKBeams
+from mmspec.core.beams.stochastic import SharedNoise, StochasticBeams
+from mmspec.core.beams.trie import Trie
+from mmspec.drafters.model.beam_draws import Distinct, IndependentDraws
+from mmspec.drafters.model.beams import Anchored
+
+
+@dataclass(frozen=True)
+class BeamMethod:
+    """A rule over the trie, k beams and a temperature; and the spread of draft tokens over k beams, a width and a temperature."""
+
+    rule: Callable[[Trie, int, float], BeamRule]
+    spread: Callable[[int, int, float], Any]
+    about: str
+    plain: bool = False  # never drafts
+
+
+def _best(trie: Trie, k: int, temperature: float) -> BeamRule:
+    return TopKBeams(trie, k)
+
+
+def _anchored(k: int, width: int, temperature: float) -> Anchored:
+    return Anchored(k, width)
+
+
+def _anchored_in_noise(k: int, width: int, temperature: float) -> Anchored:
+    return Anchored(k, width, SharedNoise(temperature))
+
+
+METHODS: dict[str, BeamMethod] = {
+    "plain": BeamMethod(_best, _anchored, "beam search, nothing drafted", plain=True),
+    "strict": BeamMethod(_best, _anchored, "beam search's very items (AtSpeed-S)"),
+    "coupled": BeamMethod(StochasticBeams, _anchored_in_noise, "beam sampling's very items for a seed (Gumbel top-k)"),
+    "sample": BeamMethod(IndependentBeams, IndependentDraws, "beam sampling with replacement, exact in distribution (DSBD)"),
+    "relaxed": BeamMethod(RelaxedBeams, Distinct, "beam sampling, approximate by an unknown amount (AtSpeed-R)"),
+}
+
+
+def mode_of(name: str) -> BeamMethod:
+    """The mode called `name`. ValueError lists the names there are."""
+    if name not in METHODS:
+        raise ValueError(f"unknown mode {name!r}; valid: {', '.join(METHODS)}")
+    return METHODS[name]

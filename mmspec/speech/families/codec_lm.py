@@ -1,0 +1,251 @@
+"""Codec language models: a causal model that writes codec codes behind a text, in one stream of ids (Llasa, Orpheus, CosyVoice and kin).
+
+Several books may share the stream, one after the other: Orpheus writes 7 ids a frame, and which ids may stand where depends on the
+position. A drafter needs no more than the target's ids.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmspec.core.processors.pipeline import History, Processor, ban
+from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.proof.require import require
+from mmspec.models.target import Family
+from mmspec.speech.families.base import SoundStream, SpeechModel, SpeechSampling, one_voice_each
+from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
+
+
+class Codec(Protocol):
+    """Sound from codes."""
+
+    def stream(self) -> SoundStream:
+        """Of one row; it takes codes, or frames of K codes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Texts to ids by a tokenizer and a template that holds {text} and, where there are voices, {voice}."""
+
+    tokenizer: Any
+    template: str = "{text}"
+    voices: tuple[str, ...] = ()
+    longest: int | None = None  # ids of a prompt
+
+    def __call__(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
+        """Ids [B, P] and their mask. ValueError for a text that is empty, has what the tokenizer lacks, or is too long."""
+        if isinstance(texts, str):
+            raise ValueError(f"texts is the one text {texts!r}: give a list of texts, one an utterance")
+        if not texts:
+            raise ValueError("no texts: give at least one")
+        chosen = one_voice_each(voices, texts, self.voices)  # pyright: ignore[reportArgumentType]
+        told = [voice or next(iter(self.voices), None) for voice in chosen]
+        prompts = [self.template.format(text=self._checked(text), voice=voice) for text, voice in zip(texts, told, strict=True)]
+        found = self._padded(prompts)
+        lengths = found["attention_mask"].sum(1).tolist()
+        if self.longest is not None and max(lengths) > self.longest:
+            worst = texts[lengths.index(max(lengths))]
+            raise ValueError(
+                f"text {_short(worst)} is too long: {max(lengths)} ids where the model takes {self.longest}; cut it into sentences"
+            )
+        return {key: found[key] for key in ("input_ids", "attention_mask")}
+
+    def count(self, text: str) -> int:
+        """Ids of `text` alone, without the template."""
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _padded(self, prompts: list[str]) -> dict[str, Tensor]:
+        if self.tokenizer.pad_token_id is not None:
+            return self.tokenizer(prompts, return_tensors="pt", padding=True)
+        ids = self.tokenizer(prompts)["input_ids"]  # many Llama tokenizers have no padding; the engine never reads it
+        width = max(map(len, ids))
+        rows = [([0] * (width - len(row)) + row, [0] * (width - len(row)) + [1] * len(row)) for row in ids]
+        return {"input_ids": torch.tensor([row for row, _ in rows]), "attention_mask": torch.tensor([mask for _, mask in rows])}
+
+    def _checked(self, text: Any) -> str:
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"text {text!r} is empty: give some words to say")
+        lacking = self.tokenizer.unk_token_id
+        if lacking is not None and lacking in self.tokenizer(text)["input_ids"]:
+            bad = next((mark for mark in text if lacking in self.tokenizer(f"a{mark}a")["input_ids"]), text)
+            raise ValueError(f"text {_short(text)} has {bad!r}, which the tokenizer lacks: write it in words it has")
+        return text
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+@dataclass(frozen=True)
+class LeastOutputs:
+    """None of `ends` before row r has `least[r]` outputs (CosyVoice: twice as many as its text has ids)."""
+
+    ends: tuple[int, ...]
+    least: tuple[int, ...]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        early = history.position < torch.tensor(self.least, device=scores.device)[:, None]
+        ends = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        ends[list(self.ends)] = True
+        return ban(scores, early[..., None] & ends)
+
+
+@dataclass(frozen=True)
+class CodecLM(SpeechModel):
+    """`model` writes ids `first` .. `first + codes - 1` for codes, and `end` behind the last one.
+
+    Where a frame is several ids one after the other, `books` holds each place's ids, half open ranges; the codec then takes frames, and a
+    frame left half done, where time is up, makes no sound. `pace` counts ids. `least` is how many ids are said at least for each id
+    of the text. `longest` is bounded by the model's positions, less the longest prompt.
+    """
+
+    model: Any
+    codec: Codec
+    letters: Letters
+    first: int
+    codes: int
+    end: int
+    rate: int
+    pace: float
+    sampling: SpeechSampling = field(default_factory=SpeechSampling)
+    extra: tuple[Processor, ...] = ()  # further rules
+    books: tuple[tuple[int, int], ...] = ()
+    least: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        tokenizer: Any,
+        codec: Any,
+        *,
+        pattern: str,
+        end: str,
+        template: str = "{text}",
+        voices: Sequence[str] = (),
+        places: int = 1,
+        skip: int = 0,
+        codes: int | None = None,
+        longest: int | None = None,
+        sampling: SpeechSampling | None = None,
+        extra: Sequence[Processor] = (),
+        least: float = 0.0,
+    ) -> "CodecLM":
+        """The language model `model` whose ids are found by the names of its tokens.
+
+        Args:
+            tokenizer: its tokenizer, which has the codes' tokens too.
+            codec: sound from codes: `HFCodec`, `WindowCodec`, or anything with `rate`, `pace` (codes a second), `size` and `stream()`.
+            pattern: the name of a code's token, such as "<|s_{}|>" (Llasa) or "<custom_token_{}>" (Orpheus).
+            end: the name of the token behind the last code.
+            template: the prompt around {text} and, where there are voices, {voice}.
+            places: ids a frame. The token of code c at place k then is number `skip` + k * codes + c of the pattern.
+            skip: the pattern's number of code 0.
+            codes: codes of a book, where the codec does not say.
+            longest: ids a prompt may have; by default a quarter of the model's positions.
+            least: ids at least for each id of the text.
+
+        Raises ValueError, in one line, where the tokenizer or the model lacks what is needed.
+        """
+        size = codes or getattr(codec, "size", None)
+        if size is None:
+            raise ValueError("nothing says how many codes a book has: give codes")
+        first = _first_of(tokenizer, pattern, skip, size * places)
+        (stop,) = _ids_of(tokenizer, [end], "end")
+        values, most = model.config.get_text_config(decoder=True).vocab_size, max(stop, first + size * places - 1)
+        if most >= values:
+            raise ValueError(f"{end} and {pattern} need ids up to {most}, but the model has {values} values: resize its embeddings")
+        positions = positions_of(model)
+        longest = longest or (None if positions is None else positions // 4)
+        letters = Letters(tokenizer, template, tuple(voices), longest)
+        books = InterleavedCodebooks.of_sizes(first, [size] * places).ranges if places > 1 else ()
+        drawn = SpeechSampling() if sampling is None else sampling
+        pace = codec.pace * places
+        return cls(model, codec, letters, first, size * places, stop, codec.rate, pace, drawn, tuple(extra), books, least)
+
+    @property
+    def voices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.letters.voices
+
+    @property
+    def longest(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        positions = positions_of(self.model)
+        return None if positions is None else positions - (self.letters.longest or 0)
+
+    def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
+        prompt = {key: value.to(self.model.device) for key, value in self.letters(texts, voices).items()}
+        return prompt | {"said": torch.tensor([self.letters.count(text) for text in texts])} if self.least else prompt
+
+    @cached_property
+    def family(self) -> Family:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return family_of(self.model)
+
+    @property
+    def trees(self) -> bool:
+        """Whether trees may be drafted. ValueError where a self-test shows that the model cannot be run exactly."""
+        return require(self.model, self.family).trees
+
+    @property
+    def ends(self) -> Sequence[int]:
+        return (self.end,)
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The ids of each place of a frame."""
+        return self.books or ((self.first, self.first + self.codes),)
+
+    def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        spoken: list[Processor] = [InterleavedCodebooks(self.places, (self.end,))]
+        if self.least:
+            spoken.append(LeastOutputs((self.end,), tuple(int(self.least * count) for count in prompt["said"].tolist())))
+        return (*spoken, *self.extra)
+
+    def stream(self) -> SoundStream:
+        return _Codes(self.codec.stream(), self.places, self.end)
+
+
+class _Codes:
+    """Ids to codes, and to frames once they are whole; the end is no sound."""
+
+    def __init__(self, sound: SoundStream, places: tuple[tuple[int, int], ...], end: int):
+        self.sound, self.places, self.end = sound, places, end
+        self.begun: list[int] = []  # codes of a frame that is not whole yet
+
+    def push(self, steps: list[int]) -> Iterator[Tensor]:
+        return self.sound.push([frame for step in steps if step != self.end for frame in self._frame(step)])
+
+    def _frame(self, step: int) -> Iterator[Any]:
+        """The frame that id `step` completes, if it does."""
+        self.begun.append(step - self.places[len(self.begun)][0])
+        if len(self.begun) == len(self.places):
+            frame, self.begun = self.begun, []
+            yield frame if len(self.places) > 1 else frame[0]
+
+    def close(self) -> Iterator[Tensor]:
+        return self.sound.close()
+
+
+def _ids_of(tokenizer: Any, names: list[str], what: str) -> list[int]:
+    """Ids of tokens by their names. ValueError for the first that the tokenizer lacks."""
+    ids = tokenizer.convert_tokens_to_ids(names)
+    for name, one in zip(names, ids, strict=True):
+        if one is None or (one == tokenizer.unk_token_id and name != tokenizer.unk_token):
+            raise ValueError(f"the tokenizer has no token {name!r}: check {what}, or load the tokenizer that came with the model")
+    return ids
+
+
+def _first_of(tokenizer: Any, pattern: str, skip: int, count: int) -> int:
+    """The id of the first of `count` tokens named by `pattern`. ValueError unless they stand one behind the other."""
+    if pattern.format("x") == pattern:
+        raise ValueError(f"pattern {pattern!r} has no place for a number: write it as {{}}, such as <|s_{{}}|>")
+    ids = _ids_of(tokenizer, [pattern.format(number) for number in range(skip, skip + count)], "pattern, skip and codes")
+    wrong = next((place for place, one in enumerate(ids) if one != ids[0] + place), None)
+    if wrong is not None:
+        name = pattern.format(skip + wrong)
+        raise ValueError(f"token {name!r} has id {ids[wrong]}, not {ids[0] + wrong}: the ids of {pattern} must follow one another")
+    return ids[0]

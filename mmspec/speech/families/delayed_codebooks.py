@@ -1,0 +1,176 @@
+"""What models of delayed books share: an encoder that reads the text once, frames behind a delay, and sound from whole frames only."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmspec.core.distributions.frame import Frame
+from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.models.families.base import attention_mask
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache, with_cross_attention
+from mmspec.models.target import Family
+from mmspec.speech.codecs.transformers import HFCodec
+from mmspec.speech.families.base import SoundStream, SpeechModel
+from mmspec.speech.families.codec_lm import Letters
+from mmspec.speech.sampling.delay import frame_distribution, undelayed
+
+Inputs = Mapping[str, Tensor]
+"""One prompt as the class's tokenizer or processor returns it: input_ids [1, P] and their attention_mask."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as ids, padded on the right; for guidance with as many rows behind that tell nothing."""
+
+    ids: Tensor  # [R, P]
+    mask: Tensor  # [R, P] bool
+    writer: "DelayModel"  # that is to say them
+    untold: int = 0  # rows that tell nothing, the last ones
+
+    @property
+    def twins(self) -> "Texts":
+        return replace(self, ids=self.ids.repeat(2, 1), mask=self.mask.repeat(2, 1), untold=len(self.ids))
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """What a session keeps of its encoder."""
+
+    cache: Any  # the pair of caches around the session's slots
+    states: Tensor  # [R, P, D] as the decoder's cross-attention reads them
+    mask: Tensor  # [R, 1, 1, P] as its attention takes it
+
+
+def letters_of(processor: Any, longest: int | None = None) -> Letters | None:
+    """Texts as ids by a processor's tokenizer, or a tokenizer; None without either."""
+    return None if processor is None else Letters(getattr(processor, "tokenizer", processor), longest=longest)
+
+
+class DelayModel(SpeechModel):
+    """An encoder of texts and a decoder of K books, of which book k lags `delays[k]` steps. Also the engine's family for it.
+
+    A step's value is the frame of ids the decoder commits at once, forced ones included. A drafter reads the texts with its own encoder.
+    """
+
+    delays: tuple[int, ...]
+    codes: int  # ids of a book that stand for sound, the first ones
+    size: int  # ids of a book, those that do not included
+    start: int  # what all books hold before the first step
+    layers: int
+    codec: Any  # anything with `stream`, `rate` and `pace`, such as `hf_codec.HFCodec`
+    letters: Letters | None = None
+
+    def _sounding(self, codec: Any) -> None:
+        self.codec = codec if hasattr(codec, "stream") else HFCodec(codec)
+        self.rate, self.pace = self.codec.rate, self.codec.pace
+
+    @abstractmethod
+    def hear(self, texts: Texts) -> tuple[Tensor, Tensor]:
+        """What the decoder reads of `texts`, [R, P, D], and what of it is real [R, P]. The encoder's one run."""
+        ...
+
+    @abstractmethod
+    def scores(self, layout: Layout, heard: EncodedText, keep: int) -> Tensor:
+        """Scores [R, keep, K, V] after the last `keep` columns of `layout`."""
+        ...
+
+    # --- prompts ------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def known(self) -> int:
+        """Ids the text encoder knows."""
+        ...
+
+    def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> Texts:
+        """From texts, where the adapter has a tokenizer, or from what the class's own tokenizer or processor returned for one each."""
+        if isinstance(texts, (str, Mapping)) or not len(texts):
+            raise ValueError("texts must be a list of one prompt or more: a text each, or what the class's tokenizer returned for it")
+        rows = [self._row(text, voice, number) for number, (text, voice) in enumerate(zip(texts, voices, strict=True))]
+        most = max(len(ids) for ids, _ in rows)
+        ids, mask = (torch.stack([F.pad(row[part], (0, most - len(row[0]))) for row in rows]) for part in (0, 1))
+        return Texts(ids.to(self.model.device), mask.bool().to(self.model.device), self)
+
+    def _row(self, text: Any, voice: str | None, number: int) -> tuple[Tensor, Tensor]:
+        """Ids [P] and their mask [P] of one prompt."""
+        if not isinstance(text, Mapping) and self.letters is None:
+            raise ValueError(f"text {text!r} needs a tokenizer: give the adapter one, or a list of what the class's tokenizer returned")
+        inputs: Any = text if isinstance(text, Mapping) else self.letters([text], [voice])  # pyright: ignore[reportOptionalCall]
+        ids = torch.as_tensor(inputs["input_ids"]) if "input_ids" in inputs else None
+        if ids is None or ids.dim() != 2 or len(ids) != 1 or ids.shape[1] == 0:
+            raise ValueError(f"prompt {number} must hold input_ids [1, length]: give what the tokenizer returned for one text")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.known:
+            worst = int(ids.max()) if int(ids.max()) >= self.known else int(ids.min())
+            raise ValueError(f"prompt {number} holds id {worst}, but the text encoder knows {self.known}: use the model's own tokenizer")
+        mask = inputs.get("attention_mask")
+        return ids[0], torch.ones_like(ids[0]) if mask is None else torch.as_tensor(mask)[0]
+
+    def paired(self, prompt: Texts) -> Texts:
+        return prompt.twins
+
+    # --- the engine's family ------------------------------------------------------------------------------------------
+
+    @property
+    def family(self) -> Family:
+        return self  # pyright: ignore[reportReturnType]
+
+    def prompt(self, model: Any, inputs: Texts) -> tuple[Tensor, Tensor]:
+        """One frame [R, 1, K] that says nothing yet."""
+        frames = torch.full((len(inputs.ids), 1, len(self.delays)), self.start, device=inputs.ids.device)
+        return frames, torch.ones_like(frames[..., 0], dtype=torch.bool)
+
+    @torch.no_grad()
+    def begin(self, model: Any, inputs: Texts, capacity: int) -> tuple[SlotCache, EncodedText]:
+        theirs = inputs.writer
+        if (theirs.delays, theirs.size, theirs.start) != (self.delays, self.size, self.start):
+            raise ValueError(
+                f"the drafter writes {self.size} ids a book behind delays {self.delays}, the target {theirs.size} behind {theirs.delays}: "
+                "draft with a model of the same codec"
+            )
+        states, mask = self.hear(inputs)
+        cache = SlotCache(self.layers, capacity)
+        return cache, EncodedText(with_cross_attention(cache), states, attention_mask(mask[:, None], self.decoder))
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: EncodedText, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores [R, keep, K, V]. Hidden states are taken by hooks (`models.stack.tapped`), never here."""
+        return self.scores(layout, state, keep), None
+
+    @property
+    @abstractmethod
+    def decoder(self) -> Any:
+        """The module whose attention reads the slots."""
+        ...
+
+    def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Frame:
+        return frame_distribution(raw, history, processors)
+
+    # --- sound --------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> SoundStream:
+        return DelayStream(self.codec.stream(), self.delays, self.codes)
+
+
+class DelayStream:
+    """Steps to sound: a frame is passed on once its last book has been committed; what is no sound is left out."""
+
+    def __init__(self, sound: SoundStream, delays: Sequence[int], codes: int):
+        self.sound, self.delays, self.codes = sound, delays, codes
+        self.steps: list[list[int]] = []
+        self.done = 0  # frames passed on
+
+    def push(self, steps: list[list[int]]) -> Iterator[Tensor]:
+        self.steps += steps
+        frames = undelayed(self.steps, self.delays, self.done)
+        self.done += len(frames)
+        return self.sound.push([frame for frame in frames if max(frame) < self.codes])
+
+    def close(self) -> Iterator[Tensor]:
+        return self.sound.close()

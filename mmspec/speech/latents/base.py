@@ -1,0 +1,224 @@
+"""Models that say latents, each made from noise by a flow or a diffusion head: what a call is, whatever the model.
+
+Two such heads never make the same latent, and a latent made by a map has no density to judge it by. So the target is the class's own
+distribution
+with a little noise on every latent, sigma_out of its deviation: then drafts made from the same noise xi are judged as Gaussians
+(`core.distributions.aligned`), and the sound has exactly the target's distribution whatever drafts it. `sigma_out=0` is the class's own
+distribution to the letter, for plain decoding alone.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.control import Control
+from mmspec.core.decode import Target, decode
+from mmspec.core.noise import Noise
+from mmspec.core.records import Step
+from mmspec.core.rules.base import Accept
+from mmspec.core.rules.token import Token
+from mmspec.core.stats import Stats
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.none import NoDraft
+from mmspec.run.options import control_of, rule_of
+from mmspec.speech.codecs.transformers import WholeStream
+from mmspec.speech.families.base import SpeechModel, one_voice_each
+from mmspec.speech.generation import Speech
+
+Inputs = Mapping[str, Tensor]
+"""What a model's processor returned for a batch: input_ids, attention_mask and what else the class reads."""
+PLACE = 2.0**20
+"""Prompt positions are no latents: position `p` of `P` holds PLACE + P - 1 - p, exact in float32, where a latent is of the order of 1."""
+SIGMA_OUT = 0.1
+"""Deviation of the noise on a latent, in units of the latents' own: what the classes write before they are scaled has deviation 1."""
+_IDS = "it writes latents, not ids"
+_UNSUPPORTED = {
+    "top_k": f"{_IDS}: leave top_k out, temperature is the variance of the noise",
+    "top_p": f"{_IDS}: leave top_p out, temperature is the variance of the noise",
+    "repetition_penalty": f"{_IDS}: leave repetition_penalty out",
+    "samplers": f"{_IDS}: leave samplers out",
+    "guidance": "it has no unconditional prompts: leave guidance out",
+    "tree": "densities are judged along chains: leave tree out",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a model's latents stand in another's: own * `factor` + `shift`, one number or [d] each."""
+
+    factor: Tensor
+    shift: Tensor
+
+    def out(self, latents: Tensor) -> Tensor:
+        return latents * self.factor + self.shift
+
+    def back(self, latents: Tensor) -> Tensor:
+        return (latents - self.shift) / self.factor
+
+
+class LatentModel(SpeechModel):
+    """A model of latents: `processor` reads texts for it and `sigma` is the noise on every latent, a part of what the model is."""
+
+    processor: Any
+    sigma: float
+    guidance: float | None = None  # that the model is meant to be drawn with; None where it has none
+
+    # --- what a model says of itself ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def drafting(self, target: Any, temperature: float, noise: Noise, guidance: float | None) -> Target:
+        """This model as one that writes in the latents of `target`, itself perhaps, for one call whose samplers are fed by `noise`."""
+
+    @abstractmethod
+    def stopping(self, inputs: Inputs, steps: int | None) -> DefaultStopping:
+        """Where rows end: after `steps` at the latest, by default where the class would cut them."""
+
+    @abstractmethod
+    def latents(self, values: list[Tensor]) -> Tensor:
+        """Latents [T, d] of a row's values, as the codec takes them."""
+
+    @abstractmethod
+    def speak(self, latents: Tensor) -> Tensor:
+        """The wave [S] of one row's latents [T, d], as the codec takes them."""
+
+    @property
+    @abstractmethod
+    def sounds(self) -> bool:
+        """Is there a codec?"""
+
+    @abstractmethod
+    def own(self, drafter: Any) -> Any:
+        """The adapter of `drafter`, of this kind of model and fit to draft for it; None for what is none of its kind. ValueError, in one
+        line, for one of the kind that does not fit."""
+
+    def check(self, inputs: Inputs) -> None:
+        """ValueError, in one line, for prompts that the class could not go on from."""
+
+    @abstractmethod
+    def read(self, texts: Sequence[str], voices: Sequence[str | None]) -> Inputs:
+        """What the processor makes of texts."""
+
+    # --- a call -------------------------------------------------------------------------------------------------------
+
+    def encode(self, texts: Sequence[str] | Inputs, voices: Sequence[str | None]) -> Inputs:
+        """Prompts from texts, or what the class's processor returned for them."""
+        if not isinstance(texts, Mapping):
+            if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise ValueError(f"texts is {texts!r}: give a list of texts that are not empty, or what the model's processor returned")
+            if self.processor is None:
+                raise ValueError(f"texts need a processor: make {type(self).__name__} with the model's own, or give what that returned")
+            texts = self.read(texts, voices)
+        self.check(texts)
+        return texts
+
+    @property
+    def family(self) -> Any:
+        raise ValueError("a model of latents is driven anew for every call, by its noise: see `drafting`")
+
+    @property
+    def ends(self) -> Any:
+        raise ValueError("where a row ends is told by its `stopping`")
+
+    def stream(self) -> WholeStream:
+        """Sound from latents, all of it at the end."""
+        return WholeStream(lambda steps: self.speak(torch.stack(steps)))
+
+    @torch.no_grad()
+    def synthesize(
+        self,
+        texts: Sequence[str] | Inputs,
+        drafter: Any = None,
+        accept: str | Accept = "exact",
+        seed: int | Sequence[int] = 0,
+        *,
+        voice: str | Sequence[str] | None = None,
+        max_seconds: float | None = None,
+        draft_length: int | str | Control = "auto",
+        on_sound: Callable[[int, Tensor], None] | None = None,
+        on_step: Callable[[Step], None] | None = None,
+        temperature: float | None = None,
+        guidance: float | None = None,
+        **others: Any,
+    ) -> Speech:
+        """As `mmspec.speech.synthesize`, which calls it. `tokens` are latents [B, T, d], as the codec takes them; `lengths` count them."""
+        clock = perf_counter()
+        _refuse(others if self.guidance is not None else {"guidance": guidance, **others})
+        rows = len(texts["input_ids"]) if isinstance(texts, Mapping) else len(texts)
+        inputs = self.encode(texts, [None] * rows if isinstance(texts, Mapping) else one_voice_each(voice, texts, self.voices))
+        degree, rule = self.sampling.temperature if temperature is None else temperature, _rule(accept)
+        if not 0 <= degree < inf:
+            raise ValueError(f"temperature is {degree}: the variance of the noise is a number from 0 on; 0 for no noise, 0.7 is usual")
+        noise, stats = Noise.from_seed(seed, rows, self.model.device), Stats(exactness=rule.exactness)
+        told = (self, degree, noise, self.guidance if guidance is None else guidance)
+        target, proposer = self.drafting(*told), self._drafter(drafter, told)
+        stopping = self.stopping(inputs, self._steps(max_seconds))
+        for step in decode(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control_of(draft_length, proposer)):
+            stats.add(step)
+            if on_step is not None:
+                on_step(step)
+        return self._sounded(stopping, stats, clock, on_sound)
+
+    def _steps(self, max_seconds: float | None) -> int | None:
+        if max_seconds is not None and int(max_seconds * self.pace) < 1:
+            raise ValueError(f"max_seconds is {max_seconds}: ask for at least {1 / self.pace:.3g}, one frame of this model")
+        return None if max_seconds is None else int(max_seconds * self.pace)
+
+    def _drafter(self, drafter: Any, told: tuple[Any, ...]) -> Any:
+        """ValueError for what cannot draft latents, or not these."""
+        if drafter is None or isinstance(drafter, NoDraft):
+            return NoDraft()
+        if not self.sigma > 0:
+            raise ValueError(
+                f"sigma_out is {self.sigma}, and two heads never make the same latent: make {type(self).__name__} with sigma_out above 0 "
+                f"({SIGMA_OUT} is usual), or leave drafter out"
+            )
+        if hasattr(drafter, "begin"):
+            return drafter
+        own = self.own(drafter)
+        if own is None:
+            named = repr(drafter) if isinstance(drafter, str) else type(drafter).__name__
+            raise ValueError(f"drafter {named} writes no latents: draft with a smaller model of the target's class, or leave drafter out")
+        return ModelDrafter(own.drafting(*told))
+
+    def _sounded(self, stopping: DefaultStopping, stats: Stats, clock: float, on_sound: Callable[[int, Tensor], None] | None) -> Speech:
+        rows = [self.latents(row) for row in stopping.outputs]
+        waves, first = [], [float("nan")] * len(rows)
+        for row, latents in enumerate(rows if self.sounds else ()):
+            waves.append(self.speak(latents) if len(latents) else torch.zeros(0))
+            first[row] = perf_counter() - clock
+            if on_sound is not None and len(waves[-1]):
+                on_sound(row, waves[-1])
+        lengths = torch.tensor([len(row) for row in rows], device=self.model.device)
+        tokens, worst = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), [float("nan")] * len(rows)
+        return Speech(waves, self.rate, tokens, lengths, stats, first, worst, perf_counter() - clock)
+
+
+def checked_sigma(sigma_out: float) -> float:
+    """ValueError for what is no deviation."""
+    if not 0 <= sigma_out < inf:
+        raise ValueError(f"sigma_out is {sigma_out}: a deviation is a number from 0 on; {SIGMA_OUT} is usual, 0 for plain decoding only")
+    return sigma_out
+
+
+def _rule(accept: str | Accept) -> Accept:
+    """The rule a name stands for; "exact" is the token rule. ValueError for rules that wait for equal values, or for trees."""
+    rule = Token() if accept == "exact" else rule_of(accept, 1.0)
+    if rule.trees or rule.coupled or not rule.uses_q:
+        raise ValueError(
+            f"accept rule {type(rule).__name__} is none for latents, which are never equal and hang in no tree: "
+            "accept with 'exact', 'token' or 'block'"
+        )
+    return rule
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None and not (name == "guidance" and value == 1):
+            raise ValueError(f"{name} is {value!r}, but a model of latents has none: {_UNSUPPORTED.get(name, 'leave it out')}")

@@ -1,0 +1,254 @@
+"""transformers' logits processors in a drop-in request: which have a form that is exact at every node of a draft, and that form.
+
+A form sees what transformers shows a processor: the row's padded prompt, then its outputs. Processors without one (they keep a state,
+look at the whole batch, or are unknown) are run by transformers' own loop, without drafting.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as known
+
+from mmspec.core.processors import pipeline as native
+from mmspec.core.processors import sequence as whole
+from mmspec.core.processors.pipeline import History, Processor
+from mmspec.models.compat import prefix_function
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessorContext:
+    """What translating a processor needs of a request."""
+
+    prompt: Tensor  # [B, P] as transformers has it, padding included
+    ends: tuple[int, ...] = ()
+    stateless: tuple[type, ...] = ()  # classes the caller vouches for
+
+    @property
+    def length(self) -> int:
+        return self.prompt.shape[1]
+
+
+@dataclass(frozen=True)
+class RowWise:
+    """A transformers processor that reads scores only, called once for all rows and nodes."""
+
+    processor: Any
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        flat = scores.flatten(0, 1)
+        usable = flat.isfinite().any(-1, keepdim=True) & ~flat.isnan().any(-1, keepdim=True)  # nodes that are not there may hold neither
+        safe = torch.where(usable, flat, 0.0)
+        return torch.where(usable, self.processor(history.ids[:1, :1].expand(len(flat), -1), safe), flat).view_as(scores)
+
+
+@dataclass(frozen=True)
+class NodeColumns:
+    """A transformers processor that reads scores only but tells rows apart, called with the whole batch for one node of every row."""
+
+    processor: Any
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        ids = history.ids[:, :1]
+        return torch.stack([self.processor(ids, scores[:, node].clone()) for node in range(scores.shape[1])], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeByNode:
+    """A transformers processor that is a function of one row's padded ids and scores, called for one node at a time."""
+
+    processor: Any
+    prompt: Tensor
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        ids, lengths = whole.sequences(history, self.prompt)
+        out = scores.clone()
+        for row, line in enumerate(lengths.tolist()):
+            for node, length in enumerate(line):
+                out[row, node] = self.processor(ids[row, node, None, :length], scores[row, node][None].clone())[0]
+        return out
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """One output sequence of a row: what may follow it, once that has been asked, and the sequences that go on from it."""
+
+    allowed: dict[int, None] | None = None  # in order, and quick to search
+    error: Exception | None = None
+    after: "dict[int, _Prefix]" = field(default_factory=dict)
+
+
+class PrefixAllowed:
+    """transformers' `prefix_allowed_tokens_fn` at every node, asked once for each sequence that the constraint lets a row reach.
+
+    Drafts may leave the constraint; there the function is not asked, as nothing behind such a node can be kept. `check`, a stop,
+    raises what the function raised once a value is committed that was drawn after that sequence.
+    """
+
+    def __init__(self, processor: Any, request: ProcessorContext):
+        self.ask, beams = prefix_function(processor)
+        if beams != 1:
+            raise ValueError(f"prefix_allowed_tokens_fn comes with {beams} beams: speculate decodes one path a row; leave num_beams at 1")
+        self.kind, self.request = type(processor), request
+        self.rows = [_Prefix() for _ in request.prompt]
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        ids, lengths = whole.sequences(history, self.request.prompt)
+        flat = scores.flatten(0, 1)
+        found = [self.at(row, line[start:end]) for row, line, start, end in self._outputs(ids, lengths)]
+        chosen = [index for index, prefix in enumerate(found) if prefix is not None and prefix.allowed is not None]
+        if not chosen:
+            return scores
+        own = self.kind(lambda place, _: list(found[chosen[place]].allowed), 1)  # type: ignore[union-attr]
+        index = torch.tensor(chosen, device=flat.device)
+        return flat.index_copy(0, index, own(ids.flatten(0, 1)[index], flat[index])).view_as(scores)
+
+    def _outputs(self, ids: Tensor, lengths: Tensor) -> list[tuple[int, list[int], int, int]]:
+        start, ends = self.request.length, lengths.tolist()
+        return [(row, line, start, ends[row][node]) for row, lines in enumerate(ids.tolist()) for node, line in enumerate(lines)]
+
+    def at(self, row: int, outputs: Sequence[int]) -> _Prefix | None:
+        """The sequence `outputs` of a row; None if the row cannot reach it."""
+        prefix = self.rows[row]
+        for place, value in enumerate(outputs):
+            self._open(row, prefix, outputs[:place])
+            if prefix.allowed is None or value not in prefix.allowed or value in self.request.ends:
+                return None
+            prefix = prefix.after.setdefault(value, _Prefix())
+        self._open(row, prefix, outputs)
+        return prefix
+
+    def check(self, row: int, outputs: list[int]) -> bool:
+        """A stop that never stops: raises what the function raised for the sequence that the last of `outputs` was drawn after."""
+        prefix = self.at(row, outputs[:-1])
+        if prefix is not None and prefix.error is not None:
+            raise prefix.error
+        return False
+
+    def _open(self, row: int, prefix: _Prefix, outputs: Sequence[int]) -> None:
+        if prefix.allowed is not None or prefix.error is not None:
+            return
+        prompt = self.request.prompt[row]
+        try:
+            allowed = list(self.ask(row, torch.cat([prompt, torch.tensor(outputs, dtype=prompt.dtype, device=prompt.device)])))
+            if not allowed:
+                raise ValueError(f"prefix_allowed_tokens_fn returned an empty list for row {row}: it must allow at least one token")
+            prefix.allowed = dict.fromkeys(int(value) for value in allowed)
+        except Exception as error:  # raised again by `check`, if a row ever gets here
+            prefix.error = error
+
+
+Form = Callable[[Any, ProcessorContext], Processor]
+
+
+def _penalty(processor: Any, request: ProcessorContext) -> Processor:
+    ignored = processor.prompt_ignore_length
+    return whole.SequencePenalty(processor.penalty, request.prompt, 0 if ignored is None else ignored)
+
+
+def _encoder_ngrams(processor: Any, request: ProcessorContext) -> Processor:
+    """transformers keeps a mapping from the start of an n-gram to what follows it, for every line of the encoder's input."""
+    lines = [[(*start, end) for start, ends in line.items() for end in ends] for line in processor.generated_ngrams]
+    size = max(map(len, lines), default=0)
+    filled = [line + [(0,) * processor.ngram_size] * (size - len(line)) for line in lines]
+    real = [[place < len(line) for place in range(size)] for line in lines]
+    grams = torch.tensor(filled, dtype=torch.long).view(len(lines), size, processor.ngram_size)
+    return whole.EncoderNoRepeatNGram(grams, torch.tensor(real, dtype=torch.bool).view(len(lines), size), request.prompt)
+
+
+def _warper(own: Callable[[Any], Processor]) -> Form:
+    """mmspec's own form of a truncation in its usual settings, else transformers' class."""
+
+    def form(processor: Any, request: ProcessorContext) -> Processor:
+        usual = processor.filter_value == -float("inf") and processor.min_tokens_to_keep == 1
+        return own(processor) if usual else RowWise(processor)
+
+    return form
+
+
+def _row_wise(processor: Any, request: ProcessorContext) -> Processor:
+    return RowWise(processor)
+
+
+def _node_by_node(processor: Any, request: ProcessorContext) -> Processor:
+    return NodeByNode(processor, request.prompt)
+
+
+def _bias(processor: Any, request: ProcessorContext) -> Processor:
+    return whole.SequenceBias(whole.biases_of(processor.sequence_bias), request.prompt)
+
+
+def _begin(processor: Any, request: ProcessorContext) -> Processor:
+    first = processor.begin_index - request.length
+    return native.SuppressAt(_ids(processor.begin_suppress_tokens), first, first + 1)
+
+
+def _least(end: Callable[[Any], int]) -> Form:
+    return lambda processor, request: native.SuppressAt(_ids(processor.eos_token_id), 0, end(processor) - request.length)
+
+
+FORMS: dict[type, Form] = {
+    known.TemperatureLogitsWarper: lambda p, r: native.Temperature(p.temperature),
+    known.TopKLogitsWarper: _warper(lambda p: native.TopK(p.top_k)),
+    known.TopPLogitsWarper: _warper(lambda p: native.TopP(p.top_p)),
+    known.MinPLogitsWarper: _warper(lambda p: native.MinP(p.min_p)),
+    known.TopHLogitsWarper: _row_wise,
+    known.TypicalLogitsWarper: _row_wise,
+    known.EpsilonLogitsWarper: _row_wise,
+    known.EtaLogitsWarper: _row_wise,
+    known.BarkEosPrioritizerLogitsProcessor: _row_wise,
+    known.LogitNormalization: _row_wise,
+    known.InfNanRemoveLogitsProcessor: lambda p, r: whole.ReplaceInvalid(),
+    known.RepetitionPenaltyLogitsProcessor: _penalty,
+    known.NoRepeatNGramLogitsProcessor: lambda p, r: whole.NoRepeatNGram(p.ngram_size, r.prompt),
+    known.EncoderRepetitionPenaltyLogitsProcessor: lambda p, r: NodeColumns(p),
+    known.EncoderNoRepeatNGramLogitsProcessor: _encoder_ngrams,
+    known.SequenceBiasLogitsProcessor: _bias,
+    known.NoBadWordsLogitsProcessor: _bias,
+    known.SuppressTokensLogitsProcessor: lambda p, r: native.Suppress(_ids(p.suppress_tokens)),
+    known.SuppressTokensAtBeginLogitsProcessor: _begin,
+    known.MinLengthLogitsProcessor: _least(lambda p: p.min_length),
+    known.MinNewTokensLengthLogitsProcessor: _least(lambda p: p.min_new_tokens + p.prompt_length_to_skip),
+    known.ForcedBOSTokenLogitsProcessor: lambda p, r: native.ForceAt((p.bos_token_id,), 1 - r.length),
+    known.ForcedEOSTokenLogitsProcessor: lambda p, r: native.ForceAt(_ids(p.eos_token_id), p.max_length - r.length - 1),
+    known.ExponentialDecayLengthPenalty: lambda p, r: whole.LengthPenalty(
+        _ids(p.eos_token_id), p.regulation_start - r.length, p.regulation_factor
+    ),
+    known.PrefixConstrainedLogitsProcessor: PrefixAllowed,
+    known.WatermarkLogitsProcessor: _node_by_node,
+    known.AlternatingCodebooksLogitsProcessor: _node_by_node,
+    known.WhisperTimeStampLogitsProcessor: _node_by_node,
+}
+"""The exact class of a processor -> its form. Subclasses may do anything, and have none."""
+
+WITHOUT_DRAFTING: dict[type, str] = {
+    known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs the model on a prompt of its own and keeps that cache",
+    known.SynthIDTextWatermarkLogitsProcessor: "keeps the contexts it has seen",
+    known.WhisperNoSpeechDetection: "notes the first step's probabilities for the whole batch",
+    known.ClassifierFreeGuidanceLogitsProcessor: "reads two rows of scores for each sequence",
+    known.DiaClassifierFreeGuidanceLogitsProcessor: "reads two rows of scores for each sequence",
+    known.DiaEOSChannelFilterLogitsProcessor: "reads the channels of a sequence together",
+    known.DiaEOSDelayPatternLogitsProcessor: "keeps which sequences have ended",
+}
+
+
+def form_of(processor: Any, request: ProcessorContext) -> Processor | None:
+    """The form of `processor` that is exact at every node of a draft; None if it has none.
+
+    A processor of an unknown class has one if it has a true attribute `mmspec_stateless` or its class is among `request.stateless`:
+    its scores must then be a function of one row's padded ids [1, L] and scores [1, V], for any ids.
+    """
+    if type(processor) in FORMS:
+        return FORMS[type(processor)](processor, request)
+    return NodeByNode(processor, request.prompt) if vouched_for(processor, request.stateless) else None
+
+
+def vouched_for(thing: Any, stateless: tuple[type, ...]) -> bool:
+    """Has the caller said that a processor or criterion keeps no state and reads one row only?"""
+    return bool(getattr(thing, "mmspec_stateless", False)) or type(thing) in stateless
+
+
+def _ids(tensor: Any) -> tuple[int, ...]:
+    return tuple(int(i) for i in (tensor.flatten().tolist() if isinstance(tensor, Tensor) else tensor))

@@ -1,0 +1,230 @@
+"""The drop-in: `model.generate(**inputs, custom_generate=mmspec.text.speculate(drafter=...))`.
+
+A request goes one of two ways. Where every processor, criterion and input has a form that is exact at each node of a draft, mmspec
+decodes it. Everything else that `generate` takes is decoded by transformers' own loop, without drafting, and a warning says why; what
+has no meaning here is refused. `drop_in_arguments` lists which is which.
+"""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from mmspec.core.control import Control
+from mmspec.core.decode import generate
+from mmspec.core.noise import Noise
+from mmspec.core.processors.pipeline import MinP, Pipeline, Processor, Temperature, TopK, TopP
+from mmspec.core.records import Step
+from mmspec.core.rules.base import Accept
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.transform import Transformed
+from mmspec.core.stopping import DefaultStopping
+from mmspec.models import compat
+from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.model_checks import check_model
+from mmspec.models.proof.require import require, require_reach
+from mmspec.models.target import HFTarget
+from mmspec.run.options import Tree, control_of, drafter_of, reads_raw, rule_of
+from mmspec.text.drop_in.arguments import own_inputs, refuse
+from mmspec.text.drop_in.inputs import inputs_for, plain_reason
+from mmspec.text.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
+from mmspec.text.drop_in.stops import HostStops, end_values, ends_of, without_form
+from mmspec.text.generation import StreamerFeed
+from mmspec.text.settings.processors import end_ids
+
+
+def speculate(
+    drafter: Any = None,
+    accept: str | Accept = "exact",
+    draft_length: int | str | Control = "auto",
+    tree: Tree = None,
+    seed: int | Sequence[int] | None = None,
+    stateless: Sequence[type] = (),
+) -> Callable[..., Any]:
+    """A decoding function for transformers' `custom_generate`.
+
+    It honours every argument of `generate` and returns what `generate` would: prompt and new tokens, padded. What cannot be drafted for
+    (logits processors and stopping criteria that keep a state or are unknown, caches and embeddings of the caller's, PEFT's virtual
+    tokens) is decoded by transformers' own loop, with a warning; beam search, per-step scores and kin are refused. docs/drop-in.md
+    lists every argument.
+
+    Args:
+        drafter, accept, draft_length, tree: as `mmspec.text.generate` takes them. `accept="exact"` means greedy when `do_sample` is
+            off and coupled sampling when it is on.
+        seed: of sampled output. None draws one from torch's global generator, so that calls differ and `torch.manual_seed` repeats
+            them; an int gives row r the seed `seed + r`; a sequence gives one seed a row.
+        stateless: classes of your own logits processors and stopping criteria that keep no state and read one row only: a function
+            of padded ids [1, L] and scores [1, V], for any ids. They are drafted for. An attribute `mmspec_stateless = True` on the
+            class says the same.
+
+    Returns:
+        A callable for `custom_generate`. It raises ValueError, in one line, for what it refuses.
+    """
+    return _Speculation(drafter, accept, draft_length, tree, seed, tuple(stateless))
+
+
+@dataclass(frozen=True)
+class _Speculation:
+    drafter: Any
+    accept: str | Accept
+    draft_length: int | str | Control
+    tree: Tree
+    seed: int | Sequence[int] | None
+    stateless: tuple[type, ...] = field(default=())
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What `generate` reads to learn which keywords go to this function; it drops the tokenizer unless it is given back then."""
+        compat.keep_tokenizer()
+        return inspect.signature(type(self).__call__)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any = None,
+        tokenizer: Any = None,
+        assistant_tokenizer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        check_model(model)
+        call = compat.generate_call()
+        refuse(generation_config, call)
+        if assistant_tokenizer is not None:
+            raise ValueError("assistant_tokenizer is set: leave it out and pass speculate(drafter=mmspec.text.aligned_drafter(...))")
+        streamer = streamer if streamer is not None or call is None else call.streamer
+        work = _Work(self, model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+        given = own_inputs(generation_config, call, model_kwargs)
+        reason = work.unformed() or plain_reason(model, work.family, input_ids, generation_config, given, model_kwargs, streamer)
+        if reason is None:
+            return work.drafted(inputs_for(model, input_ids, given, model_kwargs))
+        if self.drafter is not None:
+            warnings.warn(f"speculate decodes this request as transformers does, without drafting: {reason}", stacklevel=5)  # the caller's
+        return work.plain(model_kwargs)
+
+
+class _Work:
+    """One request."""
+
+    def __init__(self, asked: _Speculation, model: Any, ids: Tensor, processors: Any, criteria: Any, config: Any, streamer: Any):
+        self.asked, self.model, self.ids, self.config, self.streamer = asked, model, ids, config, streamer
+        self.processors, self.criteria = processors, criteria
+        self.family = family_of(model)
+        self.rule = rule_of(asked.accept, 1.0 if config.do_sample else 0.0)
+        self.request = ProcessorContext(ids, end_values(criteria), asked.stateless)
+        self.forms = [form_of(one, self.request) for one in processors]
+
+    def unformed(self) -> str | None:
+        """The processors and criteria that cannot be drafted for, in words; None if there are none."""
+        found = [one for one, form in zip(self.processors, self.forms, strict=True) if form is None]
+        found += without_form(self.criteria, self.asked.stateless)
+        names = ", ".join(dict.fromkeys(getattr(one, "__name__", type(one).__name__) for one in found))
+        return f"{names} may keep a state or read the whole batch (if not, say so: mmspec_stateless = True)" if found else None
+
+    def drafted(self, inputs: Mapping[str, Any]) -> Any:
+        """Decode by mmspec."""
+        steps: list[Processor] = [form for form in self.forms if form is not None]
+        if not self.config.do_sample and not reads_raw(self.rule):
+            steps.append(Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
+        rule, steps = _warped(self.rule, steps)
+        ids = self.ids.to(self.model.device)
+        checks = [form.check for form in steps if isinstance(form, PrefixAllowed)]
+        ends = ends_of(self.criteria, self.ids, self.asked.stateless, checks)
+        proof = require(self.model, self.family, trees=self.asked.tree is not None)
+        require_reach(proof, ids.shape[1] + ends.most)
+        target = HFTarget(self.model, self.family, Pipeline(tuple(steps)), limit=positions_of(self.model), trees=proof.trees)
+        proposer = drafter_of(self.asked.drafter, target, rule, self.asked.tree)
+        with TokenStream(self.streamer) as stream:
+            out = generate(
+                target,
+                proposer,
+                rule,
+                inputs,
+                stopping=DefaultStopping(len(ids), ends.most, ends.values, ends.stops, ids.device),
+                noise=self.noise(ids.device),
+                control=control_of(self.asked.draft_length, proposer),
+                pad=self.pad(ends),
+                on_step=stream,
+            )
+        new = out.sequences if ends.together is None else out.sequences[:, : ends.together.length]
+        return self.returned(torch.cat([self.ids, new.to(self.ids.device)], 1))
+
+    def plain(self, model_kwargs: Mapping[str, Any]) -> Any:
+        """Decode by transformers' own loop; sampled tokens are drawn with the noise that mmspec draws them with."""
+        processors, config = LogitsProcessorList(self.processors), self.config
+        if config.do_sample and not isinstance(self.rule, Greedy):
+            processors.append(_Drawn(self.noise(self.ids.device), self.ids.shape[1]))
+        config = copy.copy(config)
+        config.do_sample = False
+        return compat.plain_sample(
+            self.model,
+            self.ids,
+            logits_processor=processors,
+            stopping_criteria=self.criteria,
+            generation_config=config,
+            streamer=self.streamer,
+            **model_kwargs,
+        )
+
+    def noise(self, device: torch.device) -> Noise:
+        """The request's random numbers. Greedy requests leave torch's generator alone."""
+        seed = self.asked.seed
+        if seed is None:
+            seed = int(torch.randint(2**62, ())) if self.config.do_sample else 0
+        return Noise.from_seed(seed, len(self.ids), device)
+
+    def pad(self, ends: HostStops) -> int:
+        pad = self.config.pad_token_id
+        return int(pad) if pad is not None else [*end_ids(self.config), *ends.values, 0][0]
+
+    def returned(self, sequences: Tensor) -> Any:
+        if not self.config.return_dict_in_generate:
+            return sequences
+        kind = GenerateEncoderDecoderOutput if self.model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
+        return kind(sequences=sequences)  # pyright: ignore[reportArgumentType]
+
+
+class TokenStream(StreamerFeed):
+    """Feeds a streamer one token at a time, as transformers does."""
+
+    def __call__(self, step: Step) -> None:
+        if self.streamer is not None:
+            for value in step.committed.values[0]:
+                self.streamer.put(torch.tensor([value]))
+
+
+class _Drawn(LogitsProcessor):
+    """Adds the Gumbel noise of each row and output position, so that the best score is mmspec's own draw."""
+
+    def __init__(self, noise: Noise, prompt: int):
+        self.noise, self.prompt = noise, prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        position = torch.full((len(scores), 1), input_ids.shape[1] - self.prompt, device=scores.device)
+        return scores + self.noise.value(position)[:, 0].gumbel(scores.shape[-1])
+
+
+_WARPS = (Temperature, TopK, TopP, MinP)
+
+
+def _warped(rule: Accept, steps: list[Processor]) -> tuple[Accept, list[Processor]]:
+    """A transform applies temperature and truncation itself, behind its own work: they are taken out of the target's `steps`."""
+    if not isinstance(rule, Transformed):
+        return rule, steps
+    first = next((place for place, step in enumerate(steps) if isinstance(step, _WARPS)), len(steps))
+    for step in steps[first:]:
+        if not isinstance(step, _WARPS):
+            name = type(getattr(step, "processor", step)).__name__
+            raise ValueError(f"{type(rule.transform).__name__} cannot be combined with {name}, which acts behind temperature: leave it out")
+    return rule.warped_by(Pipeline(tuple(steps[first:]))), steps[:first]

@@ -1,0 +1,174 @@
+"""Video clips from files: opened by PyAV, sampled as a model's video processor asks, as RGB frames turned upright.
+
+Only MP4, MOV, Matroska, WebM and AVI containers on this machine are opened, so that a playlist under another name reads no further files.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CLIP_SUFFIXES = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi")
+"""Endings of files that are read as clips."""
+_SAFE = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"}
+_MOST = 1_000_000_000  # pixels of all sampled frames of a clip, 3 bytes each: 482 frames of 1920 x 1080
+
+
+@dataclass(frozen=True)
+class FrameSampling:
+    """Which frames are taken of a clip: `fps` a second, or `frames` in all, evenly spaced; neither: as the video processor says."""
+
+    fps: float | None = None
+    frames: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fps is not None and self.frames is not None:
+            raise ValueError("--fps and --frames were both given: give one of them")
+        for name, value in (("--fps", self.fps), ("--frames", self.frames)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value}: give a number above 0")
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A clip that can be opened: its first video stream has `frames` frames by the file's own account, `fps` of them a second."""
+
+    path: Path
+    name: str
+    frames: int
+    fps: float | None
+    height: int
+    width: int
+    sampling: FrameSampling = FrameSampling()
+
+    def indices(self, video_processor: Any) -> list[int]:
+        """The numbers of the frames that are taken, ascending, from 0.
+
+        Raises:
+            ValueError: the video processor cannot sample a clip of this length.
+        """
+        from mmspec.models.compat import sampled_frames
+
+        asked = self.sampling
+        count = asked.frames
+        if asked.fps is not None:
+            if self.fps is None:
+                raise ValueError(f"clip {self.name} does not say its frames per second: give --frames N in place of --fps")
+            count = max(1, int(self.frames / self.fps * asked.fps))
+        if count is not None:
+            count = min(count, self.frames)
+            return [place * self.frames // count for place in range(count)]
+        try:
+            return sampled_frames(video_processor, self.metadata())
+        except (ValueError, RuntimeError, ZeroDivisionError, TypeError) as error:
+            raise ValueError(
+                f"clip {self.name} has {self.frames} frames, which the model's processor cannot sample ({_why(error)}): give --frames N"
+            ) from None
+
+    def metadata(self, indices: list[int] | None = None) -> Any:
+        """What transformers' processors are told of the clip. `indices` are the frames that were taken."""
+        from transformers.video_utils import VideoMetadata
+
+        duration = self.frames / self.fps if self.fps else None
+        size = {"height": self.height, "width": self.width}
+        return VideoMetadata(self.frames, fps=self.fps, duration=duration, video_backend="pyav", frames_indices=indices, **size)
+
+    def read(self, video_processor: Any) -> tuple[np.ndarray, Any]:
+        """The sampled frames [F, H, W, 3], uint8 RGB, and the clip's metadata.
+
+        Raises:
+            ValueError: the clip is broken, has no frame that can be decoded, or its sampled frames are too many pixels.
+        """
+        indices = self.indices(video_processor)
+        pixels = len(indices) * self.height * self.width
+        if pixels > _MOST:
+            size = f"{len(indices)} frames of {self.width} x {self.height} pixels"
+            raise ValueError(f"clip {self.name} gives {size}, and at most {_MOST:,} pixels are read: give --frames N or --fps N")
+        found, decoded = self._decode(set(indices))
+        if decoded == 0:
+            raise ValueError(f"clip {self.name} has no frame that can be decoded: save it anew, or leave it out")
+        if len(found) < len(set(indices)):  # the file says more frames than it holds
+            return replace(self, frames=decoded).read(video_processor)
+        frames = np.stack([found[index] for index in indices])
+        return frames, replace(self, height=frames.shape[1], width=frames.shape[2]).metadata(indices)  # turning swaps them
+
+    def _decode(self, wanted: set[int]) -> tuple[dict[int, np.ndarray], int]:
+        """(the wanted frames by number, how many were decoded), up to the last wanted one."""
+        found, count, last = {}, 0, max(wanted)
+        with _opened(self.path, self.name) as container:
+            container.streams.video[0].thread_type = "AUTO"
+            for index, frame in enumerate(container.decode(video=0)):
+                count = index + 1
+                if index in wanted:
+                    found[index] = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+                if index >= last:
+                    break
+        return found, count
+
+
+def is_clip(name: str | Path) -> bool:
+    """Whether a file's ending is a clip's."""
+    return Path(name).suffix.lower() in CLIP_SUFFIXES
+
+
+def read_clip(path: str | Path, called: str | None = None, sampling: FrameSampling | None = None) -> Clip:
+    """A clip, opened and measured; its frames are decoded by `Clip.read`.
+
+    Args:
+        path: a file that ends in one of `CLIP_SUFFIXES`.
+        called: its name in errors; the path by default.
+        sampling: which frames are taken; by default as the model's video processor says.
+
+    Raises:
+        ValueError: PyAV is not installed; the file does not exist, is no clip, is broken, or holds no video frames.
+    """
+    path, name = Path(path), str(called or path)
+    if not path.exists():
+        raise ValueError(f"clip {name} does not exist: give a file that ends in {', '.join(CLIP_SUFFIXES)}")
+    if not path.is_file():
+        raise ValueError(f"clip {name} is no file: give one clip, or a folder with --out answers.jsonl")
+    with _opened(path, name) as container:
+        if not container.streams.video:
+            raise ValueError(f"clip {name} holds no video: give one that does, or leave it out")
+        stream = container.streams.video[0]
+        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)  # Matroska and WebM do not say
+        rate = stream.average_rate or stream.drafted_rate
+        found = Clip(path, name, frames, float(rate) if rate else None, stream.height, stream.width, sampling or FrameSampling())
+    if not (found.frames and found.height and found.width):
+        raise ValueError(f"clip {name} holds no frames: give one that does, or leave it out")
+    return found
+
+
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[Any]:
+    """The clip's container. Whatever goes wrong inside is a ValueError of one line that names the clip."""
+    try:
+        import av
+    except ImportError:
+        raise ValueError("clips are decoded by PyAV, which is not installed: pip install 'mmspec[video]'") from None
+    try:
+        with av.open(f"file:{path}", container_options=_SAFE) as container:
+            yield container
+    except PermissionError:
+        raise ValueError(f"clip {name} may not be read: give one that can, or change its permissions") from None
+    except ValueError as error:
+        if not isinstance(error, av.FFmpegError):
+            raise
+        raise _broken(name, path, error) from None
+    except Exception as error:  # decoders raise various errors for broken bytes
+        raise _broken(name, path, error) from None
+
+
+def _broken(name: str, path: Path, error: Exception) -> ValueError:
+    if path.is_file() and path.stat().st_size == 0:
+        return ValueError(f"clip {name} is an empty file: save it anew, or leave it out")
+    return ValueError(f"clip {name} cannot be decoded ({_why(error)}): give an MP4, MOV, MKV, WebM or AVI file that plays, or leave it out")
+
+
+def _why(error: Exception) -> str:
+    """The first line of an error, without the number and the path that FFmpeg's have."""
+    line = (str(getattr(error, "strerror", None) or error).splitlines() or [""])[0]
+    return line or type(error).__name__

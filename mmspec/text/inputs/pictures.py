@@ -1,0 +1,137 @@
+"""Pictures from files: read safely, turned upright, as RGB on white; and the pictures of a folder, in order.
+
+Only raster formats are opened, and only files of them that unpack to no more pixels than Pillow trusts, so that a small file cannot fill
+the memory and none is handed to another program.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmspec.text.inputs.clips import CLIP_SUFFIXES, is_clip
+from mmspec.utils.quiet import ignoring
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+"""What files of pictures are called: others in a folder are passed over."""
+_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+_MOST = 89_478_485  # pixels: Pillow's own limit, where nobody has set another
+
+
+def is_picture(name: str | Path) -> bool:
+    """Whether a file is called as pictures are."""
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def pictures_in(folder: str | Path) -> list[str]:
+    """The pictures in a folder and those within it, by their paths from there, sorted. ValueError where there is none."""
+    found = _files_in(folder, is_picture)
+    if not found:
+        raise ValueError(f"folder {folder} holds no picture: give one with files that end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def pictures_and_clips_in(folder: str | Path) -> list[str]:
+    """The pictures and clips in a folder and those within it, as `pictures_in` gives pictures. ValueError where there is none."""
+    found = _files_in(folder, lambda name: is_picture(name) or is_clip(name))
+    if not found:
+        raise ValueError(
+            f"folder {folder} holds no picture and no clip: give one with files that end in {', '.join(SUFFIXES + CLIP_SUFFIXES)}"
+        )
+    return found
+
+
+def _files_in(folder: str | Path, takes: Callable[[str], bool]) -> list[str]:
+    """Files whose names `takes` is true of, by their paths from `folder`, sorted; hidden ones are passed over."""
+    root, found = Path(folder), []
+    for here, folders, names in os.walk(root):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        found += [Path(here, name).relative_to(root).as_posix() for name in names if takes(name) and not name.startswith(".")]
+    return sorted(found)
+
+
+def read_picture(path: str | Path, called: str | None = None) -> Any:
+    """A picture as RGB: its first frame, turned as its EXIF data says, see-through parts white, 16 bits as 8.
+
+    `called` names it in errors, its path does otherwise. ValueError, in one line, for a file that is not there, is no picture, is broken,
+    or unpacks to too many pixels.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    path, name, most = Path(path), called or path, Image.MAX_IMAGE_PIXELS or _MOST
+    if not path.exists():
+        raise ValueError(f"picture {name} does not exist: give a file that ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise ValueError(f"picture {name} is no file: give one picture, or a folder with --out answers.jsonl")
+    try:
+        formats = [each for each in _FORMATS if each in Image.OPEN]
+        with ignoring(), Image.open(path, formats=formats) as picture:  # what is too large is told below, and odd tags harm nobody
+            if picture.width * picture.height > most:
+                raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
+            picture.load()
+            return _rgb(picture)
+    except Image.DecompressionBombError as error:
+        size = str(error) if str(error).endswith(" pixels") else f"over {2 * most:,} pixels"
+        raise ValueError(f"picture {name} has {size}, and at most {most:,} are unpacked: make it smaller first") from None
+    except UnidentifiedImageError:
+        known = "an empty file" if path.stat().st_size == 0 else "no picture that can be read"
+        raise ValueError(f"picture {name} is {known}: give a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file") from None
+    except PermissionError:
+        raise ValueError(f"picture {name} may not be read: give one that can, or change its permissions") from None
+    except Exception as error:  # decoders raise whatever broken bytes make of them
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"picture {name} is broken ({why}): save it anew, or leave it out") from None
+
+
+def _rgb(picture: Any) -> Any:
+    from PIL import Image, ImageOps
+
+    upright = ImageOps.exif_transpose(picture)
+    if upright.mode.startswith(("I", "F")):
+        upright = Image.fromarray(_eight_bits(np.asarray(upright), upright.mode))
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    seen = upright.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+
+
+def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
+    """Grey levels [H, W] of any depth as bytes: of 16 bits by their range, of more, or of fractions, by their own."""
+    levels = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(levels.min()), float(levels.max())
+    whole = (1.0, 255.0) if mode.startswith("F") else (65535.0,)
+    fits = next((top for top in whole if low >= 0 and high <= top), None)
+    low, high = (0.0, fits) if fits is not None else (low, high)
+    return (255 * (levels - low) / max(high - low, 1e-12)).round().astype(np.uint8)
+
+
+def marked(prompt: str, count: int, mark: str, unit: str = "picture") -> list[str]:
+    """`prompt` cut at its marks, one piece more than pictures; without marks the pictures stand in front.
+
+    ValueError where it has marks, but not one for each of `count` pictures (or whatever the `unit` is).
+    """
+    pieces = prompt.split(mark)
+    if len(pieces) == 1:
+        return [""] * count + pieces
+    if len(pieces) - 1 != count:
+        told = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} {unit}{'s' if count != 1 else ''}"
+        raise ValueError(f"the prompt has {told}: give one for each {unit}, or none to have the {unit}s in front")
+    return pieces
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """(pictures, clips or folders, prompt) on a command line: the last argument is the prompt unless it is, or is called as, a file."""
+    last = arguments[-1] if arguments else ""
+    if len(arguments) < 2 or is_picture(last) or is_clip(last) or Path(last).suffix == ".jsonl" or _exists(last):
+        return list(arguments), None
+    return list(arguments[:-1]), arguments[-1]
+
+
+def _exists(name: str) -> bool:
+    try:
+        return bool(name.strip()) and Path(name).exists()
+    except OSError:  # too long for a name
+        return False

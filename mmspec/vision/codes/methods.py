@@ -1,0 +1,149 @@
+"""The published ways to write a picture faster, by name: each an initialiser, a coupler, an accept rule and a layout.
+
+| name | draft tokens | rule | exactness |
+|---|---|---|---|
+| plain | none | plain sampling | token-exact |
+| jacobi | a window drawn by the target's own noise | coupled | token-exact |
+| sjd | a window drawn afresh every round (Teng et al. 2025, arXiv 2410.01699) | token | distribution-exact |
+| scd, scd-gumbel | a window that keeps what it can: maximal coupling, shared Gumbel numbers (2510.24211) | token | distribution-exact |
+| sjd-pac | a coupled window that begins as a tree (2603.18599) | siblings without replacement | distribution-exact |
+| block | a window drawn afresh | block (2403.10444) | distribution-exact |
+| gsd | a window drawn afresh | groups of alike codes (2508.07747) | lossy |
+| eagle | a tree by a trained net (2401.15077) | siblings without replacement | distribution-exact |
+| lantern | the likeliest tree of a trained net (EAGLE-2) | neighbours' mass (2410.03355) | lossy |
+| lantern++ | a static tree by a trained net | neighbours' mass, by a factor (2502.06352) | lossy |
+| cool-sd | a static tree by a trained net | annealed relaxation (2601.09212) | lossy |
+| zipar, zipar-adaptive | none: rows are written side by side (2412.04062) | plain sampling | lossy |
+| pjd | a window in every row (2606.05703) | token, row by row | lossy, not metered |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mmspec.core.decode import Drafter
+from mmspec.core.rules.base import Accept
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.coupled import Coupled
+from mmspec.core.rules.lossy.cool_sd import cool_tree
+from mmspec.core.rules.lossy.grouped import Grouped
+from mmspec.core.rules.lossy.lantern import Neighbours, lantern_plus_tree, lantern_tree
+from mmspec.core.rules.siblings import Walk, without_replacement
+from mmspec.core.rules.token import Token
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.guided_pair import GuidedPair
+from mmspec.drafters.jacobi import couplers, initialisers
+from mmspec.drafters.jacobi.couplers import Coupler, check_pairing
+from mmspec.drafters.jacobi.initialisers import Initialiser
+from mmspec.drafters.jacobi.proactive import Proactive
+from mmspec.drafters.jacobi.windows import Window
+from mmspec.drafters.none import NoDraft
+from mmspec.drafters.shapes import Shape
+from mmspec.drafters.shapes import without_replacement as drawn_siblings
+from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.vision.codes.pjd import PJD
+from mmspec.vision.codes.zipar import ZipAR
+from mmspec.vision.families.base import ImageModel
+
+Rule = Accept | Callable[[ImageModel], Accept]
+"""A rule, or how to make one that reads the model's codebook."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """How pictures are written. Exactly one of these says what is drafted; none of them: nothing is.
+
+    `couple`: a window over the target's last distributions, its far end drafted by `init`; with `siblings` it begins as a tree of that
+        width.
+    `shape`: a tree or chain by a trained net. `rows`: rows side by side; `accept` does not apply.
+    """
+
+    accept: Rule = field(default_factory=Coupled)
+    couple: Coupler | None = None
+    init: Initialiser = initialisers.uniform
+    siblings: int = 1
+    shape: Shape | None = None
+    rows: ZipAR | PJD | None = None
+
+    def __post_init__(self):
+        if sum(part is not None for part in (self.couple, self.shape, self.rows)) > 1:
+            raise ValueError("a method draft tokens in one way: give couple, shape or rows")
+
+    def rule(self, model: ImageModel) -> Accept:
+        """The accept rule for `model`."""
+        return self.accept if hasattr(self.accept, "exactness") else self.accept(model)  # pyright: ignore
+
+    def drafter(self, model: ImageModel, rule: Accept, window: int, net: Any) -> Drafter:
+        """What draft tokens for `model`, `window` tokens a forward. ValueError where `rule` cannot judge it or no trained `net` is
+        there."""
+        if self.shape is not None:
+            if net is None:
+                raise ValueError("this method drafts with a trained net: pass drafter=..., or choose a method that needs none such as scd")
+            return GuidedDrafter(GuidedPair(net), self.shape)
+        if self.couple is None:
+            return NoDraft()
+        check_pairing(self.couple, rule)
+        if self.siblings > 1:
+            return _proactive(model, self, window)
+        return Window(model.raster, self.couple, self.init, window)
+
+
+def _proactive(model: ImageModel, method: Method, window: int) -> Proactive:
+    """The widest tree that leaves half of the window to the chain."""
+    fits = [(w, d) for w in range(method.siblings, 0, -1) for d in (3, 2) if 2 * sum(w**level for level in range(d)) <= window]
+    width, depth = fits[0] if fits else (1, 2)
+    couple = couplers.maximal if method.couple is None else method.couple
+    return Proactive(raster=model.raster, couple=couple, init=method.init, window=window, width=width, depth=depth)
+
+
+def neighbours(model: ImageModel, k: int = 100) -> Neighbours:
+    """The nearest codes of every code of `model`. ValueError where it has no codebook."""
+    if model.codebook is None:
+        name = type(model.model).__name__
+        raise ValueError(f"{name} states no codebook, which this rule reads: give the adapter codebook=..., or choose cool-sd or scd")
+    return Neighbours.of(model.codebook, min(k, len(model.codebook) - 1)).to(model.model.device)
+
+
+def _grouped(model: ImageModel) -> Accept:
+    return Grouped(None if model.codebook is None else model.codebook.to(model.model.device))
+
+
+def _lantern(model: ImageModel) -> Walk:
+    table = neighbours(model)
+    return lantern_tree(table, k=table.k)
+
+
+def _lantern_plus(model: ImageModel) -> Walk:
+    table = neighbours(model, 10)
+    return lantern_plus_tree(table, k=table.k)
+
+
+_TREE = StaticTree(Template.branching((4, 2, 1, 1)), drawn_siblings)
+
+METHODS: dict[str, Method] = {
+    "plain": Method(),
+    "jacobi": Method(couple=couplers.target_noise),
+    "sjd": Method(couple=couplers.fresh, accept=Token()),
+    "scd": Method(couple=couplers.maximal, accept=Token()),
+    "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),
+    "sjd-pac": Method(couple=couplers.maximal, siblings=4, accept=without_replacement()),
+    "block": Method(couple=couplers.fresh, accept=Block()),
+    "gsd": Method(couple=couplers.fresh, accept=_grouped),
+    "eagle": Method(shape=_TREE, accept=without_replacement()),
+    "lantern": Method(shape=ExpandRerank(), accept=_lantern),
+    "lantern++": Method(shape=_TREE, accept=_lantern_plus),
+    "cool-sd": Method(shape=_TREE, accept=cool_tree()),
+    "zipar": Method(rows=ZipAR()),
+    "zipar-adaptive": Method(rows=ZipAR(adaptive=True)),
+    "pjd": Method(rows=PJD()),
+}
+
+
+def method_of(method: str | Method, **changes: Any) -> Method:
+    """The method a name stands for, with `changes` (None: no change). ValueError lists the names there are."""
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"unknown method {method!r}; valid: {', '.join(METHODS)}")
+        method = METHODS[method]
+    return replace(method, **{name: change for name, change in changes.items() if change is not None})

@@ -1,0 +1,130 @@
+"""Parallel Jacobi decoding (PJD, Liao et al. 2026, arXiv 2606.05703): a window of draft tokens in every row under way.
+
+Rows start as in ZipAR, once the row above is covered far enough. What is left out of their contexts changes from round to round, so a
+draft token that fails in a row whose context is incomplete is not replaced for good: it and those behind it wait, as draft tokens drawn
+    afresh.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Noise
+from mmspec.core.processors.raster import Raster
+from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rules.base import LOSSY
+from mmspec.core.rules.token import Token
+from mmspec.drafters.jacobi.couplers import Coupler, fresh
+from mmspec.drafters.jacobi.initialisers import Board, Initialiser, up
+from mmspec.drafters.jacobi.windows import Window, WindowSession
+from mmspec.vision.codes.row_streams import RasterRows, TurnNoise, deferred
+from mmspec.vision.codes.row_target import RowSession
+from mmspec.vision.codes.rows import RowMethod
+
+
+@dataclass(frozen=True)
+class PJD:
+    """Every row under way commits at most `window` tokens a forward, and never catches up with the row above.
+
+    A row starts when the share `coverage` of the row above is committed. At most `rows` rows are under way at once: None for twice as
+    many as there are when all advance alike. Draft tokens are redrawn by `couple`, and are first what `init` says. Given everything before
+    it a token follows no distribution that is at hand, so there is no meter.
+    """
+
+    window: int = 16
+    coverage: float = 0.25
+    couple: Coupler = fresh  # pyright: ignore[reportAssignmentType]
+    init: Initialiser = up
+    rows: int | None = None
+    meter = False
+
+    def __post_init__(self):
+        if self.window < 2:
+            raise ValueError(f"window is {self.window}: give at least 2 tokens, the last committed one and a draft token")
+        if not 0 < self.coverage <= 1:
+            raise ValueError(f"coverage is {self.coverage}: the share of the row above must be above 0 and at most 1")
+        if self.rows is not None and self.rows < 2:
+            raise ValueError(f"rows is {self.rows}: at least 2 must be under way, or nothing is decoded side by side")
+        if self.init.distributions:
+            raise ValueError(
+                f"initialiser {self.init.name!r} copies distributions, which rows decoded side by side do not share: use a copying one"
+            )
+
+    def way(self, lines: RasterRows) -> RowMethod:
+        start = math.ceil(self.coverage * lines.raster.width)
+        rows = self.rows or 2 * math.ceil(lines.raster.width / start)
+        drafter = RowWindow(lines.raster, self.couple, self.init, self.window)
+        return RowMethod(start, min(rows, lines.raster.height), drafter, Deferring(), self.window)
+
+
+@dataclass(frozen=True)
+class Deferring:
+    """The token rule where nothing is missing above; elsewhere a draft token that fails is not replaced, but left for a later round."""
+
+    exactness = LOSSY
+    coupled, uses_q, trees = False, True, False
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        verdict = Token()(draft, scored, turned(noise, draft))
+        return deferred(verdict, (verdict.judged > verdict.accepted) & ~draft.aux.complete)
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        """Of a draft token that is committed where something is missing: norm(min(p, q)). Otherwise it is p."""
+        return Categorical.of(torch.minimum(p.probs(), q.probs()))
+
+
+@dataclass(frozen=True)
+class RowWindow:
+    """A window in every lane, over one board a picture."""
+
+    raster: Raster
+    couple: Coupler
+    init: Initialiser
+    window: int
+
+    def begin(self, prompt: Any, session: Any) -> "RowWindowSession":
+        return RowWindowSession(self, session)
+
+
+class RowWindowSession:
+    """A window session whose rows are lanes: it is told where a lane begins another line, and what was only put off."""
+
+    def __init__(self, plan: RowWindow, session: RowSession):
+        self.inner = RowWindows(Window(plan.raster, plan.couple, plan.init, plan.window), session.pictures)
+        self.expected: Tensor | None = None
+
+    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        seen = self.inner.seen
+        if seen is not None:  # what was seen in one line says nothing of another
+            self.inner.seen = replace(seen, left=torch.where(pending.start == self.expected, seen.left[:, 0], 0)[:, None])
+        return self.inner.propose(pending, budget, turned(noise, pending))
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        # The distribution of a value that was put off is not used up, so distributions are counted by what was committed; lanes that ran
+        # nothing saw none.
+        self.expected = torch.where(draft.valid[:, 0], draft.start + verdict.count, -1)
+        self.inner.observe(draft, scored, replace(verdict, accepted=verdict.count - 1), committed)
+
+
+class RowWindows(WindowSession):
+    """What is committed in one lane is known in all lanes of its picture."""
+
+    def __init__(self, plan: Window, pictures: int):
+        super().__init__(plan)
+        self.pictures = pictures
+
+    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        super().observe(draft, scored, verdict, committed)
+        board = self._board(draft)
+        assert isinstance(board, Board)  # the window has a raster
+        lanes = board.values.unflatten(0, (self.pictures, -1))  # a position is committed in one lane, and 0 in the others
+        board.values = lanes.amax(1, keepdim=True).expand_as(lanes).flatten(0, 1).clone()
+
+
+def turned(noise: Noise, draft: Draft) -> TurnNoise:
+    """`noise` for the round of `draft` alone."""
+    return TurnNoise(noise.seeds, noise.coupled, draft.aux.turn << 32)

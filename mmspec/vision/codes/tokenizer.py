@@ -1,0 +1,237 @@
+"""Picture tokenizers: pictures to a grid of codes and back, over diffusers' `VQModel`, and what training one needs.
+
+A model whose `in_channels` are 4 or 16 times the colours takes pictures folded into blocks of 2x2 or 4x4 (pixel unshuffle, and back
+after the decoder): the networks then run at a half or a quarter of the size, several times faster for the same codes.
+Vector quantisation: van den Oord et al. 2017, arXiv 1711.00937. Start by k-means, restarts of dead codes: Lancucki et al. 2020, 2005.08520.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import VQModel
+from PIL import Image
+from torch import Tensor, nn
+
+from mmspec.utils.fp16 import float_weights, save_half
+from mmspec.vision.families.base import as_pictures
+
+
+def make_tokenizer(*, size: int, colours: int, patch: int, channels: Sequence[int], codes: int, dim: int) -> VQModel:
+    """An untrained tokenizer for `size` x `size` pictures: codes on a grid of size / (patch * 2^(len(channels) - 1))."""
+    if colours not in (1, 3) or patch not in (1, 2, 4):
+        raise ValueError(f"{colours} colours in patches of {patch}: a picture has 1 colour or 3, a patch a side of 1, 2 or 4")
+    if size % (patch * 2 ** (len(channels) - 1)):
+        raise ValueError(f"size {size} is not a multiple of {patch * 2 ** (len(channels) - 1)}, which patch {patch} and {channels} need")
+    return VQModel(
+        in_channels=colours * patch**2,
+        out_channels=colours * patch**2,
+        down_block_types=("DownEncoderBlock2D",) * len(channels),
+        up_block_types=("UpDecoderBlock2D",) * len(channels),
+        block_out_channels=tuple(channels),
+        latent_channels=dim,
+        sample_size=size // patch,
+        num_vq_embeddings=codes,
+        norm_num_groups=8,
+        vq_embed_dim=dim,
+        mid_block_add_attention=False,
+    )
+
+
+def colours(model: VQModel) -> int:
+    return 3 if model.config["in_channels"] % 3 == 0 else 1
+
+
+def patch(model: VQModel) -> int:
+    return round((model.config["in_channels"] / colours(model)) ** 0.5)
+
+
+def codebook(model: VQModel) -> Tensor:
+    """The codes' vectors, [K, D]."""
+    return model.quantize.embedding.weight
+
+
+def as_tensor(pictures: Tensor | np.ndarray | Sequence[Image.Image]) -> Tensor:
+    """Pictures as float32 [B, C, H, W] in [-1, 1], from bytes [B, H, W] or [B, H, W, 3] or a list of PIL pictures of one size."""
+    if not isinstance(pictures, Tensor | np.ndarray):
+        pictures = np.stack([np.asarray(picture) for picture in pictures])
+    found = torch.as_tensor(np.array(pictures) if isinstance(pictures, np.ndarray) else pictures)
+    if found.dtype != torch.uint8 or not (found.dim() == 3 or (found.dim() == 4 and found.shape[3] == 3)):
+        raise ValueError(f"pictures are {found.dtype} {tuple(found.shape)}: give uint8 [B, H, W] or [B, H, W, 3], or PIL pictures")
+    found = found[:, None] if found.dim() == 3 else found.permute(0, 3, 1, 2)
+    return found.float() / 127.5 - 1
+
+
+def latents(model: VQModel, pixels: Tensor) -> Tensor:
+    """What the encoder says, before quantising: [B, D, h, w] float32."""
+    side = model.config["sample_size"] * patch(model)
+    if tuple(pixels.shape[1:]) != (colours(model), side, side):
+        raise ValueError(f"pictures are {tuple(pixels.shape[1:])}: this tokenizer takes ({colours(model)}, {side}, {side}); resize them")
+    return model.encode(F.pixel_unshuffle(pixels, patch(model))).latents.float()
+
+
+def draw(model: VQModel, quantised: Tensor) -> Tensor:
+    """The picture that code vectors [B, D, h, w] stand for: [B, C, H, W], about [-1, 1]."""
+    return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True, return_dict=False)[0].float(), patch(model))
+
+
+def nearest(model: VQModel, found: Tensor) -> Tensor:
+    """Codes [B, h, w] of latents [B, D, h, w]: those of the nearest vectors."""
+    flat = found.permute(0, 2, 3, 1)
+    return torch.cdist(flat.flatten(0, 2), codebook(model)).argmin(-1).view(flat.shape[:3])
+
+
+@torch.no_grad()
+def encode(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
+    """Codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
+    pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
+    return torch.cat([nearest(model, latents(model, some.to(model.device))) for some in pixels.split(batch)])
+
+
+@torch.no_grad()
+def decode_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
+    """Pictures [B, C, H, W] in [-1, 1] of codes [B, h, w]. ValueError when a code is not in the codebook."""
+    count = len(codebook(model))
+    if codes.dim() != 3 or not len(codes):
+        raise ValueError(f"codes are {tuple(codes.shape)}: give [B, h, w] with B >= 1, in raster order")
+    if not 0 <= int(codes.min()) <= int(codes.max()) < count:
+        raise ValueError(f"codes reach from {int(codes.min())} to {int(codes.max())}: the codebook has 0 to {count - 1}")
+    vectors = codebook(model)[codes.long().to(model.device)].permute(0, 3, 1, 2)
+    return torch.cat([draw(model, some) for some in vectors.split(batch)]).clamp(-1, 1)
+
+
+def decode(model: VQModel, codes: Tensor) -> list[Image.Image]:
+    """PIL pictures of codes [B, h, w]."""
+    return as_pictures(decode_pixels(model, codes))
+
+
+def encode_all(
+    model: VQModel, pictures: Tensor | np.ndarray, *, versions: int = 1, mirror: Tensor | np.ndarray | None = None, seed: int = 0
+) -> Tensor:
+    """The token table of a set of pictures: int16 [N, versions, h * w], raster order; row n's first version is the plain picture.
+
+    The others are shifted by up to 3 pixels on white, half of them scaled by up to 8 %, and mirrored where `mirror` [N] allows it;
+    colours stay. The whole set stands in memory as floats.
+    """
+    pixels, table = as_tensor(pictures), []
+    for version in range(versions):
+        shown = vary(pixels, torch.Generator().manual_seed(seed + version), mirror=mirror) if version else pixels
+        table.append(encode(model, shown).flatten(1).to(torch.int16).cpu())
+    return torch.stack(table, 1)
+
+
+def vary(
+    pixels: Tensor,
+    generator: torch.Generator,
+    *,
+    shift: int = 3,
+    scale: float = 0.08,
+    mirror: Tensor | np.ndarray | None = None,
+    colour: float = 0.0,
+) -> Tensor:
+    """Pictures [B, C, H, W] moved by whole pixels on white, half of them scaled, half of those in `mirror` [B] mirrored.
+
+    The share `colour` of them is turned in hue and bent in brightness; white stays white.
+    """
+    rows, side = len(pixels), pixels.shape[-1]
+    near, flip, tint = torch.rand(3, rows, generator=generator).unbind()
+    size = torch.where(near < 0.5, 1.0, 1 + scale * (4 * near - 3))
+    turned = (flip < 0.5) & (torch.zeros(rows, dtype=torch.bool) if mirror is None else torch.as_tensor(mirror))
+    move = torch.randint(-shift, shift + 1, (rows, 2), generator=generator) * 2 / side
+    corner = torch.diag_embed(torch.stack([torch.where(turned, -1.0, 1.0) / size, 1 / size], 1))
+    grid = F.affine_grid(torch.cat([corner, move[:, :, None]], 2), list(pixels.shape), align_corners=False)
+    moved = 1 - F.grid_sample(1 - pixels, grid, align_corners=False)
+    if not colour:
+        return moved
+    angle, bend = torch.rand(2, rows, generator=generator).unbind()
+    return torch.where((tint < colour)[:, None, None, None], _recolour(moved, angle, bend), moved)
+
+
+def _recolour(pixels: Tensor, angle: Tensor, bend: Tensor) -> Tensor:
+    """Hues turned about the grey axis by up to a half turn (`angle` [B] in 0 .. 1) and brightness to the power 2/3 .. 3/2 (`bend` [B])."""
+    angle = (angle * 2 - 1) * torch.pi
+    ones, cross = torch.full((3, 3), 1 / 3), torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / 3**0.5
+    turn = angle.cos()[:, None, None] * (torch.eye(3) - ones) + ones + angle.sin()[:, None, None] * cross
+    light = torch.einsum("bij,bjhw->bihw", turn, (pixels + 1) / 2).clamp(1e-4, 1)
+    return light ** (1.5 ** (bend * 2 - 1))[:, None, None, None] * 2 - 1
+
+
+class TokenizerLoss(nn.Module):
+    """The forward of training: pictures [B, C, H, W] rebuilt, and the commitment loss. Given `noise`, nothing is quantised:
+    the noise is added to the latents, whose size is kept near one instead (the warm-up before k-means)."""
+
+    def __init__(self, model: VQModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        found = latents(self.model, pixels)
+        if noise is not None:
+            return draw(self.model, found + noise), found.square().mean() + 0 * codebook(self.model).sum()
+        with torch.autocast(found.device.type, enabled=False):
+            quantised, commitment, _ = self.model.quantize(found)
+        return draw(self.model, quantised), commitment
+
+
+def rebuilding_loss(rebuilt: Tensor, pixels: Tensor) -> Tensor:
+    """L1 + squared error + L1 of the differences of neighbouring pixels, which keeps edges sharp, and of 4x4 means, which keeps colours."""
+    wrong = rebuilt - pixels
+    edges = wrong.diff(dim=-1).abs().mean() + wrong.diff(dim=-2).abs().mean()
+    return wrong.abs().mean() + wrong.square().mean() + edges / 2 + F.avg_pool2d(wrong, 4).abs().mean()
+
+
+@torch.no_grad()
+def start_codebook(model: VQModel, found: Tensor, generator: torch.Generator, rounds: int = 20) -> None:
+    """Set the codebook by k-means of latents [B, D, h, w], started far apart (k-means++, Arthur and Vassilvitskii 2007).
+
+    Started at random, most codes would share the ground of the pictures, which most latents show.
+    """
+    points, centres = found.permute(0, 2, 3, 1).flatten(0, 2), codebook(model)
+    far = torch.ones(len(points), device=points.device)
+    for row in range(len(centres)):
+        centres[row] = points[torch.multinomial(far + 1e-12, 1, generator=generator)[0]]
+        gap = (points - centres[row]).square().sum(1)
+        far = gap if row == 0 else far.minimum(gap)
+    for _ in range(rounds):
+        owner = torch.cdist(points, centres).argmin(-1)
+        counts = torch.bincount(owner, minlength=len(centres))
+        means = torch.zeros_like(centres).index_add_(0, owner, points) / counts.clamp(min=1)[:, None]
+        centres.copy_(torch.where(counts[:, None] > 0, means, centres))
+
+
+@torch.no_grad()
+def restart_dead(model: VQModel, found: Tensor, generator: torch.Generator) -> int:
+    """Move the codes that no latent of [B, D, h, w] is nearest to onto latents, drawn by squared error. Returns how many."""
+    points = found.permute(0, 2, 3, 1).flatten(0, 2)
+    far, owner = torch.cdist(points, codebook(model)).min(-1)
+    dead = torch.bincount(owner, minlength=len(codebook(model))) == 0
+    count = int(dead.sum())
+    if count:
+        pick = torch.multinomial(far.square() + 1e-12, count, replacement=count > len(points), generator=generator)
+        codebook(model)[dead] = points[pick]
+    return count
+
+
+def perplexity(codes: Tensor, count: int) -> float:
+    """exp of the entropy of the codes' shares: how many codes a picture is drawn with, were they used alike."""
+    share = torch.bincount(codes.flatten().long(), minlength=count) / codes.numel()
+    return torch.special.entr(share).sum().exp().item()
+
+
+def save_tokenizer(model: VQModel, folder: Path) -> None:
+    """Write config.json and model.safetensors (float16) to `folder`, whole or not at all."""
+    save_half(model, folder, model.save_config)
+
+
+def load_tokenizer(folder: Path) -> VQModel:
+    """The tokenizer in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
+    if not (folder / "model.safetensors").exists():
+        raise FileNotFoundError(f"no tokenizer in {folder}: make it with python vision/train_tokenizer.py --set SET --out {folder}")
+    config = VQModel.load_config(folder)
+    assert isinstance(config, dict)
+    model = VQModel.from_config(config)
+    assert isinstance(model, VQModel)
+    model.load_state_dict(float_weights(folder))
+    return model.eval()

@@ -1,0 +1,148 @@
+"""Pictures to a grid of continuous tokens and back, over diffusers' `AutoencoderKL`, and what training one needs.
+
+Tokens are draws from the encoder's posterior, scaled so that every channel has mean 0 and deviation 1 over the training pictures (its
+config keeps the two): the one scale on which noises are stated elsewhere. As `mmspec.vision.codes.tokenizer` does, pictures may be folded
+into blocks, so the networks run at half the size.
+Posteriors as a regulariser: Kingma and Welling 2014, arXiv 1312.6114. A decoder that bears noise on its latents (so tokens may be smoothed
+by as much): sigma-VAE, Sun et al. 2024, arXiv 2412.08635.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL
+from PIL import Image
+from torch import Tensor, nn
+
+from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.vision.codes.tokenizer import as_tensor, colours, patch
+from mmspec.vision.families.base import as_pictures
+
+Some = Tensor | np.ndarray | Sequence[Image.Image]
+
+
+def make_autoencoder(*, size: int, colours: int, patch: int, channels: Sequence[int], dim: int) -> AutoencoderKL:
+    """An untrained autoencoder for `size` x `size` pictures: tokens of `dim` numbers, size / (patch * 2^(len(channels) - 1)) a side."""
+    if size % (patch * 2 ** (len(channels) - 1)):
+        raise ValueError(f"size {size} is not a multiple of {patch * 2 ** (len(channels) - 1)}, which patch {patch} and {channels} need")
+    options: dict[str, Any] = {
+        "in_channels": colours * patch**2,
+        "out_channels": colours * patch**2,
+        "down_block_types": ("DownEncoderBlock2D",) * len(channels),
+        "up_block_types": ("UpDecoderBlock2D",) * len(channels),
+        "block_out_channels": tuple(channels),
+        "latent_channels": dim,
+        "sample_size": size // patch,
+        "norm_num_groups": 8,
+        "scaling_factor": 1.0,
+        "latents_mean": (0.0,) * dim,
+        "latents_std": (1.0,) * dim,
+        "mid_block_add_attention": False,
+    }
+    return AutoencoderKL(**options)
+
+
+def posterior(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log-variance of the latents of pictures [B, C, H, W] in [-1, 1]: [B, d, h, w] each, float32, not scaled."""
+    side = model.config["sample_size"] * patch(model)
+    if tuple(pixels.shape[1:]) != (colours(model), side, side):
+        raise ValueError(f"pictures are {tuple(pixels.shape[1:])}: this autoencoder takes ({colours(model)}, {side}, {side}); resize them")
+    found = model.encode(F.pixel_unshuffle(pixels, patch(model))).latent_dist
+    return found.mean.float(), found.logvar.float()
+
+
+def draw(model: Any, latents: Tensor) -> Tensor:
+    """The picture that latents [B, d, h, w] stand for: [B, C, H, W], about [-1, 1]."""
+    return F.pixel_shuffle(model.decode(latents, return_dict=False)[0].float(), patch(model))
+
+
+def scale(model: Any) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [d] of the latents' channels, as the config keeps them."""
+    mean, std = (torch.tensor(model.config[name], device=model.device) for name in ("latents_mean", "latents_std"))
+    return mean, std
+
+
+@torch.no_grad()
+def posteriors(model: AutoencoderKL, pictures: Some, batch: int = 250) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [B, h * w, d] of every picture's unit-scaled tokens, raster order.
+
+    Pictures are bytes or PIL pictures (see `tokenizer.as_tensor`), or floats [B, C, H, W] in [-1, 1].
+    """
+    pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
+    mean, std = scale(model)
+    parts = [posterior(model, some.to(model.device)) for some in pixels.split(batch)]
+    means, logvars = (torch.cat(found).flatten(2).transpose(1, 2) for found in zip(*parts, strict=True))
+    return (means - mean) / std, (logvars / 2).exp() / std
+
+
+def encode(model: AutoencoderKL, pictures: Some, generator: torch.Generator | None = None) -> Tensor:
+    """Tokens [B, h * w, d] of pictures: with a `generator` draws from their posteriors, as targets are trained on; without, the means."""
+    mean, std = posteriors(model, pictures)
+    return mean if generator is None else mean + std * torch.randn(mean.shape, generator=generator).to(std.device)
+
+
+@torch.no_grad()
+def decode_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> Tensor:
+    """Pictures [B, C, H, W] in [-1, 1] of tokens [B, h * w, d]. ValueError where the shape is another or a number is not finite."""
+    side, dim = model.config["sample_size"] // 2 ** (len(model.config["block_out_channels"]) - 1), model.config["latent_channels"]
+    if tokens.dim() != 3 or tokens.shape[1:] != (side * side, dim):
+        raise ValueError(f"tokens are {tuple(tokens.shape)}: this autoencoder takes [B, {side * side}, {dim}], in raster order")
+    if not tokens.isfinite().all():
+        raise ValueError(f"tokens of picture {(~tokens.isfinite()).nonzero()[0, 0].item()} are not finite: leave that picture out")
+    mean, std = scale(model)
+    latents = (tokens.float().to(model.device) * std + mean).transpose(1, 2).unflatten(2, (side, side))
+    return torch.cat([draw(model, some) for some in latents.split(batch)]).clamp(-1, 1)
+
+
+def decode(model: AutoencoderKL, tokens: Tensor) -> list[Image.Image]:
+    """PIL pictures of tokens [B, h * w, d]."""
+    return as_pictures(decode_pixels(model, tokens))
+
+
+class AutoencoderLoss(nn.Module):
+    """The forward of training: pictures rebuilt from a draw of their posterior with up to `noise` deviations added, and the nats a number.
+
+    How much is added is drawn for each picture, so the decoder does as well without.
+    """
+
+    def __init__(self, model: AutoencoderKL, noise: float = 0.15):
+        super().__init__()
+        self.model, self.noise = model, noise
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        mean, logvar = posterior(self.model, pixels)
+        drawn = mean + (logvar / 2).exp() * torch.randn_like(mean)
+        spread = drawn.detach().std((0, 2, 3), keepdim=True) * torch.rand(len(mean), 1, 1, 1, device=mean.device) * self.noise
+        nats = (mean.square() + logvar.exp() - 1 - logvar) / 2
+        return draw(self.model, drawn + spread * torch.randn_like(drawn)), nats.mean()
+
+
+@torch.no_grad()
+def set_scale(model: AutoencoderKL, pixels: Tensor, batch: int = 250) -> None:
+    """Put the mean and deviation of every channel over training pictures, posterior noise included, into the config."""
+    found = [posterior(model, some) for some in pixels.split(batch)]
+    mean, var = torch.cat([m for m, _ in found]), torch.cat([v.exp() for _, v in found])
+    std = (mean.var((0, 2, 3)) + var.mean((0, 2, 3))).sqrt()
+    model.register_to_config(latents_mean=mean.mean((0, 2, 3)).tolist(), latents_std=std.tolist())
+
+
+def save_autoencoder(model: AutoencoderKL, folder: Path) -> None:
+    """Write config.json and model.safetensors (matrices as bytes) to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_config(folder)
+    save_bytes(model.state_dict(), folder / "model.safetensors")
+
+
+def load_autoencoder(folder: Path) -> AutoencoderKL:
+    """The autoencoder in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
+    if not (folder / "model.safetensors").exists():
+        raise FileNotFoundError(f"no autoencoder in {folder}: make it with python vision/train_autoencoder.py --out {folder}")
+    model = AutoencoderKL.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    assert isinstance(model, AutoencoderKL)
+    model.load_state_dict(read_bytes(folder / "model.safetensors"))
+    return model.eval()

@@ -1,0 +1,148 @@
+"""Continuous tokens in the engine: what a state of the backbone is a distribution of.
+
+A `ContinuousAR` with a mixture head says a density outright. One with a diffusion head says a chain: either the chain is the value
+(`core.distributions.denoising_path`), or its noise is given and what is left is a Gaussian (`core.distributions.aligned`).
+
+T steps of a head's chain, d numbers a token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.aligned import ChainSampler, aligned
+from mmspec.core.distributions.categorical import Distribution
+from mmspec.core.distributions.denoising_path import Denoiser, DenoisingPath
+from mmspec.core.distributions.gaussian import Gaussian
+from mmspec.core.distributions.mixture import Mixture
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.core.noise import Noise
+from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.models.guidance import Guided
+from mmspec.models.layout import Layout
+from mmspec.models.slot_cache import SlotCache
+from mmspec.vision.continuous.ar import ContinuousAR, scheduler
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a head's tokens are drawn. What is None is as the model's config says.
+
+    `steps` of its chain; `sigma_out`, the noise on every token, in units of a token's deviation; `schedule`, a diffusers scheduler, by
+    default the one the head was trained by; `eta`, DDIM's; `every`, at how many states of a chain apart the net is run (`Denoiser`).
+    """
+
+    steps: int | None = None
+    sigma_out: float | None = None
+    schedule: Any = None
+    eta: float | None = None
+    every: int | None = None
+
+    def over(self, other: "Sampling") -> "Sampling":
+        """This, with what it leaves open as `other` says."""
+        pairs = ((getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
+        return Sampling(*(theirs if own is None else own for own, theirs in pairs))
+
+    def filled(self, config: Any) -> "Sampling":
+        """This, with what it leaves open as a model's `config` says."""
+        return self.over(Sampling(config.head_steps, config.sigma_out, scheduler(), 1.0, config.every))
+
+    def noise_schedule(self, temperature: float) -> NoiseSchedule:
+        """The transitions of a chain that leaves nothing open. ValueError for schedules whose steps are no Gaussians."""
+        steps, sigma_out, eta = self.steps, self.sigma_out, self.eta
+        if steps is None or sigma_out is None or eta is None:
+            raise ValueError("this sampling leaves something open: fill it in by a model's config")
+        return _kernel(self.schedule, steps, sigma_out, eta, temperature)
+
+
+@lru_cache(maxsize=64)
+def _kernel(schedule: Any, steps: int, sigma_out: float, eta: float, temperature: float) -> NoiseSchedule:
+    """Schedules are asked step by step, which would show in a picture's seconds."""
+    return NoiseSchedule.of(schedule, steps, sigma_out, eta=eta, temperature=temperature)
+
+
+@dataclass(frozen=True)
+class LatentRequest:
+    """What a generation asks of every model in it: the form of its values, their noise, and what bends their distributions."""
+
+    form: str  # density, path or aligned
+    noise: Noise
+    temperature: float = 1.0
+    guidance: float | None = None
+
+
+class Latents:
+    """The engine's family for one model in one generation: values are tokens [d], or under paths chains of states [T + 1, d].
+
+    The prompt is one position, the class; its value is never read.
+    """
+
+    def __init__(self, model: ContinuousAR, asked: LatentRequest, sampling: Sampling):
+        config = model.config
+        self.model, self.asked, self.width, self.noise_schedule = model, asked, config.channels, None
+        if config.head == "diffusion":
+            sampling = sampling.filled(config)
+            self.noise_schedule = sampling.noise_schedule(asked.temperature).to(model.device)
+            net: Any = model.head if asked.guidance is None else GuidedNet(model.head, asked.guidance)
+            self.denoiser = Denoiser(net, self.noise_schedule, 1 if sampling.every is None else sampling.every)
+
+    @property
+    def value(self) -> tuple[int, ...]:
+        """The shape of a value."""
+        return (self.denoiser.steps + 1, self.width) if self.asked.form == "path" else (self.width,)
+
+    def prompt(self, model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """One position a row of `inputs`, the class numbers [R]."""
+        ids = torch.zeros(len(inputs), 1, *self.value, dtype=torch.float32, device=inputs.device)
+        return ids, torch.ones(len(inputs), 1, dtype=torch.bool, device=inputs.device)
+
+    def begin(self, model: Any, inputs: Tensor, capacity: int) -> tuple[SlotCache, Tensor]:
+        return SlotCache(self.model.config.num_hidden_layers, capacity), self.model.prefix(inputs)
+
+    def forward(
+        self, model: Any, layout: Layout, cache: SlotCache, state: Tensor, keep: int, states: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """States [R, keep, D] of the last `keep` columns: what the head is told."""
+        cells = layout.positions - 1  # the class stands at position 0
+        embeds = torch.where((cells < 0)[..., None], state, model.embed(tokens_of(layout.ids, self.width), cells))
+        return model(embeds, cells, layout.visible[:, None], cache)[0][:, -keep:], None
+
+    def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Distribution:
+        """What states [R, N, D] are distributions of; of guided pairs [B, N, ...]."""
+        if isinstance(processors, Guided):
+            cond, uncond = raw.chunk(2)
+            raw, history = torch.cat([cond, uncond], -1), replace(history, position=history.position[: len(cond)])
+        if self.noise_schedule is None:
+            return self._density(raw)
+        if self.asked.form == "path":
+            return DenoisingPath(raw, self.denoiser, self.width)  # pyright: ignore[reportReturnType]
+        keys = self.asked.noise.aligned(history.position)
+        return aligned(raw, ChainSampler(self.denoiser), self.noise_schedule.sigma_out, keys, self.width)  # pyright: ignore[reportReturnType]
+
+    def _density(self, z: Tensor) -> Any:
+        head, scale = self.model.head, self.asked.guidance
+        if scale is None:
+            return Mixture.joint(*head(z)).tempered(self.asked.temperature)
+        cond, uncond = (Gaussian(mean[..., 0, :], std[..., 0, :]) for _, mean, std in (head(part) for part in z.chunk(2, -1)))
+        return Gaussian.guided(cond, uncond, scale - 1).tempered(self.asked.temperature)
+
+
+@dataclass(frozen=True)
+class GuidedNet:
+    """Classifier-free guidance of a head: told states of the class and of none, side by side [M, 2 D]."""
+
+    head: Callable[[Tensor, Tensor, Tensor], Tensor]
+    scale: float
+
+    def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
+        cond, uncond = self.head(torch.cat([x, x]), torch.cat([timesteps, timesteps]), torch.cat(z.chunk(2, -1))).chunk(2)
+        return uncond + self.scale * (cond - uncond)
+
+
+def tokens_of(values: Tensor, width: int) -> Tensor:
+    """The tokens [R, M, d] of values [R, M, d], or of paths [R, M, T + 1, d], whose last states they are."""
+    return values if values.dim() == 3 else values[..., -1, :]

@@ -1,0 +1,172 @@
+"""Pictures by a masked model: plainly, with fewer iterations or steps, or by the published way of drafting.
+
+These ways do not run in the engine's loop: a masked model has no order that a chain of draft tokens could follow and no cache to go on
+from, and the one published way of drafting for it judges no prefix. Fewer iterations, fewer steps of the head, and steps that become fewer
+along the iterations (DiSA) need no draft at all: they are what a draft has to beat.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from mmspec.core.decode import Generation
+from mmspec.core.noise import Noise
+from mmspec.core.rules.base import TOKEN_EXACT, UNMETERED
+from mmspec.core.stats import Stats
+from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, checked
+from mmspec.vision.continuous.mar import MaskedAR
+from mmspec.vision.continuous.masked_sets import Canvas, SetPlan, SetWriter
+
+MASKED_METHODS = ("plain", "cspd-compat")
+
+
+@dataclass
+class MaskedStats(Stats):
+    """Counts of a masked model's pictures. Draft tokens are judged one by one, whatever became of others, so none has a depth.
+
+    `head_calls` counts runs of the target's head one after the other, and `draft_calls` the iterations the drafter wrote.
+    """
+
+    head_calls: int = 0
+    draft_calls: int = 0
+
+
+@dataclass(frozen=True)
+class MaskedPictures(Generation):
+    """Tokens [B, N, d] in raster order, and what they cost."""
+
+    stats: MaskedStats
+
+
+@torch.no_grad()
+def generate_masked(
+    model: MaskedAR,
+    classes: Sequence[int] | Tensor,
+    *,
+    method: str = "plain",
+    iterations: int | None = None,
+    head_steps: int | None = None,
+    annealed: int | None = None,
+    sigma_out: float | None = None,
+    temperature: float = 1.0,
+    guidance: float | None = None,
+    ramp: str = "constant",
+    drafter: MaskedAR | None = None,
+    gamma: int = 4,
+    inner_temperature: float = INNER_TEMPERATURE,
+    prefill: float = 0.05,
+    noise: Noise,
+) -> MaskedPictures:
+    """One picture for each of `classes`, in raster order: sequences [B, N, d].
+
+    Args:
+        model: the target.
+        classes: class numbers; `model.config.classes` stands for no class.
+        method: "plain", or "cspd-compat", which needs a `drafter` and is lossy (see `cspd_compat`).
+        iterations: rounds a picture takes, 1 to its cells; by default the model's own number. With plain decoding, iterations / gamma
+            is the baseline of a draft that writes `gamma` sets a round.
+        head_steps: steps of the head's chains; by default the model's own.
+        annealed: the steps of the last iteration's chains, where they become fewer along the iterations (DiSA). For plain decoding.
+        sigma_out: the noise on every token that is a part of the distribution; by default the model's own.
+        temperature: times the noise of the chains' steps.
+        guidance: the scale of classifier-free guidance, and `ramp`, "constant" or "linear" from 1 up with the cells committed.
+        drafter: a smaller masked model on the same tokens.
+        gamma, inner_temperature, prefill: of cspd-compat; see `CSpDCompat`.
+        noise: one seed a picture. A picture depends on its own seed only, not on its batch.
+
+    Returns:
+        `stats.exactness` is "token-exact" for plain decoding with no fewer iterations and steps than the model's own, else lossy.
+
+    Raises:
+        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        FloatingPointError: when a token is not finite.
+    """
+    config = model.config
+    told = _classes(classes, config.classes, noise)
+    plan = SetPlan.of(
+        config,
+        iterations=config.iterations if iterations is None else iterations,
+        head_steps=config.head_steps if head_steps is None else head_steps,
+        annealed=annealed,
+        sigma_out=config.sigma_out if sigma_out is None else sigma_out,
+        temperature=temperature,
+        guidance=guidance,
+        ramp=ramp,
+    )
+    canvas, target = Canvas(config, noise), SetWriter(model, told, plan)
+    if method == "plain":
+        whole = plan.iterations >= config.iterations and all(
+            noise_schedule.steps >= config.head_steps for noise_schedule in plan.noise_schedules
+        )
+        stats = MaskedStats(exactness=TOKEN_EXACT if whole else UNMETERED)
+        began = perf_counter()
+        _plainly(target, canvas, 0, plan.iterations, noise)
+        spent = {"score": perf_counter() - began}
+    elif method == "cspd-compat":
+        small = checked(model, drafter)
+        if annealed is not None:
+            raise ValueError(f"annealed is {annealed}, but cspd-compat shares the noise of every step between sets: leave it out")
+        plan.noise_schedules[0].check_token("cspd-compat")
+        way = CSpDCompat(gamma, inner_temperature, prefill)
+        stats = MaskedStats(exactness=UNMETERED)
+        spent = _drafted(way, target, SetWriter(small, told, plan), canvas, noise, stats)
+    else:
+        raise ValueError(f"unknown method {method!r} for masked models; valid: {', '.join(MASKED_METHODS)}")
+    if not bool(canvas.tokens.isfinite().all()):
+        raise FloatingPointError("a token is not finite: check the model's weights, and its precision")
+    rows, cells = canvas.hidden.shape
+    stats.tokens, stats.target_calls, stats.row_calls, stats.head_calls = rows * cells, target.calls, rows * target.calls, target.head_calls
+    stats.histogram = _histogram(stats.histogram, rows * target.calls)
+    stats.seconds |= spent | {"total": sum(spent.values())}
+    return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=told.device), stats)
+
+
+def _plainly(target: SetWriter, canvas: Canvas, begin: int, end: int, noise: Noise) -> None:
+    """Iterations `begin` to `end` by the target itself."""
+    first = sum(target.plan.sizes[:begin])
+    for k in range(begin, end):
+        target.write(canvas, first, k, noise)
+        first += target.plan.sizes[k]
+
+
+def _drafted(way: CSpDCompat, target: SetWriter, drafter: SetWriter, canvas: Canvas, noise: Noise, stats: MaskedStats) -> dict[str, float]:
+    """The published procedure; its counts go into `stats`, and the seconds it took are returned."""
+    sizes, kept = target.plan.sizes, []
+    spent: dict[str, float] = dict.fromkeys(("prefill", "draft", "score"), 0.0)
+    began = perf_counter()
+    _plainly(target, canvas, 0, way.first(len(sizes)), noise)
+    spent["prefill"] = perf_counter() - began
+    for iterations in way.rounds(len(sizes)):
+        began = perf_counter()
+        cells, draft_tokens = way.draft(drafter, canvas, sum(sizes[: iterations.start]), iterations, noise)
+        spent["draft"] += perf_counter() - began
+        began = perf_counter()
+        judged = way.judge(target, drafter, canvas, cells, draft_tokens, iterations[-1], noise)
+        canvas.put(judged.cells, judged.tokens)
+        spent["score"] += perf_counter() - began
+        kept.append(judged.kept)
+    stats.draft_calls, stats.drafted = drafter.calls, sum(each.numel() for each in kept)
+    stats.histogram = torch.bincount(torch.cat([each.sum(1) for each in kept])).tolist() if kept else []
+    stats.accepted, stats.judged = sum(n * calls for n, calls in enumerate(stats.histogram)), stats.drafted
+    stats.rejected = stats.judged - stats.accepted
+    return spent
+
+
+def _histogram(drafted: list[int], calls: int) -> list[int]:
+    """[n] calls of one picture that accepted n draft tokens, those without a draft included."""
+    rest = calls - sum(drafted)
+    return [rest + drafted[0], *drafted[1:]] if drafted else [rest]
+
+
+def _classes(classes: Sequence[int] | Tensor, none: int, noise: Noise) -> Tensor:
+    """`classes` [B] as a tensor. ValueError where one is unknown, or where there are not as many as seeds."""
+    told = torch.as_tensor(classes, dtype=torch.long, device=noise.seeds.device)
+    if told.dim() != 1 or len(told) != len(noise.seeds):
+        raise ValueError(f"classes has {list(told.shape)} entries for {len(noise.seeds)} seeds: give one class and one seed a picture")
+    for one in told.tolist():
+        if not 0 <= one <= none:
+            raise ValueError(f"class {one} is none of the model's: give 0 to {none - 1}, or {none} for no class")
+    return told

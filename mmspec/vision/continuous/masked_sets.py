@@ -1,0 +1,167 @@
+"""How masked models write pictures: random orders, sets of cells, and sets of tokens drawn at once.
+
+Iteration k of a picture hides fewer cells than the one before: floor(N cos(pi / 2 (k + 1) / K)) of N, at least one fewer each time, as
+in MaskGIT and MAR. The cells it commits are drawn at once, each by a chain of its own, given all cells committed before. What two cells of
+a set say of each other is left out: that is the price of few iterations, and none is paid with as many iterations as cells.
+
+All numbers of a cell are keyed by the picture's seed and the cell, so a picture hangs on its own seed only, and a draft and its target
+write a cell by the same noise.
+
+B pictures, N cells, M cells of one set, K iterations, T steps of a chain, d numbers a token, D the width of a state.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.denoising_path import Denoiser
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.core.noise import Noise
+from mmspec.vision.continuous.ar import scheduler
+from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
+
+SCALES = ("constant", "linear")
+
+
+def set_sizes(iterations: int, cells: int) -> list[int]:
+    """How many of `cells` each of `iterations` commits: at least one. ValueError for more iterations than cells."""
+    if not 1 <= iterations <= cells:
+        raise ValueError(f"iterations is {iterations}, but each of them commits at least one of {cells} cells: give 1 to {cells}")
+    hidden = [cells]
+    for k in range(1, iterations):
+        hidden.append(min(hidden[-1] - 1, math.floor(cells * math.cos(math.pi / 2 * k / iterations))))
+    return [more - less for more, less in zip(hidden, [*hidden[1:], 0], strict=True)]
+
+
+def step_counts(iterations: int, first: int, last: int | None) -> list[int]:
+    """How many steps the chains of each iteration take: `first` of them, or evenly down from `first` to `last` (DiSA, 2505.20297)."""
+    if last is None:
+        return [first] * iterations
+    if not 1 <= last <= first:
+        raise ValueError(f"annealed is {last}, but chains begin with {first} steps: give the steps of the last iteration, 1 to {first}")
+    return [round(first + (last - first) * k / max(1, iterations - 1)) for k in range(iterations)]
+
+
+@dataclass(frozen=True)
+class SetPlan:
+    """How pictures are written: iteration k commits `sizes[k]` cells by chains of `noise_schedules[k]`, at guidance scale `scales[k]`."""
+
+    sizes: Sequence[int]
+    noise_schedules: Sequence[NoiseSchedule]
+    scales: Sequence[float | None]
+
+    @staticmethod
+    def of(
+        config: MaskedARConfig,
+        *,
+        iterations: int,
+        head_steps: int,
+        annealed: int | None = None,
+        sigma_out: float = 0.1,
+        temperature: float = 1.0,
+        guidance: float | None = None,
+        ramp: str = "constant",
+    ) -> "SetPlan":
+        """`ramp` "linear" lets the guidance grow from 1 to `guidance` with the cells committed, "constant" does not."""
+        if ramp not in SCALES:
+            raise ValueError(f"ramp is {ramp!r}: guidance is {' or '.join(SCALES)}")
+        if guidance is not None and not 0 <= guidance < math.inf:
+            raise ValueError(f"guidance is {guidance!r}: a scale is a number from 0 on; 1 or None is no guidance")
+        cells = config.grid**2
+        sizes = set_sizes(iterations, cells)
+        counts = step_counts(iterations, head_steps, annealed)
+        noise_schedules = {steps: NoiseSchedule.of(scheduler(), steps, sigma_out, temperature=temperature) for steps in sorted(set(counts))}
+        scales: list[float | None] = [None] * iterations
+        if guidance is not None and guidance != 1:
+            known = [sum(sizes[: k + 1]) / cells for k in range(iterations)]
+            scales = [1 + (guidance - 1) * (share if ramp == "linear" else 1) for share in known]
+        return SetPlan(sizes, [noise_schedules[steps] for steps in counts], scales)
+
+    @property
+    def iterations(self) -> int:
+        return len(self.sizes)
+
+
+class Canvas:
+    """Pictures under way. Mutable; lives for one generation."""
+
+    def __init__(self, config: MaskedARConfig, noise: Noise):
+        device, cells = noise.seeds.device, config.grid**2
+        self.tokens = torch.zeros(len(noise.seeds), cells, config.channels, device=device)  # [B, N, d]
+        self.hidden = torch.ones(len(noise.seeds), cells, dtype=torch.bool, device=device)
+        self.order = noise.shared(torch.arange(cells, device=device)).uniform().argsort(1)  # [B, N]
+
+    def copy(self) -> "Canvas":
+        other = object.__new__(Canvas)
+        other.tokens, other.hidden, other.order = self.tokens.clone(), self.hidden.clone(), self.order
+        return other
+
+    def cells(self, first: int, count: int) -> Tensor:
+        """The cells [B, count] that come `first` and next in each picture's order."""
+        return self.order[:, first : first + count]
+
+    def put(self, cells: Tensor, tokens: Tensor) -> None:
+        """Settle `tokens` [B, M, d] in `cells` [B, M]."""
+        self.tokens.scatter_(1, cells[..., None].expand_as(tokens), tokens.to(self.tokens.dtype))
+        self.hidden.scatter_(1, cells, False)
+
+
+class SetWriter:
+    """A model that writes sets for pictures of `classes` [B], and what that took: `calls` of its transformer, `head_calls` in a row."""
+
+    def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan):
+        self.model, self.classes, self.plan = model, classes, plan
+        self.calls, self.head_calls = 0, 0
+
+    def told(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
+        """What the head is told of `cells` [B, M], given all that is committed: [B, M, D], or with guidance [B, M, 2 D + 1]."""
+        scale, classes, tokens, hidden = self.plan.scales[iteration], self.classes, canvas.tokens, canvas.hidden
+        self.calls += 1
+        if scale is None:
+            return _picked(self.model(classes, tokens, hidden), cells)
+        nothing = torch.full_like(classes, self.model.config.classes)
+        states = self.model(torch.cat([classes, nothing]), tokens.repeat(2, 1, 1), hidden.repeat(2, 1))
+        given, bare = (_picked(half, cells) for half in states.chunk(2))
+        return torch.cat([given, bare, torch.full_like(given[..., :1], scale)], -1)
+
+    def chains(self, z: Tensor, noise: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
+        """Tokens [B, M, d] by the chains that `noise` [B, M, T + 1, d] leads, and the means they lie around: those of the last step."""
+        noise_schedule = self.plan.noise_schedules[iteration]
+        net: Any = self.model.head if self.plan.scales[iteration] is None else GuidedSets(self.model.head)
+        path, means = Denoiser(net, noise_schedule).walk(z, noise)
+        self.head_calls += noise_schedule.steps
+        return path[..., -1, :], means[..., -1, :]
+
+    def noise(self, noise: Noise, cells: Tensor, iteration: int) -> Tensor:
+        """The numbers [B, M, T + 1, d] that belong to `cells` [B, M]: x_T, then those of every step."""
+        keys = noise.value(cells).branch(self.plan.noise_schedules[iteration].steps + 1)
+        return keys.normal(self.model.config.channels).to(self.model.dtype)
+
+    def write(self, canvas: Canvas, first: int, iteration: int, noise: Noise) -> Tensor:
+        """Settle the cells that come `first` in `iteration`, drawn from the model's own distribution; they are returned, [B, M]."""
+        cells = canvas.cells(first, self.plan.sizes[iteration])
+        tokens, _ = self.chains(self.told(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
+        canvas.put(cells, tokens)
+        return cells
+
+
+@dataclass(frozen=True)
+class GuidedSets:
+    """A head under classifier-free guidance: from what it says without the class, `scale` times the way to what it says with it."""
+
+    head: Any
+
+    def __call__(self, x: Tensor, timesteps: Tensor, told: Tensor) -> Tensor:
+        """`told` [M, 2 D + 1]: the state with the class, the one without, the scale."""
+        given, bare = told[:, :-1].chunk(2, -1)
+        out, plain = self.head(x.repeat(2, 1), timesteps.repeat(2), torch.cat([given, bare])).chunk(2)
+        return plain + told[:, -1:] * (out - plain)
+
+
+def _picked(states: Tensor, cells: Tensor) -> Tensor:
+    """`states` [B, N, D] of `cells` [B, M]."""
+    return states.gather(1, cells[..., None].expand(*cells.shape, states.shape[-1]))

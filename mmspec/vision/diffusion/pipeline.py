@@ -1,0 +1,173 @@
+"""`mmspec.vision.denoise`: a diffusers pipeline's pictures in fewer calls of its network, with the same distribution."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.core.accept_rule import AcceptRule
+from mmspec.core.control import Control, Fixed
+from mmspec.core.decode import Drafter, decode
+from mmspec.core.draft_length.break_even import BreakEven
+from mmspec.core.noise import Noise
+from mmspec.core.records import Committed, Draft, Scored, Step, Verdict
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.d_grs import dgrs
+from mmspec.core.rules.token import Token
+from mmspec.core.stats import Stats
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.jacobi.frozen import FrozenTarget
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.none import NoDraft
+from mmspec.drafters.shapes import Chain, Comb, Shape, with_replacement
+from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
+
+_FIRST = -1  # the output position whose numbers are a chain's first state
+RULES: dict[str, AcceptRule] = {"token": Token(), "block": Block(), "d-grs": dgrs()}
+
+
+class Chains(DefaultStopping):
+    """`DefaultStopping` that remember of every chain its last state only: a picture's chain may be a gigabyte."""
+
+    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        done = super().commit(draft, scored, verdict)
+        for states in self.outputs:
+            states[:-1] = [None] * (len(states) - 1)
+        return done
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """What was drawn. `images` are made when they are first asked for."""
+
+    samples: Tensor = field(repr=False)  # [B, C, H, W] the chains' last states, as the network sees them: about -1 .. 1
+    stats: Stats
+
+    @cached_property
+    def images(self) -> list[Image.Image]:
+        """The pictures. ValueError where a sample has another number of channels than 1 or 3."""
+        from diffusers import DDPMPipeline
+
+        channels = self.samples.shape[1]
+        if channels not in (1, 3):
+            raise ValueError(f"a sample has {channels} channels, which make no picture: read samples, or decode them yourself")
+        pixels = (self.samples.float() / 2 + 0.5).clamp(0, 1).cpu().permute(0, 2, 3, 1).numpy()
+        return DDPMPipeline.numpy_to_pil(pixels)
+
+
+def denoise(
+    pipeline: Any,
+    count: int = 1,
+    *,
+    drafter: Any = None,
+    draft_length: int | str | Control = 8,
+    steps: int | None = None,
+    eta: float | None = None,
+    siblings: int = 1,
+    accept: str | AcceptRule | None = None,
+    seed: int | Sequence[int] = 0,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Denoised:
+    """Draw `count` pictures with an unconditional diffusers pipeline, in fewer calls of its network, with the same distribution.
+
+    Args:
+        pipeline: a DDPMPipeline, or a DDIMPipeline with eta > 0. Clipped samples (`clip_sample`) are served; thresholding is not.
+        drafter: None for plain decoding; "frozen" for the target's own last output, which costs no call; a smaller network with the
+            pipeline's scheduler, or a pipeline with one of its own that makes the same noise; or a Drafter, as `FrozenTarget("root")`.
+        draft_length: states drafted a round; "auto" for the number that maximises measured throughput, zero included. A call then
+            judges one state more than it drafts, so this pays where a batch of them takes little longer than one.
+        steps: of the chain; by default the pipeline's own number.
+        eta: DDIM's, in (0, 1], by default 1 (the pipeline itself has 0). DDPM has none.
+        siblings: states drafted side by side at every step, of which the first is drafted on from: for that many times the rows.
+        accept: "token" (reflection), "block" (judges a draft as a whole, accepts a little more), "d-grs" (the rule for siblings), or a
+            rule; by default token or, where there are siblings, d-grs. All are distribution-exact.
+        seed: an int (picture r gets seed + r) or one per picture. A picture depends on its own seed and the draft length alone, not on
+            its batch, but for rounding; with "auto" it follows the clock.
+        on_step: sees every round, for progress bars.
+
+    Returns:
+        `images` list of PIL pictures, `samples` [B, C, H, W], `stats`: a target call is one evaluation of the network, whatever its batch.
+
+    Raises:
+        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        FloatingPointError: when the network's output is not finite, naming the picture and the step.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}: ask for at least 1 picture")
+    target = DiffusionTarget.of(pipeline, steps, eta)
+    if siblings < 1:
+        raise ValueError(f"siblings is {siblings}: at least 1 state is drafted at every step (1 is a chain)")
+    shape = Chain() if siblings == 1 else Comb(siblings, with_replacement)
+    proposer, rule = _drafter(drafter, target, eta, shape), _rule(accept or ("token" if siblings == 1 else "d-grs"))
+    control = Fixed(0) if isinstance(proposer, NoDraft) else _control(draft_length)
+    return chains(target, proposer, rule, count, control=control, seed=seed, on_step=on_step)
+
+
+@torch.no_grad()
+def chains(
+    target: DiffusionTarget,
+    proposer: Drafter,
+    rule: AcceptRule,
+    count: int,
+    *,
+    control: Control,
+    seed: int | Sequence[int] = 0,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> Denoised:
+    """As `denoise`, of a target made by hand: a network and a kernel that no pipeline holds."""
+    device = target.noise_schedule.std.device
+    noise = Noise.from_seed(seed, count, device)
+    start = noise.value(torch.full((count, 1), _FIRST, device=device)).normal(target.shape.numel())[:, 0]
+    opened, stopping = OpenTarget(*target.begin(start)), Chains(count, target.noise_schedule.steps, device=device)
+    stats = Stats(exactness=rule.exactness)
+    for step in decode(opened, proposer, rule, start, stopping=stopping, noise=noise, control=control):
+        stats.add(step)
+        on_step(step)
+    last = torch.stack([states[-1] for states in stopping.outputs])
+    return Denoised(last.to(target.net.dtype).unflatten(-1, target.shape), _counted(stats, opened.session))
+
+
+def _counted(stats: Stats, session: DiffusionSession) -> Stats:
+    """`stats` with the calls that scored nothing."""
+    rows = sum(int(asked) for asked in session.asked)
+    return replace(stats, target_calls=stats.target_calls + len(session.asked), row_calls=stats.row_calls + rows)
+
+
+def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None, shape: Shape) -> Drafter:
+    if drafter is None:
+        return NoDraft()
+    if drafter == "frozen":
+        return FrozenTarget(shape=shape)
+    if hasattr(drafter, "begin"):
+        return drafter
+    if hasattr(drafter, "unet") and hasattr(drafter, "scheduler"):
+        own = DiffusionTarget.of(drafter, target.noise_schedule.steps, eta)
+        target.noise_schedule.check_shared(own.noise_schedule, "speculation")
+        own = replace(
+            own, noise_schedule=replace(own.noise_schedule, std=target.noise_schedule.std)
+        )  # reflection asks for the very same noise
+    elif hasattr(drafter, "config") and callable(drafter):
+        own = replace(target, net=drafter, shape=sample_shape(drafter))
+    else:
+        raise ValueError(f"drafter is {drafter!r}: give None, 'frozen', a network, a pipeline or a Drafter")
+    if own.shape != target.shape:
+        raise ValueError(f"the drafter's samples are {tuple(own.shape)}, but the target's {tuple(target.shape)}: take one of the same size")
+    return ModelDrafter(own, shape)
+
+
+def _rule(accept: str | AcceptRule) -> AcceptRule:
+    if isinstance(accept, str) and accept not in RULES:
+        raise ValueError(f"accept is {accept!r}; valid: {', '.join(RULES)}, or a rule")
+    return RULES[accept] if isinstance(accept, str) else accept
+
+
+def _control(length: int | str | Control) -> Control:
+    if length == "auto":
+        return BreakEven()
+    if isinstance(length, str) or length is None:
+        raise ValueError(f"draft_length is {length!r}: give a number of states, 'auto', or a Control object")
+    return Fixed(length) if isinstance(length, int) else length

@@ -1,0 +1,254 @@
+"""LlamaGen (Sun et al. 2024): a Llama that writes picture codes in raster order behind a class or a caption, with 2-D rotary positions.
+
+Parameters carry the names of the published checkpoints, so those load without a map. transformers has no such class.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+CONDITIONS = ("class", "caption")
+
+
+class LlamaGenConfig(PreTrainedConfig):
+    """`grid` is the side of the square of codes. Class models have one prefix position, caption models `prefix` text features of
+    `caption_width`. `classes` does not count the one that stands for no class."""
+
+    model_type = "llamagen"
+
+    def __init__(
+        self,
+        vocab_size: int = 16384,
+        hidden_size: int = 768,
+        num_hidden_layers: int = 12,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        intermediate_size: int | None = None,
+        grid: int = 16,
+        condition: str = "class",
+        classes: int = 1000,
+        caption_width: int = 2048,
+        prefix: int = 1,
+        rope_theta: float = 10000.0,
+        rms_norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        **rest: Any,
+    ):
+        if condition not in CONDITIONS:
+            raise ValueError(f"condition is {condition!r}: a LlamaGen is conditioned on {' or '.join(CONDITIONS)}")
+        if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
+            raise ValueError(
+                f"hidden_size {hidden_size} over {num_attention_heads} heads: each head needs a width divisible by 4, "
+                "half of it for rows and half for columns"
+            )
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
+        self.intermediate_size = intermediate_size or -(-int(8 * hidden_size / 3) // 256) * 256
+        self.grid, self.condition, self.classes, self.caption_width, self.prefix = grid, condition, classes, caption_width, prefix
+        self.rope_theta, self.rms_norm_eps, self.dropout, self.initializer_range = rope_theta, rms_norm_eps, dropout, initializer_range
+        self.max_position_embeddings = prefix + grid * grid
+        options: dict[str, Any] = {"tie_word_embeddings": False} | rest
+        super().__init__(**options)
+
+
+class ClassEmbedding(nn.Module):
+    """One vector a class; the last one stands for no class."""
+
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.embedding_table = nn.Embedding(config.classes + 1, config.hidden_size)
+
+    def forward(self, classes: Tensor) -> Tensor:
+        return self.embedding_table(classes)[:, None]
+
+
+class ProjectionLayer(nn.Module):
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden, bias=False)
+        self.fc2 = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class CaptionEmbedding(nn.Module):
+    """A text encoder's features, projected; `uncond_embedding` are the features that stand for no caption."""
+
+    uncond_embedding: Tensor
+
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.cap_proj = ProjectionLayer(config.caption_width, config.hidden_size)
+        self.register_buffer("uncond_embedding", torch.randn(config.prefix, config.caption_width) / config.caption_width**0.5)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.cap_proj(features)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaGenConfig, layer: int):
+        super().__init__()
+        self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
+        self.width = config.hidden_size // self.heads
+        self.wqkv = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.width, bias=False)
+        self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
+        qkv = self.wqkv(x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # [R, heads + 2 kv_heads, M, width]
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
+        return self.wo(out.transpose(1, 2).flatten(-2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.w2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self, config: LlamaGenConfig, layer: int):
+        super().__init__()
+        self.attention, self.feed_forward = Attention(config, layer), FeedForward(config)
+        self.attention_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.ffn_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), rope, mask, cache))
+        return x + self.dropout(self.feed_forward(self.ffn_norm(x)))
+
+
+class LlamaGen(PreTrainedModel):
+    """Hidden states from embeddings; `output` maps them to logits over the codes."""
+
+    config_class = LlamaGenConfig  # pyright: ignore[reportAssignmentType]
+    config: LlamaGenConfig
+    _supports_sdpa = True
+    freqs: Tensor
+
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__(config)
+        self.cls_embedding = ClassEmbedding(config) if config.condition == "class" else CaptionEmbedding(config)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(DecoderBlock(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tok_embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+    def get_decoder(self) -> "LlamaGen":
+        return self
+
+    def forward(self, embeds: Tensor, cells: Tensor, mask: Tensor | None = None, cache: Any = None) -> tuple[Tensor]:
+        """The last hidden states [R, M, D] of `embeds` [R, M, D], in a tuple.
+
+        `cells` [R, M] are places in raster order, -1 for the prefix; `mask` [R, 1, M, S] bool, causal where none is given.
+        """
+        rope = rotary(cells, self.config)
+        x = self.dropout(embeds)
+        for layer in self.layers:
+            x = layer(x, rope, mask, cache)
+        return (self.norm(x),)
+
+    def write(self, prefix: Tensor, codes: Tensor, real: Tensor | None = None) -> Tensor:
+        """Logits [R, T, V] of every one of `codes` [R, T] behind embedded `prefix` [R, P, D]: what training reads.
+
+        `real` [R, P] says which prefix positions count, where not all do.
+        """
+        return self.output(self.states(prefix, codes, real))
+
+    def states(self, prefix: Tensor, codes: Tensor, real: Tensor | None = None) -> Tensor:
+        """The last hidden states [R, T, D] that foretell `codes` [R, T]."""
+        size, length = prefix.shape[1], prefix.shape[1] + codes.shape[1] - 1
+        embeds = torch.cat([prefix, self.tok_embeddings(codes[:, :-1])], 1)
+        cells = (torch.arange(length, device=codes.device) - size).clamp(min=-1).expand(len(codes), -1)
+        mask = None
+        if real is not None:
+            seen = torch.cat([real, real.new_ones(len(real), codes.shape[1] - 1)], 1)[:, None, None]
+            causal = torch.ones(length, length, dtype=torch.bool, device=codes.device).tril()
+            mask = (seen & causal) | torch.eye(length, dtype=torch.bool, device=codes.device)  # padding must see something
+        return self(embeds, cells, mask)[0][:, size - 1 :]
+
+
+class TrainedTogether(nn.Module):
+    """What training runs: a target and, for captions, the text encoder that is trained along."""
+
+    def __init__(self, target: LlamaGen, encoder: Any = None, tokenizer: Any = None):
+        super().__init__()
+        self.target, self.encoder, self.tokenizer = target, encoder, tokenizer
+
+    def forward(self, codes: Tensor, conditions: Sequence[Any], dropped: Tensor) -> Tensor:
+        """Nats a code, [B, T], of `codes` [B, T] given class numbers or captions; rows in `dropped` [B] bool are written from nothing."""
+        config, real = self.target.config, None
+        embedding: Any = self.target.cls_embedding
+        if self.encoder is None:
+            prefix = embedding(torch.where(dropped, config.classes, torch.tensor(conditions, device=dropped.device)))
+        else:
+            options = {"padding": "max_length", "truncation": True, "max_length": config.prefix, "return_tensors": "pt"}
+            found = self.tokenizer(list(conditions), **options).to(dropped.device)
+            features = self.encoder(input_ids=found["input_ids"], attention_mask=found["attention_mask"]).last_hidden_state
+            prefix = embedding(torch.where(dropped[:, None, None], embedding.uncond_embedding, features))
+            real = found["attention_mask"].bool()
+        logits = self.target.write(prefix, codes, real)
+        return F.cross_entropy(logits.float().transpose(1, 2), codes, reduction="none")
+
+
+def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [R, 1, M, width / 2] for places `cells` [R, M]: the first half turns by row, the second by column.
+
+    Prefix positions (-1) get zeros, as published: their queries and keys vanish, and every query sees them alike.
+    """
+    width = config.hidden_size // config.num_attention_heads
+    steps = torch.arange(0, width // 2, 2, device=cells.device, dtype=torch.float32) / (width // 2)
+    rate = config.rope_theta**-steps
+    place = torch.stack([cells // config.grid, cells % config.grid], -1)[..., None]  # [R, M, 2, 1]
+    angle = (place * rate).flatten(-2)[:, None]
+    inside = (cells >= 0)[:, None, :, None]
+    return angle.cos() * inside, angle.sin() * inside
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn neighbouring pairs of `x` [R, H, M, width]."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).type_as(x)
+
+
+def load_published(path: str | Path, config: LlamaGenConfig) -> LlamaGen:
+    """A published checkpoint: a `.pt` whose weights stand under "model", "module" or "state_dict", or a plain mapping of tensors.
+
+    Raises ValueError, naming the first tensor that is missing, unknown or of another shape.
+    """
+    found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    for name in ("model", "module", "state_dict"):
+        found = found[name] if isinstance(found.get(name), Mapping) else found
+    model = LlamaGen(config)
+    wanted = model.state_dict()
+    for name in {**wanted, **found}:
+        shapes = [tuple(state[name].shape) if name in state else "missing" for state in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"{path}: tensor {name} is {shapes[0]} in the file and {shapes[1]} in this configuration; check its sizes")
+    model.load_state_dict(found)
+    return model.eval()
