@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.utils.torchaudio_check import check_torchaudio
+from mmspec.utils.version import __version__  # noqa: F401
 
 try:
     check_torchaudio()
@@ -20,7 +21,6 @@ except ImportError as error:
         raise SystemExit(2) from None
     raise
 
-__version__ = "0.1.0"
 __all__ = ["load", "load_drafter", "recsys", "speech", "text", "vision"]
 
 

@@ -6,6 +6,7 @@ import typer
 
 from mmspec.commands import bench, caption, check, demo, image, models, recommend, speech, text
 from mmspec.commands.common import Commands
+from mmspec.utils.version import __version__
 
 app = typer.Typer(
     cls=Commands,
@@ -27,9 +28,7 @@ app.command(epilog=models.EXAMPLES)(models.models)
 
 def _version(asked: bool) -> None:
     if asked:
-        import mmspec
-
-        typer.echo(mmspec.__version__)
+        typer.echo(__version__)
         raise typer.Exit
 
 

@@ -45,7 +45,7 @@ def test_imports_point_one_way(path):
 
 def test_only_one_module_knows_transformers_caches():
     knowing = [p.name for p in SOURCES if "transformers.cache_utils" in p.read_text(encoding="utf-8")]
-    assert knowing == ["cache.py"]
+    assert knowing == ["slot_cache.py"]
 
 
 def test_files_are_read_in_one_sitting():

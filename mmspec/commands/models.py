@@ -40,13 +40,12 @@ def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: comm
 
 def minis() -> list[dict[str, Any]]:
     """The trained pairs that ship; one that is not there says so."""
-    import mmspec
-    from mmspec.minis import NAMES
+    from mmspec.minis import NAMES, load
 
     rows = []
     for name in NAMES:
         try:
-            mini = mmspec.load(name)
+            mini = load(name)
         except FileNotFoundError as error:
             rows.append({"name": name, "target": "", "drafters": "", "card": str(error)})
             continue

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.ngram import ItemNGram
@@ -69,10 +70,8 @@ def load_recommender(
 
 
 def _mini(name: str, catalogue: str | Path | None, drafter: str | None, dtype: str, device: torch.device | str) -> Recommender:
-    import mmspec
-
     given = None if catalogue is None else Catalogue.read(catalogue)
-    mini = mmspec.load("recsys")
+    mini = minis.load("recsys")
     items = mini.catalogue if given is None else given
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     model, drafter = mini.target.to(device, kind), "model" if drafter is None else drafter

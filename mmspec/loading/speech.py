@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.run.config import DRAFTERS
 from mmspec.speech.families.base import SpeechModel
@@ -58,9 +59,7 @@ def load_speaker(name: str = "mini", drafter: str | None = None, dtype: str = "f
 def _parts(name: str) -> dict[str, Any]:
     """`target`, `drafters` and `examples` of the speaker called `name`."""
     if name in MINIS:
-        import mmspec
-
-        mini = mmspec.load("speech")
+        mini = minis.load("speech")
         return {"target": mini.target, "drafters": mini.drafters, "examples": mini.examples}
     home = Path(name).expanduser()
     if not home.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):

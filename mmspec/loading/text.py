@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mmspec import minis
 from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
 from mmspec.run.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
@@ -123,9 +124,7 @@ def load_pair(config: Config) -> Pair:
     accept = rule(config)
     name, examples, mini = config.target.path, (), None
     if name in MINIS:
-        import mmspec
-
-        mini = mmspec.load(MINIS[name])
+        mini = minis.load(MINIS[name])
         target, processor = mini.target.to(device, dtype_of(config.target.dtype)), mini.processor
         if name == "vlm":
             from mmspec.minis.vlm_model import examples_of

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.vision.continuous.generation import ContinuousPictures
 from mmspec.vision.families import ADAPTERS
@@ -55,9 +56,7 @@ def load_image_model(name: str = "mini", dtype: str = "float32", device: torch.d
         raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
     where = Path(name).expanduser()
     if name in MINIS:
-        import mmspec
-
-        mini = mmspec.load("vision" if name == "mini" else name)
+        mini = minis.load("vision" if name == "mini" else name)
         return _own(name, {"target": mini.target, "examples": mini.examples}, dtype, device)
     if (place := _latents(name)) is not None:
         return _continuous(name, *place, dtype, device)

@@ -91,7 +91,7 @@ DRAFTER_CARD = """# {kind} drafter for {target}
 - Data: {windows} windows of up to {length} tokens that the target wrote at temperatures {heats}, from {source}.
 - Weights made for mini text are under Apache-2.0; others follow their target's terms.
 
-Acceptance on {held} windows held out, draft token by draft token on the target's own text: the chance that the token rule accepts, and how often
+Acceptance on {held} windows held out, token by token on the target's own text: the chance that the token rule accepts, and how often
 the likeliest tokens agree.
 
 | draft token | sampled | greedy |
@@ -109,7 +109,7 @@ PICTURE_DRAFTER_CARD = """# {kind} drafter for the {set} target of mini vision
 - Data: {pictures} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
 - Weights: Apache-2.0.
 
-Acceptance on {held} pictures held out, draft token by draft token on the target's own pictures and without guidance: the chance that the token rule
+Acceptance on {held} pictures held out, code by code on the target's own pictures and without guidance: the chance that the token rule
 accepts, and how often the likeliest codes agree.
 
 | draft token | sampled | greedy |

@@ -110,7 +110,7 @@ Drafters (they only propose: the items are the target's own, whatever they say):
 {learnt}
 
 Target calls a user on {held} test histories, where beam search alone makes 4, by how many beams are kept (k) and drafted (width). The
-last column, for the middle setting: of the first, second and third level of a draft that were judged, the share whose draft tokens held all of
+last column, for the middle setting: of the first, second and third level of a draft that were judged, the share whose drafts held all of
 the target's beams.
 
 | drafter | parameters | {head} | levels whole |

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from mmspec.utils.version import __version__
+
 _PACKAGES = ("mmspec", "torch", "transformers")
 
 
@@ -43,9 +45,7 @@ def _program() -> str:
 
 def _version(name: str) -> str:
     if name == "mmspec":
-        import mmspec
-
-        return mmspec.__version__
+        return __version__
     try:
         return version(name)
     except PackageNotFoundError:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import mmspec
+from mmspec import text
 from mmspec.bench.compare.peers import Outcome, constant_draft_tokens, new_tokens, synchronize
 from mmspec.core.stats import Stats
 from mmspec.drafters.trees.planners import sparse_tree
@@ -33,7 +33,7 @@ class Captioner:
         pictures = prompt["pixel_values"]
         ids = self.processor.tokenizer([self._asked()] * len(pictures), return_tensors="pt")["input_ids"]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pictures}
-        out = mmspec.text.generate(self.model, inputs, max_new_tokens=self.max_new_tokens)
+        out = text.generate(self.model, inputs, max_new_tokens=self.max_new_tokens)
         return self.processor.batch_decode(
             [row[:size] for row, size in zip(out.sequences, out.lengths, strict=True)], skip_special_tokens=True
         )
@@ -58,7 +58,7 @@ def ways(mini: Mini) -> dict[str, dict[str, Any]]:
     }
     for weights in ("uniform", "adaptive"):
         for name, parts in mixed.items():
-            blend = mmspec.text.ensemble(*(view[part] for part in parts), weights=weights)
+            blend = text.ensemble(*(view[part] for part in parts), weights=weights)
             found[f"vlm, {name}, {weights}"] = {"drafter": small, "view": blend, **chain}
     for name, drafter in mini.drafters.items():
         if name not in ("text", "vlm"):
@@ -77,12 +77,12 @@ def captured(ways: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _views(mini: Mini) -> dict[str, Any]:
-    told = mmspec.text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
+    told = text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
     return {
         "own": "own",
         "pooled": "pooled",
         "pruned": "pruned",
-        "newline": mmspec.text.view("newline", mini.processor),
+        "newline": text.view("newline", mini.processor),
         "drop": "drop",
         "caption": told,
     }
@@ -137,7 +137,7 @@ def answered(
     """One request, or a batch of them, answered one way."""
     synchronize(mini.target.device)
     begun = perf_counter()
-    out = mmspec.text.generate(mini.target, inputs, max_new_tokens=max_new_tokens, seed=seed, on_step=tally.stats.add, **options)
+    out = text.generate(mini.target, inputs, max_new_tokens=max_new_tokens, seed=seed, on_step=tally.stats.add, **options)
     synchronize(mini.target.device)
     seconds = perf_counter() - begun
     rows = [ids[:length].tolist() for ids, length in zip(out.sequences, out.lengths, strict=True)]

@@ -22,7 +22,8 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
 a picture, each by a diffusion head's chain of {config.head_steps} steps, with noise {config.sigma_out:g} on every token; and one with a
 mixture head.</p>
 {table(_HEAD, [_row(row) for row in rows], words=3)}
-<p class="note">These pictures are not plain decoding's, and are not meant to be: a distribution-exact way draws another picture from the same distribution,
+<p class="note">These pictures are not plain decoding's, and are not meant to be:
+a distribution-exact way draws another picture from the same distribution,
 as plain decoding does with another seed. What must hold, and is compared here, is that a seed gives the same picture alone and in a batch
 of four, number by number within 0.001. Forwards are counts, the same on every machine; seconds are this machine's, ways took turns prompt
 by prompt, and &times; plain is against plain decoding by the same head.{seconds}</p>

@@ -28,7 +28,8 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]]) -> str:
 <p class="soft">A target of {size:.1f} M parameters that writes {cells} codes a picture, prompt by prompt{guided}, by the same seeds.</p>
 {table(_HEAD, [_row(row) for row in rows], words=2)}
 <p class="note">Figures are a picture's means; forwards are counts, the same on every machine, seconds are this machine's, and methods took
-turns prompt by prompt. A token-exact method must draw plain decoding's picture code for code. A distribution-exact one draws another picture from
+turns prompt by prompt. A token-exact method must draw plain decoding's picture code for code. A distribution-exact one
+draws another picture from
 the same distribution. Drift is what a lossy method spent of total variation, summed over a picture's codes.</p>
 {grid(found.prompts, ways, pictures)}
 <h3>Where codes were committed together</h3>{_key(most)}

@@ -38,7 +38,7 @@ def section_html(found: Any, rows: Sequence[dict[str, Any]], words: Mapping[str,
     examples = "".join(_example(number, request, found, shown) for number, request in enumerate(found.requests))
     return f"""<h2>Questions about pictures</h2>{_STYLE}
 <p class="soft">A target that sees, of {size:.1f} M parameters, on {count} drawn pictures it was not trained on,
-up to {pair.config.run.max_new_tokens} new tokens each, in float32. Drafters draft token 5 tokens; what they read of a picture is their view.
+up to {pair.config.run.max_new_tokens} new tokens each, in float32. Drafters draft 5 tokens; what they read of a picture is their view.
 Answers are the target's, right or wrong: it counts right two times in three, says its card.</p>
 {table(_HEAD, [way_row(row) for row in rows], _GROUPS)}
 <p class="note">Ways took turns picture by picture in one process; ratios are medians over pictures, encoding of pictures and both prompts

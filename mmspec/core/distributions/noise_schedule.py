@@ -152,7 +152,7 @@ def refuse(scheduler: Any) -> None:
     name, config = _name(scheduler), getattr(scheduler, "config", None)
     if not _is(scheduler, _ANCESTRAL + _IMPLICIT + _FLOW + _SOLVER):
         raise ValueError(
-            f"{name} has no transition distribution known here: take {_ANCESTRAL[0]}, {_IMPLICIT[0]}, {_FLOW[0]} or {_SOLVER[0]} of order 1, "
+            f"{name} has no known transition distribution: take {_ANCESTRAL[0]}, {_IMPLICIT[0]}, {_FLOW[0]} or {_SOLVER[0]} of order 1, "
             "or judge by aligned with any sampler"
         )
     for option in ("clip_sample", "thresholding"):

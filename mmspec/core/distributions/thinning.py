@@ -95,7 +95,7 @@ class Density(ImplicitDistribution):
     """Distributions over a continuum of values. No value has a probability of its own: they share nothing with a draft token that was not
     drawn."""
 
-    advice = "a distribution of vectors has no table over its values: judge by token, in chains; block and D-GRS ask for Gaussians of equal scales"
+    advice = "a distribution of vectors has no table of values: judge by token, in chains; block and D-GRS need Gaussians of equal scales"
 
     def log_ratio(self, q: Any, x: Tensor) -> Tensor:
         own = self.log_prob(x)
@@ -191,6 +191,6 @@ class ResidualByThinning:
             return self
         if other is not self.p:
             raise ValueError(
-                "what is left of a distribution without a table mixes with that distribution only: leave the budget out, or judge by PerCode"
+                "the residual of a distribution without a table mixes with it only: leave the budget out, or judge by PerCode"
             )
         return replace(self, active=mask if self.active is None else self.active & mask)

@@ -102,6 +102,6 @@ def grouped(net: Any, bigrams: Bigrams, *, k: int = 10, omega: float = 1.0, draw
     """
     if not getattr(net, "blind", False):
         raise ValueError(
-            f"{type(net).__name__} reads its own draft tokens: a path needs heads that are blind to them, such as medusa, latent or amphista"
+            f"{type(net).__name__} reads its own draft tokens: a path needs heads that do not, such as medusa, latent or amphista"
         )
     return GuidedDrafter(net, JointPath(bigrams.to(next(net.parameters()).device), k, omega, draw))

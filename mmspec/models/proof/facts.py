@@ -165,5 +165,5 @@ def _digest_of_class(kind: type) -> str:
 
 @lru_cache(maxsize=1)
 def _digest_of_core() -> str:
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    files = sorted(Path(__file__).parents[1].rglob("*.py")) + sorted((Path(__file__).parents[2] / "core").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -55,7 +55,7 @@ class DiffusionTarget:
         noise_schedule = NoiseSchedule.of(plain, length, 0.0, **extra)
         if not noise_schedule.stochastic:
             raise ValueError(
-                f"{type(scheduler).__name__} draws nothing at some steps, where no draft token would ever be right: take a DDPMScheduler, or a "
+                f"{type(scheduler).__name__} draws nothing at some steps, where no draft could be accepted: take a DDPMScheduler, or a "
                 "DDIMPipeline with eta > 0"
             )
         x0_prediction = X0Prediction.of(own if clips else plain, plain, length, extra)
