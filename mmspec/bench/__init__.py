@@ -1,1 +1,1 @@
-"""Side by side: harnesses that run mmspec and its peers in one process, the losslessness check, and the reports of both."""
+"""Benchmarks, checks and reports: mmspec and its peers in one process."""

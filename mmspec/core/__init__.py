@@ -1,1 +1,1 @@
-"""The engine: draft a tree, score it once, keep a part of it. Nothing here knows a modality."""
+"""The engine: draft a tree, score it once, commit a part of it. It knows no modality and no transformers."""

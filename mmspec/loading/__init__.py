@@ -1,0 +1,1 @@
+"""Models by name, by folder or by hub name, for commands, jobs and recipes."""

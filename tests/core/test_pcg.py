@@ -11,7 +11,7 @@ from mmspec.core.records import Scored
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, GROUP_EXACT, LOSSY
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.groups import Groups
-from mmspec.core.rules.pcg import PCG, pcg_tree
+from mmspec.core.rules.lossy.pcg import PCG, pcg_tree
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top

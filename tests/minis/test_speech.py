@@ -5,8 +5,8 @@ import torch
 
 import mmspec
 from mmspec.bench.compare.speech import in_codec_space
+from mmspec.core.rules.lossy.pcg import PCG
 from mmspec.core.rules.lossy.tolerance import Tolerance
-from mmspec.core.rules.pcg import PCG
 from mmspec.drafters.trees.static import Template
 from mmspec.minis import HOME
 from mmspec.minis import speech_data as spoken

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from mmspec.core import stopping as stopping
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.speech import synthesize
-from mmspec.speech.codecs.transformers import HFCodec, WindowCodec
+from mmspec.speech.codecs.streams import WindowCodec
+from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.families.codec_lm import CodecLM
 from mmspec.speech.sampling.ras import repetition_aware

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mmspec.speech.codecs.transformers import HFCodec, WindowCodec
+from mmspec.speech.codecs.streams import WindowCodec
+from mmspec.speech.codecs.transformers import HFCodec
 from tests.speech.small_codecs import BOOKS, SIZE, codes, dac, encodec, mimi, xcodec2
 
 ROUNDING = 1e-5  # relative to the loudest sample

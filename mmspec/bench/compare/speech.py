@@ -7,9 +7,9 @@ import torch
 from mmspec.core.rules.groups import Groups
 from mmspec.core.rules.lossy.always_accept import AlwaysAccept
 from mmspec.core.rules.lossy.membership import Membership
+from mmspec.core.rules.lossy.pcg import PCG
 from mmspec.core.rules.lossy.ssd import SSD
 from mmspec.core.rules.lossy.tolerance import Tolerance
-from mmspec.core.rules.pcg import PCG
 from mmspec.drafters.heads.viterbi import grouped
 from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.trees.static import Template

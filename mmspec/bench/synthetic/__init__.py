@@ -1,0 +1,1 @@
+"""Synthetic targets: counts without weights or data."""

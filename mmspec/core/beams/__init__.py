@@ -1,0 +1,1 @@
+"""Beam search by speculative decoding: exact, by sampling, and the published approximate rule."""

@@ -190,7 +190,5 @@ class ResidualByThinning:
         ):
             return self
         if other is not self.p:
-            raise ValueError(
-                "the residual of a distribution without a table mixes with it only: leave the budget out, or judge by PerCode"
-            )
+            raise ValueError("the residual of a distribution without a table mixes with it only: leave the budget out, or judge by PerCode")
         return replace(self, active=mask if self.active is None else self.active & mask)

@@ -1,0 +1,1 @@
+"""Controllers of the draft length: throughput, Thompson sampling, hill climbing, and the break-even gate."""

@@ -1,0 +1,1 @@
+"""Accept rules that keep the distribution of the target: greedy, coupled, match, token, block, sibling rules, steps, frames."""

@@ -1,0 +1,1 @@
+"""Trained drafters on disk, our own and published ones."""

@@ -1,0 +1,1 @@
+"""Drafts from the target's own last distributions: Jacobi windows and lookahead."""

@@ -45,7 +45,7 @@ class Lookahead:
     def __post_init__(self):
         if self.ngram < 2 or min(self.window, self.draft_tokens) < 1:
             raise ValueError(
-                f"ngram, window and draft tokens are {self.ngram}, {self.window} and {self.draft_tokens}: give n-grams of 2 values or more, "
+                f"ngram, window and draft tokens are {self.ngram}, {self.window} and {self.draft_tokens}: give 2 or more values, "
                 "and at least 1 column and 1 draft token"
             )
         if self.pool < max(self.window, self.draft_tokens):

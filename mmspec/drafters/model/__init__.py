@@ -1,0 +1,1 @@
+"""A model as the drafter: two models, cascades, ensembles, unlike vocabularies, beams."""

@@ -1,0 +1,1 @@
+"""Draft trees: static templates, planners, and searches."""

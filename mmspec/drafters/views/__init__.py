@@ -1,0 +1,1 @@
+"""What a drafter reads of a prompt with pictures or sound."""

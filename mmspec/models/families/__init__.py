@@ -1,0 +1,1 @@
+"""How each family of transformers models is driven."""

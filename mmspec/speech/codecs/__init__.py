@@ -1,0 +1,1 @@
+"""Codecs: codes to samples, whole or piece by piece."""

@@ -34,11 +34,11 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.models.target import Family, HFTarget
 from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, rule_of, shape_of
-from mmspec.speech.codecs.transformers import WholeStream
+from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, ragged
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
-from mmspec.speech.generation import Speech
 from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
+from mmspec.speech.sound.speech import Speech
 
 Voice = Mapping[str, Tensor]
 """A voice preset: semantic_prompt [S], coarse_prompt [2, T] and fine_prompt [8, T], as `BarkProcessor` loads them."""

@@ -4,9 +4,9 @@ A step is what one pass of the model commits: a code (`CodecLM` and its kin) or 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -14,21 +14,7 @@ from mmspec.core.processors.pipeline import Processor
 from mmspec.core.stopping import EndTest
 from mmspec.models.guidance import Guided
 from mmspec.models.target import Family
-
-
-class SoundStream(Protocol):
-    """Sound from committed steps as they come. A piece is given out only when every step it rests on is committed: never taken back.
-
-    The pieces of one row, put together, are what `SpeechModel.sound` makes of all its steps at once.
-    """
-
-    def push(self, steps: list[Any]) -> Iterator[Tensor]:
-        """The pieces [samples] that `steps`, just committed, complete."""
-        ...
-
-    def close(self) -> Iterator[Tensor]:
-        """What is left, once no step follows."""
-        ...
+from mmspec.speech.sound.stream import SoundStream
 
 
 @dataclass(frozen=True)

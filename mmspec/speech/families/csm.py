@@ -21,8 +21,9 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SoundStream, SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_of
 from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
+from mmspec.speech.sound.stream import SoundStream
 
 Tokenize = Callable[[Sequence[str], Sequence[str | None]], Mapping[str, Tensor]]
 """(texts, voices) -> input_ids [B, P] and their attention_mask: `codec_lm.Letters`, say."""

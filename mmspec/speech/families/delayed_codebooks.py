@@ -16,9 +16,10 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache, with_cross_attention
 from mmspec.models.target import Family
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SoundStream, SpeechModel
+from mmspec.speech.families.base import SpeechModel
 from mmspec.speech.families.codec_lm import Letters
 from mmspec.speech.sampling.delay import frame_distribution, undelayed
+from mmspec.speech.sound.stream import SoundStream
 
 Inputs = Mapping[str, Tensor]
 """One prompt as the class's tokenizer or processor returns it: input_ids [1, P] and their attention_mask."""

@@ -1,0 +1,1 @@
+"""Speech models whose steps are continuous latents: Pocket TTS, VibeVoice."""

@@ -28,9 +28,9 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.run.options import control_of, rule_of
-from mmspec.speech.codecs.transformers import WholeStream
+from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.base import SpeechModel, one_voice_each
-from mmspec.speech.generation import Speech
+from mmspec.speech.sound.speech import Speech
 
 Inputs = Mapping[str, Tensor]
 """What a model's processor returned for a batch: input_ids, attention_mask and what else the class reads."""

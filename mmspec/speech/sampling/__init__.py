@@ -1,0 +1,1 @@
+"""Samplers and orders of codes that only speech models have."""

@@ -1,0 +1,1 @@
+"""Samples, files, and a recogniser."""

@@ -1,0 +1,1 @@
+"""`mmspec.text.speculate`: drafts within the `generate` of transformers."""

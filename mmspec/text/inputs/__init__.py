@@ -1,0 +1,1 @@
+"""Inputs of a request: ids, pictures and clips, checked."""

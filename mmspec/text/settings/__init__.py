@@ -1,0 +1,1 @@
+"""Generation configs and their processors."""

@@ -1,0 +1,1 @@
+"""Images as grids of codes: methods, rows, tokenizers."""

@@ -1,0 +1,1 @@
+"""Images as continuous tokens: autoregressive and masked models, with diffusion or mixture heads."""

@@ -1,0 +1,1 @@
+"""Diffusion chains decoded speculatively."""

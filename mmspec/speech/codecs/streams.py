@@ -1,0 +1,101 @@
+"""Sound of codecs that need every code first."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.speech.codecs.transformers import BLOCK, Layer, Local, Parts
+from mmspec.speech.sound.stream import SoundStream
+
+
+class WholeStream:
+    """Sound of codecs that need every code first."""
+
+    def __init__(self, decode: Callable[[list[Any]], Tensor]):
+        self.decode, self.steps = decode, []
+
+    def push(self, steps: list[Any]) -> Iterator[Tensor]:
+        self.steps += steps
+        return iter(())
+
+    def close(self) -> Iterator[Tensor]:
+        if self.steps:
+            yield self.decode(self.steps)
+
+
+class PartsStream:
+    """Sound block by block; `codec` says the `block`, and codes as a tensor. What is run, and on what, depends on the codes alone."""
+
+    def __init__(self, codec: Any, parts: Parts):
+        self.codec, self.parts = codec, parts
+        self.steps: list[Any] = []
+        self.blocks = self.entered = self.left = 0  # blocks run, latents made, samples given out
+        self.state: Any = None
+        self.hidden: Tensor | None = None  # [1, D, n] latents behind the memory
+
+    def push(self, steps: list[Any]) -> Iterator[Tensor]:
+        """The pieces that `steps` complete."""
+        self.steps += steps
+        while len(self.steps) >= (self.blocks + 1) * self.codec.block:
+            self.blocks += 1
+            yield from self._advance(self.blocks * self.codec.block, closed=False)
+
+    def close(self) -> Iterator[Tensor]:
+        """What is left once no code follows."""
+        if self.steps:
+            yield from self._advance(len(self.steps), closed=True)
+
+    @torch.no_grad()
+    def _advance(self, known: int, closed: bool) -> Iterator[Tensor]:
+        """What the first `known` codes commit beyond what was given out."""
+        enter, leave = self.parts.enter, self.parts.leave
+        stop = enter.stop(known, closed)
+        if stop > self.entered:
+            new, self.state = self.parts.carry(enter.window(self.codec.tensor(self.steps[:known]), self.entered, stop), self.state)
+            self.hidden = new if self.hidden is None else torch.cat([self.hidden, new], -1)
+            self.entered = stop
+        if self.hidden is None:
+            return
+        stop = leave.stop(self.entered, closed)
+        if stop > self.left:
+            yield leave.window(self.hidden, self.left, stop).flatten().float().cpu()
+            self.left = stop
+
+
+@dataclass(frozen=True)
+class WindowCodec:
+    """Any codec as a function: `decode` takes frames [n, K] and gives `samples` samples for each, [n * samples].
+
+    What a frame sounds like may rest on `behind` frames before it and `ahead` after it, and on none beyond; without `behind` on all of
+    them, and then all sound comes when the stream is closed.
+    """
+
+    decode: Callable[[Tensor], Tensor]
+    rate: int
+    samples: int
+    behind: int | None = None
+    ahead: int = 0
+    block: int = BLOCK
+    size: int | None = None
+
+    @property
+    def pace(self) -> float:
+        """Frames of a second of sound."""
+        return self.rate / self.samples
+
+    def stream(self) -> SoundStream:
+        if self.behind is None:
+            return WholeStream(lambda steps: self.decode(torch.tensor(steps)).flatten().float().cpu())
+        return PartsStream(self, self._parts(self.behind))
+
+    def tensor(self, steps: Sequence[Any]) -> Tensor:
+        codes = torch.as_tensor(steps)
+        return (codes[:, None] if codes.dim() == 1 else codes).T[None]
+
+    def _parts(self, behind: int) -> Parts:
+        run = lambda codes: self.decode(codes[0].T).reshape(1, 1, -1)  # noqa: E731
+        near = Layer(behind + self.ahead + 1, behind, self.ahead)
+        return Parts(Local(lambda codes: codes), lambda x, state: (x, state), Local(run, (near, Layer(self.samples, 0, 0, self.samples))))
