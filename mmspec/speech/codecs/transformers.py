@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.models.compat import encodec_frame
@@ -114,8 +115,8 @@ def _encodec(model: Any) -> Parts:
     first, memory, *rest = model.decoder.layers
 
     def carry(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        out, state = memory.lstm(x.permute(2, 0, 1), state)
-        return x + out.permute(1, 2, 0), state
+        out, state = memory.lstm(rearrange(x, "b d t -> t b d"), state)
+        return x + rearrange(out, "t b d -> b d t"), state
 
     return Parts(
         Local(lambda codes: first(model.quantizer.decode(codes.transpose(0, 1))), layers_of(first)), carry, _local(nn.Sequential(*rest))
