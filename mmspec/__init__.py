@@ -1,44 +1,69 @@
-"""mmspec: every autoregressive generator faster, without changing what it says.
+"""Speculative decoding of text, images, speech and recommendations: the same output as plain decoding, in fewer calls of the model.
 
 >>> import mmspec
 >>> mini = mmspec.load("text")
 >>> out = mmspec.text.generate(mini.target, mini.examples, drafter=mini.drafters["model"])
+
+Importing mmspec loads no heavy library: the four packages and what they use are imported on first use.
 """
 
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mmspec.utils.lazy import exports
 from mmspec.utils.torchaudio_check import check_torchaudio
 from mmspec.utils.version import __version__  # noqa: F401
 
 try:
     check_torchaudio()
 except ImportError as error:
-    if Path(sys.argv[0]).name == "mmspec":  # the command: one line and exit 2, as for anything else that is set up wrong
+    if Path(sys.argv[0]).name == "mmspec":  # the command: one line and exit 2, as for any other wrong setup
         print(f"mmspec: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     raise
 
+if TYPE_CHECKING:
+    from mmspec import recsys, speech, text, vision
+    from mmspec.minis import Mini
+else:
+    __getattr__, __dir__ = exports(__name__, {"recsys": "", "speech": "", "text": "", "vision": ""})
+
 __all__ = ["load", "load_drafter", "recsys", "speech", "text", "vision"]
 
 
-def load(name: str) -> Any:
-    """A shipped mini: `.target`, `.drafters`, `.catalogue` (recsys), `.processor`, `.examples`, `.card`. ValueError lists the names."""
-    return import_module("mmspec.minis").load(name)
+def load(name: str) -> "Mini":
+    """Load a shipped small model with its drafters, examples and card.
+
+    Args:
+        name: "text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm" or "recsys".
+
+    Returns:
+        A `Mini`: `.target`, `.drafters` (a dict by name), `.processor`, `.examples`, `.card`, and `.catalogue` for "recsys".
+
+    Raises:
+        ValueError: for an unknown name; the message lists the names.
+    """
+    from mmspec import minis
+
+    return minis.load(name)
 
 
 def load_drafter(path: str | Path, target: Any = None, **options: Any) -> Any:
-    """The trained drafter in a folder, its own or a published one; `generate` takes it as `drafter`.
+    """Load the trained drafter in a folder: one trained by a recipe, or a published one (EAGLE, EAGLE-3, Medusa, `speculators`).
 
-    `target` is the transformers model it is for: needed by layouts that leave out what it tells, and given its device and dtype.
-    `options` are those of `mmspec.drafters.checkpoints.load.load_drafter`. ValueError, in one line, for what is broken or does not fit.
+    Args:
+        path: the folder.
+        target: the transformers model that the drafter is for. Needed by layouts that share its embeddings or head; the drafter gets its
+            device and dtype.
+        options: those of `mmspec.drafters.checkpoints.load.load_drafter`.
+
+    Returns:
+        A drafter that `generate` takes as `drafter`.
+
+    Raises:
+        ValueError: for a broken folder, or a drafter that does not fit the target.
     """
-    return import_module("mmspec.drafters.checkpoints.load").load_drafter(path, target, **options)
+    from mmspec.drafters.checkpoints import load as checkpoint
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("recsys", "speech", "text", "vision"):
-        return import_module(f"mmspec.{name}")
-    raise AttributeError(f"module 'mmspec' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return checkpoint.load_drafter(path, target, **options)

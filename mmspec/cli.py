@@ -4,26 +4,15 @@ from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, caption, check, demo, image, models, recommend, speech, text
+from mmspec.commands import bench, caption, check, demo, image, models, recipe, recommend, speech, text
 from mmspec.commands.common import Commands
+from mmspec.commands.completion import with_completion
 from mmspec.utils.version import __version__
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-app.command(epilog=demo.EXAMPLES)(demo.demo)
-app.command(epilog=text.EXAMPLES)(text.text)
-app.command(epilog=image.EXAMPLES)(image.image)
-app.command(epilog=speech.EXAMPLES)(speech.speech)
-app.command(epilog=caption.EXAMPLES)(caption.caption)
-app.command(epilog=recommend.EXAMPLES)(recommend.recommend)
-app.command(epilog=bench.EXAMPLES)(bench.bench)
-app.command(epilog=check.EXAMPLES)(check.check)
-app.command(epilog=models.EXAMPLES)(models.models)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+for _module in (demo, text, image, speech, caption, recommend, bench, check, models, recipe):
+    _command = getattr(_module, _module.__name__.rpartition(".")[2])  # each module holds one command of its own name
+    app.command(epilog=_module.EXAMPLES)(with_completion(_command))
 
 
 def _version(asked: bool) -> None:

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.heads.recurrent import RecurrentHead
+from mmspec.minis import HOME
 from mmspec.minis.items import note, write_counts, write_model
 from mmspec.minis.shop import examples
 from mmspec.recsys import Catalogue
@@ -123,7 +124,7 @@ def main() -> None:
     args.work = args.work or Path(f"build/recsys-drafter-{args.data}")
     args.work.mkdir(parents=True, exist_ok=True)
     if args.smoke:
-        args.target = Path(__file__).parents[1] / "mmspec/minis/recsys"
+        args.target = HOME / "recsys"
         args.out, args.users, args.k, args.steps, args.rows, args.held = args.work / "mini", 8, 4, 2, 4, 8
     args.out, device = args.out or args.target, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = AutoModelForCausalLM.from_pretrained(args.target / "target", dtype=torch.float32).to(device).eval().requires_grad_(False)

@@ -1,5 +1,8 @@
 """Commands run in this process, and what a refusal must look like."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,9 @@ import pytest
 
 from mmspec.cli import app
 
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "torchaudio", "transformers", "numpy", "diffusers", "accelerate", "matplotlib", "pyarrow", "PIL", "soundfile")
+"""Libraries that help, completion and `import mmspec` must not load."""
 Result = tuple[int, str, str, Path]
 """Exit code, stdout, stderr, and the file that was to be written."""
 
@@ -34,3 +40,11 @@ def refused(result: Result, *words: str) -> None:
     for word in words:
         assert word in err
     assert not list(path.parent.iterdir()) if path.parent.is_dir() else True
+
+
+def python(code: str, **environment: str) -> str:
+    """Standard output of `code` in a fresh interpreter, with mmspec of this checkout."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from mmspec import __version__
 from mmspec.cli import app
 from mmspec.drafters.retrieval.pools import Pools
 from tests import tiny
@@ -63,7 +64,7 @@ def test_without_a_command_the_help_page_is_shown(mmspec):
     code, out, err = mmspec()
     assert (code, err) == (2, "")
     assert all(command in out for command in COMMANDS)
-    assert mmspec("--version") == (0, "0.1.0\n", "")
+    assert mmspec("--version") == (0, f"{__version__}\n", "")
 
 
 def test_help_loads_no_heavy_library():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from einops import rearrange
 from PIL import Image
 
 from mmspec.minis import pictures
@@ -48,7 +49,7 @@ def read(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 def sheet(pairs: torch.Tensor, path: Path, across: int = 16) -> None:
     """Pictures above their reconstructions, [2, N, C, H, W], as one PNG, twice as large."""
     count = pairs.shape[1] // across * across
-    rows = pairs[:, :count].unflatten(1, (-1, across)).transpose(0, 1).flatten(0, 2)
+    rows = rearrange(pairs[:, :count], "two (rows across) c h w -> (rows two across) c h w", across=across)
     tiles = [np.pad(np.asarray(tile.convert("RGB")), ((1, 1), (1, 1), (0, 0))) for tile in tokens.as_pictures(rows)]
     whole = Image.fromarray(np.concatenate([np.concatenate(tiles[i : i + across], 1) for i in range(0, len(tiles), across)]))
     whole.resize((whole.width * 2, whole.height * 2), Image.Resampling.NEAREST).save(path)

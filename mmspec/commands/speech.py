@@ -28,7 +28,7 @@ EXAMPLES = """Examples:
 """
 OUT, BATCH = "mmspec-speech.wav", 8
 _TEXT = "What to say; several texts make several files; - reads standard input."
-_MODEL = "The shipped mini (default), or a folder that speech/train_target.py wrote."
+_MODEL = "The shipped mini (default), or a folder that mmspec recipe speech/train_target.py wrote."
 _DRAFTER = "none, model (the mini's own, default there), vadusa, lookup, ... (mmspec models lists them), or a folder."
 _VOICE = "Who speaks; once, or once a text. The model's first by default."
 _OUT = f"The sound file: .wav, .flac or .ogg; {OUT} by default. With --file a new folder, or that of the same job, to go on with it."

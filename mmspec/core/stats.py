@@ -1,6 +1,7 @@
 """What a generation cost and brought: counts first, seconds beside them."""
 
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from mmspec.core.records import Step
 
@@ -72,7 +73,7 @@ class Stats:
         for phase, spent in step.seconds.items():
             self.seconds[phase] += spent
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, derived figures included, ready for JSON."""
         derived = {
             "tokens_per_call": self.tokens_per_call,

@@ -207,7 +207,9 @@ def _trained(section: DrafterSection, target: Any) -> Any:
     from mmspec.drafters.checkpoints.load import load_drafter
 
     if section.path is None:
-        raise ValueError("drafter 'trained' needs path: the folder that text/train_drafter.py wrote, or a published drafter's")
+        raise ValueError(
+            "drafter 'trained' needs path: the folder that mmspec recipe text/train_drafter.py wrote, or a published drafter's"
+        )
     for key in section.options:
         if key not in _TRAINED:
             raise ValueError(f"unknown key {key!r} for drafter 'trained'; valid: {', '.join(_TRAINED)}")
@@ -223,7 +225,7 @@ def _model_free(section: DrafterSection) -> Any:
         return build(kind, {kind: f"{Retrieval.__module__}:Retrieval"}, "drafter", {"datastore": _datastore(section.path), **options})
     if kind == "pools":
         if section.path is None:
-            raise ValueError("drafter 'pools' needs path: the file that Pools.save or python text/learn_pools.py wrote")
+            raise ValueError("drafter 'pools' needs path: the file that Pools.save or mmspec recipe text/learn_pools.py wrote")
         return build(kind, {kind: "mmspec.drafters.retrieval.pools:from_file"}, "drafter", {"path": section.path, **options})
     if kind in SELF_DRAFTING:
         options = {key: value for key, value in options.items() if key != "stop_below"}
@@ -236,7 +238,9 @@ def _datastore(path: str | None) -> Any:
     from mmspec.drafters.retrieval.datastore import Datastore
 
     if path is None or not Path(path).is_file():
-        raise FileNotFoundError(f"datastore {path} does not exist: write one with python text/build_datastore.py TEXTS --out FILE.npy")
+        raise FileNotFoundError(
+            f"datastore {path} does not exist: write one with mmspec recipe text/build_datastore.py -- TEXTS --out FILE.npy"
+        )
     return Datastore.open(path)
 
 

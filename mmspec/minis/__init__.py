@@ -4,10 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from mmspec.utils.packed_files import read_bytes, save_bytes
-
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys")
 """vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card.
@@ -37,6 +33,8 @@ def load(name: str) -> Mini:
     """The mini called `name`. ValueError lists the names there are."""
     if name not in NAMES:
         raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
+    import torch
+
     with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read
         return _loaded(name)
 
@@ -62,7 +60,7 @@ def load_text(folder: Path) -> Mini:
     from mmspec.drafters.checkpoints.load import load_drafter
 
     if not (folder / "target" / "model.safetensors").exists():
-        raise FileNotFoundError(f"mini text is not in {folder}: make it with python text/train_mini.py --out {folder}")
+        raise FileNotFoundError(f"mini text is not in {folder}: make it with mmspec recipe text/train_mini.py -- --out {folder}")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     prompts = (folder / "prompts.txt").read_text(encoding="utf-8").split("\n---\n")
     examples = tokenizer(prompts, return_tensors="pt", padding=True)
@@ -111,6 +109,8 @@ def load_recsys(folder: Path) -> Mini:
 
 def save_llama(model: Any, folder: Path) -> None:
     """Write a Llama as `llama` reads it, its weights as bytes: half the size of half precision."""
+    from mmspec.utils.packed_files import save_bytes
+
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
@@ -120,6 +120,8 @@ def save_llama(model: Any, folder: Path) -> None:
 def llama(folder: Path) -> Any:
     """A Llama whose weights are stored in half precision or as bytes, and run in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mmspec.utils.packed_files import read_bytes
 
     config = LlamaConfig.from_pretrained(folder)
     model = LlamaForCausalLM(config).float()

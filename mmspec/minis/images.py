@@ -21,7 +21,9 @@ def load_images(folder: Path) -> dict[str, Any]:
     from mmspec.vision.families.llamagen import LlamaGenPictures, T5Captions
 
     if not (folder / "target" / "model.safetensors").exists():
-        raise FileNotFoundError(f"no target in {folder}: make it with python vision/train_target.py --set {folder.name} --out {folder}")
+        raise FileNotFoundError(
+            f"no target in {folder}: make it with mmspec recipe vision/train_target.py -- --set {folder.name} --out {folder}"
+        )
     model, vq = _llamagen(folder / "target"), tokens.load_tokenizer(folder / "tokenizer")
     drafters = {path.parent.name: load_drafter(path.parent, model) for path in sorted((folder / "drafters").glob("*/config.json"))}
     labels = [str(label) for _, label in sorted(model.config.id2label.items())] if model.config.condition == "class" else []

@@ -20,7 +20,7 @@ def load_items(folder: Path) -> dict[str, Any]:
     from mmspec.recsys import Catalogue, Retriever
 
     if not (folder / "target" / "model.safetensors").exists():
-        raise FileNotFoundError(f"no target in {folder}: make it with python recsys/train_target.py --out {folder}")
+        raise FileNotFoundError(f"no target in {folder}: make it with mmspec recipe recsys/train_target.py -- --out {folder}")
     catalogue, target = Catalogue.read(folder / "catalogue.parquet"), llama(folder / "target")
     drafters: dict[str, Any] = {}
     if (folder / "drafter" / "config.json").exists():

@@ -22,7 +22,9 @@ def continuous_model(folder: Path) -> Any:
     from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
     if not (folder / "model.safetensors").exists():
-        raise FileNotFoundError(f"no model of continuous tokens in {folder}: make it with python vision/train_continuous.py")
+        raise FileNotFoundError(
+            f"no model of continuous tokens in {folder}: make it with mmspec recipe vision/train_continuous.py -- --head HEAD"
+        )
     masked = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == MaskedARConfig.model_type
     model: Any = MaskedAR(MaskedARConfig.from_pretrained(folder)) if masked else ContinuousAR(ContinuousARConfig.from_pretrained(folder))
     model = model.float()

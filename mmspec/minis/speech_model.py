@@ -44,7 +44,7 @@ def speaker(folder: Path, name: str = "target") -> CodecLM:
 def load_utterances(folder: Path) -> dict[str, Any]:
     """The parts of a `Mini`. FileNotFoundError when it is not there."""
     if not (folder / "target" / "model.safetensors").exists():
-        raise FileNotFoundError(f"mini speech is not in {folder}: make it with python speech/train_target.py --out {folder}")
+        raise FileNotFoundError(f"mini speech is not in {folder}: make it with mmspec recipe speech/train_target.py -- --out {folder}")
     target, drafters = speaker(folder), {}
     if (folder / "drafter").is_dir():
         drafters["model"] = speaker(folder, "drafter")

@@ -234,7 +234,7 @@ def load_sights(folder: Path) -> dict[str, Any]:
     from transformers import LlavaProcessor
 
     if not (folder / "target" / "model.safetensors").exists():
-        raise FileNotFoundError(f"mini vlm is not in {folder}: make it with python text/train_vlm.py --out {folder}")
+        raise FileNotFoundError(f"mini vlm is not in {folder}: make it with mmspec recipe text/train_vlm.py -- --out {folder}")
     target, drafters = llava(folder / "target"), {}
     processor: Any = LlavaProcessor.from_pretrained(folder)
     if (folder / "drafter-text").is_dir():

@@ -4,11 +4,27 @@
 >>> out = recsys.recommend(model, histories, k=10, catalogue=recsys.Catalogue.read("catalogue.parquet"), drafter=small)
 """
 
-from mmspec.recsys.catalogue import Catalogue
-from mmspec.recsys.cost import CostModel
-from mmspec.recsys.generation import Recommendations, recommend
-from mmspec.recsys.methods import METHODS
-from mmspec.recsys.ngram import ItemNGram
-from mmspec.recsys.retriever import Retriever
+from typing import TYPE_CHECKING
+
+from mmspec.utils.lazy import exports
+
+if TYPE_CHECKING:
+    from mmspec.recsys.catalogue import Catalogue
+    from mmspec.recsys.cost import CostModel
+    from mmspec.recsys.generation import Recommendations, recommend
+    from mmspec.recsys.methods import METHODS
+    from mmspec.recsys.ngram import ItemNGram
+    from mmspec.recsys.retriever import Retriever
+else:
+    _MODULES = {
+        "Catalogue": "catalogue",
+        "CostModel": "cost",
+        "METHODS": "methods",
+        "ItemNGram": "ngram",
+        "Recommendations": "generation",
+        "Retriever": "retriever",
+        "recommend": "generation",
+    }
+    __getattr__, __dir__ = exports(__name__, _MODULES, {"MODES": "METHODS", "NGram": "ItemNGram"})
 
 __all__ = ["METHODS", "Catalogue", "CostModel", "ItemNGram", "Recommendations", "Retriever", "recommend"]

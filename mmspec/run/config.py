@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from mmspec.utils.recipe_files import find_recipe
+
 ACCEPT = {
     "greedy": "mmspec.core.rules.greedy:Greedy",
     "match": "mmspec.core.rules.match:Match",
@@ -135,6 +137,7 @@ class Config:
 def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
     """Read a YAML config; `overrides` are "section.key=value" strings. ValueError names the offending entry and the valid ones."""
     try:
+        path = path if Path(path).exists() else _shipped(path)
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise ValueError(f"config {path} does not exist") from None
@@ -157,6 +160,14 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         accept=_section(AcceptSection, "accept", data),
         run=_section(RunSection, "run", data),
     )
+
+
+def _shipped(path: str | Path) -> Path:
+    """The config of that name that ships with mmspec, such as configs/text/tree.yaml; else `path` itself."""
+    try:
+        return find_recipe(str(path)).path
+    except (ValueError, FileNotFoundError):
+        return Path(path)
 
 
 def _section(kind: type, name: str, data: Mapping[str, Any]) -> Any:

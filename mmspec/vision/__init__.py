@@ -1,14 +1,39 @@
 """Images out: autoregressive image models, faster, drawing the same."""
 
-from mmspec.vision.codes.methods import METHODS, Method
-from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
-from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures
-from mmspec.vision.continuous.latents import Sampling
-from mmspec.vision.diffusion.pipeline import Denoised, denoise
-from mmspec.vision.families import image_model
-from mmspec.vision.families.base import ImageModel, Prompt
-from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
-from mmspec.vision.generation import Pictures, generate
+from typing import TYPE_CHECKING
+
+from mmspec.utils.lazy import exports
+
+if TYPE_CHECKING:
+    from mmspec.vision.codes.methods import METHODS, Method
+    from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
+    from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures
+    from mmspec.vision.continuous.latents import Sampling
+    from mmspec.vision.diffusion.pipeline import Denoised, denoise
+    from mmspec.vision.families import image_model
+    from mmspec.vision.families.base import ImageModel, Prompt
+    from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
+    from mmspec.vision.generation import Pictures, generate
+else:
+    _MODULES = {
+        "ContinuousAR": "continuous.ar",
+        "ContinuousARConfig": "continuous.ar",
+        "ContinuousPictures": "continuous.generation",
+        "Denoised": "diffusion.pipeline",
+        "ImageModel": "families.base",
+        "LlamaGen": "families.llamagen_network",
+        "LlamaGenConfig": "families.llamagen_network",
+        "METHODS": "codes.methods",
+        "Method": "codes.methods",
+        "Pictures": "generation",
+        "Prompt": "families.base",
+        "Sampling": "continuous.latents",
+        "CONTINUOUS_METHODS": "continuous.generation",
+        "denoise": "diffusion.pipeline",
+        "generate": "generation",
+        "image_model": "families",
+    }
+    __getattr__, __dir__ = exports(__name__, _MODULES, {"WAYS": "CONTINUOUS_METHODS"})
 
 __all__ = [
     "CONTINUOUS_METHODS",

@@ -324,7 +324,7 @@ def test_files_that_hold_no_template_are_told_in_one_line(tmp_path):
     for counts in ((), (0,), (2, "3")):
         with pytest.raises(ValueError, match="give at least one level"):
             Template.branching(counts)
-    with pytest.raises(ValueError, match="does not exist: write one with python text/plan_tree"):
+    with pytest.raises(ValueError, match="does not exist: write one with mmspec recipe text/plan_tree"):
         Template.read(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("[[0], ")
     with pytest.raises(ValueError, match="cannot be read as JSON"):

@@ -77,7 +77,7 @@ def _target(model):
     ("tree", "accept", "words"),
     [
         ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'expand', 'opt', 'dynamic', children per level"),
-        ("nowhere.json", "exact", "template nowhere.json does not exist: write one with python text/plan_tree"),
+        ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
         ((0, 2), "exact", r"branching is \(0, 2\): give at least one level"),
         ("opt", "without-replacement", "tree 'opt' takes the likeliest nodes, but Walk needs drawn ones"),
         (FORM, "block", "Block judges chains only"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -115,13 +116,13 @@ class Cross(nn.Module):
         self.o_proj = nn.Linear(heads * width, hidden, bias=False)
 
     def forward(self, x: Tensor, positions: Tensor, across: Across) -> Tensor:
-        query = self.q_proj(x).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
+        query = rearrange(self.q_proj(x), "b n (h d) -> b h n d", h=self.heads)
         query = across.layer.turned(query, positions)
         something = across.visible.any(-1, keepdim=True)
         mask = across.visible | ~something  # a column that sees nothing would be NaN: its share is zero
         keys, values = across.keys.to(query.dtype), across.values.to(query.dtype)
         found = nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None], enable_gqa=True)
-        return self.o_proj(found.transpose(1, 2).flatten(2)) * something
+        return self.o_proj(rearrange(found, "b h n d -> b n (h d)")) * something
 
 
 class Glide(nn.Module):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.drafters.features.eagle import Eagle1
@@ -35,11 +36,11 @@ class Adaptor(nn.Module):
         keys, values = (self._split(proj(embeds)) for proj in (self.k_proj, self.v_proj))
         asked = self._split(self.queries[None]).repeat(len(embeds), 1, count, 1)
         found = nn.functional.scaled_dot_product_attention(asked, keys, values, seen.repeat_interleave(len(self.queries), 1)[:, None])
-        found = self.o_proj(found.transpose(1, 2).flatten(2)).unflatten(1, (count, -1))
+        found = rearrange(self.o_proj(rearrange(found, "b h n d -> b n (h d)")), "b (c q) d -> b c q d", c=count)
         return found * of.any(-1)[..., None, None]
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return rearrange(x, "b n (h d) -> b h n d", h=self.heads)
 
 
 class ViSpec(Eagle1):

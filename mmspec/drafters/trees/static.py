@@ -58,7 +58,7 @@ class Template:
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ValueError(f"template {path} does not exist: write one with python text/plan_tree.py --out FILE.json") from None
+            raise ValueError(f"template {path} does not exist: write one with mmspec recipe text/plan_tree.py -- --out FILE.json") from None
         except (OSError, ValueError) as error:
             raise ValueError(f"template {path} cannot be read as JSON: {' '.join(str(error).split())}") from None
         return Template(found)

@@ -11,6 +11,7 @@ from math import isqrt
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.drafters.views.base import View, same_prompt
@@ -126,8 +127,8 @@ def _pooling(model: Any, asked: tuple[int, int] | None) -> Iterator[None]:
             fits = patches.dim() == 3 and patches.shape[1] == each
             if not fits:
                 raise ValueError(refused)
-            grid = patches.transpose(1, 2).unflatten(2, (isqrt(each), isqrt(each)))
-            return real(nn.functional.avg_pool2d(grid, size).flatten(2).transpose(1, 2), *args, **kwargs)
+            grid = rearrange(patches, "b (h w) d -> b d h w", h=isqrt(each))
+            return real(rearrange(nn.functional.avg_pool2d(grid, size), "b d h w -> b (h w) d"), *args, **kwargs)
 
         return forward
 

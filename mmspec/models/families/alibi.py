@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from mmspec.models.changed import replaced, with_arguments
@@ -99,10 +100,10 @@ def _mpt_attention(attention: Any, bias: Tensor, hidden: Tensor) -> Any:
         mixed = attention.Wqkv(hidden_states)
         if attention.clip_qkv:
             mixed = mixed.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
-        query, key, value = (part.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2) for part in mixed.chunk(3, dim=2))
+        query, key, value = (rearrange(part, "b n (h d) -> b h n d", h=attention.n_heads) for part in mixed.chunk(3, dim=2))
         key, value = past_key_values.update(key, value, attention.layer_idx)
         scores = query @ key.transpose(-1, -2) * attention.softmax_scale + bias
         weights = scores.masked_fill(hidden, torch.finfo(query.dtype).min).float().softmax(-1).to(value.dtype)
-        return attention.out_proj((weights @ value).transpose(1, 2).flatten(2)), weights
+        return attention.out_proj(rearrange(weights @ value, "b h n d -> b n (h d)")), weights
 
     return forward

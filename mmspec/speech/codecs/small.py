@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.speech.sound.audio import PhaseFinder, logs, mel_spectrogram
@@ -80,12 +81,12 @@ class PatchCodec(nn.Module):
     def magnitudes(self, codes: Tensor) -> Tensor:
         """Log-magnitudes [B, frames, bins] of `codes` [B, T]; code t tells of nothing beyond code t + layers * ahead."""
         config = self.config
-        x = self.centres[codes].transpose(1, 2)  # [B, D, T]
+        x = rearrange(self.centres[codes], "b t d -> b d t")
         for index, layer in enumerate(self.layers):
             padded = F.pad(x, (config.noise_schedule - 1 - config.ahead, config.ahead))
             fresh = F.gelu(layer(padded))
             x = fresh if index == 0 else x + fresh
-        return self.leave(x.transpose(1, 2)).unflatten(-1, (config.stack, -1)).flatten(1, 2)
+        return rearrange(self.leave(rearrange(x, "b d t -> b t d")), "b t (s f) -> b (t s) f", s=config.stack)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:

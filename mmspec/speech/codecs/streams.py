@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.speech.codecs.transformers import BLOCK, Layer, Local, Parts
+from mmspec.speech.codecs.parts import BLOCK, Layer, Local, Parts
 from mmspec.speech.sound.stream import SoundStream
 
 

@@ -6,6 +6,7 @@ A row never ends by itself: it has as many steps as it is given room for, of whi
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.core.processors.pipeline import Processor
@@ -62,11 +63,10 @@ class Musicgen(DelayModel):
             table = module.weights if slots <= len(module.weights) else module.get_embedding(slots, module.embedding_dim)
             return nn.functional.embedding(layout.positions, table.to(output))
 
-        rows, columns, books = layout.ids.shape
         decoder = own_copy(self.decoder)
         with decoder.model.decoder.embed_positions.register_forward_hook(own):
             hidden = decoder.model(
-                input_ids=layout.ids.transpose(1, 2).reshape(rows * books, columns),
+                input_ids=rearrange(layout.ids, "b n k -> (b k) n"),
                 attention_mask=attention_mask(layout.visible, self.decoder),
                 encoder_hidden_states=heard.states,
                 encoder_attention_mask=heard.mask,

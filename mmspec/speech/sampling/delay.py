@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange, repeat
 from torch import Tensor
 
 from mmspec.core.distributions.frame import Frame
@@ -32,11 +33,11 @@ def frame_distribution(scores: Tensor, history: History, processors: Pipeline) -
 
 def _by_book(step: Any, scores: Tensor, history: History) -> Tensor:
     """A processor of single ids on [B, N, K, V]: every book is a row. Its numbers must be the same for all rows."""
-    rows, nodes, books, _ = scores.shape
-    ids = history.ids.transpose(1, 2).flatten(0, 1)
-    visible, position = (part.repeat_interleave(books, 0) for part in (history.visible, history.position))
-    out = step(scores.transpose(1, 2).flatten(0, 1), History(ids, visible, position))
-    return out.view(rows, books, nodes, -1).transpose(1, 2)
+    books = scores.shape[2]
+    visible, position = (repeat(part, "b ... -> (b k) ...", k=books) for part in (history.visible, history.position))
+    history = History(rearrange(history.ids, "b n k -> (b k) n"), visible, position)
+    out = step(rearrange(scores, "b n k v -> (b k) n v"), history)
+    return rearrange(out, "(b k) n v -> b n k v", k=books)
 
 
 def forced(scores: Tensor, where: Tensor, value: int) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import VQModel
+from einops import rearrange
 from PIL import Image
 from torch import Tensor, nn
 
@@ -60,7 +61,7 @@ def as_tensor(pictures: Tensor | np.ndarray | Sequence[Image.Image]) -> Tensor:
     found = torch.as_tensor(np.array(pictures) if isinstance(pictures, np.ndarray) else pictures)
     if found.dtype != torch.uint8 or not (found.dim() == 3 or (found.dim() == 4 and found.shape[3] == 3)):
         raise ValueError(f"pictures are {found.dtype} {tuple(found.shape)}: give uint8 [B, H, W] or [B, H, W, 3], or PIL pictures")
-    found = found[:, None] if found.dim() == 3 else found.permute(0, 3, 1, 2)
+    found = rearrange(found, "b h w -> b 1 h w" if found.dim() == 3 else "b h w c -> b c h w")
     return found.float() / 127.5 - 1
 
 
@@ -79,8 +80,9 @@ def draw(model: VQModel, quantised: Tensor) -> Tensor:
 
 def nearest(model: VQModel, found: Tensor) -> Tensor:
     """Codes [B, h, w] of latents [B, D, h, w]: those of the nearest vectors."""
-    flat = found.permute(0, 2, 3, 1)
-    return torch.cdist(flat.flatten(0, 2), codebook(model)).argmin(-1).view(flat.shape[:3])
+    height, width = found.shape[2:]
+    codes = torch.cdist(rearrange(found, "b d h w -> (b h w) d"), codebook(model)).argmin(-1)
+    return rearrange(codes, "(b h w) -> b h w", h=height, w=width)
 
 
 @torch.no_grad()
@@ -98,7 +100,7 @@ def decode_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
         raise ValueError(f"codes are {tuple(codes.shape)}: give [B, h, w] with B >= 1, in raster order")
     if not 0 <= int(codes.min()) <= int(codes.max()) < count:
         raise ValueError(f"codes reach from {int(codes.min())} to {int(codes.max())}: the codebook has 0 to {count - 1}")
-    vectors = codebook(model)[codes.long().to(model.device)].permute(0, 3, 1, 2)
+    vectors = rearrange(codebook(model)[codes.long().to(model.device)], "b h w d -> b d h w")
     return torch.cat([draw(model, some) for some in vectors.split(batch)]).clamp(-1, 1)
 
 
@@ -188,7 +190,7 @@ def start_codebook(model: VQModel, found: Tensor, generator: torch.Generator, ro
 
     Started at random, most codes would share the ground of the pictures, which most latents show.
     """
-    points, centres = found.permute(0, 2, 3, 1).flatten(0, 2), codebook(model)
+    points, centres = rearrange(found, "b d h w -> (b h w) d"), codebook(model)
     far = torch.ones(len(points), device=points.device)
     for row in range(len(centres)):
         centres[row] = points[torch.multinomial(far + 1e-12, 1, generator=generator)[0]]
@@ -204,7 +206,7 @@ def start_codebook(model: VQModel, found: Tensor, generator: torch.Generator, ro
 @torch.no_grad()
 def restart_dead(model: VQModel, found: Tensor, generator: torch.Generator) -> int:
     """Move the codes that no latent of [B, D, h, w] is nearest to onto latents, drawn by squared error. Returns how many."""
-    points = found.permute(0, 2, 3, 1).flatten(0, 2)
+    points = rearrange(found, "b d h w -> (b h w) d")
     far, owner = torch.cdist(points, codebook(model)).min(-1)
     dead = torch.bincount(owner, minlength=len(codebook(model))) == 0
     count = int(dead.sum())
@@ -228,7 +230,9 @@ def save_tokenizer(model: VQModel, folder: Path) -> None:
 def load_tokenizer(folder: Path) -> VQModel:
     """The tokenizer in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
-        raise FileNotFoundError(f"no tokenizer in {folder}: make it with python vision/train_tokenizer.py --set SET --out {folder}")
+        raise FileNotFoundError(
+            f"no tokenizer in {folder}: make it with mmspec recipe vision/train_tokenizer.py -- --set SET --out {folder}"
+        )
     config = VQModel.load_config(folder)
     assert isinstance(config, dict)
     model = VQModel.from_config(config)

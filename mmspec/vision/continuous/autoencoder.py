@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
+from einops import rearrange
 from PIL import Image
 from torch import Tensor, nn
 
@@ -76,7 +77,7 @@ def posteriors(model: AutoencoderKL, pictures: Some, batch: int = 250) -> tuple[
     pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
     mean, std = scale(model)
     parts = [posterior(model, some.to(model.device)) for some in pixels.split(batch)]
-    means, logvars = (torch.cat(found).flatten(2).transpose(1, 2) for found in zip(*parts, strict=True))
+    means, logvars = (rearrange(torch.cat(found), "b d h w -> b (h w) d") for found in zip(*parts, strict=True))
     return (means - mean) / std, (logvars / 2).exp() / std
 
 
@@ -95,7 +96,7 @@ def decode_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> Ten
     if not tokens.isfinite().all():
         raise ValueError(f"tokens of picture {(~tokens.isfinite()).nonzero()[0, 0].item()} are not finite: leave that picture out")
     mean, std = scale(model)
-    latents = (tokens.float().to(model.device) * std + mean).transpose(1, 2).unflatten(2, (side, side))
+    latents = rearrange(tokens.float().to(model.device) * std + mean, "b (h w) d -> b d h w", h=side)
     return torch.cat([draw(model, some) for some in latents.split(batch)]).clamp(-1, 1)
 
 
@@ -141,7 +142,7 @@ def save_autoencoder(model: AutoencoderKL, folder: Path) -> None:
 def load_autoencoder(folder: Path) -> AutoencoderKL:
     """The autoencoder in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
-        raise FileNotFoundError(f"no autoencoder in {folder}: make it with python vision/train_autoencoder.py --out {folder}")
+        raise FileNotFoundError(f"no autoencoder in {folder}: make it with mmspec recipe vision/train_autoencoder.py -- --out {folder}")
     model = AutoencoderKL.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     assert isinstance(model, AutoencoderKL)
     model.load_state_dict(read_bytes(folder / "model.safetensors"))

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
@@ -55,7 +56,7 @@ class Denoised:
         channels = self.samples.shape[1]
         if channels not in (1, 3):
             raise ValueError(f"a sample has {channels} channels, which make no picture: read samples, or decode them yourself")
-        pixels = (self.samples.float() / 2 + 0.5).clamp(0, 1).cpu().permute(0, 2, 3, 1).numpy()
+        pixels = rearrange((self.samples.float() / 2 + 0.5).clamp(0, 1).cpu(), "b c h w -> b h w c").numpy()
         return DDPMPipeline.numpy_to_pil(pixels)
 
 

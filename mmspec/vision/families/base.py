@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
@@ -165,4 +166,4 @@ def cells_of(size: Size, step: int, name: str) -> tuple[int, int]:
 def as_pictures(pixels: Tensor) -> list[Image.Image]:
     """Pictures from `pixels` [B, 1 or 3, H, W] between -1 and 1, grey or RGB; what lies outside is cut off."""
     levels = ((pixels.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu()
-    return [Image.fromarray(each[0].numpy() if len(each) == 1 else each.permute(1, 2, 0).numpy()) for each in levels]
+    return [Image.fromarray(rearrange(each, "1 h w -> h w" if len(each) == 1 else "c h w -> h w c").numpy()) for each in levels]

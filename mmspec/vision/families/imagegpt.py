@@ -6,6 +6,7 @@ from math import isqrt
 from typing import Any
 
 import torch
+from einops import rearrange
 from PIL import Image
 from torch import Tensor, nn
 from transformers.models.imagegpt.modeling_imagegpt import ImageGPTModel
@@ -86,7 +87,7 @@ class ImageGPT(ImageModel):
     def decode(self, codes: Tensor) -> list[Image.Image]:
         if self.codebook is None:
             raise ValueError("ImageGPT's colours are not in the model: give the adapter clusters, those of its image processor")
-        return as_pictures(self.codebook.to(codes.device)[codes].permute(0, 3, 1, 2))
+        return as_pictures(rearrange(self.codebook.to(codes.device)[codes], "b h w c -> b c h w"))
 
     def resized(self, size: Size) -> "ImageGPT":
         return ImageGPT(self.model, self.codebook, size)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from PIL import Image
 from torch import Tensor
 
@@ -73,4 +74,4 @@ class Janus(ImageModel):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> list[Image.Image]:
-        return as_pictures(self.model.decode_image_tokens(codes.flatten(1)).permute(0, 3, 1, 2))
+        return as_pictures(rearrange(self.model.decode_image_tokens(codes.flatten(1)), "b h w c -> b c h w"))

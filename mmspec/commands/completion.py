@@ -1,0 +1,73 @@
+"""Shell completion of option values. All names are plain strings, so that completion and help load no heavy library.
+
+Drafters and accept rules are named in `mmspec.run.config`. Methods, modes and views are tables of objects in modules that import torch; a
+test keeps the lists here equal to them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+from mmspec.minis import NAMES, shipped_drafters
+from mmspec.run.config import ACCEPT, DRAFTERS
+from mmspec.utils.recipe_files import recipe_names
+
+IMAGE_METHODS = ("plain", "jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "gsd", "eagle", "lantern", "lantern++", "cool-sd")
+IMAGE_METHODS += ("zipar", "zipar-adaptive", "pjd")
+CONTINUOUS_METHODS = ("plain", "density", "path", "stepwise", "block", "aligned", "d-grs", "aligned-block", "cspd-compat")
+MODES = ("plain", "strict", "coupled", "sample", "relaxed")
+VIEWS = ("drop", "newline", "caption", "own", "pooled", "pruned")
+MODALITIES = ("text", "image", "speech", "recommend")
+
+Names = Sequence[str] | Callable[[], Sequence[str]]
+
+
+def drafter_names() -> list[str]:
+    """The drafters a command takes by name: general ones, and those that ship with a mini. Paths are completed by the shell."""
+    shipped = [name for mini in ("text", "speech", "vlm", "recsys") for name in shipped_drafters(mini)]
+    return list(dict.fromkeys(("none", "model", *DRAFTERS, *shipped, "text", "vlm")))
+
+
+VALUES: dict[str, Names] = {
+    "accept": ("exact", *ACCEPT),
+    "compare": (*IMAGE_METHODS, *CONTINUOUS_METHODS),
+    "device": ("auto", "cpu", "cuda"),
+    "draft_length": ("auto", "thompson"),
+    "drafter": drafter_names,
+    "dtype": ("float32", "bfloat16", "float16", "auto"),
+    "engine": ("local", "ray"),
+    "form": ("wav", "flac", "ogg"),
+    "method": (*IMAGE_METHODS, *CONTINUOUS_METHODS),
+    "modality": MODALITIES,
+    "mode": MODES,
+    "model": ("mini", *NAMES),
+    "recipe": recipe_names,
+    "tree": ("none", "comb", "expand", "opt", "dynamic"),
+    "view": VIEWS,
+    "window": ("auto",),
+}
+"""Parameter of a command -> what its option completes."""
+
+
+def with_completion(command: Callable[..., None]) -> Callable[..., None]:
+    """Give every parameter of `command` that `VALUES` names its completion; the command itself is returned.
+
+    Args:
+        command: a Typer command whose parameters are annotated with `typer.Option` or `typer.Argument`.
+    """
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        for info in getattr(hint, "__metadata__", ()):
+            if name in VALUES:
+                info.autocompletion = _completed(VALUES[name])
+    return command
+
+
+def _completed(names: Names) -> Callable[[str], list[str]]:
+    """A callback that Typer calls with what was typed. Of several names joined by +, as --view takes them, the last is completed."""
+
+    def complete(incomplete: str) -> Any:
+        known = dict.fromkeys(names() if callable(names) else names)
+        before, plus, last = incomplete.rpartition("+")
+        found = [name for name in known if name.startswith(incomplete)]
+        return found or [f"{before}{plus}{name}" for name in known if plus and name.startswith(last)]
+
+    return complete
