@@ -63,15 +63,19 @@ _COLUMNS = {
 
 
 def _table(section: Any) -> Table:
-    """A row a way; columns that no way of the section has are left out."""
+    """A row a method; columns that no method of the section has are left out, and exactness where all are token-exact."""
+    from mmspec.bench.report.page import compared
+    from mmspec.core.rules.base import TOKEN_EXACT
+
     title = f"{section.title}: {section.same} of {section.of} {section.promise}"
     table = Table(title=title, title_justify="left", title_style="bold")
     columns = {name: where for name, where in _COLUMNS.items() if any(row.get(where[0]) is not None for row in section.rows)}
+    if all(row["exactness"] in ("", TOKEN_EXACT) for row in section.rows):
+        del columns["exactness"]
     for name in ("way", *columns, "same"):
         table.add_column(name, justify="left" if name in ("way", "exactness") else "right", no_wrap=True)
     for row in section.rows:
         cells = ["" if row.get(key) is None else format(row[key], form) for key, form in columns.values()]
-        kinds = ("same_text", "same_pictures", "same_sounds", "same_items", "same_in_batch")
-        same = next((row[kind] for kind in kinds if row.get(kind) is not None), None)
+        same = compared(row)
         table.add_row(row["way"], *cells, "" if same is None else f"{same['same']}/{same['of']}")
     return table

@@ -42,9 +42,10 @@ def found(stand_in, tmp_path_factory):
 def test_the_page_shows_every_way_and_needs_nothing_else(found, stand_in):
     page, section = Page(found[0]), found[1]
     assert page.open == []
+    assert page.problems == []
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert [row["way"] for row in section["ways"]] == list(demo_continuous.CONTINUOUS_METHODS)
-    drawn = pictures(found[0], "drawn from vectors")
+    drawn = pictures(found[0], ", drawn from vectors by ")
     assert len(drawn) == 2 * len(demo_continuous.CONTINUOUS_METHODS)
     plain = generate(stand_in.model, [stand_in.examples[0]], "plain", seed=0)
     assert drawn[0].tobytes() == plain.images[0].tobytes()
@@ -52,7 +53,8 @@ def test_the_page_shows_every_way_and_needs_nothing_else(found, stand_in):
 
 def test_it_says_what_is_compared_and_what_is_not(found):
     page, section = " ".join(found[0].split()), found[1]
-    assert "not plain decoding's, and are not meant to be" in page
+    assert "draws another picture than plain decoding does, of the same distribution" in page
+    assert "12 of 12</span> pictures the same alone and in a batch of four" in page
     assert "identical to plain decoding" not in page
     assert section["promise"] == "pictures the same alone and in a batch of four"
     assert section["same"] == {"same": 12, "of": 12}

@@ -31,8 +31,12 @@ def found(tmp_path_factory):
 
 def test_every_run_has_a_player_that_plays_and_a_spectrogram(found):
     html, _ = found
-    assert Page(html).open == []
+    page = Page(html)
+    assert page.open == []
+    assert page.problems == []
     runs = 2 * len(demo_speech.CONTINUOUS_METHODS)
+    assert all(html.count(f', by {way}"') == 2 for way in demo_speech.CONTINUOUS_METHODS)  # players say what they play
+    assert len(set(re.findall(r'alt="(spectrogram [^"]+)"', html))) == runs
     sounds = re.findall(r"data:audio/wav;base64,([^\"]+)", html)
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", html)
     assert len(sounds) == len(pictures) == runs

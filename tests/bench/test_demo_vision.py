@@ -44,13 +44,15 @@ def found(stand_in, tmp_path_factory):
 
 
 def pictures(page: str, words: str) -> list[Image.Image]:
-    shown = re.findall(rf'alt="{words}" src="data:image/png;base64,([^"]+)"', page)
+    """The pictures whose alternative text has `words`."""
+    shown = re.findall(rf'alt="[^"]*{words}[^"]*" src="data:image/png;base64,([^"]+)"', page)
     return [Image.open(io.BytesIO(base64.b64decode(each))) for each in shown]
 
 
 def test_the_page_needs_nothing_else(found):
     page = Page(found[0])
     assert page.open == []
+    assert page.problems == []
     assert all(each.startswith("data:image/png;base64,") for each in page.fetched)
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert "http" not in re.sub(r'src="[^"]*"', "", found[0])
@@ -60,11 +62,14 @@ def test_every_method_shows_every_prompt(found, stand_in):
     page, section = found
     assert [row["way"] for row in section["ways"]] == list(demo_vision.CONTINUOUS_METHODS)
     assert set(demo_vision.CONTINUOUS_METHODS) < set(METHODS)
-    assert len(pictures(page, "drawn")) == 2 * len(demo_vision.CONTINUOUS_METHODS)
-    assert len(pictures(page, "where runs were")) == 2 * (len(demo_vision.CONTINUOUS_METHODS) - 1)  # rows side by side have no runs
+    assert len(pictures(page, ", drawn by ")) == 2 * len(demo_vision.CONTINUOUS_METHODS)
+    assert len(pictures(page, "codes in one forward")) == 2 * (len(demo_vision.CONTINUOUS_METHODS) - 1)  # rows side by side have no runs
+    for prompt in stand_in.examples[:2]:
+        for way in demo_vision.CONTINUOUS_METHODS:
+            assert f'alt="{prompt}, drawn by {way}"' in page
     plain = generate(stand_in.model, [stand_in.examples[0]], "plain", guidance=stand_in.guidance, seed=0)
-    assert pictures(page, "drawn")[0].tobytes() == plain.images[0].tobytes()
-    maps = pictures(page, "where runs were")
+    assert pictures(page, ", drawn by ")[0].tobytes() == plain.images[0].tobytes()
+    maps = pictures(page, "codes in one forward")
     assert len(maps[0].getcolors()) == 1  # plain decoding commits one by one
     assert len(maps[1].getcolors()) > 1
 

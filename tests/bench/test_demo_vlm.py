@@ -52,11 +52,14 @@ def found(stand_in, tmp_path_factory):
 def test_the_page_needs_nothing_else_and_shows_every_picture_as_it_is(found):
     page = Page(found[0])
     assert page.open == []
+    assert page.problems == []
     assert all(each.startswith("data:image/png;base64,") for each in page.fetched)
     shown = re.findall(r'src="data:image/png;base64,([^"]+)"', found[0])
     pictures = [Image.open(io.BytesIO(base64.b64decode(each))) for each in shown]
     assert [picture.tobytes() for picture in pictures] == [scenes.draw(scene).tobytes() for scene in scenes.scenes(3, 3)]
-    assert "image-rendering:pixelated" in found[0]
+    assert "image-rendering: pixelated" in found[0]
+    assert 'alt="picture 1 of 1 for &#34;describe the picture&#34;; the target' in found[0].replace("&quot;", "&#34;")
+    assert 'alt="picture 2 of 2 for &#34;how many circles&#34;; the target' in found[0].replace("&quot;", "&#34;")
 
 
 def test_every_way_gives_plain_decodings_answers(found):

@@ -10,6 +10,7 @@ from mmspec.bench.compare.run import Spread, Trial, paired, run, same_text, summ
 from mmspec.cli import app
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, RunSection
+from tests.bench.test_report import Page
 
 
 def trial(name, batch, repeat, tokens, seconds, **changes):
@@ -103,9 +104,14 @@ def test_the_command_measures_counts_ratios_and_equality(capsys, tmp_path):
     assert rows[DRAFTED]["seconds"]["draft"] > 0
     assert {"argv", "date", "git", "versions", "device", "cpu", "threads"} <= set(found["provenance"])
     assert len(found["trials"]) == 16
-    page = html.read_text()
-    assert "4 of 4" in page
-    assert "http" not in page
+    text = html.read_text()
+    assert "4 of 4" in text
+    assert "http" not in text
+    page = Page(text)
+    assert (page.open, page.fetched, page.problems) == ([], [], [])
+    best = rows[DRAFTED]
+    assert f">{1 - 1 / best['tokens_per_call']:.0%}<" in text
+    assert f"<b>{best['ratio_to_plain']['median']:.2f}&times;</b> generate <small>" in " ".join(text.split())
 
 
 def test_batches_are_refused_by_assisted_generation_only(capsys):

@@ -1,8 +1,8 @@
 """The benchmark itself: every contender on every batch, taking turns in one process, summed up as paired ratios."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median, quantiles
+from dataclasses import asdict, dataclass, field
+from statistics import quantiles
 from typing import Any
 
 from mmspec.bench.compare.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Contender, Outcome, contenders
@@ -13,20 +13,21 @@ ORDER = (PLAIN, ASSISTED, ENGINE, DRAFTED)
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with its quartiles."""
+    """A median with its quartiles, and how many values it stands for."""
 
     median: float
     low: float
     high: float
+    count: int = field(default=0, compare=False)
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread | None":
         if not values:
             return None
         if len(values) == 1:
-            return Spread(values[0], values[0], values[0])
+            return Spread(values[0], values[0], values[0], 1)
         low, middle, high = quantiles(values, n=4, method="inclusive")
-        return Spread(middle, low, high)
+        return Spread(middle, low, high, len(values))
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,29 @@ def _plain(spread: Spread | None) -> dict[str, float] | None:
     return None if spread is None else asdict(spread)
 
 
-def times_faster(runs: Sequence[Any], base: Sequence[Any]) -> float:
-    """The median over examples of how many times faster `runs` were, in tokens a second. Each has `tokens` and `seconds`."""
-    return median((len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True))
+def times_faster(runs: Sequence[Any], base: Sequence[Any]) -> list[float]:
+    """Compare speeds in tokens a second, example by example.
+
+    Args:
+        runs: each with `tokens` and `seconds`.
+        base: runs of the baseline, in the same order.
+
+    Returns:
+        How many times faster each run was than its baseline.
+    """
+    return [(len(r.tokens) / r.seconds) / (len(b.tokens) / b.seconds) for r, b in zip(runs, base, strict=True)]
+
+
+def versus(name: str, ratios: Sequence[float]) -> dict[str, Any]:
+    """Entries of a row for paired speed ratios against a baseline.
+
+    Args:
+        name: the baseline, "plain" or "generate".
+        ratios: one for each input both ran on; may be empty.
+
+    Returns:
+        `times_plain` (or `times_generate`), the median, and `ratio_to_plain` (or `ratio_to_generate`), the fields of a
+        `Spread`. Both are None without ratios.
+    """
+    spread = Spread.of(ratios)
+    return {f"times_{name}": None if spread is None else spread.median, f"ratio_to_{name}": _plain(spread)}

@@ -7,7 +7,6 @@ is looked at instead: a seed gives the same picture alone and in a batch of four
 """
 
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.bench.demo.continuous_page import section_html
+from mmspec.bench.compare.run import versus
 from mmspec.bench.demo.run import DemoRequest, Section
+from mmspec.bench.report.page import millions
 from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, load_image_model
 from mmspec.minis import HOME
@@ -34,11 +34,11 @@ class ContinuousEntry:
 
 CONTINUOUS_METHODS = {
     "plain": ContinuousEntry("plain", "diffusion", "one token a forward, its head's chain step by step"),
-    "path": ContinuousEntry("path", "diffusion", "whole chains of steps drafted, and judged in one run of the head"),
-    "block": ContinuousEntry("block", "diffusion", "the same, all steps of all draft tokens judged together"),
-    "aligned": ContinuousEntry("aligned", "diffusion", "noise shared with the drafter, the last step judged"),
-    "plain, mixture": ContinuousEntry("plain", "mixture", "one token a forward, its density said outright"),
-    "density": ContinuousEntry("density", "mixture", "tokens drafted, and judged by their densities"),
+    "path": ContinuousEntry("path", "diffusion", "whole denoising chains drafted, accepted step by step"),
+    "block": ContinuousEntry("block", "diffusion", "the same, all steps of all draft tokens accepted together"),
+    "aligned": ContinuousEntry("aligned", "diffusion", "noise shared with the drafter, accepted at the last step"),
+    "plain, mixture": ContinuousEntry("plain", "mixture", "one token a forward, with a density in closed form"),
+    "density": ContinuousEntry("density", "mixture", "tokens drafted, accepted by their densities"),
 }
 ALIKE = 1e-3
 """How far numbers of a token may lie apart, in its deviations, and be called the same: batches round differently."""
@@ -105,7 +105,10 @@ def section(request: DemoRequest) -> Section:
     rows = [_row(name, found) for name in ways]
     same = [run.same for runs in found.runs.values() for run in runs]
     promise = "pictures the same alone and in a batch of four"
-    return Section("Continuous pictures", _figures(rows), rows, section_html(found, rows), sum(same), len(same), promise)
+    drafting = [row for row in rows if CONTINUOUS_METHODS[row["way"]].method != "plain"]
+    slower = all(row["times_plain"] < 1 for row in drafting)
+    view = {"found": found, "target": millions(loaded.model.model), "slower": slower}
+    return Section("Continuous pictures", rows, drafting, view, sum(same), len(same), promise)
 
 
 def _examples(request: DemoRequest) -> int:
@@ -146,15 +149,7 @@ def _row(name: str, found: ContinuousResults) -> dict[str, Any]:
         "acceptance": sum(run.stats.accepted for run in runs) / drafted if drafted else None,
         "seconds": seconds / len(runs),
         "tokens_per_second": tokens / seconds,
-        "times_plain": median(base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)),
+        **versus("plain", [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]),
         "drift": None,
         "same_in_batch": {"same": sum(run.same for run in runs), "of": len(runs)},
     }
-
-
-def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The most tokens a call of a way that drafts, with what it means in seconds."""
-    best = max((row for row in rows if CONTINUOUS_METHODS[row["way"]].method != "plain"), key=lambda row: row["tokens_per_call"])
-    speed = f"in seconds {best['times_plain']:.2f} times plain decoding's speed here"
-    words = f"continuous tokens a target call ({best['way']}): a count; {speed}"
-    return [(f"{best['tokens_per_call']:.2f}", words)]

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from math import exp
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from mmspec.bench.compare.recommendations import Prefixes, overlap, usual
-from mmspec.bench.demo.recsys_page import section_html
+from mmspec.bench.compare.run import versus
 from mmspec.bench.demo.run import DemoRequest, Section
+from mmspec.bench.report.page import millions
 from mmspec.loading.text import device_of
 from mmspec.minis import HOME, Mini, load
 from mmspec.recsys import recommend
@@ -95,7 +96,9 @@ def section(request: DemoRequest) -> Section:
             run.same = run.items == plain.items
     rows = [_row(way, found) for way in ways]
     promised = [run.same for way in ways if way.mode == "strict" for run in found.runs[way.name]]
-    return Section("Recommendations", _figures(rows), rows, section_html(found, rows), sum(promised), len(promised))
+    exact = [row for row in rows if row["way"] != "plain" and "lossy" not in row["exactness"]]
+    view = {"found": found, "target": millions(mini.target), "scores": [_scores(found, run) for run in found.runs["plain"]]}
+    return Section("Recommendations", rows, exact, view, sum(promised), len(promised))
 
 
 def _examples(request: DemoRequest) -> int:
@@ -140,16 +143,15 @@ def _row(way: RecsysMethod, found: RecsysResults) -> dict[str, Any]:
         "tokens_per_call": levels / calls,
         "acceptance": accepted / drafted if drafted else None,
         "seconds": sum(run.seconds for run in runs) / len(runs),
-        "times_plain": median(base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)),
-        "times_generate": median(base / run.seconds for run, base in zip(runs, found.usual, strict=True)),
+        **versus("plain", [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]),
+        **versus("generate", [base / run.seconds for run, base in zip(runs, found.usual, strict=True)]),
         "same_items": {"same": sum(run.same for run in runs), "of": len(runs)} if way.name != "plain" else None,
         "overlap": overlap([run.items for run in runs], [run.items for run in plain]),
     }
 
 
-def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The fewest calls of a way that gives plain search's items: a count, not seconds."""
-    exact = [row for row in rows if row["way"] != "plain" and "lossy" not in row["exactness"]]
-    best, plain = min(exact, key=lambda row: row["forwards"]), rows[0]
-    words = f"target calls a user ({best['way']}) instead of {plain['forwards']:.0f}, for the same {K} items"
-    return [(f"{best['forwards']:.2f}", words)]
+def _scores(found: RecsysResults, run: RecsysRun) -> list[tuple[str, float, float]]:
+    """Each item's name, its probability in per cent of the best one's, and the log-probability of its codes."""
+    levels, best = found.mini.catalogue.levels, max(run.scores)
+    pairs = zip(run.items, run.scores, strict=True)
+    return [(found.mini.catalogue.name(item), 100 * exp(levels * (score - best)), levels * score) for item, score in pairs]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from mmspec.bench.report.page import cards, page
+from mmspec.bench.report.page import render
 from mmspec.loading.text import device_of
 from mmspec.utils.provenance import provenance
 
@@ -35,12 +35,12 @@ class DemoRequest:
 
 @dataclass(frozen=True)
 class Section:
-    """One modality's outcome: a row per way of decoding, and its part of the page."""
+    """One modality's outcome: a row per way of decoding, and what its template shows beside them."""
 
     title: str
-    figures: list[tuple[str, str]]  # headline: (figure, what it is)
     rows: list[dict[str, Any]]
-    html: str
+    candidates: list[dict[str, Any]]  # rows of exact methods that draft: the headline takes the best of them
+    view: dict[str, Any]  # for templates/NAME.html
     same: int  # outputs equal to plain decoding's, among those of ways that promise it; or to what `promise` says
     of: int
     promise: str = PLAIN
@@ -62,12 +62,20 @@ def run_demo(request: DemoRequest) -> dict[str, Section]:
 
 
 def report(sections: dict[str, Section], request: DemoRequest) -> str:
-    """The page of the whole demo."""
-    tokens = [section for section in sections.values() if section.promise == PLAIN]
-    figures = [(f"{sum(s.same for s in tokens)} of {sum(s.of for s in tokens)}", f"{PLAIN}, compared token by token")] if tokens else []
-    figures += [(f"{s.same} of {s.of}", s.promise) for s in sections.values() if s.promise != PLAIN]
-    for section in sections.values():
-        figures += section.figures
-    lead = "Plain and speculative decoding side by side: the drafter drafts, the target checks, and the output stays the target's own."
-    body = [cards(figures), *(section.html for section in sections.values())]
-    return page("mmspec demo", lead, body, provenance(device_of(request.device)))
+    """Write the page of the whole demo.
+
+    Args:
+        sections: outcomes by the names of `SECTIONS`, as `run_demo` returns them.
+        request: what they were asked for.
+
+    Returns:
+        One HTML file.
+    """
+    return render(
+        "demo.html",
+        title="mmspec demo",
+        contents={"glance": "At a glance"} | {name: section.title for name, section in sections.items()},
+        found=provenance(device_of(request.device)),
+        glance=[(section.title, name, section.candidates) for name, section in sections.items()],
+        sections=sections,
+    )

@@ -5,12 +5,16 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from matplotlib import colormaps
+from PIL import Image
 from torch import Tensor
 
+from mmspec.bench.compare.run import versus
 from mmspec.bench.compare.speech import ways
 from mmspec.bench.demo.run import DemoRequest, Section
-from mmspec.bench.demo.speech_page import section_html
+from mmspec.bench.report.page import millions
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.loading.text import device_of
 from mmspec.minis import HOME, Mini, load
@@ -21,10 +25,12 @@ CONTINUOUS_METHODS = {
     "model": "a smaller model drafts a chain",
     "heads": "heads on the target draft a chain",
     "tree": "the heads draft a planned tree",
-    "tree tau 3": "the same tree, a draft token may be among 3 draws",
-    "pcg codec": "the chain, judged by groups that sound alike",
+    "tree tau 3": "the same tree, a draft token may be any of 3 draws",
+    "pcg codec": "the chain, accepted by groups of codes that sound alike",
 }
 _BUDGET = 20.0  # seconds after which no further text is begun
+_POINTS, _HOP, _STRIP = 256, 80, 10  # of a spectrogram: samples of a window and between windows, and the strip's height in pixels
+_SHADES = np.array([(74, 144, 217), (250, 200, 90)], np.uint8)
 
 
 @dataclass
@@ -80,7 +86,10 @@ def section(request: DemoRequest) -> Section:
             run.same = torch.equal(run.wave, plain.wave)
     rows = [_row(way, found) for way in CONTINUOUS_METHODS]
     promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
-    return Section("Speech", _figures(rows), rows, section_html(found, rows), sum(promised), len(promised))
+    exact = [row for row in rows if row["way"] != "plain" and row["exactness"] == TOKEN_EXACT]
+    spectrograms = {way: [spectrogram(run.wave, run.committed) for run in runs] for way, runs in found.runs.items()}
+    view = {"found": found, "target": millions(mini.target.model), "spectrograms": spectrograms}
+    return Section("Speech", rows, exact, view, sum(promised), len(promised))
 
 
 def _examples(request: DemoRequest) -> int:
@@ -113,15 +122,28 @@ def _row(way: str, found: SpeechResults) -> dict[str, Any]:
         "real_time_factor": seconds / sound,
         "first_sound": median(run.first_sound for run in runs),
         "tokens_per_second": tokens / seconds,
-        "times_plain": median(before / after for before, after in paces),
+        **versus("plain", [before / after for before, after in paces]),
         "drift": sum(drifts) / len(drifts) if drifts else None,
         "same_sounds": {"same": sum(run.same for run in runs), "of": len(runs)} if way != "plain" else None,
     }
 
 
-def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The most codes a call of a way that promises the very sound: a count, not seconds."""
-    exact = [row for row in rows if row["way"] != "plain" and row["exactness"] == TOKEN_EXACT]
-    best = max(exact, key=lambda row: row["tokens_per_call"])
-    words = f"codes of sound a forward ({best['way']}), sample for sample plain decoding's: a count, the same on every machine"
-    return [(f"{best['tokens_per_call']:.2f}", words)]
+def spectrogram(wave: Tensor, committed: list[int]) -> Image.Image:
+    """Log-magnitudes, low frequencies at the bottom, over a strip that changes its shade with every forward.
+
+    Args:
+        wave: samples [T], float.
+        committed: how many codes each forward committed.
+
+    Returns:
+        A picture, one column a window.
+    """
+    if len(wave) < _POINTS:
+        wave = torch.nn.functional.pad(wave, (0, _POINTS - len(wave)))
+    found = torch.stft(wave, _POINTS, _HOP, window=torch.hann_window(_POINTS), return_complex=True).abs()
+    level = ((found.clamp_min(1e-3).log() + 6.9) / 10).clamp(0, 1).flip(0).numpy()  # [bins, frames]
+    picture = (255 * colormaps["magma"](level)[..., :3]).astype(np.uint8)
+    shades = np.repeat([turn % 2 for turn in range(len(committed))], committed)
+    place = np.arange(picture.shape[1]) * max(1, len(shades)) // picture.shape[1]
+    strip = _SHADES[shades[place]][None]
+    return Image.fromarray(np.concatenate([picture, np.repeat(strip, _STRIP, 0)]))

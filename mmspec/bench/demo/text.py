@@ -6,9 +6,9 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.bench.compare.peers import run_transformers, synchronize
-from mmspec.bench.compare.run import times_faster
+from mmspec.bench.compare.run import times_faster, versus
 from mmspec.bench.demo.run import DemoRequest, Section
-from mmspec.bench.demo.text_page import section_html
+from mmspec.bench.report.page import by_position, millions, phases
 from mmspec.bench.report.pieces import TextRounds
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair
@@ -38,10 +38,10 @@ PLAIN_SAMPLED = TextEntry("plain sampling", f"mmspec without a drafter, temperat
 CONTINUOUS_METHODS = (
     PEER,
     PLAIN,
-    TextEntry("model", "a small model draft tokens 4 tokens", "model", "generate", length=4),
-    TextEntry("tree", "a small model draft tokens a tree of 4, 2, 1", "model", "generate", length=3, tree=(4, 2, 1)),
-    TextEntry("eagle3", "a layer that reads the target's states draft tokens 5 tokens", "eagle3", "generate", length=5),
-    TextEntry("lookup", "copies what followed the same words before", "lookup", "generate", length=8),
+    TextEntry("model", "a small model drafts 4 tokens", "model", "generate", length=4),
+    TextEntry("tree", "a small model drafts a tree of 4, 2, 1", "model", "generate", length=3, tree=(4, 2, 1)),
+    TextEntry("eagle3", "a layer on the target's states drafts 5 tokens", "eagle3", "generate", length=5),
+    TextEntry("lookup", "copies what followed the same tokens before", "lookup", "generate", length=8),
     TextEntry("suffix", "follows the longest suffix seen before", "suffix", "generate", length=8),
     PLAIN_SAMPLED,
     TextEntry("coupled sampling", f"the small model, temperature {SAMPLED}, coupled draws", "model", "plain sampling", SAMPLED, length=4),
@@ -102,7 +102,8 @@ def section(request: DemoRequest) -> Section:
     _compare(found)
     rows = [_row(way, found) for way in CONTINUOUS_METHODS]
     flags = [run.same for way in CONTINUOUS_METHODS for run in found.runs[way.name] if run.same is not None]
-    return Section("Text", _figures(rows), rows, section_html(found, rows, CONTINUOUS_METHODS, pair), sum(flags), len(flags))
+    candidates = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None]
+    return Section("Text", rows, candidates, _view(found, pair), sum(flags), len(flags))
 
 
 def _examples(request: DemoRequest) -> int:
@@ -161,23 +162,26 @@ def _row(way: TextEntry, found: TextResults) -> dict[str, Any]:
     return {
         "way": way.name,
         "what": way.words,
+        "exactness": "" if way is PEER else runs[0].stats.exactness,
         "tokens": tokens,
         "target_calls": total.row_calls if way is not PEER else tokens,
         "tokens_per_call": total.tokens_per_call if way is not PEER else 1.0,
         "acceptance": total.accepted / total.drafted if total.drafted else None,
         "tokens_per_second": tokens / seconds,
-        "times_plain": times_faster(runs, found.runs[plain.name]),
-        "times_generate": None if way.temperature else times_faster(runs, found.runs[PEER.name]),
+        **versus("plain", times_faster(runs, found.runs[plain.name])),
+        **versus("generate", [] if way.temperature else times_faster(runs, found.runs[PEER.name])),
         "same_text": {"same": sum(flags), "of": len(flags)} if flags else None,
     }
 
 
-def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Headline figures of the best drafters, counts before seconds."""
-    drafting = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None]
-    fewest = max(drafting, key=lambda row: row["tokens_per_call"])
-    fastest = max(drafting, key=lambda row: row["times_generate"])
-    return [
-        (f"{fewest['tokens_per_call']:.2f}", f"tokens per target call ({fewest['way']}): a count, the same on every machine"),
-        (f"{fastest['times_generate']:.2f}&times;", f"transformers generate's speed ({fastest['way']}): seconds, this machine only"),
-    ]
+def _view(found: TextResults, pair: Pair) -> dict[str, Any]:
+    drafting = [way for way in CONTINUOUS_METHODS if way.drafter is not None]
+    return {
+        "found": found,
+        "methods": drafting,
+        "target": millions(pair.target),
+        "drafter": millions(pair.model),
+        "new": pair.config.run.max_new_tokens,
+        "accepted": {way.name: by_position(found.totals[way.name]) for way in drafting},
+        "times": {way.name: phases(found.totals[way.name].seconds) for way in CONTINUOUS_METHODS if way is not PEER},
+    }

@@ -1,7 +1,6 @@
 """The demo's pictures: the shipped mini on its own captions, drawn by one method after another from the same seeds."""
 
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -9,22 +8,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmspec.bench.compare.run import versus
 from mmspec.bench.demo.run import DemoRequest, Section
-from mmspec.bench.demo.vision_page import section_html
+from mmspec.bench.report.page import millions
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, load_image_model
 from mmspec.minis import HOME
 from mmspec.vision.generation import generate
+from mmspec.vision.quality.contact_sheets import RAMP, temperature
 
 CONTINUOUS_METHODS = {
     "plain": "one code a forward",
-    "jacobi": "a window drawn by the target's own noise",
+    "jacobi": "a window drawn with the target's own noise",
     "sjd": "a window drawn afresh every round",
     "scd": "a window that keeps what it can",
-    "scd-gumbel": "the same, by shared Gumbel numbers",
+    "scd-gumbel": "the same, with shared Gumbel noise",
     "sjd-pac": "a kept window that begins as a tree",
-    "gsd": "a fresh window, judged by groups of alike codes",
+    "gsd": "a fresh window, accepted by groups of similar codes",
     "zipar": "rows side by side, contexts incomplete",
 }
 _BUDGET = 25.0  # seconds after which no further prompt is begun
@@ -83,7 +84,8 @@ def section(request: DemoRequest) -> Section:
             run.same = torch.equal(run.codes, plain.codes)
     rows = [_row(way, found) for way in CONTINUOUS_METHODS]
     promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
-    return Section("Pictures", _figures(rows), rows, section_html(found, rows), sum(promised), len(promised))
+    exact = [row for row in rows if row["way"] != "plain" and row["drift"] is None and "lossy" not in row["exactness"]]
+    return Section("Pictures", rows, exact, _view(found), sum(promised), len(promised))
 
 
 def _examples(request: DemoRequest) -> int:
@@ -111,15 +113,21 @@ def _row(way: str, found: VisionResults) -> dict[str, Any]:
         "acceptance": sum(run.stats.accepted for run in runs) / drafted if drafted else None,
         "seconds": seconds / len(runs),
         "tokens_per_second": tokens / seconds,
-        "times_plain": median(base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)),
+        **versus("plain", [base.seconds / run.seconds for run, base in zip(runs, plain, strict=True)]),
         "drift": sum(drifts) / len(drifts) if drifts else None,
         "same_pictures": {"same": sum(run.same for run in runs), "of": len(runs)} if way != "plain" else None,
     }
 
 
-def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The fewest forwards of a method that promises the same distribution or more: a count, not seconds."""
-    exact = [row for row in rows if row["way"] != "plain" and row["drift"] is None and "lossy" not in row["exactness"]]
-    best, plain = min(exact, key=lambda row: row["forwards"]), rows[0]
-    words = f"forwards a picture ({best['way']}) instead of {plain['forwards']:.0f}: a count, the same on every machine"
-    return [(f"{best['forwards']:.0f}", words)]
+def _view(found: VisionResults) -> dict[str, Any]:
+    """With maps, by method, of how many codes were committed together; methods that write rows side by side have none."""
+    runs = {way: [run.runs for run in runs] for way, runs in found.runs.items()}
+    seen = {way: [counts for counts in maps if counts is not None] for way, maps in runs.items() if maps[0] is not None}
+    most = max(int(counts.max()) for maps in seen.values() for counts in maps)
+    return {
+        "found": found,
+        "target": millions(found.loaded.model.model),
+        "maps": {way: [temperature(counts, most) for counts in maps] for way, maps in seen.items()},
+        "most": most,
+        "ramp": ", ".join(f"rgb{colour}" for colour in RAMP),
+    }

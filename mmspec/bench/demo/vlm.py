@@ -7,9 +7,9 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.bench.compare.peers import constant_draft_tokens, run_transformers, synchronize
-from mmspec.bench.compare.run import times_faster
+from mmspec.bench.compare.run import times_faster, versus
 from mmspec.bench.demo.run import DemoRequest, Section
-from mmspec.bench.demo.vlm_page import section_html
+from mmspec.bench.report.page import by_position, millions, phases
 from mmspec.bench.report.pieces import TextRounds
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair
@@ -115,7 +115,7 @@ def there() -> bool:
 
 def ways(mini: Mini) -> tuple[VlmEntry, ...]:
     """The ways for which the mini has what they draft with."""
-    lookup = VlmEntry("lookup", "copies what followed the same words before", lambda mini: {"drafter": "lookup"})
+    lookup = VlmEntry("lookup", "copies what followed the same tokens before", lambda mini: {"drafter": "lookup"})
     heads = [name for name in mini.drafters if name not in ("text", "vlm")]
     drawn = [
         VlmEntry(name, _HEADS.get(name, "reads the target's states"), _head(name), shown=not number) for number, name in enumerate(heads)
@@ -160,8 +160,8 @@ def section(request: DemoRequest) -> Section:
     _compare(found)
     rows = [_row(way, found) for way in found.ways]
     flags = [run.same for way in found.ways if way.peer is None for run in found.runs[way.name] if run.same is not None]
-    words = {way.name: by_kind(found.runs[way.name]) for way in found.ways if way.shown or way.options is _looking_wrong}
-    return Section("Questions about pictures", _figures(rows), rows, section_html(found, rows, words), sum(flags), len(flags))
+    drafting = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None and "wrong" not in row["way"]]
+    return Section("Questions about pictures", rows, drafting, _view(found), sum(flags), len(flags))
 
 
 def _examples(request: DemoRequest) -> int:
@@ -207,13 +207,14 @@ def _row(way: VlmEntry, found: VlmResults) -> dict[str, Any]:
     return {
         "way": way.name,
         "what": way.words,
+        "exactness": runs[0].stats.exactness if runs[0].stats else "",
         "tokens": tokens,
         "target_calls": calls,
         "tokens_per_call": tokens / calls,
         "acceptance": total.accepted / total.drafted if total.drafted else None,
         "tokens_per_second": tokens / seconds,
-        "times_plain": times_faster(runs, found.runs[plain.name]),
-        "times_generate": None if way.temperature else times_faster(runs, found.runs[PEER.name]),
+        **versus("plain", times_faster(runs, found.runs[plain.name])),
+        **versus("generate", [] if way.temperature else times_faster(runs, found.runs[PEER.name])),
         "same_text": {"same": sum(flags), "of": len(flags)} if flags else None,
     }
 
@@ -230,9 +231,18 @@ def by_kind(runs: list[VlmRun]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _figures(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The most tokens a call, a count, and what transformers makes of the same drafter."""
-    drafting = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None and "wrong" not in row["way"]]
-    best = max(drafting, key=lambda row: row["tokens_per_call"])
-    beside = next((f", {row['tokens_per_call']:.2f} in transformers' assisted generation" for row in rows if row["way"] == "assisted"), "")
-    return [(f"{best['tokens_per_call']:.2f}", f"words about pictures per target call ({best['way']}){beside}: counts, not seconds")]
+def _view(found: VlmResults) -> dict[str, Any]:
+    drafting = [way for way in found.ways if found.totals[way.name].drafted and not way.temperature]
+    compared = [way for way in drafting if way.shown or way.options is _looking_wrong]
+    words = {way.name: by_kind(found.runs[way.name]) for way in compared}
+    own = [way for way in found.ways if way.peer is None and not way.temperature]
+    return {
+        "found": found,
+        "methods": [way for way in drafting if way.shown],
+        "target": millions(found.pair.target),
+        "new": found.pair.config.run.max_new_tokens,
+        "accepted": {way.name: by_position(found.totals[way.name]) for way in compared},
+        "times": {way.name: phases(found.totals[way.name].seconds) for way in own},
+        "words": words,
+        "kinds": sorted({kind for counts in words.values() for kind in counts}, key=lambda kind: (kind == "function", kind)),
+    }
