@@ -19,9 +19,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import NETS, new_net
-from mmspec.minis import HOME, save_llama
+from mmspec.minis import HOME
 from mmspec.minis import speech_data as spoken
 from mmspec.minis.speech_model import speaker
+from mmspec.minis.weights import save_llama
 from mmspec.speech import synthesize
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, acceptance_text

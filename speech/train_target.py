@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.minis import save_llama
 from mmspec.minis import speech_data as spoken
 from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
+from mmspec.minis.weights import save_llama
 from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.train import Fit, fit
 

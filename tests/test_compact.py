@@ -4,8 +4,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.minis import llama, save_llama
 from mmspec.minis.card import as_stored
+from mmspec.minis.weights import llama, save_llama
 from mmspec.utils.packed_files import read_bytes, save_bytes
 from mmspec.utils.packing import packed, unpacked
 

@@ -1,46 +1,26 @@
 """The shape of the project: who may import whom, how long files are, and that the README says what is true."""
 
-import ast
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests import structure
 
 ROOT = Path(__file__).parents[1]
 MODALITIES = ("text", "vision", "speech", "recsys")
 SOURCES = sorted((ROOT / "mmspec").rglob("*.py"))
 
 
-def imports(path: Path) -> set[str]:
-    """Every mmspec module a file imports, at any depth."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.startswith("mmspec")}
+def test_imports_point_one_way():
+    """No import of a room above or beside, and no folders that import each other."""
+    assert structure.upward() == []
+    assert structure.circles(set(structure.arrows())) == []
 
 
-def under(name: str, *packages: str) -> bool:
-    return any(name == f"mmspec.{package}" or name.startswith(f"mmspec.{package}.") for package in packages)
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_one_way(path):
-    package = path.relative_to(ROOT / "mmspec").parts[0].removesuffix(".py")
-    for name in imports(path):
-        assert not under(name, "cli") or package == "cli", f"{name}: nothing imports the command line"
-        if package == "core":
-            assert under(name, "core"), f"{name}: core imports core only"
-        if package == "drafters":
-            assert under(name, "core", "drafters"), f"{name}: drafters import core and drafters only"
-        if package in MODALITIES:
-            others = [other for other in MODALITIES if other != package]
-            assert not under(name, *others), f"{name}: modalities do not import each other"
+def test_rooms_are_small():
+    assert not {name: len(lines) for name, lines in structure.sizes().items() if len(lines) > structure.FILES}
 
 
 def test_only_one_module_knows_transformers_caches():
@@ -49,7 +29,7 @@ def test_only_one_module_knows_transformers_caches():
 
 
 def test_files_are_read_in_one_sitting():
-    long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 350}
+    long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text(encoding="utf-8").splitlines())) > structure.LINES}
     assert not long
     for folder in MODALITIES:
         for recipe in (ROOT / folder).glob("*.py"):

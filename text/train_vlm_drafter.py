@@ -26,8 +26,9 @@ import mmspec
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.loading.text import load_pair
-from mmspec.minis import llama, save_llama, scenes
+from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
+from mmspec.minis.weights import llama, save_llama
 from mmspec.run.config import Config, TargetSection
 from mmspec.text.inputs.pictures import pictures_in, read_picture
 from mmspec.text.inputs.vision_inputs import VisionPrompt

@@ -58,6 +58,7 @@ def load_text(folder: Path) -> Mini:
     from transformers import PreTrainedTokenizerFast
 
     from mmspec.drafters.checkpoints.load import load_drafter
+    from mmspec.minis.weights import llama
 
     if not (folder / "target" / "model.safetensors").exists():
         raise FileNotFoundError(f"mini text is not in {folder}: make it with mmspec recipe text/train_mini.py -- --out {folder}")
@@ -105,26 +106,3 @@ def load_recsys(folder: Path) -> Mini:
     from mmspec.minis.items import load_items
 
     return Mini(**load_items(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
-
-
-def save_llama(model: Any, folder: Path) -> None:
-    """Write a Llama as `llama` reads it, its weights as bytes: half the size of half precision."""
-    from mmspec.utils.packed_files import save_bytes
-
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    save_bytes({name: tensor for name, tensor in model.state_dict().items() if name not in tied}, folder / "model.safetensors")
-
-
-def llama(folder: Path) -> Any:
-    """A Llama whose weights are stored in half precision or as bytes, and run in float32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from mmspec.utils.packed_files import read_bytes
-
-    config = LlamaConfig.from_pretrained(folder)
-    model = LlamaForCausalLM(config).float()
-    model.load_state_dict(read_bytes(folder / "model.safetensors"), strict=False)
-    model.tie_weights()
-    return model.eval()

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mmspec.minis import save_llama
+from mmspec.minis.weights import save_llama
 from mmspec.utils.packing import packed, unpacked
 
 

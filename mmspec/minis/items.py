@@ -16,7 +16,7 @@ def load_items(folder: Path) -> dict[str, Any]:
     FileNotFoundError, naming the recipe, where the target is not there.
     """
     from mmspec.drafters.checkpoints.load import load_drafter
-    from mmspec.minis import llama
+    from mmspec.minis.weights import llama
     from mmspec.recsys import Catalogue, Retriever
 
     if not (folder / "target" / "model.safetensors").exists():
@@ -46,7 +46,7 @@ def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours:
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """A transformers model with tied embeddings in half precision, as `mmspec.minis.llama` reads it; an older one there is replaced."""
+    """A transformers model with tied embeddings in half precision, as `mmspec.minis.weights.llama` reads it; an older one is replaced."""
     from mmspec.utils.weights import write_folder
 
     weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.drafters.checkpoints.load import load_drafter
-from mmspec.minis import llama
 from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE
 from mmspec.minis.speech_data import VOICES
+from mmspec.minis.weights import llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.families.codec_lm import CodecLM, Letters
