@@ -291,7 +291,7 @@ def test_stdout_holds_one_json_object_and_nothing_else():
 def test_models_lists_everything_there_is(mmspec):
     from mmspec.minis import NAMES
     from mmspec.recsys import METHODS
-    from mmspec.run.config import ACCEPT, DRAFTERS
+    from mmspec.run.registry import ACCEPT, DRAFTERS
 
     found = json.loads(mmspec("models", "--json")[1])
     assert [mini["name"] for mini in found["minis"]] == list(NAMES)

@@ -23,7 +23,7 @@ from mmspec.loading.text import Pair, load_pair
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
-from mmspec.run.options import distributions_for, rule_of
+from mmspec.run.rules import distributions_for, rule_of
 from mmspec.utils.files import read_prompts, write_json
 
 

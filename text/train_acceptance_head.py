@@ -21,7 +21,9 @@ from mmspec.minis.corpus import documents, openings
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
-from mmspec.run.options import distributions_for, drafter_of, draw_for, rule_of
+from mmspec.run.drafters import drafter_of
+from mmspec.run.rules import distributions_for, rule_of
+from mmspec.run.shapes import draw_for
 from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation
 from mmspec.utils.files import read_prompts

@@ -23,7 +23,7 @@ from mmspec.drafters.views.base import View
 from mmspec.models.families.multimodal import Merged
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
-from mmspec.run.options import view_for
+from mmspec.run.views import view_for
 from mmspec.text.generation import generate
 
 _WORDS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "cross_attention_mask"}  # of a row's words, not pictures

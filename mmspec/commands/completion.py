@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 from mmspec.minis import NAMES, shipped_drafters
-from mmspec.run.config import ACCEPT, DRAFTERS
+from mmspec.run.registry import ACCEPT, DRAFTERS
 from mmspec.utils.recipe_files import recipe_names
 
 IMAGE_METHODS = ("plain", "jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "gsd", "eagle", "lantern", "lantern++", "cool-sd")

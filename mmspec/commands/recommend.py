@@ -128,11 +128,11 @@ def _few(given: dict[str, Any]) -> None:
     from mmspec.jobs.recommendations import Recommend
     from mmspec.jobs.recommendations_job import only
     from mmspec.loading.recsys import load_recommender
-    from mmspec.recsys.methods import mode_of
+    from mmspec.recsys.methods import method_of
     from mmspec.utils.devices import device_of
 
     if given["mode"] is not None:
-        mode_of(given["mode"])
+        method_of(given["mode"])
     with Console(stderr=True).status(f"loading {given['model']}"):
         drafter = "none" if given["mode"] == "plain" and not given["compare"] else given["drafter"]
         told = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))

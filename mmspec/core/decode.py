@@ -1,7 +1,7 @@
-"""The whole loop: draft a tree, score it once, keep a part of it. It never branches on modality or method."""
+"""The decoding loop: draft a tree, score it in one forward, commit a part of it. It does not branch on modality or method."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,92 +12,175 @@ from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Charged, Control
 from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, Committed, Draft, Scored, Step, Verdict
+from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
-from mmspec.core.stopping import DefaultStopping
+
+OnStep = Callable[[Step], None] | None
+"""What callers pass as `on_step`."""
 
 
 class TargetSession(Protocol):
-    """One generation's view of a target; owns the cache. `scored` counts the columns of the draft under way scored so far."""
+    """A target in one generation. It owns the cache."""
 
     @property
-    def scored(self) -> int: ...
+    def scored(self) -> int:
+        """How many columns of the current draft have been scored."""
+        ...
 
     def score(self, draft: Draft) -> Scored:
-        """Distributions after every node not scored before in this round; a draft may grow between calls."""
+        """Score the nodes that were not scored before in this round.
+
+        Args:
+            draft: the current draft. It may have grown since the last call of this round.
+
+        Returns:
+            The target's distribution after every node.
+        """
         ...
 
     def commit(self, keep: Tensor, most: int) -> None:
-        """Settle columns `keep` [B, K], at most `most` a row, and forget the rest."""
+        """Keep a part of the draft in the cache and drop the rest.
+
+        Args:
+            keep: LongTensor [B, K], columns of the draft in order, -1 where a row keeps fewer.
+            most: the largest number of columns that any row keeps.
+        """
         ...
 
 
 class Target(Protocol):
+    """A model and its settings. It holds no state between generations."""
+
     def begin(self, prompt: Any) -> tuple[TargetSession, Draft]:
-        """Open a session; the prompt's last position is the first pending token. Nothing need have run yet."""
+        """Open a session.
+
+        Args:
+            prompt: what the target reads, in the form that its family defines.
+
+        Returns:
+            The session, and the draft that holds the pending token: the prompt's last position. No forward need have run yet.
+        """
         ...
 
 
 class DraftSession(Protocol):
-    """A drafter's view of one generation.
+    """A drafter in one generation.
 
-    `decode` proposes and observes in turn. Inside a drafter that drafts with others (a cascade, a relay) two things are added.
-    `propose` may be called again before `observe`: each call takes the place of the one before. And a pending token may have more roots
-    than one: values committed for now, which the next call may take back. Its first root is committed; PAD stands where a row has fewer
-    values, and as the last root of a row that has no room left for now. Such a drafter then observes a draft without draft tokens,
-    whose roots are all values committed since the last `observe`: the pending token's first root and those after it that were kept.
+    `decode` calls `propose` and `observe` in turn. Drafters that draft with other drafters (cascades) rely on two more things.
+    `propose` may be called again before `observe`; each call replaces the one before. The pending draft may have several roots:
+    values that are committed for now and that the next call may take back. Its first root is committed. PAD stands where a row
+    has fewer values, and as the last root of a row that has no budget left. Such a drafter then observes a draft without draft
+    tokens, whose roots are all values committed since the last `observe`.
     """
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
-        """The pending token and draft tokens hanging on its last root, with the distribution each was drawn from. Draws happen here
-        only."""
+        """Draft. Random numbers are drawn here only.
+
+        Args:
+            pending: the draft that holds the pending tokens only.
+            budget: how many values each row may still commit, and the draft length.
+            noise: the keyed noise of the generation.
+
+        Returns:
+            `pending` with draft tokens behind its last root, and the distribution that each was drawn from.
+        """
         ...
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
-        """Learn what became of a draft. `committed` holds the newly committed values, the next pending token included."""
+        """Take in the outcome of a round.
+
+        Args:
+            draft: what was scored.
+            scored: the target's distributions.
+            verdict: what the rule kept.
+            committed: the newly committed values, the next pending token included, on the host.
+        """
         ...
 
 
 class Drafter(Protocol):
+    """A source of draft tokens and its settings. It holds no state between generations."""
+
     def begin(self, prompt: Any, session: TargetSession) -> DraftSession:
-        """Open a session on the drafter's own view of the prompt; `session` is the target's, for drafters that read it."""
+        """Open a session.
+
+        Args:
+            prompt: the request's prompt; a drafter may read a view of it.
+            session: the target's session, for drafters that read its hidden states or cache.
+
+        Returns:
+            The drafter's session.
+        """
         ...
 
 
 class StoppingCriteria(Protocol):
-    """Where one generation ends: `DefaultStopping`, or one of its kin for outputs of another form."""
+    """Where a generation ends: `DefaultStopping`, or a class for outputs of another form."""
 
     @property
     def outputs(self) -> Sequence[Sequence[Any]]:
-        """What each row has committed so far."""
+        """The values that each row has committed so far."""
         ...
 
     @property
     def open(self) -> bool:
-        """Has any row room left?"""
+        """True while any row can still generate."""
         ...
 
-    def budget(self, length: int) -> Budget: ...
+    def budget(self, length: int) -> Budget:
+        """How many values each row may still commit, in a round of `length` draft tokens."""
+        ...
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
-        """Cut `verdict` at every row's end and bring the outcome to the host: the round's one synchronisation."""
+        """Cut a verdict where rows end, and bring the outcome to the host: the one synchronisation of a round.
+
+        Args:
+            draft: what was scored.
+            scored: the target's distributions.
+            verdict: what the rule kept.
+
+        Returns:
+            The verdict, cut, and the committed values.
+        """
         ...
 
 
 @runtime_checkable
 class Later(Protocol):
-    """A drafter that can wait until it is wanted: a generation that starts without draft tokens does not pay for its prompt."""
+    """A drafter whose start can be put off: a generation that begins without draft tokens does not pay for its prompt."""
 
     def later(self, prompt: Any, session: TargetSession) -> DraftSession:
-        """As `begin`, but nothing is read or encoded before the first draft token is asked for."""
+        """As `begin`, but nothing is read or encoded before the first draft token is needed.
+
+        Args:
+            prompt: the request's prompt.
+            session: the target's session.
+
+        Returns:
+            The drafter's session.
+        """
         ...
 
 
 def decode(
     target: Target, drafter: Drafter, accept: AcceptRule, prompt: Any, *, stopping: StoppingCriteria, noise: Noise, control: Control
 ) -> Iterator[Step]:
-    """Yield one `Step` a round until no row has room left.
+    """Decode round by round.
 
-    Raises FloatingPointError, naming row and output position, when the target's logits hold NaN or +inf.
+    Args:
+        target: the model whose distribution the output has.
+        drafter: where draft tokens come from.
+        accept: the accept rule.
+        prompt: what `target.begin` takes.
+        stopping: where rows end.
+        noise: the keyed noise, one seed a row.
+        control: chooses the draft length of every round.
+
+    Yields:
+        One `Step` a round, until all rows have ended.
+
+    Raises:
+        FloatingPointError: when the target's logits hold NaN or +inf, naming the row and the output position.
     """
     clock = _Clock()
     noise = replace(noise, coupled=accept.coupled)
@@ -172,13 +255,36 @@ class _Clock:
         return spent
 
 
-@dataclass(frozen=True)
-class Generation:
-    """What a generation committed."""
+def run(
+    target: Target,
+    drafter: Drafter,
+    accept: AcceptRule,
+    prompt: Any,
+    *,
+    stopping: StoppingCriteria,
+    noise: Noise,
+    control: Control,
+    stats: Stats,
+    on_step: OnStep = None,
+) -> Iterator[Step]:
+    """`decode` with statistics: the driver of every modality.
 
-    sequences: Tensor  # [B, S, *value] right-padded
-    lengths: Tensor  # [B]
-    stats: Stats
+    Args:
+        target, drafter, accept, prompt, stopping, noise, control: as `decode` takes them.
+        stats: every round is added to it.
+        on_step: called with every round.
+
+    Yields:
+        One `Step` a round.
+
+    Raises:
+        FloatingPointError: when the target's logits hold NaN or +inf.
+    """
+    for step in decode(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control):
+        stats.add(step)
+        if on_step is not None:
+            on_step(step)
+        yield step
 
 
 def generate(
@@ -187,29 +293,51 @@ def generate(
     accept: AcceptRule,
     prompt: Any,
     *,
-    stopping: DefaultStopping,
+    stopping: StoppingCriteria,
     noise: Noise,
     control: Control,
     pad: int = 0,
-    on_step: Callable[[Step], None] = lambda step: None,
+    on_step: OnStep = None,
 ) -> Generation:
-    """Run `decode` to the end. `on_step` sees every round as it commits: for streams and progress bars."""
+    """Run to the end.
+
+    Args:
+        target, drafter, accept, prompt, stopping, noise, control: as `decode` takes them.
+        pad: fills rows that ended before the longest one.
+        on_step: called with every round, for streams and progress bars.
+
+    Returns:
+        The committed values [B, S, *value], right-padded, their lengths [B] and the statistics.
+
+    Raises:
+        FloatingPointError: when the target's logits hold NaN or +inf.
+    """
     stats = Stats(exactness=accept.exactness)
-    for step in decode(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control):
-        stats.add(step)
-        on_step(step)
-    return committed(stopping, stats, pad)
+    for _ in run(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+        pass
+    return committed(stopping, stats, noise.seeds.device, pad)
 
 
-def committed(stopping: DefaultStopping, stats: Stats, pad: int = 0) -> Generation:
-    """What `stopping` have seen commit so far."""
-    lengths = torch.tensor([len(values) for values in stopping.outputs], device=stopping.left.device)
-    rows = [_joined(values, stopping.left.device) for values in stopping.outputs]
-    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-    return Generation(sequences, lengths, stats)
+def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pad: int = 0) -> Generation:
+    """The values that `stopping` has seen committed so far, as tensors on `device`."""
+    lengths = torch.tensor([len(values) for values in stopping.outputs], device=device)
+    rows = [_joined(values, device) for values in stopping.outputs]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    return Generation(tokens, lengths, stats)
 
 
-def _joined(values: list[Any], device: torch.device) -> Tensor:
-    """One row's values [S, *value]: vectors stand on the device already."""
+def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
+    """One row's values [S, *value]; vectors are on the device already."""
     vectors = bool(values) and isinstance(values[0], Tensor)
-    return torch.stack(values) if vectors else torch.tensor(values, dtype=torch.long, device=device)
+    return torch.stack(list(values)) if vectors else torch.tensor(values, dtype=torch.long, device=device)
+
+
+def each(*callbacks: OnStep) -> OnStep:
+    """One `on_step` that calls every one of `callbacks` in turn; None ones are left out."""
+    called = [callback for callback in callbacks if callback is not None]
+
+    def call(step: Step) -> None:
+        for callback in called:
+            callback(step)
+
+    return call

@@ -18,7 +18,7 @@ from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
 from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, identity
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
-from mmspec.recsys.methods import mode_of
+from mmspec.recsys.methods import method_of
 from mmspec.utils.devices import device_of
 
 
@@ -59,7 +59,7 @@ def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) ->
     source = ParquetRows(asked.users, (asked.user_column, asked.history_column))
     id_type, id_class = _ids(source, asked)
     if asked.mode is not None:
-        mode_of(asked.mode)
+        method_of(asked.mode)
     drafter = "none" if asked.mode == "plain" else asked.drafter
     loaded = loaded or load_recommender(
         asked.model, asked.catalogue, drafter, asked.dtype, device_of(Processes.here().device(asked.device))
@@ -117,7 +117,7 @@ def _item_type(catalogue: Catalogue) -> str:
 def _length(asked: RecommendationJobSpec, work: Recommend, source: ParquetRows) -> int:
     """Levels drafted a round. "auto" is committed once: a job that goes on, and its other processes, do as its manifest says."""
     levels, loaded = work.recommender.catalogue.levels, work.recommender
-    mode = mode_of(work.options["mode"])
+    mode = method_of(work.options["mode"])
     if mode.plain or loaded.drafter is None:
         return 0
     if isinstance(asked.draft_length, int):

@@ -9,7 +9,7 @@ from typing import Any
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.core.stats import Stats
 from mmspec.loading.speech import Speaker
-from mmspec.run.options import rule_of
+from mmspec.run.rules import rule_of
 from mmspec.speech.families.base import one_voice_each
 from mmspec.speech.generation import stream, synthesize
 from mmspec.speech.sound.audio import at_rate

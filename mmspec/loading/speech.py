@@ -10,7 +10,7 @@ import torch
 
 from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
-from mmspec.run.config import DRAFTERS
+from mmspec.run.registry import DRAFTERS
 from mmspec.speech.families.base import SpeechModel
 
 MINIS = ("mini", "speech")

@@ -11,7 +11,8 @@ from typing import Any
 from mmspec import minis
 from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
-from mmspec.run.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
+from mmspec.run.config import Config, DrafterSection
+from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 from mmspec.text.inputs.vision_inputs import VisionPrompt, look
 from mmspec.utils.devices import device_of
 
@@ -56,7 +57,7 @@ class Pair:
 
     @property
     def exactness(self) -> str:
-        from mmspec.run.options import rule_of
+        from mmspec.run.rules import rule_of
 
         return rule_of(self.accept, self.config.run.temperature).exactness
 

@@ -19,7 +19,6 @@ def llama(folder: Path) -> Any:
     """A Llama whose weights are stored in half precision or as bytes, and run in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-
     config = LlamaConfig.from_pretrained(folder)
     model = LlamaForCausalLM(config).float()
     model.load_state_dict(read_bytes(folder / "model.safetensors"), strict=False)

@@ -1,6 +1,6 @@
 """The public call: the K best items for every history, by beam search over the catalogue's paths."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from mmspec.core.beams.search import BeamStopping
 from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Drafter, decode
+from mmspec.core.decode import Drafter, OnStep, run
 from mmspec.core.noise import Noise
-from mmspec.core.records import Step
+from mmspec.core.result import Result
 from mmspec.core.stats import Stats
 from mmspec.drafters.model.beams import BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
@@ -22,71 +22,98 @@ from mmspec.models.proof.require import require
 from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.cost import CostModel, SearchSize
-from mmspec.recsys.methods import BeamMethod, mode_of
+from mmspec.recsys.methods import BeamMethod, method_of
+from mmspec.run.draft_length import control_of
+from mmspec.utils.deprecated import once_positional
 
 
 @dataclass(frozen=True)
-class Recommendations:
-    """What was found for B histories, best first. Every row has at most k items; fewer where the catalogue allows no more."""
+class Recommendations(Result):
+    """Items for B histories, best first. A row has at most k items, fewer where the catalogue allows no more.
+
+    Attributes:
+        tokens: LongTensor [B, K, L], the beams as token ids; 0 where a row has fewer.
+        lengths: LongTensor [B], how many beams a row has.
+        stats: counts and seconds. A token is a level: `tokens_per_call` is levels committed per target call.
+        items: the items of every row.
+        scores: for each item the log-probability of its path divided by its length, as transformers' `sequences_scores`.
+    """
 
     items: list[list[Item]]
-    scores: list[list[float]]  # the log-probability of an item's path divided by its length, as transformers' `sequences_scores`
-    paths: Tensor  # [B, K, L] the beams themselves, as token ids; 0 where there are fewer
-    counts: Tensor  # [B] how many beams a row has
-    stats: Stats  # a value is a level: `tokens_per_call` is levels committed per target call
+    scores: list[list[float]]
+
+    @property
+    def paths(self) -> Tensor:
+        """`tokens`."""
+        return self.tokens
+
+    @property
+    def counts(self) -> Tensor:
+        """`lengths`."""
+        return self.lengths
 
 
+@once_positional(("k", "catalogue", "drafter", "method"), lambda value: isinstance(value, int))
 @torch.no_grad()
 def recommend(
     model: Any,
     histories: Sequence[Sequence[Item]] | Mapping[str, Tensor],
+    drafter: Any = None,
+    *,
+    draft_length: int | str | Control = "auto",
+    seed: int | Sequence[int] = 0,
+    temperature: float | None = None,
+    method: str | None = None,
+    mode: str | None = None,
     k: int = 10,
     catalogue: Catalogue | None = None,
-    drafter: Any = None,
-    mode: str = "strict",
-    *,
     width: int | None = None,
-    draft_length: int | str | Control = "auto",
     allowed: Tensor | None = None,
     unseen: bool = False,
-    temperature: float = 1.0,
-    seed: int | Sequence[int] = 0,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: OnStep = None,
 ) -> Recommendations:
-    """The `k` best items for every history.
+    """The `k` best items for every history, by speculative beam search.
 
     Args:
         model: a transformers decoder-only or T5 model that writes items as the catalogue's paths, in eval mode, on any one device.
         histories: the items of each user, oldest first; or, for prompts of another form, what a tokenizer returned.
-        k: beams kept on every level, and the most items a user gets. Several items of one path all count.
-        catalogue: the items and their paths.
         drafter: None; a small model of the same kind; a source of distributions over the catalogue, such as `mmspec.recsys.Retriever`.
-        mode: "strict" (the very items of beam search, whatever is drafted), "plain" (the same without drafting), "coupled" (beam
-            sampling, the same items as without drafting), "sample" (beam sampling, exact in distribution), "relaxed" (approximate).
+        method: "strict", the default (the items of beam search, whatever is drafted), "plain" (the same without drafting), "coupled"
+            (beam sampling, the same items as without drafting), "sample" (beam sampling, exact in distribution), "relaxed"
+            (approximate).
+        mode: a synonym of `method`.
+        k: beams kept on every level, and the most items a user gets. All items of a path count.
+        catalogue: the items and their paths.
         width: beams drafted a level, at least k; 4 * k by default.
         draft_length: levels drafted a round, "auto" for all there are; or a Control, such as `mmspec.recsys.CostModel`, which is kept from
             call to call and chooses plain search where that is cheaper.
         allowed: which items may be recommended, [items] or [B, items] bool (see `Catalogue.mask`); all by default.
         unseen: leave out the items of each user's own history.
-        temperature: of the sampling modes.
-        seed: of the sampling modes; an int (row r gets seed + r) or one per row.
-        on_step: sees every round.
+        temperature: of the methods that sample, by default 1.
+        seed: of the methods that sample; an int (row r gets seed + r) or one per row.
+        on_step: called with every round.
+
+    Returns:
+        The items with their scores, the beams as `tokens` [B, K, L], and `stats`.
 
     Raises:
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the position.
     """
     if catalogue is None:
         raise ValueError("catalogue is missing: pass catalogue=Catalogue.read(path), the items and their paths")
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"k is {k!r}: ask for at least 1 item")
-    chosen, device = mode_of(mode), model.device
+    chosen, device = method_of(_one(method, mode)), model.device
+    temperature = _temperature(chosen, temperature)
     inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
     if "input_ids" not in inputs:
         raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
     rows = len(inputs["input_ids"])
     allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
     trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
-    drafter = None if chosen.plain else drafter
+    if chosen.plain and drafter is not None:
+        raise ValueError("method 'plain' drafts nothing: leave drafter out, or take method 'strict'")
     width = 4 * k if width is None else width
     require(model, trees=True)  # beams share their prompt: a tree
     _check(model, inputs, catalogue)
@@ -96,11 +123,23 @@ def recommend(
     rule = chosen.rule(trie, k, temperature)
     stats = Stats(exactness=rule.exactness)
     control = _control(draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
-    for step in decode(target, proposer, rule, inputs, stopping=stopping, noise=Noise.from_seed(seed, rows, device), control=control):
-        stats.add(step)
-        if on_step is not None:
-            on_step(step)
+    noise = Noise.from_seed(seed, rows, device)
+    for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+        pass
     return _told(catalogue, trie, stopping, k, stats, allowed)
+
+
+def _one(method: str | None, mode: str | None) -> str:
+    """The method, under either of its names."""
+    if method is not None and mode is not None and method != mode:
+        raise ValueError(f"method is {method!r} and mode is {mode!r}: mode is a synonym of method, give one")
+    return method or mode or "strict"
+
+
+def _temperature(method: BeamMethod, temperature: float | None) -> float:
+    if temperature is not None and not method.samples and temperature != 1:
+        raise ValueError(f"temperature is {temperature}, but this method takes the best beams and samples none: leave temperature out")
+    return 1.0 if temperature is None else temperature
 
 
 def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
@@ -169,17 +208,9 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
 
 
 def _control(draft_length: int | str | Control, drafter: Drafter, search: SearchSize) -> Control:
-    if isinstance(drafter, NoDraft):
-        return Fixed(0)
-    if draft_length == "auto":
-        return Fixed(search.levels - 1)
-    if isinstance(draft_length, int) and not isinstance(draft_length, bool):
-        return Fixed(draft_length)
-    if isinstance(draft_length, CostModel):
-        return draft_length.at(search)
-    if hasattr(draft_length, "begin"):
-        return draft_length  # pyright: ignore[reportReturnType]
-    raise ValueError(f"draft_length is {draft_length!r}: give a number of levels, 'auto' or a Control such as mmspec.recsys.CostModel()")
+    if isinstance(draft_length, CostModel) and not isinstance(drafter, NoDraft):
+        draft_length = draft_length.at(search)
+    return control_of(draft_length, drafter, auto=lambda: Fixed(search.levels - 1), thompson=False, unit="levels")
 
 
 def _told(catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stats: Stats, allowed: Tensor | None) -> Recommendations:
@@ -198,4 +229,4 @@ def _told(catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stat
         items.append([catalogue.items[shelf] for shelf, _ in beams[:k]])
         scores.append([value for _, value in beams[:k]])
     paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)], 0)
-    return Recommendations(items, scores, paths, counts, stats)
+    return Recommendations(paths, counts, stats, items, scores)

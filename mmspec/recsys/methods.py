@@ -11,6 +11,7 @@ from mmspec.core.beams.stochastic import SharedNoise, StochasticBeams
 from mmspec.core.beams.trie import Trie
 from mmspec.drafters.model.beam_draws import Distinct, IndependentDraws
 from mmspec.drafters.model.beams import Anchored
+from mmspec.run.registry import unknown
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class BeamMethod:
     spread: Callable[[int, int, float], Any]
     about: str
     plain: bool = False  # never drafts
+    samples: bool = False  # reads temperature and seed
 
 
 def _best(trie: Trie, k: int, temperature: float) -> BeamRule:
@@ -38,14 +40,14 @@ def _anchored_in_noise(k: int, width: int, temperature: float) -> Anchored:
 METHODS: dict[str, BeamMethod] = {
     "plain": BeamMethod(_best, _anchored, "beam search, nothing drafted", plain=True),
     "strict": BeamMethod(_best, _anchored, "beam search's very items (AtSpeed-S)"),
-    "coupled": BeamMethod(StochasticBeams, _anchored_in_noise, "beam sampling's very items for a seed (Gumbel top-k)"),
-    "sample": BeamMethod(IndependentBeams, IndependentDraws, "beam sampling with replacement, exact in distribution (DSBD)"),
-    "relaxed": BeamMethod(RelaxedBeams, Distinct, "beam sampling, approximate by an unknown amount (AtSpeed-R)"),
+    "coupled": BeamMethod(StochasticBeams, _anchored_in_noise, "beam sampling's very items for a seed (Gumbel top-k)", samples=True),
+    "sample": BeamMethod(IndependentBeams, IndependentDraws, "beam sampling with replacement, exact in distribution (DSBD)", samples=True),
+    "relaxed": BeamMethod(RelaxedBeams, Distinct, "beam sampling, approximate by an unknown amount (AtSpeed-R)", samples=True),
 }
 
 
-def mode_of(name: str) -> BeamMethod:
-    """The mode called `name`. ValueError lists the names there are."""
+def method_of(name: str) -> BeamMethod:
+    """The method called `name`. ValueError suggests the nearest name and lists all."""
     if name not in METHODS:
-        raise ValueError(f"unknown mode {name!r}; valid: {', '.join(METHODS)}")
+        raise unknown("method", name, METHODS)
     return METHODS[name]

@@ -17,7 +17,7 @@ from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
 from mmspec.drafters.model.vertical_cascade import VerticalCascade
 from mmspec.models.target import HFTarget
-from mmspec.run.config import ACCEPT, DRAFTERS, SELF_DRAFTING, build
+from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 
 KINDS = {"cascade": "cascade:MIDDLE,INNER", "relay": "relay:FIRST,COUNT,THEN"}
 

@@ -4,10 +4,8 @@ A config is plain data. Unknown sections, keys and kinds are errors that list th
 "module:Class" for a class of your own.
 """
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,74 +13,7 @@ import yaml
 
 from mmspec.utils.recipe_files import find_recipe
 
-ACCEPT = {
-    "greedy": "mmspec.core.rules.greedy:Greedy",
-    "match": "mmspec.core.rules.match:Match",
-    "coupled": "mmspec.core.rules.coupled:Coupled",
-    "token": "mmspec.core.rules.token:Token",
-    "block": "mmspec.core.rules.block:Block",
-    "topk": "mmspec.core.rules.siblings:topk",
-    "with-replacement": "mmspec.core.rules.siblings:with_replacement",
-    "without-replacement": "mmspec.core.rules.siblings:without_replacement",
-    "hybrid": "mmspec.core.rules.siblings:hybrid",
-    "kseq": "mmspec.core.rules.siblings:kseq",
-    "lenience": "mmspec.core.rules.lossy.lenience:Lenience",
-    "ensemble": "mmspec.core.rules.lossy.ensemble:Ensemble",
-    "typical": "mmspec.core.rules.lossy.typical:Typical",
-    "topk-gap": "mmspec.core.rules.lossy.top_k:TopKGap",
-    "topk-floor": "mmspec.core.rules.lossy.top_k:TopKFloor",
-    "rollback": "mmspec.core.rules.lossy.rollback:Rollback",
-    "tolerance": "mmspec.core.rules.lossy.tolerance:Tolerance",
-    "ssd": "mmspec.core.rules.lossy.ssd:SSD",
-    "ssd-tree": "mmspec.core.rules.lossy.ssd:ssd_tree",
-    "membership": "mmspec.core.rules.lossy.membership:Membership",
-    "membership-tree": "mmspec.core.rules.lossy.membership:membership_tree",
-    "ratio-to-max": "mmspec.core.rules.lossy.membership:RatioToMax",
-    "always_accept": "mmspec.core.rules.lossy.always_accept:Unchecked",
-    "cool-sd": "mmspec.core.rules.lossy.cool_sd:CoolSD",
-    "cool-sd-tree": "mmspec.core.rules.lossy.cool_sd:cool_tree",
-    "chow": "mmspec.core.rules.transform:chow",
-    "deferral": "mmspec.core.rules.transform:deferral",
-    "token-deferral": "mmspec.core.rules.transform:token_deferral",
-    "contrastive": "mmspec.core.rules.transform:contrastive",
-}
-DRAFTERS = {
-    "none": "mmspec.drafters.none:NoDraft",
-    "lookup": "mmspec.drafters.retrieval.lookup:Lookup",
-    "suffix": "mmspec.drafters.retrieval.suffix:Suffix",
-    "ngram": "mmspec.drafters.retrieval.ngram:NGram",
-    "copy": "mmspec.drafters.retrieval.copy:Copy",
-    "recycling": "mmspec.drafters.retrieval.recycling:Recycling",
-    "jacobi": "mmspec.drafters.jacobi.decoding:Jacobi",
-    "lookahead": "mmspec.drafters.jacobi.lookahead:Lookahead",
-    "early-exit": "mmspec.drafters.self_drafting.early_exit:EarlyExit",
-    "layer-skip": "mmspec.drafters.self_drafting.layer_skip:SkipLayers",
-    "similar-layers": "mmspec.drafters.self_drafting.layer_skip:SimilarLayers",
-    "swift": "mmspec.drafters.self_drafting.swift:Swift",
-    "windowed": "mmspec.drafters.self_drafting.windowed:Windowed",
-}
-SELF_DRAFTING = ("early-exit", "layer-skip", "similar-layers", "swift", "windowed")  # of those above: the target run short
 SECTIONS = ("target", "drafter", "accept", "run")
-
-
-def build(kind: str, table: Mapping[str, str], what: str, options: Mapping[str, Any] | None = None) -> Any:
-    """The object of `kind` from `table`, made with `options`. ValueError lists the valid kinds or keys."""
-    where = table.get(kind, kind if ":" in kind else None)
-    if where is None:
-        raise ValueError(f"unknown {what} {kind!r}; valid: {', '.join(sorted(table))}")
-    module, _, name = where.partition(":")
-    try:
-        make = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what} {kind!r} cannot be imported: {error}") from None
-    valid = list(inspect.signature(make).parameters)
-    for key in options or {}:
-        if key not in valid:
-            raise ValueError(f"unknown key {key!r} for {what} {kind!r}; valid: {', '.join(valid) or 'none'}")
-    try:
-        return make(**(options or {}))
-    except TypeError as error:
-        raise ValueError(f"{what} {kind!r}: {error}; valid keys: {', '.join(valid) or 'none'}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf, isnan
+from math import isnan
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,20 +10,22 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
-from mmspec.core.decode import Drafter, committed, decode
+from mmspec.core.decode import OnStep, committed, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline, Processor
-from mmspec.core.records import Committed, Step
+from mmspec.core.records import Committed
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
-from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, rule_of, shape_of
+from mmspec.run.guidance import scale_of
+from mmspec.run.request import Request
+from mmspec.run.shapes import Tree
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sound.speech import Speech
+from mmspec.utils.deprecated import once_positional
 
 
 @runtime_checkable
@@ -35,25 +37,26 @@ class Staged(Protocol):
         ...
 
 
+@once_positional(("drafter", "accept", "seed"))
 def synthesize(
     model: Any,
     texts: Sequence[Any] | Mapping[str, Tensor],
     drafter: Any = None,
-    accept: str | Accept = "exact",
-    seed: int | Sequence[int] = 0,
     *,
-    voice: str | Sequence[str] | None = None,
+    accept: str | Accept = "exact",
+    draft_length: int | str | Control = "auto",
+    tree: Tree = None,
+    seed: int | Sequence[int] = 0,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     repetition_penalty: float | None = None,
     guidance: float | None = None,
     samplers: Sequence[Processor] | None = None,
+    voice: str | Sequence[str] | None = None,
     max_seconds: float | None = None,
-    draft_length: int | str | Control = "auto",
-    tree: Tree = None,
     on_sound: Callable[[int, Tensor], None] | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: OnStep = None,
 ) -> Speech:
     """Say `texts` with `model`, drafting with `drafter`.
 
@@ -78,8 +81,8 @@ def synthesize(
     drawing = dict(zip(_DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
     model = speech_model(model)
     if isinstance(model, Staged):
-        told = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
-        return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **told, **drawing)
+        asked = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
+        return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **asked, **drawing)
     sampling = _changed(model.sampling, **drawing)
     saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step)
     for row, piece in saying:
@@ -134,61 +137,53 @@ class _Saying:
         max_seconds: float | None = None,
         draft_length: int | str | Control = "auto",
         tree: Tree = None,
-        on_step: Callable[[Step], None] | None = None,
+        on_step: OnStep = None,
     ):
         clock = perf_counter()
         sampling = model.sampling if sampling is None else sampling
-        rule = rule_of(accept, sampling.temperature, sampling.top_k, sampling.top_p)
+        request = Request.of(
+            drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed,
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, repetition_penalty=sampling.repetition_penalty,
+        )  # fmt: skip
+        rule = request.rule()
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
         steps = _steps(model, max_seconds)
         first = (*model.closing(steps), *model.rules(prompt))
-        distributions = distributions_for(rule, sampling.temperature, sampling.top_k, sampling.top_p, sampling.repetition_penalty, first)
-        distributions = Pipeline((*distributions.steps, *sampling.last))
-        if _guides(sampling.guidance):
+        distributions = Pipeline((*request.distributions(rule, first).steps, *sampling.last))
+        if scale_of(sampling.guidance, "3") is not None:
             distributions, prompt = model.guided(distributions.steps, sampling), model.paired(prompt)
         trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
         own = HFTarget(model.model, model.family, distributions, reserve=min(steps + 32, 1024), trees=trees)
         target = _whole(own)
-        proposer = _as_drafter(drafter, own, rule, tree)
+        resolved = request.resolve(own, rule, lambda drafter: _drafting(drafter, own))
         noise = Noise.from_seed(seed, len(texts), model.model.device)
-        self.model, self.on_step, self.stats = model, on_step, Stats(exactness=rule.exactness)
+        self.model, self.stats = model, Stats(exactness=rule.exactness)
         self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
         self.sounds = _Sounds(model, len(texts), clock)
-        self.rounds = decode(
-            target, proposer, rule, prompt, stopping=self.stopping, noise=noise, control=control_of(draft_length, proposer)
-        )
+        counted = {"control": resolved.control, "stats": self.stats, "on_step": on_step}
+        self.rounds = run(target, resolved.drafter, rule, prompt, stopping=self.stopping, noise=noise, **counted)
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         """(row, piece of sound) as they commit."""
         for step in self.rounds:
-            self.stats.add(step)
             yield from self.sounds.push(step.committed)
-            if self.on_step is not None:
-                self.on_step(step)
         yield from self.sounds.close()
 
     @property
     def speech(self) -> Speech:
-        out, sounds = committed(self.stopping, self.stats), self.sounds
+        out, sounds = committed(self.stopping, self.stats, self.model.model.device), self.sounds
         waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in sounds.pieces]
-        return Speech(waves, self.model.rate, out.sequences, out.lengths, out.stats, sounds.first, sounds.worst, sounds.seconds)
+        return Speech(out.tokens, out.lengths, out.stats, waves, self.model.rate, sounds.first, sounds.worst, sounds.seconds)
 
 
-def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
-    """The drafter that `drafter` stands for; a speech model drafts behind the target's own rules and samplers."""
-    if not isinstance(drafter, SpeechModel):
-        if isinstance(target.processors, Guided) and hasattr(drafter, "guide"):
-            raise ValueError(f"{type(drafter).__name__} reads one row's states, guidance has two: draft with a speech model, or guidance=1")
-        return drafter_of(drafter, target, rule, tree)
-    return ModelDrafter(_whole(replace(target, model=drafter.model, family=drafter.family)), shape_of(tree, rule))
-
-
-def _guides(scale: float | None) -> bool:
-    """Is there anything to guide? ValueError for a scale that is none."""
-    if scale is not None and not (isinstance(scale, (int, float)) and 0 <= scale < inf):
-        raise ValueError(f"guidance is {scale!r}: a scale is a number from 0 on; 1 or None is no guidance, 3 is usual")
-    return scale is not None and scale != 1
+def _drafting(drafter: Any, target: HFTarget) -> HFTarget | Pairs | None:
+    """A speech model as a target that drafts behind the target's own rules and samplers; None for other drafters."""
+    if isinstance(drafter, SpeechModel):
+        return _whole(replace(target, model=drafter.model, family=drafter.family))
+    if isinstance(target.processors, Guided) and hasattr(drafter, "guide"):
+        raise ValueError(f"{type(drafter).__name__} reads one row's states, guidance has two: draft with a speech model, or guidance=1")
+    return None
 
 
 def _whole(target: HFTarget) -> HFTarget | Pairs:

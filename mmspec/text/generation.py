@@ -1,6 +1,6 @@
 """`mmspec.text.generate`: a transformers model, faster, saying the same."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
-from mmspec.core.decode import Generation
+from mmspec.core.decode import OnStep, each
 from mmspec.core.decode import generate as run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Processor
 from mmspec.core.records import Step
+from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept
 from mmspec.core.stopping import DefaultStopping, Stop
 from mmspec.drafters.model.drafter import ModelDrafter
@@ -23,33 +24,40 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, mixed, rule_of, shape_of, stopping_below, view_for
+from mmspec.run.request import Request
+from mmspec.run.rules import distributions_for, rule_of
+from mmspec.run.shapes import Tree, shape_of
+from mmspec.run.views import mixed, view_for
 from mmspec.text.inputs.checks import checked, tensors
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
+from mmspec.utils.deprecated import once_positional
+
+_POSITIONS = ("drafter", "accept", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
 
 
+@once_positional((*_POSITIONS, "draft_length", "tree", "streamer"))
 @torch.no_grad()
 def generate(
     model: Any,
     inputs: Mapping[str, Tensor],
     drafter: Any = None,
+    *,
     accept: str | Accept = "exact",
-    max_new_tokens: int = 128,
+    draft_length: int | str | Control = "auto",
+    tree: Tree = None,
+    seed: int | Sequence[int] = 0,
     temperature: float | Sequence[float] = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
     repetition_penalty: float | None = None,
-    seed: int | Sequence[int] = 0,
-    draft_length: int | str | Control = "auto",
-    tree: Tree = None,
-    streamer: Any = None,
-    *,
+    max_new_tokens: int = 128,
     view: Any = None,
     stop_below: float | None = None,
     processors: Sequence[Processor] = (),
     stops: Sequence[Stop] = (),
-    on_step: Callable[[Step], None] | None = None,
+    streamer: Any = None,
+    on_step: OnStep = None,
     capture: bool = False,
 ) -> Generation:
     """Generate text with `model`, drafting with `drafter`.
@@ -95,6 +103,10 @@ def generate(
         ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
+    request = Request.of(
+        drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, view=view, stop_below=stop_below, seed=seed,
+        temperature=temperature, top_k=top_k, top_p=top_p,
+    )  # fmt: skip
     family = family_of(model)
     check_model(model)
     inputs = checked(model, family, tensors(inputs, model.device))
@@ -103,38 +115,31 @@ def generate(
     rows = ids.shape[0]
     if streamer is not None and rows != 1:
         raise ValueError(f"streamer serves one prompt, but the batch has {rows}: stream rows one at a time, or pass on_step")
-    rule = rule_of(accept, temperature, top_k, top_p)
+    rule = request.rule()
     limit = positions_of(model)
     _check_length(ids, inputs, limit, max_new_tokens)
     proof = require(model, family, trees=tree is not None)
     require_reach(proof, ids.shape[1] + max_new_tokens)
-    distributions = distributions_for(
-        rule,
-        temperature,
-        top_k,
-        top_p,
-        None,
-        (*settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty), *processors),
-    )
+    own = settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty)
+    distributions = request.distributions(rule, (*own, *processors))
     target = HFTarget(model, family, distributions, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
-    proposer = stopping_below(drafter_of(drafter, target, rule, tree, view), stop_below)
+    resolved = request.resolve(target, rule)
     if capture:
         target = target.capture(max_new_tokens + 64)
-        proposer = proposer.capture(max_new_tokens + 64) if isinstance(proposer, ModelDrafter) else proposer
-    control = control_of(draft_length, proposer)
+        resolved = resolved.capture(max_new_tokens + 64)
     ends, pad = end_ids(model.generation_config), model.generation_config.pad_token_id
     stopping = DefaultStopping(rows, max_new_tokens, ends, stops, ids.device)
     with StreamerFeed(streamer, ids) as stream:
         out = run(
             target,
-            proposer,
+            resolved.drafter,
             rule,
             inputs,
             stopping=stopping,
             noise=Noise.from_seed(seed, rows, ids.device),
-            control=control,
+            control=resolved.control,
             pad=(ends[0] if ends else 0) if pad is None else pad,
-            on_step=_both(stream, on_step),
+            on_step=each(stream, on_step),
         )
     for phase in ("encode", "total"):
         out.stats.seconds[phase] += encoding
@@ -210,14 +215,3 @@ class StreamerFeed:
     def __exit__(self, *error: object) -> None:
         if self.streamer is not None:
             self.streamer.end()
-
-
-def _both(first: Callable[[Step], None], second: Callable[[Step], None] | None) -> Callable[[Step], None]:
-    if second is None:
-        return first
-
-    def call(step: Step) -> None:
-        first(step)
-        second(step)
-
-    return call

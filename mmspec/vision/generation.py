@@ -1,6 +1,5 @@
 """`mmspec.vision.generate`: an autoregressive image model, faster, drawing the same."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,21 +10,28 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Generation
+from mmspec.core.decode import OnStep, each
 from mmspec.core.decode import generate as run
 from mmspec.core.draft_length.hill_climb import LADDER, HillClimb, in_flight
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.processors.raster import Grammar
 from mmspec.core.records import Step
+from mmspec.core.result import Generation, Result
 from mmspec.core.rules.base import GROUP_EXACT, LOSSY, Accept
-from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import INITIALISERS, Initialiser
 from mmspec.drafters.none import NoDraft
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
+from mmspec.run.draft_length import control_of
+from mmspec.run.guidance import scale_of
+from mmspec.run.registry import unknown
+from mmspec.run.request import LONGEST, refuse
+from mmspec.run.rules import rule_of
+from mmspec.run.shapes import Tree, shape_of
+from mmspec.utils.deprecated import once_positional
 from mmspec.vision.codes.methods import Method, method_of
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
@@ -39,70 +45,78 @@ WINDOW = 32
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """What was generated. `images` are decoded when they are first asked for."""
+class Pictures(Result):
+    """Images, one a prompt.
+
+    Attributes:
+        tokens: the codes, LongTensor [B, height, width], or vectors, float [B, height, width, d].
+        lengths: LongTensor [B], values of a row of `sequences`.
+        stats: counts and seconds.
+        model: the adapter that decodes tokens to images.
+        sequences: what the model wrote, [B, T] codes and controls, or vectors [B, T, d].
+        runs: LongTensor [B, height, width], how many values the forward of a cell committed in all; None by rows, by sets and of vectors.
+    """
 
     model: ImageModel | ContinuousPictures = field(repr=False)
-    sequences: Tensor = field(repr=False)  # [B, T] codes and controls, or vectors [B, T, d]
-    runs: Tensor | None = field(
-        repr=False
-    )  # [B, height, width] what a cell's forward committed in all; None by rows, by sets and of vectors
-    stats: Stats
-
-    @property
-    def tokens(self) -> Tensor:
-        """The codes [B, height, width], or vectors [B, height, width, d]."""
-        return self.model.picture(self.sequences)
+    sequences: Tensor = field(repr=False)
+    runs: Tensor | None = field(repr=False)
 
     @cached_property
     def images(self) -> list[Image.Image]:
-        """The pictures. ValueError where the model has no decoder."""
+        """The images, decoded when they are first read. ValueError where the model has no decoder."""
         return self.model.decode(self.tokens)
 
 
+@once_positional(("method", "window", "guidance", "temperature", "top_k", "seed"), lambda value: isinstance(value, (str, Method)))
 @torch.no_grad()
 def generate(
     model: Any,
     prompts: Sequence[Any] | Mapping[str, Tensor],
+    drafter: Any = None,
+    *,
+    accept: str | Accept | Callable[[ImageModel], Accept] | None = None,
+    draft_length: int | str | Control | None = None,
+    tree: Tree = None,
+    seed: int | Sequence[int] = 0,
+    temperature: float | Sequence[float] = 1.0,
+    top_k: int | Sequence[int] | None = None,
+    top_p: float | Sequence[float] | None = None,
     method: str | Method | None = None,
     window: int | str | Control | None = None,
     guidance: float | Sequence[float] | None = None,
-    temperature: float | Sequence[float] = 1.0,
-    top_k: int | Sequence[int] | None = None,
-    seed: int | Sequence[int] = 0,
-    *,
     size: Size | None = None,
-    drafter: Any = None,
-    accept: Accept | Callable[[ImageModel], Accept] | None = None,
     couple: Coupler | None = None,
     init: str | Initialiser | None = None,
     drift_budget: float | None = None,
     sampling: Sampling | None = None,
-    on_step: Callable[[Step], None] | None = None,
+    on_step: OnStep = None,
 ) -> Pictures:
     """Generate one picture per prompt.
 
     Args:
-        model: a transformers image model, a `mmspec.vision.LlamaGen`, or an adapter made by hand (`mmspec.vision.ImageModel`) where
-            the model needs something beside it: a processor for texts, a decoder for its codes.
-        prompts: a list of texts or classes, or the tensors the model's processor returned.
+        model: a transformers image model, a `mmspec.vision.LlamaGen`, or an adapter (`mmspec.vision.ImageModel`) where the model needs
+            a processor for texts or a decoder for its codes.
+        prompts: a list of texts or classes, or the tensors that the model's processor returned.
+        drafter: the trained net, or the smaller model of continuous tokens, of the methods that draft with one; by default the model's
+            own, if it has one. Refused by other methods.
+        accept: in place of the method's own rule: a name, a rule, or a function from the adapter to a rule.
+        draft_length: draft tokens a round: `window` less the pending token. Give one of the two.
+        tree: of the methods that draft with a trained net, in place of their own tree; as `mmspec.text.generate` takes it.
+        seed: an int (image r gets seed + r) or one per image. An image depends on its own seed only, not on its batch. With "jacobi" and
+            "plain" it does not depend on the window either. With "auto" other methods depend on measured seconds.
+        temperature: 0 for the most likely code; a number, or one per image.
+        top_k, top_p: truncation of the distributions of target and drafter alike, one number or one per image; None for none.
         method: a name of `mmspec.vision.METHODS`, or a `Method`; by default "jacobi". For models of continuous tokens a name of
             `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path" (diffusion), "density" (mixture) or "plain" (masked).
-        window: tokens in flight a forward, the last committed one included, at least 1; by default 32, and 5 for continuous tokens, whose
-            draft tokens a smaller model has to draw; "auto" for the number that maximises measured throughput. Rows (zipar, pjd) and
-            trained
-            trees have sizes of their own: the window only bounds a tree's depth.
-        guidance: the scale of classifier-free guidance, one or one per picture; None or 1 for none.
-        temperature: 0 for the most likely code; a number, or one per picture.
-        top_k: keep this many codes; None or 0 keeps all. Applied, like guidance, to the target's and the drafter's distributions alike.
-        seed: an int (picture r gets seed + r) or one per picture. A picture depends on its own seed only, not on its batch.
-            With "jacobi" and "plain" it does not depend on the window either. With window="auto" other methods follow the clock.
-        size: pixels a side, or (height, width), for models that can draw several sizes.
-        drafter: the trained net of the methods that draft with one; by default the model's own, if it has one.
-        accept, couple, init: take the place of the method's own rule, coupler and initialiser (a name: uniform, left, up, ...).
-        drift_budget: total variation a lossy rule may spend on a picture; then it is exact for the rest of that picture.
-        sampling: how the heads of continuous models are drawn from: steps, the noise `sigma_out` on every token, a diffusers scheduler.
-        on_step: sees every round, for progress bars and previews.
+        window: tokens a forward, the pending token included, at least 1; by default 32, and 5 for continuous tokens, which a smaller
+            model drafts; "auto" for the number that maximises measured throughput; or a controller. Rows (zipar, pjd) have sizes of
+            their own. It bounds the depth of trees.
+        guidance: the scale of classifier-free guidance, one number or one per image; None or 1 for none.
+        size: pixels a side, or (height, width), for models with several sizes.
+        couple, init: in place of the method's own coupler and initialiser (a name: uniform, left, up, ...).
+        drift_budget: the total variation that a lossy rule may spend on an image; after that it is exact for the rest of the image.
+        sampling: of the heads of continuous models: steps, the noise `sigma_out` on every token, a diffusers scheduler.
+        on_step: called with every round, for progress bars and previews.
 
     Returns:
         `images` list of PIL pictures, `tokens` LongTensor [B, height, width] (of continuous tokens floats [B, height, width, d]),
@@ -114,45 +128,82 @@ def generate(
     """
     if not isinstance(prompts, Mapping) and len(prompts) == 0:
         raise ValueError("prompts is empty: give at least one")
+    window = _window(window, draft_length)
     if (vectors := continuous_model(model)) is not None:
-        given = {"top_k": top_k, "size": size, "couple": couple, "init": init, "drift_budget": drift_budget}
-        return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept, on_step, given)
-    if sampling is not None:
-        raise ValueError("sampling is for models of continuous tokens, and this one writes codes: leave it out")
+        refuse(
+            "picture codes, and this model writes continuous tokens",
+            top_k=top_k, top_p=top_p, tree=tree, size=size, couple=couple, init=init, drift_budget=drift_budget,
+        )  # fmt: skip
+        return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept, on_step)
+    refuse("models of continuous tokens, and this one writes codes", sampling=sampling)
     found, method = image_model(model), default_method() if method is None else method
     found = found if size is None else found.resized(size)
+    accept = rule_of(accept, temperature) if isinstance(accept, str) else accept
     plan = method_of(method, accept=accept, couple=couple, init=_initialiser(init))
-    guidance = _guidance(guidance)
-    distributions = pipeline(temperature=temperature, top_k=top_k, first=[Grammar(found.raster)])
-    prompt = found.encode(prompts, guided=guidance is not None)
-    rows = len(prompt.mask) // (1 if guidance is None else 2)
+    _check_read(plan, method, drafter=drafter, tree=tree, window=window, accept=accept, couple=couple, init=init, drift_budget=drift_budget)
+    scale = scale_of(guidance)
+    distributions = pipeline(temperature=temperature, top_k=top_k, top_p=top_p, first=[Grammar(found.raster)])
+    prompt = found.encode(prompts, guided=scale is not None)
+    rows = len(prompt.mask) // (1 if scale is None else 2)
     device = prompt.embeds.device
     noise = Noise.from_seed(seed, rows, device)
     watch = _Runs(found, rows)
     if plan.rows is not None:
-        if drift_budget is not None:
-            raise ValueError("drift_budget is for methods that judge draft tokens: rows side by side are measured afterwards, if at all")
-        out = generate_rows(
-            found, prompt, plan=plan.rows, processors=distributions, guidance=guidance, noise=noise, on_step=on_step or (lambda step: None)
-        )
-        return Pictures(found, out.sequences, None, out.stats)
+        out = generate_rows(found, prompt, plan=plan.rows, processors=distributions, guidance=scale, noise=noise, on_step=on_step)
+        return _pictures(found, out, None)
     rule = _budgeted(plan.rule(found), drift_budget)
+    plan = plan if tree is None else replace(plan, shape=shape_of(tree, rule))
     control, most = _control(WINDOW if window is None else window, len(prompt.mask), device)
     proposer = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
-    distributions = distributions if guidance is None else Guided(distributions.steps, guidance)
+    distributions = distributions if scale is None else Guided(distributions.steps, scale)
     family: Any = found  # its prompts are `Prompt`s
     target = HFTarget(found.model, family, distributions, reserve=found.raster.length + most)
-    out: Generation = run(
-        target if guidance is None else Pairs(target),
+    out = run(
+        target if scale is None else Pairs(target),
         proposer,
         rule,
         prompt,
         stopping=DefaultStopping(rows, found.raster.length, device=device),
         noise=noise,
         control=Fixed(0) if isinstance(proposer, NoDraft) else control,
-        on_step=watch if on_step is None else _both(watch, on_step),
+        on_step=each(watch, on_step),
     )
-    return Pictures(found, out.sequences, watch.picture(), out.stats)
+    return _pictures(found, out, watch.picture())
+
+
+def _pictures(model: ImageModel | ContinuousPictures, out: Generation, runs: Tensor | None) -> Pictures:
+    return Pictures(model.picture(out.tokens), out.lengths, out.stats, model, out.tokens, runs)
+
+
+def _window(window: Any, draft_length: Any) -> Any:
+    """Tokens a forward, from either of its arguments."""
+    if draft_length is None:
+        return window
+    if window is not None:
+        raise ValueError(
+            f"window is {window!r} and draft_length is {draft_length!r}: a window is the draft and the pending token, give one"
+        )
+    whole = isinstance(draft_length, int) and not isinstance(draft_length, bool)
+    if whole and draft_length < 0:
+        raise ValueError(f"draft_length is {draft_length}: give 0 or more draft tokens, or 'auto'")
+    return draft_length + 1 if whole else draft_length
+
+
+def _check_read(plan: Method, method: Any, **given: Any) -> None:
+    """ValueError for an argument that the method does not read."""
+    name = f"method {method!r}" if isinstance(method, str) else "this method"
+    if plan.rows is not None:
+        refuse(f"methods that judge draft tokens, and {name} writes rows side by side", **given)
+    elif plan.shape is not None:
+        refuse(f"methods that draft by a window, and {name} drafts with a trained net", couple=given["couple"], init=given["init"])
+    elif plan.couple is not None:
+        refuse(
+            f"methods that draft with a trained net, and {name} drafts from the target itself", drafter=given["drafter"], tree=given["tree"]
+        )
+    else:
+        window = None if given["window"] == 1 else given["window"]
+        unread = {"drafter": given["drafter"], "tree": given["tree"], "window": window, "init": given["init"]}
+        refuse(f"methods that draft, and {name} does not", **unread)
 
 
 def default_method() -> str:
@@ -171,52 +222,41 @@ def _continuous(
     sampling: Sampling | None,
     drafter: Any,
     accept: Any,
-    on_step: Callable[[Step], None] | None,
-    codes_only: Mapping[str, Any],
+    on_step: OnStep,
 ) -> Pictures:
     """`generate` for continuous tokens. ValueError for options that only codes have."""
-    for name, value in codes_only.items():
-        if value is not None:
-            raise ValueError(f"{name} is {value!r}, but it is for picture codes, and this model writes continuous tokens: leave it out")
     for name, value in (("guidance", guidance), ("temperature", temperature)):
         if isinstance(value, Sequence):
             raise ValueError(f"{name} is a list: over continuous tokens it is one number for all pictures")
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}: a density has no best value to take, give a positive number")
+    method = model.method if method is None else method
+    if method == "plain":
+        refuse("methods that draft, and method 'plain' does not", drafter=drafter, accept=accept, window=None if window == 1 else window)
     control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device)
     found, out = generate_continuous(
         model,
         prompts,
-        model.method if method is None else method,
+        method,
         control=control,
         most=most,
         noise=Noise.from_seed(seed, len(prompts), model.model.device),
         sampling=Sampling() if sampling is None else sampling,
-        guidance=_guidance(guidance),  # type: ignore[arg-type]
+        guidance=scale_of(guidance),  # type: ignore[arg-type]
         temperature=temperature,
         drafter=drafter,
-        accept=accept,
-        on_step=on_step or (lambda step: None),
+        accept=rule_of(accept, 1.0) if isinstance(accept, str) and accept != "exact" else None if accept == "exact" else accept,
+        on_step=on_step,
     )
-    return Pictures(found, out.sequences, None, out.stats)
+    return _pictures(found, out, None)
 
 
 def _initialiser(init: str | Initialiser | None) -> Initialiser | None:
     if not isinstance(init, str):
         return init
     if init not in INITIALISERS:
-        raise ValueError(f"unknown initialiser {init!r}; valid: {', '.join(INITIALISERS)}")
+        raise unknown("initialiser", init, INITIALISERS)
     return INITIALISERS[init]
-
-
-def _guidance(scale: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
-    """The scale, or None where there is nothing to guide."""
-    for one in scale if isinstance(scale, Sequence) else (scale,):
-        if one is not None and not (isinstance(one, (int, float)) and 0 <= one < math.inf):
-            raise ValueError(f"guidance is {one!r}: a scale is a number from 0 on; 1 or None is no guidance, 2 to 8 is usual")
-    if isinstance(scale, Sequence):
-        return tuple(float(one) for one in scale)
-    return None if scale is None or scale == 1 else float(scale)
 
 
 def _budgeted(rule: Accept, budget: float | None) -> Accept:
@@ -233,24 +273,12 @@ def _budgeted(rule: Accept, budget: float | None) -> Accept:
 
 def _control(window: int | str | Control, rows: int, device: torch.device) -> tuple[Control, int]:
     """What chooses the window, and its most tokens."""
-    most = LADDER[-1] + 1
     if isinstance(window, int) and not isinstance(window, bool):
-        if window < 1:
-            raise ValueError(f"window is {window}: give at least 1 token (1 is plain decoding), or 'auto'")
-        return Fixed(window - 1), window
-    if window == "auto":
-        return HillClimb(first=in_flight(rows, device.type == "cuda") - 1), most
-    if isinstance(window, (str, int)) or not hasattr(window, "begin"):
-        raise ValueError(f"window is {window!r}: give a number of tokens, 'auto', or a Control object")
-    return window, most
-
-
-def _both(first: Callable[[Step], None], second: Callable[[Step], None]) -> Callable[[Step], None]:
-    def call(step: Step) -> None:
-        first(step)
-        second(step)
-
-    return call
+        if not 1 <= window <= LONGEST:
+            raise ValueError(f"window is {window}: give 1 to {LONGEST} tokens (1 is plain decoding), or 'auto'")
+        return control_of(window - 1), window
+    first = in_flight(rows, device.type == "cuda") - 1
+    return control_of(window, auto=lambda: HillClimb(first=first), thompson=False, name="window", unit="tokens"), LADDER[-1] + 1
 
 
 class _Runs:

@@ -9,7 +9,7 @@ from mmspec.core.draft_length.break_even import BreakEven, DrafterAccounting
 from mmspec.core.draft_length.throughput import Throughput
 from mmspec.core.records import Committed
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.run.options import control_of
+from mmspec.run.draft_length import control_of
 from mmspec.text import generate
 from tests.core.test_control import World, committed
 from tests.drafters.runs import greedy, random_prompt

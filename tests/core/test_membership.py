@@ -12,7 +12,7 @@ from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
-from mmspec.run.config import ACCEPT, build
+from mmspec.run.registry import ACCEPT, build
 from tests.oracles.relaxed import SEEN, TINY, committed, distance, families, finished, many, path_drift, same, spread, window
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.tables import TableTarget, first_value_distribution, pair, round_outcomes, run_loop

@@ -18,7 +18,7 @@ from mmspec.models.proof import require as proof
 from mmspec.models.proof import store as proof_store
 from mmspec.models.proof.require import Proof, prove, require
 from mmspec.models.target import HFTarget
-from mmspec.run.options import drafter_of
+from mmspec.run.drafters import drafter_of
 from tests.families import FAMILIES, build, inputs_for
 from tests.proof_mutants import LAYOUTS, MODELS, laid_out, one_percent_noise, untested
 from tests.sizes import LLAMA, Case

@@ -11,7 +11,7 @@ from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, best, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
-from mmspec.run.config import ACCEPT, build
+from mmspec.run.registry import ACCEPT, build
 from tests.oracles.relaxed import (
     SEEN,
     TINY,

@@ -37,7 +37,7 @@ from mmspec.drafters.self_drafting.windowed import Windowed
 from mmspec.drafters.shapes import Chain, best, drawn
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import Template
-from mmspec.run.config import DRAFTERS
+from mmspec.run.registry import DRAFTERS
 from tests.drafters.cascades import drafting, hf, perturbed
 from tests.drafters.test_guided import SIZES, lively
 from tests.drafters.test_mtp import LLAMA, SLIDING

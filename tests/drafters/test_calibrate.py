@@ -25,7 +25,7 @@ from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.target import HFSession, HFTarget
-from mmspec.run.options import drafter_of
+from mmspec.run.drafters import drafter_of
 from mmspec.speech.sampling.ras import repetition_aware
 from tests.drafters.runs import plain, random_prompt, run
 from tests.drafters.test_guided import lively

@@ -16,8 +16,8 @@ import mmspec
 from mmspec.drafters.checkpoints.nets import NETS
 from mmspec.drafters.heads.viterbi import JointPath
 from mmspec.drafters.retrieval.bigrams import Bigrams
-from mmspec.run.config import DRAFTERS, SELF_DRAFTING
-from mmspec.run.options import _SEARCHES
+from mmspec.run.registry import DRAFTERS, SELF_DRAFTING
+from mmspec.run.shapes import SEARCHES
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt
 from tests.drafters.sources import GROWN, NAMED, OWN_FORM, TREES, Make, World
@@ -133,4 +133,4 @@ def test_no_source_and_no_tree_is_forgotten(world):
     kinds = {getattr(make(world, 0.0), "kind", None) for make in GROWN.values()}
     assert set(NETS) - kinds == {"hivis", "vispec"}  # these need pictures
     assert {f"name {name}" for name in DRAFTERS} <= set(OWN_FORM)
-    assert {"comb", *_SEARCHES} <= set(NAMED)
+    assert {"comb", *SEARCHES} <= set(NAMED)

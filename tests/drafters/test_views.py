@@ -16,7 +16,7 @@ from mmspec.drafters.views.vision_inputs import Looking, Pooled, Pruned, chosen,
 from mmspec.models.families.registry import family_of
 from mmspec.models.module_copy import own_copy
 from mmspec.models.target import HFTarget
-from mmspec.run.options import view_for
+from mmspec.run.views import view_for
 from mmspec.text import aligned_drafter, view
 from tests.drafters.looking import IMAGE, LINE, TAKES, asked, counted, llava, patches_of, perturbed, session_of, tokenizer, told, words_only
 from tests.families import FAMILIES, VOCAB, build, inputs_for

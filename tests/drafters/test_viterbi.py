@@ -17,7 +17,7 @@ from mmspec.drafters.heads.viterbi import JointPath, best_path, drawn_path, grou
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.shapes import Comb
-from mmspec.run.options import shape_of
+from mmspec.run.shapes import shape_of
 from tests.drafters.runs import greedy, plain, random_prompt, run
 from tests.drafters.test_guided import lively
 from tests.oracles.enumerate import Tape, TapeNoise, explore

@@ -5,7 +5,7 @@ import torch
 
 from mmspec.speech import synthesize
 from mmspec.speech.families import speech_model
-from mmspec.speech.families.bark import Bark, Wanted
+from mmspec.speech.families.bark import Bark, StagedRequest
 from tests.speech.small_bark import BOOK, SEMANTIC, bark, tokenizer, voice
 
 TEXTS = ["hello", "say it again", "one two three"]
@@ -59,7 +59,7 @@ def test_both_stages_are_the_class_own(made, rows, name):
     for way, (drafter, length, tree) in ways(made).items():
         if rows == 1 and way not in ("plain", "tree"):
             continue
-        wanted = Wanted(drafter, draft_length=length, tree=tree)
+        wanted = StagedRequest(drafter, draft_length=length, tree=tree)
         assert made.semantic(prompt, wanted) == semantic, way
         assert made.coarse(semantic, [name] * rows, wanted) == coarse, way
         if way == "itself":
@@ -71,7 +71,7 @@ def test_an_end_that_is_likely_enough_ends(made):
     early = Bark(made.model, made.tokenizer, min_eos_p=least)
     _, wanted = semantic_by_the_class(made, TEXTS, min_eos_p=least)
     _, without = semantic_by_the_class(made, TEXTS)
-    found = early.semantic(early.encode(TEXTS, [None] * 3), Wanted("lookup", draft_length=3))
+    found = early.semantic(early.encode(TEXTS, [None] * 3), StagedRequest("lookup", draft_length=3))
     assert found == wanted != without
 
 
@@ -111,7 +111,7 @@ def test_windows_do_not_repeat_their_noise(made):
     flat = Bark(bark(), tokenizer())
     for parameter in flat.model.coarse_acoustics.lm_head.parameters():
         parameter.data.zero_()
-    ids = flat.coarse([list(range(20))], [None], Wanted(sampling={"temperature": 1.0}))[0]
+    ids = flat.coarse([list(range(20))], [None], StagedRequest(sampling={"temperature": 1.0}))[0]
     assert len(ids) == 60
     assert len({tuple(ids[start : start + 12]) for start in range(0, 60, 12)}) == 5
 

@@ -12,7 +12,8 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.retrieval.lookup import Lookup
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, RunSection
-from mmspec.run.options import control_of, stopping_below
+from mmspec.run.draft_length import control_of
+from mmspec.run.shapes import stopping_below
 from mmspec.text import generate
 from mmspec.text.drop_in import speculate
 from tests.drafters.runs import greedy, random_prompt

@@ -9,7 +9,7 @@ import torch
 import mmspec
 from mmspec.core.rules.lossy.lenience import GreedyLenience, Lenience
 from mmspec.core.rules.transform import chow, contrastive, deferral, token_deferral
-from mmspec.run.options import rule_of
+from mmspec.run.rules import rule_of
 from tests.drafters.runs import random_prompt
 
 NEW, DRAFT_TOKENS = 14, 3

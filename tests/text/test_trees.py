@@ -14,7 +14,10 @@ from mmspec.core.draft_length.throughput import Throughput
 from mmspec.drafters import shapes
 from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees.static import StaticTree, Template
-from mmspec.run.options import control_of, drafter_of, rule_of, shape_of
+from mmspec.run.draft_length import control_of
+from mmspec.run.drafters import drafter_of
+from mmspec.run.rules import rule_of
+from mmspec.run.shapes import shape_of
 from tests.names import named
 
 FORM = Template(((0,), (1,), (0, 0), (1, 0), (0, 0, 0)))

@@ -28,7 +28,7 @@ from mmspec.loading.text import Pair
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.proof.require import prove
 from mmspec.models.target import HFTarget
-from mmspec.run.options import distributions_for, rule_of
+from mmspec.run.rules import distributions_for, rule_of
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
 

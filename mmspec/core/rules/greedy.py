@@ -12,6 +12,7 @@ from mmspec.core.rules.base import TOKEN_EXACT, follow
 class Greedy:
     """Keep draft tokens while each is the target's most likely value: the tokens of greedy decoding, whatever the draft."""
 
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
     exactness = TOKEN_EXACT
     coupled = False
     uses_q = False

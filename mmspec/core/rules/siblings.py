@@ -149,6 +149,7 @@ class TopKSiblings:
 class WithReplacement:
     """Multi-step speculative sampling (SpecInfer, Miao et al. 2023): candidates drawn independently from one q."""
 
+    drawn = "with-replacement"
     uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):
@@ -181,6 +182,7 @@ class WithoutReplacement:
 class Hybrid:
     """Hu et al. 2025: all candidates but the last are q's most likely values, the last is drawn from the rest of q."""
 
+    drawn = "top-and-one"
     uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):
@@ -200,6 +202,7 @@ class KSeq:
     rho in [1, k] solves 1 - (1 - b)^k = rho b with b = sum min(q, p / rho); when all k are refused, what is left is (p - rho q)+.
     """
 
+    drawn = "with-replacement"
     uses_q, points, tables = True, False, True
 
     def take_prob(self, p, q, x, index, count):

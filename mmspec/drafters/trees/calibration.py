@@ -138,7 +138,7 @@ def calibrate(play: Play, batches: Iterable[Any], tree: Template, seed: int = 0)
 def playing(target: Target, drafter: Callable[[Template], Drafter], rule: AcceptRule, *, most: int, ends: Sequence[int] = ()) -> Play:
     """A `Play` of any target, such as an `HFTarget` with its processors, over inputs as its family takes them.
 
-    `drafter` makes the drafter that grows a given tree, its siblings picked as `rule` needs them (`mmspec.run.options.drafter_of`).
+    `drafter` makes the drafter that grows a given tree, its siblings picked as `rule` needs them (`mmspec.run.drafters.drafter_of`).
     """
 
     def play(batch: Mapping[str, torch.Tensor], /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> None:

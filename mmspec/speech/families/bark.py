@@ -24,16 +24,16 @@ from transformers.models.bark.generation_configuration_bark import (
 )
 
 from mmspec.core.control import Control
-from mmspec.core.decode import Drafter, decode
+from mmspec.core.decode import run
 from mmspec.core.noise import Noise, mix
 from mmspec.core.processors.pipeline import Pipeline, Processor
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.models.target import Family, HFTarget
-from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, rule_of, shape_of
+from mmspec.run.request import Request
+from mmspec.run.shapes import Tree
 from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, ragged
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
@@ -48,7 +48,7 @@ Voice = Mapping[str, Tensor]
 
 
 @dataclass
-class Wanted:
+class StagedRequest:
     """How a call wants its stages written, and what they cost."""
 
     drafter: Any = None
@@ -65,6 +65,13 @@ class Wanted:
         if isinstance(self.drafter, Bark):
             return self.drafter.network(stage)
         return self.drafter.get(stage) if isinstance(self.drafter, Mapping) else self.drafter
+
+    def request(self, stage: str, drawn: SpeechSampling) -> Request:
+        """What is asked of a stage whose distributions are formed by `drawn`."""
+        return Request.of(
+            drafter=self.drafting(stage), accept=self.accept, draft_length=self.draft_length, tree=self.form(stage), seed=self.seed,
+            temperature=drawn.temperature, top_k=drawn.top_k, top_p=drawn.top_p, repetition_penalty=drawn.repetition_penalty,
+        )  # fmt: skip
 
     def form(self, stage: str) -> Tree:
         """The tree of a stage's draft tokens: none in a stage that a dict of drafters leaves out."""
@@ -140,16 +147,16 @@ class Bark(SpeechModel):
         spoken = InterleavedCodebooks(((0, self.first.semantic_vocab_size),), (end,))
         return (spoken, EndOnceLikely(end, self.min_eos_p)) if self.min_eos_p else (spoken,)
 
-    def semantic(self, prompt: BarkPrompt, wanted: Wanted, seconds: float | None = None) -> list[list[int]]:
+    def semantic(self, prompt: BarkPrompt, asked: StagedRequest, seconds: float | None = None) -> list[list[int]]:
         """Semantic tokens of every row, the end left out."""
         most = min(self.first.max_new_tokens or 768, self.model.semantic.config.block_size - prompt.ids.shape[1] + 1)
         if seconds is not None:
             most = min(most, max(1, int(seconds * self.first.semantic_rate_hz)))
-        noise = Noise.from_seed(wanted.seed, len(prompt.ids), self.model.device)
-        rows = self._write("semantic", prompt, self.rules(prompt), [most] * len(prompt.ids), self.ends, noise, wanted)
+        noise = Noise.from_seed(asked.seed, len(prompt.ids), self.model.device)
+        rows = self._write("semantic", prompt, self.rules(prompt), [most] * len(prompt.ids), self.ends, noise, asked)
         return [[token for token in row if token != self.ends[0]] for row in rows]
 
-    def coarse(self, semantic: Sequence[list[int]], voices: Sequence[str | None], wanted: Wanted) -> list[list[int]]:
+    def coarse(self, semantic: Sequence[list[int]], voices: Sequence[str | None], asked: StagedRequest) -> list[list[int]]:
         """Ids of the two books of every row, one after the other, as the class's coarse model gives them."""
         window, start = self.second.sliding_window_len, self.first.semantic_vocab_size
         lengths = [floor(len(row) * self.ratio / self.second.n_coarse_codebooks) * self.second.n_coarse_codebooks for row in semantic]
@@ -158,13 +165,13 @@ class Bark(SpeechModel):
         rules = (
             InterleavedCodebooks(((start, start + self.size), (start + self.size, self.model.coarse_acoustics.config.output_vocab_size))),
         )
-        seeds = mix(Noise.from_seed(wanted.seed, len(semantic), self.model.device).seeds)
+        seeds = mix(Noise.from_seed(asked.seed, len(semantic), self.model.device).seeds)
         for number, done in enumerate(range(0, max(lengths, default=0), window)):
             open_ = [row for row, length in enumerate(lengths) if length > done]
             prompts = [self._window(told[row], semantic[row], written[row]) for row in open_]
             noise = Noise(mix(seeds[open_] + number + 1))  # every window draws afresh
             budget = [min(window, lengths[row] - done) for row in open_]
-            found = self._write("coarse", ragged(prompts, self.model.device), rules, budget, (), noise, wanted)
+            found = self._write("coarse", ragged(prompts, self.model.device), rules, budget, (), noise, asked)
             for row, ids in zip(open_, found, strict=True):
                 written[row] += ids
         return written
@@ -194,22 +201,21 @@ class Bark(SpeechModel):
         budget: list[int],
         ends: Sequence[int],
         noise: Noise,
-        wanted: Wanted,
+        asked: StagedRequest,
     ) -> list[list[int]]:
         """One problem of tokens: what every row writes, at most `budget` each."""
-        net, drawn = self.network(stage), replace(_sampling(self.first if stage == "semantic" else self.second), **wanted.sampling)
-        rule = rule_of(wanted.accept, drawn.temperature, drawn.top_k, drawn.top_p)
-        distributions = distributions_for(rule, drawn.temperature, drawn.top_k, drawn.top_p, drawn.repetition_penalty, rules)
-        target = HFTarget(net, BarkFamily.of(net), Pipeline((*distributions.steps, *drawn.last)), reserve=max(budget) + 32)
-        proposer = _as_drafter(wanted.drafting(stage), target, rule, wanted.form(stage))
+        net, drawn = self.network(stage), replace(_sampling(self.first if stage == "semantic" else self.second), **asked.sampling)
+        request = asked.request(stage, drawn)
+        rule = request.rule()
+        distributions = Pipeline((*request.distributions(rule, rules).steps, *drawn.last))
+        target = HFTarget(net, BarkFamily.of(net), distributions, reserve=max(budget) + 32)
+        resolved = request.resolve(target, rule, lambda drafter: _drafting(drafter, target))
         stopping = DefaultStopping(len(budget), max(budget), ends, device=self.model.device)
         stopping.left, stopping.remaining = torch.tensor(budget, device=self.model.device), list(budget)
-        wanted.stats.exactness = rule.exactness
-        control = control_of(wanted.draft_length, proposer)
-        for step in decode(target, proposer, rule, prompt, stopping=stopping, noise=noise, control=control):
-            wanted.stats.add(step)
-            if wanted.on_step is not None:
-                wanted.on_step(step)
+        asked.stats.exactness = rule.exactness
+        counted = {"stats": asked.stats, "on_step": asked.on_step}
+        for _ in run(target, resolved.drafter, rule, prompt, stopping=stopping, noise=noise, control=resolved.control, **counted):
+            pass
         return stopping.outputs
 
     # --- sound --------------------------------------------------------------------------------------------------------
@@ -261,9 +267,9 @@ class Bark(SpeechModel):
         if max_seconds is not None and not max_seconds > 0:
             raise ValueError(f"max_seconds is {max_seconds}: ask for more than none")
         voices = one_voice_each(voice, texts, self.voices)
-        wanted = Wanted(drafter, accept, seed, draft_length, tree, on_step, given)
+        asked = StagedRequest(drafter, accept, seed, draft_length, tree, on_step, given)
         prompt = self.encode(texts, voices)
-        coarse = self.coarse(self.semantic(prompt, wanted, max_seconds), voices, wanted)
+        coarse = self.coarse(self.semantic(prompt, asked, max_seconds), voices, asked)
         seeds = [seed + row for row in range(len(texts))] if isinstance(seed, int) else list(seed)
         waves, first = [], []
         for row, ids in enumerate(coarse):
@@ -274,7 +280,7 @@ class Bark(SpeechModel):
         lengths = torch.tensor([len(ids) for ids in coarse])
         tokens = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in coarse], batch_first=True)
         nan = [float("nan")] * len(coarse)
-        return Speech(waves, self.rate, tokens, lengths, wanted.stats, first, nan, perf_counter() - clock)
+        return Speech(tokens, lengths, asked.stats, waves, self.rate, first, nan, perf_counter() - clock)
 
 
 def _config(kind: Any, found: Any) -> Any:
@@ -286,13 +292,13 @@ def _sampling(config: Any) -> SpeechSampling:
     return SpeechSampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)
 
 
-def _as_drafter(drafter: Any, target: HFTarget, rule: Accept, tree: Tree) -> Drafter:
-    """The drafter that `drafter` stands for; a smaller network of the same stage drafts behind the target's own rules."""
+def _drafting(drafter: Any, target: HFTarget) -> HFTarget | None:
+    """A smaller network of the same stage as a target that drafts behind the target's own rules; None for other drafters."""
     if hasattr(drafter, "guide"):
         raise ValueError("Bark's stages have no output embedding to share with heads: draft with a smaller Bark, or with lookup")
     if not hasattr(drafter, "input_embeds_layer"):
-        return drafter_of(drafter, target, rule, tree)
+        return None
     if drafter.config.output_vocab_size != target.model.config.output_vocab_size:
         sizes = drafter.config.output_vocab_size, target.model.config.output_vocab_size
         raise ValueError(f"the drafter's stage has {sizes[0]} values, the target's {sizes[1]}: take a Bark of the same ones")
-    return ModelDrafter(replace(target, model=drafter, family=BarkFamily.of(drafter)), shape_of(tree, rule))
+    return replace(target, model=drafter, family=BarkFamily.of(drafter))

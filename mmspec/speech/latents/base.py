@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
-from mmspec.core.decode import Target, decode
+from mmspec.core.decode import Target, run
 from mmspec.core.noise import Noise
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
@@ -27,7 +27,8 @@ from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.run.options import control_of, rule_of
+from mmspec.run.draft_length import control_of
+from mmspec.run.rules import rule_of
 from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.base import SpeechModel, one_voice_each
 from mmspec.speech.sound.speech import Speech
@@ -159,10 +160,9 @@ class LatentModel(SpeechModel):
         told = (self, degree, noise, self.guidance if guidance is None else guidance)
         target, proposer = self.drafting(*told), self._drafter(drafter, told)
         stopping = self.stopping(inputs, self._steps(max_seconds))
-        for step in decode(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control_of(draft_length, proposer)):
-            stats.add(step)
-            if on_step is not None:
-                on_step(step)
+        control = control_of(draft_length, proposer)
+        for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+            pass
         return self._sounded(stopping, stats, clock, on_sound)
 
     def _steps(self, max_seconds: float | None) -> int | None:
@@ -197,7 +197,7 @@ class LatentModel(SpeechModel):
                 on_sound(row, waves[-1])
         lengths = torch.tensor([len(row) for row in rows], device=self.model.device)
         tokens, worst = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), [float("nan")] * len(rows)
-        return Speech(waves, self.rate, tokens, lengths, stats, first, worst, perf_counter() - clock)
+        return Speech(tokens, lengths, stats, waves, self.rate, first, worst, perf_counter() - clock)
 
 
 def checked_sigma(sigma_out: float) -> float:

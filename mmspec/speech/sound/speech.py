@@ -1,26 +1,34 @@
-"""What was said. `tokens` are the steps of every row: ids, frames of K codes, or latents of d numbers."""
+"""The result of a speech request."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
-from mmspec.core.stats import Stats
+from mmspec.core.result import Result
 from mmspec.speech.sound.audio import save
 
 
 @dataclass(frozen=True)
-class Speech:
-    """What was said. `tokens` are the steps of every row: ids, frames of K codes, or latents of d numbers."""
+class Speech(Result):
+    """Speech, one utterance a row.
 
-    waveforms: list[Tensor] = field(repr=False)  # [T] float32 each
+    Attributes:
+        tokens: ids LongTensor [B, S], frames of codes [B, S, K] or latents float [B, S, d], right-padded.
+        lengths: LongTensor [B], steps a row, the end included.
+        stats: counts and seconds.
+        waveforms: float32 [T] each, at `sample_rate`.
+        sample_rate: samples a second.
+        first_sound: seconds from the call to the first samples of each row; nan where there were none.
+        worst_gap: the longest wait between two pieces of a row, in seconds; nan where there were fewer than two.
+        seconds: the whole call, sound included.
+    """
+
+    waveforms: list[Tensor] = field(repr=False)
     sample_rate: int
-    tokens: Tensor = field(repr=False)  # [B, S], [B, S, K] or [B, S, d], right-padded
-    lengths: Tensor  # [B] steps, the end included
-    stats: Stats
-    first_sound: list[float]  # seconds from the call to each row's first piece of sound; nan where there was none
-    worst_gap: list[float]  # the most seconds between two pieces of a row; nan where there were no two
-    seconds: float  # of the whole call, sound included
+    first_sound: list[float]
+    worst_gap: list[float]
+    seconds: float
 
     @property
     def real_time_factor(self) -> float:
@@ -28,9 +36,16 @@ class Speech:
         return self.seconds * self.sample_rate / max(1, sum(map(len, self.waveforms)))
 
     def save(self, path: str | Path) -> list[Path]:
-        """Write the sound: `path` itself for one utterance, else numbered beside it (out-0.wav, out-1.wav). Returns the paths written.
+        """Write the sound. Each file has a temporary name until it is complete.
 
-        The ending says the format: .wav, .flac or .ogg. Each file has a temporary name until it is whole.
+        Args:
+            path: ends in .wav, .flac or .ogg. Several utterances are numbered: out-0.wav, out-1.wav.
+
+        Returns:
+            The paths written, one an utterance.
+
+        Raises:
+            ValueError: for an ending of another format.
         """
         path = Path(path)
         many = len(self.waveforms) > 1

@@ -31,7 +31,10 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.options import Tree, control_of, drafter_of, reads_raw, rule_of
+from mmspec.run.draft_length import control_of
+from mmspec.run.drafters import drafter_of
+from mmspec.run.rules import reads_raw, rule_of
+from mmspec.run.shapes import Tree
 from mmspec.text.drop_in.arguments import own_inputs, refuse
 from mmspec.text.drop_in.inputs import inputs_for, plain_reason
 from mmspec.text.drop_in.processors import PrefixAllowed, ProcessorContext, form_of

@@ -42,6 +42,7 @@ from mmspec.drafters.shapes import Shape
 from mmspec.drafters.shapes import without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.run.registry import unknown
 from mmspec.vision.codes.pjd import PJD
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
@@ -78,6 +79,10 @@ class Method:
         """What draft tokens for `model`, `window` tokens a forward. ValueError where `rule` cannot judge it or no trained `net` is
         there."""
         if self.shape is not None:
+            if isinstance(net, str):
+                raise ValueError(
+                    f"drafter is {net!r}: methods that draft with a trained net take the net, such as mmspec.load_drafter(path)"
+                )
             if net is None:
                 raise ValueError("this method drafts with a trained net: pass drafter=..., or choose a method that needs none such as scd")
             return GuidedDrafter(GuidedPair(net), self.shape)
@@ -144,6 +149,6 @@ def method_of(method: str | Method, **changes: Any) -> Method:
     """The method a name stands for, with `changes` (None: no change). ValueError lists the names there are."""
     if isinstance(method, str):
         if method not in METHODS:
-            raise ValueError(f"unknown method {method!r}; valid: {', '.join(METHODS)}")
+            raise unknown("method", method, METHODS)
         method = METHODS[method]
     return replace(method, **{name: change for name, change in changes.items() if change is not None})

@@ -6,7 +6,7 @@ the finished picture gives p, what the target says with nothing missing, and (1 
 any rule, the sum over the cells bounds the total variation of the whole picture in the mean.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Protocol
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, Generation, Target, decode
+from mmspec.core.decode import Drafter, OnStep, Target, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Step
+from mmspec.core.result import Generation
 from mmspec.core.rules.base import LOSSY, TOKEN_EXACT, UNMETERED, Accept
 from mmspec.core.stats import Stats
 from mmspec.models.guidance import Guided, Pairs
@@ -79,7 +80,7 @@ def generate_rows(
     processors: Pipeline,
     guidance: float | Sequence[float] | None = None,
     noise: Noise,
-    on_step: Callable[[Step], None] = lambda step: None,
+    on_step: OnStep = None,
 ) -> Generation:
     """Pictures by rows, as `plan` says: sequences [B, raster.length], controls included.
 
@@ -101,10 +102,9 @@ def generate_rows(
     lanes = replace(noise, seeds=noise.seeds.repeat_interleave(way.lanes))
     exactness = TOKEN_EXACT if whole and way.drawn else LOSSY if metered else UNMETERED
     stats = RowStats(exactness=exactness, lanes=way.lanes)
-    rounds = decode(target, way.drafter, way.accept, prompt, stopping=stopping, noise=lanes, control=Fixed(way.window - 1))
-    for step in rounds:
-        stats.add(step)
-        on_step(step)
+    control, counted = Fixed(way.window - 1), {"stats": stats, "on_step": on_step}
+    for _ in run(target, way.drafter, way.accept, prompt, stopping=stopping, noise=lanes, control=control, **counted):
+        pass
     stats.tokens += pictures * lines.free
     sequences = stopping.board[:, :-1]
     if stopping.log_q is not None:

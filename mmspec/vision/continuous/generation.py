@@ -22,13 +22,13 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Generation
+from mmspec.core.decode import OnStep
 from mmspec.core.decode import generate as run
 from mmspec.core.distributions.denoising_path import recorded
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline
-from mmspec.core.records import Step
+from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.d_grs import dgrs
@@ -40,6 +40,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, Shape, sampled, with_replacement
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
+from mmspec.run.registry import unknown
 from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.latents import LatentRequest, Latents, Sampling, tokens_of
 from mmspec.vision.continuous.mar import MaskedAR
@@ -139,7 +140,7 @@ class ContinuousPictures:
 def way_of(method: Any) -> ContinuousMethod:
     """The way a name stands for. ValueError lists the names there are."""
     if method not in CONTINUOUS_METHODS:
-        raise ValueError(f"unknown method {method!r} for continuous tokens; valid: {', '.join(CONTINUOUS_METHODS)}")
+        raise unknown("method for continuous tokens", method, CONTINUOUS_METHODS)
     return CONTINUOUS_METHODS[method]
 
 
@@ -177,7 +178,7 @@ def generate_continuous(
     temperature: float = 1.0,
     drafter: Any = None,
     accept: Accept | None = None,
-    on_step: Callable[[Step], None] = lambda step: None,
+    on_step: OnStep = None,
 ) -> tuple[ContinuousPictures, Generation]:
     """The tokens [B, S, d] of one picture a prompt, and the model that wrote them; see `mmspec.vision.generate`.
 
@@ -203,7 +204,7 @@ def generate_continuous(
         control=Fixed(0) if isinstance(chain, NoDraft) else control,
         on_step=on_step,
     )
-    return found, replace(out, sequences=tokens_of(out.sequences, network.config.channels))
+    return found, replace(out, tokens=tokens_of(out.tokens, network.config.channels))
 
 
 def pair_of(

@@ -12,8 +12,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import Generation
 from mmspec.core.noise import Noise
+from mmspec.core.result import Generation
 from mmspec.core.rules.base import TOKEN_EXACT, UNMETERED
 from mmspec.core.stats import Stats
 from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, checked

@@ -1,7 +1,7 @@
 """`mmspec.vision.denoise`: a diffusers pipeline's pictures in fewer calls of its network, with the same distribution."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,11 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Drafter, decode
+from mmspec.core.control import Control
+from mmspec.core.decode import Drafter, OnStep, run
 from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.noise import Noise
-from mmspec.core.records import Committed, Draft, Scored, Step, Verdict
+from mmspec.core.records import Committed, Draft, Scored, Verdict
+from mmspec.core.result import Result
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.d_grs import dgrs
 from mmspec.core.rules.token import Token
@@ -25,6 +26,8 @@ from mmspec.drafters.jacobi.frozen import FrozenTarget
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, Shape, with_replacement
+from mmspec.run.draft_length import control_of
+from mmspec.run.registry import unknown
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
 
 _FIRST = -1  # the output position whose numbers are a chain's first state
@@ -42,11 +45,19 @@ class Chains(DefaultStopping):
 
 
 @dataclass(frozen=True)
-class Denoised:
-    """What was drawn. `images` are made when they are first asked for."""
+class Denoised(Result):
+    """Images of a diffusion pipeline.
 
-    samples: Tensor = field(repr=False)  # [B, C, H, W] the chains' last states, as the network sees them: about -1 .. 1
-    stats: Stats
+    Attributes:
+        tokens: float [B, C, H, W], the last state of each chain, as the network sees it: about -1 .. 1.
+        lengths: LongTensor [B], steps of each chain.
+        stats: counts and seconds.
+    """
+
+    @property
+    def samples(self) -> Tensor:
+        """`tokens`, under the name that diffusers has for them."""
+        return self.tokens
 
     @cached_property
     def images(self) -> list[Image.Image]:
@@ -71,7 +82,7 @@ def denoise(
     siblings: int = 1,
     accept: str | AcceptRule | None = None,
     seed: int | Sequence[int] = 0,
-    on_step: Callable[[Step], None] = lambda step: None,
+    on_step: OnStep = None,
 ) -> Denoised:
     """Draw `count` pictures with an unconditional diffusers pipeline, in fewer calls of its network, with the same distribution.
 
@@ -104,7 +115,7 @@ def denoise(
         raise ValueError(f"siblings is {siblings}: at least 1 state is drafted at every step (1 is a chain)")
     shape = Chain() if siblings == 1 else Comb(siblings, with_replacement)
     proposer, rule = _drafter(drafter, target, eta, shape), _rule(accept or ("token" if siblings == 1 else "d-grs"))
-    control = Fixed(0) if isinstance(proposer, NoDraft) else _control(draft_length)
+    control = control_of(draft_length, proposer, auto=BreakEven, thompson=False, unit="states")
     return chains(target, proposer, rule, count, control=control, seed=seed, on_step=on_step)
 
 
@@ -117,7 +128,7 @@ def chains(
     *,
     control: Control,
     seed: int | Sequence[int] = 0,
-    on_step: Callable[[Step], None] = lambda step: None,
+    on_step: OnStep = None,
 ) -> Denoised:
     """As `denoise`, of a target made by hand: a network and a kernel that no pipeline holds."""
     device = target.noise_schedule.std.device
@@ -125,11 +136,11 @@ def chains(
     start = noise.value(torch.full((count, 1), _FIRST, device=device)).normal(target.shape.numel())[:, 0]
     opened, stopping = OpenTarget(*target.begin(start)), Chains(count, target.noise_schedule.steps, device=device)
     stats = Stats(exactness=rule.exactness)
-    for step in decode(opened, proposer, rule, start, stopping=stopping, noise=noise, control=control):
-        stats.add(step)
-        on_step(step)
+    for _ in run(opened, proposer, rule, start, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+        pass
     last = torch.stack([states[-1] for states in stopping.outputs])
-    return Denoised(last.to(target.net.dtype).unflatten(-1, target.shape), _counted(stats, opened.session))
+    lengths = torch.full((count,), target.noise_schedule.steps, device=device)
+    return Denoised(last.to(target.net.dtype).unflatten(-1, target.shape), lengths, _counted(stats, opened.session))
 
 
 def _counted(stats: Stats, session: DiffusionSession) -> Stats:
@@ -162,13 +173,5 @@ def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None, shape: Sh
 
 def _rule(accept: str | AcceptRule) -> AcceptRule:
     if isinstance(accept, str) and accept not in RULES:
-        raise ValueError(f"accept is {accept!r}; valid: {', '.join(RULES)}, or a rule")
+        raise unknown("accept rule for diffusion chains", accept, RULES)
     return RULES[accept] if isinstance(accept, str) else accept
-
-
-def _control(length: int | str | Control) -> Control:
-    if length == "auto":
-        return BreakEven()
-    if isinstance(length, str) or length is None:
-        raise ValueError(f"draft_length is {length!r}: give a number of states, 'auto', or a Control object")
-    return Fixed(length) if isinstance(length, int) else length

@@ -66,6 +66,7 @@ class GreedyLenience:
     Where none passes, the most likely token is committed. With l = 1 this is greedy decoding. Drift: departures from it, a bound.
     """
 
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
     lenience: float = 0.8
     budget: float | None = None
     exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False

@@ -20,6 +20,7 @@ class Rollback:
     Drift: departures from greedy, a bound.
     """
 
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
     threshold: float = 2.0
     budget: float | None = None
     exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False

@@ -19,6 +19,7 @@ class TopKGap:
     Drift: departures from greedy, a bound.
     """
 
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
     beta: int = 3
     tau: float = 1.0
     budget: float | None = None
@@ -50,6 +51,7 @@ class TopKFloor:
     k = 1 is greedy to the last bit; from tau = 1/2 on any k is. Drift: departures from greedy, a bound.
     """
 
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
     k: int = 2
     tau: float = 0.1
     budget: float | None = None

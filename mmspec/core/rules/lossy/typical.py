@@ -15,6 +15,7 @@ from mmspec.core.rules.lossy.base import check_budget, greedy_like, greedy_like_
 class Typical:
     """Typical acceptance (Medusa, Cai et al. 2024): p(x) > min(epsilon, delta exp(-H(p))). Drift: departures from greedy, a bound."""
 
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
     epsilon: float = 0.09
     delta: float = 0.3
     budget: float | None = None

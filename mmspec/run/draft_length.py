@@ -1,0 +1,60 @@
+"""Resolves `draft_length=` to a controller."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mmspec.core.control import Control, Fixed
+from mmspec.core.decode import Drafter
+from mmspec.core.draft_length.break_even import BreakEven
+from mmspec.core.draft_length.thompson import Thompson
+from mmspec.core.draft_length.throughput import Throughput
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.none import NoDraft
+
+
+def control_of(
+    draft_length: int | str | Control | None,
+    drafter: Drafter | None = None,
+    *,
+    auto: Callable[[], Control] | None = None,
+    thompson: bool = True,
+    name: str = "draft_length",
+    unit: str = "draft tokens",
+) -> Control:
+    """The controller that `draft_length` stands for.
+
+    Args:
+        draft_length: a number of draft tokens a round; "auto"; "thompson" for Thompson sampling; or a controller.
+        drafter: what drafts. With `NoDraft` nothing is drafted.
+        auto: makes the controller of "auto". By default measured throughput, zero draft tokens included: up to a tree's own depth,
+            and starting from more draft tokens where they cost no model call.
+        thompson: False where Thompson sampling is not offered.
+        name, unit: of the argument, for messages.
+
+    Returns:
+        The controller.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(drafter, NoDraft):
+        return Fixed(0)
+    if isinstance(draft_length, int) and not isinstance(draft_length, bool):
+        return Fixed(draft_length)
+    if not isinstance(draft_length, (str, int)) and hasattr(draft_length, "begin"):
+        return draft_length  # pyright: ignore[reportReturnType]
+    if thompson and draft_length == "thompson":
+        return Thompson()
+    if draft_length != "auto":
+        known = "'auto', 'thompson'" if thompson else "'auto'"
+        raise ValueError(f"{name} is {draft_length!r}: give a number of {unit}, {known} or a Control object")
+    return _throughput(drafter) if auto is None else auto()
+
+
+def _throughput(drafter: Any) -> Control:
+    """The draft length of the best measured throughput, with the break-even gate."""
+    depth = getattr(getattr(drafter, "shape", None), "depth", None)
+    if depth is not None:
+        return BreakEven(Throughput(lengths=tuple(range(depth + 1)), first=depth))
+    return BreakEven(Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8))

@@ -1,0 +1,92 @@
+"""Resolves `drafter=` to a drafter that draws its tokens the way the accept rule judges them."""
+
+from dataclasses import replace
+from typing import Any
+
+from mmspec.core.decode import Drafter
+from mmspec.core.processors.pipeline import Pipeline, Suppress, SuppressAt, Temperature
+from mmspec.core.rules.base import Accept
+from mmspec.core.rules.transform import Transformed
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.model.ensemble import ViewEnsemble
+from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
+from mmspec.drafters.model.padding import refuse_other_tokenizer
+from mmspec.drafters.model.vertical_cascade import VerticalCascade
+from mmspec.drafters.model.vocabulary import Overlap, Translated
+from mmspec.drafters.none import NoDraft
+from mmspec.drafters.views.base import View
+from mmspec.drafters.views.vision_inputs import looking
+from mmspec.models.families.registry import family_of
+from mmspec.models.model_checks import check_model
+from mmspec.models.target import HFTarget
+from mmspec.run.composition import Fitting, is_composed, named
+from mmspec.run.registry import DRAFTERS, build
+from mmspec.run.shapes import Tree, draw_for, shape_of
+from mmspec.run.views import mixed, view_for
+
+_DRAWING = ("jacobi", "lookahead")  # they draw their tokens from distributions, and so as the rule needs them drawn
+
+
+def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: Any = None) -> Drafter:
+    """The drafter that `drafter` stands for, drawing its draft tokens the way `rule` judges them, on its `view` of the prompt.
+
+    ValueError for a `view` or a `tree` that this drafter has no use for, and for what it cannot be made of.
+    """
+    if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
+        raise ValueError(f"view says what a transformers model reads that drafts, but drafter is {_named(drafter)}: leave view out")
+    made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
+    if isinstance(made, str):
+        made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
+    if hasattr(made, "guide"):  # a source of distributions: heads, feature nets, the target itself run short
+        return GuidedDrafter(made, shape_of(tree, rule))  # pyright: ignore[reportArgumentType]
+    if tree is not None and (made is None or hasattr(made, "begin")):
+        raise ValueError(f"drafter {_named(drafter)} takes no tree: leave tree out, or draft with a model or a trained drafter")
+    if made is None:
+        return NoDraft()
+    if hasattr(made, "begin"):
+        _check_draws(made, rule)
+        return _composed(made, target, rule) if isinstance(made, (VerticalCascade, HorizontalCascade)) else made
+    seen = view_for(view, target, drafter)
+    return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
+
+
+def _composed(drafter: VerticalCascade | HorizontalCascade, target: HFTarget, rule: Accept) -> Drafter:
+    """A cascade or relay whose parts may be transformers models and names."""
+
+    def as_target(model: Any, served: HFTarget) -> tuple[Any, View]:
+        seen = view_for(None, served, model)
+        return _as_target(model, served, seen), seen
+
+    return Fitting(target, rule, as_target, lambda part, served, inner: drafter_of(part, served, inner, None)).fitted(drafter)
+
+
+def _check_draws(drafter: Any, rule: Accept) -> None:
+    """ValueError for a ready-made drafter whose draft tokens are not drawn as a transform's temperature and truncation ask."""
+    if not isinstance(rule, Transformed) or rule.warp.idle or isinstance(drafter, NoDraft):
+        return
+    if getattr(getattr(drafter, "shape", None), "draw", None) != draw_for(rule):
+        raise ValueError(
+            f"{type(rule.transform).__name__} reads distributions before temperature and truncation, and {type(drafter).__name__} does not "
+            "apply these to its draws: pass the drafter's model itself, or sample at temperature 1 without truncation"
+        )
+
+
+def _named(drafter: Any) -> str:
+    return repr(drafter) if drafter is None or isinstance(drafter, str) else type(drafter).__name__
+
+
+def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | ViewEnsemble | Translated:
+    """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
+    refuse_other_tokenizer(target.model, model)
+    check_model(model, "drafter")
+    mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
+    own = replace(target, model=model, family=looking(family_of(model)), limit=None, trees=True)
+    if mine == theirs:
+        return mixed(own, view)
+    return Translated(mixed(replace(own, processors=_untruncated(own.processors)), view), Overlap.of_sizes(mine, theirs))
+
+
+def _untruncated(distributions: Pipeline) -> Pipeline:
+    """Temperature and bans alone: truncation could leave a distribution nothing that both vocabularies have."""
+    return Pipeline(tuple(step for step in distributions.steps if isinstance(step, (Temperature, Suppress, SuppressAt))))

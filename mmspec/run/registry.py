@@ -1,0 +1,134 @@
+"""The registry of names: what `accept=` and `drafter=` take as a string, on the command line and in YAML. Nothing heavy is imported."""
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Entry(NamedTuple):
+    """What a name stands for."""
+
+    where: str
+    """"module:attribute"."""
+    is_a: str
+    """What it is, in a few words."""
+    needs: str = ""
+    """What it needs of a request; empty for nothing."""
+    refuses: str = ""
+    """What it refuses; empty for nothing."""
+
+
+_CHAINS = "trees"
+_DRAWN = "draft tokens drawn from q"
+_LAYERS = "a decoder of layers"
+_TREE = "siblings drawn as the rule reads them"
+
+RULES: dict[str, Entry] = {
+    "greedy": Entry("mmspec.core.rules.greedy:Greedy", "the target's most likely token", "temperature 0"),
+    "match": Entry("mmspec.core.rules.match:Match", "the target's own draw, kept while drafts equal it"),
+    "coupled": Entry("mmspec.core.rules.coupled:Coupled", "as match, with drafts drawn by the same Gumbel noise"),
+    "token": Entry("mmspec.core.rules.token:Token", "token rejection sampling", _DRAWN, _CHAINS),
+    "block": Entry("mmspec.core.rules.block:Block", "block verification", _DRAWN, _CHAINS),
+    "topk": Entry("mmspec.core.rules.siblings:topk", "siblings that are the drafter's most likely tokens", _TREE),
+    "with-replacement": Entry("mmspec.core.rules.siblings:with_replacement", "siblings drawn with replacement", _TREE),
+    "without-replacement": Entry("mmspec.core.rules.siblings:without_replacement", "siblings drawn without replacement", _TREE),
+    "hybrid": Entry("mmspec.core.rules.siblings:hybrid", "the most likely siblings and one that is drawn", _TREE),
+    "kseq": Entry("mmspec.core.rules.siblings:kseq", "K-SEQ over siblings drawn with replacement", _TREE),
+    "lenience": Entry("mmspec.core.rules.lossy.lenience:Lenience", "the drafter's probability times l < 1", _DRAWN, _CHAINS),
+    "ensemble": Entry("mmspec.core.rules.lossy.ensemble:Ensemble", "a mixture of p and q as the target", _DRAWN, _CHAINS),
+    "typical": Entry("mmspec.core.rules.lossy.typical:Typical", "typical acceptance"),
+    "topk-gap": Entry("mmspec.core.rules.lossy.top_k:TopKGap", "among the k most likely, within a gap of the best"),
+    "topk-floor": Entry("mmspec.core.rules.lossy.top_k:TopKFloor", "among the k most likely, above a floor"),
+    "rollback": Entry("mmspec.core.rules.lossy.rollback:Rollback", "rejected where the target clearly disagrees"),
+    "tolerance": Entry("mmspec.core.rules.lossy.tolerance:Tolerance", "token rejection with a tolerance", _DRAWN, _CHAINS),
+    "ssd": Entry("mmspec.core.rules.lossy.ssd:SSD", "SSD for speech tokens", _DRAWN, _CHAINS),
+    "ssd-tree": Entry("mmspec.core.rules.lossy.ssd:ssd_tree", "SSD over siblings", _TREE),
+    "membership": Entry("mmspec.core.rules.lossy.membership:Membership", "among the target's k most likely", _DRAWN, _CHAINS),
+    "membership-tree": Entry("mmspec.core.rules.lossy.membership:membership_tree", "membership over siblings", _TREE),
+    "ratio-to-max": Entry("mmspec.core.rules.lossy.membership:RatioToMax", "within a ratio of the most likely", _DRAWN, _CHAINS),
+    "always-accept": Entry("mmspec.core.rules.lossy.always_accept:AlwaysAccept", "no check at all", "", "trees, no drafter"),
+    "cool-sd": Entry("mmspec.core.rules.lossy.cool_sd:CoolSD", "annealed relaxation", _DRAWN, _CHAINS),
+    "cool-sd-tree": Entry("mmspec.core.rules.lossy.cool_sd:cool_tree", "annealed relaxation over siblings", _TREE),
+    "chow": Entry("mmspec.core.rules.transform:chow", "lossless for Chow's mixture of p and q", _DRAWN, _CHAINS),
+    "deferral": Entry("mmspec.core.rules.transform:deferral", "lossless for a deferral to p", _DRAWN, _CHAINS),
+    "token-deferral": Entry("mmspec.core.rules.transform:token_deferral", "lossless for a deferral token by token", _DRAWN, _CHAINS),
+    "contrastive": Entry("mmspec.core.rules.transform:contrastive", "lossless for contrastive decoding", _DRAWN, _CHAINS),
+}
+SOURCES: dict[str, Entry] = {
+    "none": Entry("mmspec.drafters.none:NoDraft", "plain decoding", "", "tree, view"),
+    "lookup": Entry("mmspec.drafters.retrieval.lookup:Lookup", "n-grams of the prompt", "", "tree, view"),
+    "suffix": Entry("mmspec.drafters.retrieval.suffix:Suffix", "suffix automaton of the prompt and a corpus", "", "tree, view"),
+    "ngram": Entry("mmspec.drafters.retrieval.ngram:NGram", "adaptive n-grams", "", "tree, view"),
+    "copy": Entry("mmspec.drafters.retrieval.copy:Copy", "the input as the draft of an output like it", "", "tree, view"),
+    "recycling": Entry("mmspec.drafters.retrieval.recycling:Recycling", "the target's own runners-up", "", "tree, view"),
+    "jacobi": Entry("mmspec.drafters.jacobi.decoding:Jacobi", "a Jacobi window", "", "tree, view"),
+    "lookahead": Entry("mmspec.drafters.jacobi.lookahead:Lookahead", "n-grams of a Jacobi window", "", "tree, view"),
+    "early-exit": Entry("mmspec.drafters.self_drafting.early_exit:EarlyExit", "the target's first layers", _LAYERS, "view"),
+    "layer-skip": Entry("mmspec.drafters.self_drafting.layer_skip:SkipLayers", "the target without some layers", _LAYERS, "view"),
+    "similar-layers": Entry(
+        "mmspec.drafters.self_drafting.layer_skip:SimilarLayers",
+        "the target without its most similar layers",
+        _LAYERS,
+        "view",
+    ),
+    "swift": Entry("mmspec.drafters.self_drafting.swift:Swift", "the target without layers that a search finds", _LAYERS, "view"),
+    "windowed": Entry("mmspec.drafters.self_drafting.windowed:Windowed", "the target on a part of its cache", _LAYERS, "view"),
+}
+RENAMED = {"unchecked": "always-accept"}
+"""Names of 0.1 -> names of today; they go in 0.3."""
+ACCEPT = {name: entry.where for name, entry in RULES.items()}
+DRAFTERS = {name: entry.where for name, entry in SOURCES.items()}
+SELF_DRAFTING = tuple(name for name, entry in SOURCES.items() if ".self_drafting." in entry.where)
+
+
+def unknown(what: str, name: Any, valid: Iterable[str]) -> ValueError:
+    """The error for a name that is not in a table: it suggests the nearest and lists the valid ones.
+
+    Args:
+        what: what the name should be, such as "drafter".
+        name: what was given.
+        valid: the names there are.
+
+    Returns:
+        The error, to be raised by the caller.
+    """
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(name), names, 1, 0.6)
+    hint = f", did you mean {near[0]!r}?" if near else ";"
+    return ValueError(f"unknown {what} {name!r}{hint} valid: {', '.join(names)}")
+
+
+def build(kind: str, table: Mapping[str, str], what: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Make the object that a name stands for.
+
+    Args:
+        kind: a name of `table`, or "module:attribute" for an object of one's own.
+        table: name -> "module:attribute".
+        what: what the name should be, for messages.
+        options: keyword arguments of the object.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: for names and keys that are unknown, and for values that the object refuses.
+    """
+    kind = RENAMED.get(kind, kind)
+    where = table.get(kind, kind if ":" in kind else None)
+    if where is None:
+        raise unknown(what, kind, table)
+    module, _, name = where.partition(":")
+    try:
+        make = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{what} {kind!r} cannot be imported: {error}") from None
+    valid = list(inspect.signature(make).parameters)
+    for key in options or {}:
+        if key not in valid:
+            raise ValueError(f"unknown key {key!r} for {what} {kind!r}; valid: {', '.join(valid) or 'none'}")
+    try:
+        return make(**(options or {}))
+    except TypeError as error:
+        raise ValueError(f"{what} {kind!r}: {error}; valid keys: {', '.join(valid) or 'none'}") from None

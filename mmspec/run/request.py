@@ -1,0 +1,141 @@
+"""A request: what a caller asks of a generation, validated once, and resolved to engine objects.
+
+The public calls, `--set`, YAML configs and the commands all end in a `Request`. Everything in it is read: `resolve` refuses by name what
+the drafter, the rule or the model has no use for.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from mmspec.core.control import Control
+from mmspec.core.decode import Drafter
+from mmspec.core.processors.pipeline import Pipeline, Processor
+from mmspec.core.rules.base import Accept
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.models.target import HFTarget
+from mmspec.run.draft_length import control_of
+from mmspec.run.drafters import drafter_of
+from mmspec.run.rules import distributions_for, rule_of
+from mmspec.run.shapes import shape_of, stopping_below
+
+LONGEST = 4096
+"""The longest draft, in draft tokens a round, and the largest tree, in nodes: more than any window of a model pays for."""
+
+
+def refuse(purpose: str, **given: Any) -> None:
+    """Refuse arguments that a request has no use for.
+
+    Args:
+        purpose: what the arguments are for, and why this request is none of it.
+        given: the arguments by name; None ones were not given.
+
+    Raises:
+        ValueError: naming the first that was given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            shown = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+            raise ValueError(f"{name} is {shown}, but it is for {purpose}: leave {name} out")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The engine objects of a request: who drafts, and how many tokens."""
+
+    drafter: Drafter
+    control: Control
+
+    def capture(self, length: int) -> "Resolved":
+        """With the steps of a model that drafts compiled, for outputs of up to `length` tokens."""
+        return replace(self, drafter=self.drafter.capture(length)) if isinstance(self.drafter, ModelDrafter) else self
+
+
+class Request(BaseModel):
+    """The arguments that all modalities share.
+
+    Attributes:
+        drafter: None, a name, a model, a `Drafter` or a source of distributions.
+        accept: "exact", a name, or a rule.
+        draft_length: draft tokens a round, "auto", "thompson", or a controller.
+        tree: the shape of drafts; None for a chain.
+        view: what a drafter reads of a prompt with pictures.
+        stop_below: a chain ends where the drafter's best probability falls below this, in [0, 1].
+        seed: an int (row r gets seed + r), or one per row.
+        temperature, top_k, top_p, repetition_penalty: how p and q are formed; one number, or one per row.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    drafter: Any = None
+    accept: Any = "exact"
+    draft_length: Any = "auto"
+    tree: Any = None
+    view: Any = None
+    stop_below: float | None = Field(default=None, ge=0, le=1)
+    seed: Any = 0
+    temperature: Any = 0.0
+    top_k: Any = None
+    top_p: Any = None
+    repetition_penalty: Any = None
+
+    @classmethod
+    def of(cls, **given: Any) -> "Request":
+        """A validated request. ValueError, in one line that names the argument, for what is out of bounds."""
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(map(str, first["loc"])) or "request"
+            raise ValueError(f"{name} is {first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}") from None
+
+    @field_validator("draft_length")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= LONGEST:
+            raise ValueError(f"give 0 to {LONGEST} draft tokens, 'auto' or 'thompson'")
+        return value
+
+    @field_validator("tree")
+    @classmethod
+    def _small(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and all(isinstance(width, int) and width > 0 for width in value):
+            nodes, level = 0, 1
+            for width in value:
+                level *= width
+                nodes += level
+                if nodes > LONGEST:
+                    raise ValueError(f"a tree has at most {LONGEST} nodes, and these levels make more")
+        return value
+
+    def rule(self) -> Accept:
+        """The accept rule."""
+        return rule_of(self.accept, self.temperature, self.top_k, self.top_p)
+
+    def distributions(self, rule: Accept, first: Sequence[Processor] = ()) -> Pipeline:
+        """The processors of p and q; `first` go before all others."""
+        return distributions_for(rule, self.temperature, self.top_k, self.top_p, self.repetition_penalty, first)
+
+    def resolve(self, target: HFTarget, rule: Accept, model_of: Callable[[Any], Any] | None = None) -> Resolved:
+        """Resolve the drafter and the draft length.
+
+        Args:
+            target: the target, its processors included.
+            rule: the accept rule, which says how draft tokens are drawn.
+            model_of: of modalities with model classes of their own: from `drafter` to a target that drafts, or None for other drafters.
+
+        Returns:
+            The engine objects.
+
+        Raises:
+            ValueError: for what does not go together.
+        """
+        own = None if model_of is None else model_of(self.drafter)
+        if own is not None:
+            drafter: Drafter = ModelDrafter(own, shape_of(self.tree, rule))
+        else:
+            drafter = drafter_of(self.drafter, target, rule, self.tree, self.view)
+        drafter = stopping_below(drafter, self.stop_below)
+        return Resolved(drafter, control_of(self.draft_length, drafter))

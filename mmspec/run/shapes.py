@@ -1,0 +1,77 @@
+"""Resolves `tree=` and `stop_below=`: the shape of drafts, and how their tokens are drawn for a rule."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mmspec.core.decode import Drafter
+from mmspec.core.rules.base import Accept
+from mmspec.drafters import shapes
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.stops import Confidence
+from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.trees.static import StaticTree, Template
+
+Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
+"""What `tree=` takes."""
+_PICKS = {"with-replacement": shapes.with_replacement, "top-and-one": shapes.top_and_one}
+SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
+
+
+def stopping_below(drafter: Drafter, stop_below: float | None) -> Drafter:
+    """`drafter`, its chains ended where its best probability falls below `stop_below`. ValueError for one that drafts no such chains."""
+    if stop_below is None:
+        return drafter
+    if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
+        raise ValueError("stop_below ends a model's chains of draft tokens: draft with a model and leave tree out, or leave stop_below out")
+    return replace(drafter, shape=replace(drafter.shape, stop=Confidence(stop_below)))
+
+
+def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
+    """The shape a model drafter grows for `rule`. ValueError for a tree that is unknown, cannot be read or does not suit the rule."""
+    if tree is None:
+        return shapes.Chain(draw_for(rule))
+    if not rule.trees:
+        raise ValueError(
+            f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement"
+        )
+    if tree == "comb":
+        return shapes.Comb(pick=pick_for(rule))
+    if isinstance(tree, str) and tree in SEARCHES:
+        if rule.uses_q:
+            raise ValueError(f"tree {tree!r} takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
+        return SEARCHES[tree]
+    return tree if hasattr(tree, "grow") else StaticTree(_template(tree), pick_for(rule))  # type: ignore[return-value]
+
+
+def _template(tree: Any) -> Template:
+    if isinstance(tree, Template):
+        return tree
+    if isinstance(tree, Path) or (isinstance(tree, str) and tree.endswith(".json")):
+        return Template.read(tree)
+    if isinstance(tree, str):
+        names = ", ".join(map(repr, ("comb", *SEARCHES)))
+        raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
+    return Template.branching(tree)
+
+
+def draw_for(rule: Accept) -> shapes.Draw:
+    """How chain draft tokens are drawn for `rule`: with q recorded where it is read, with the shared noise where coupled, else the best."""
+    warp = getattr(rule, "warp", None)  # of transforms, which read distributions before temperature and truncation
+    if warp is not None and not warp.idle:
+        return shapes.Warped(warp)
+    if rule.uses_q:
+        return shapes.sampled
+    return shapes.drawn if rule.coupled else shapes.best
+
+
+def pick_for(rule: Accept) -> shapes.Pick:
+    """How siblings are chosen for `rule`."""
+    siblings = getattr(rule, "siblings", None)  # of rules for trees; others judge siblings that are distinct
+    if siblings is None:
+        return shapes.without_replacement if rule.coupled else shapes.top
+    if getattr(siblings, "drawn", None) is not None:
+        return _PICKS[siblings.drawn]
+    return shapes.without_replacement if rule.uses_q else shapes.top
