@@ -22,7 +22,7 @@ from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision.codes import tokenizer as tokens
-from mmspec.vision.continuous.generation import ContinuousPictures
+from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.quality.classifier import classify
 
 HEADS = {"diffusion": "continuous", "mixture": "continuous-mixture", "masked": "continuous-masked"}

@@ -30,8 +30,8 @@ from mmspec.loading.vision import Loaded, check_decoder, is_continuous, load_ima
 from mmspec.utils.provenance import provenance
 from mmspec.vision import LlamaGen, LlamaGenConfig
 from mmspec.vision.codes.methods import METHODS, method_of
-from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures, way_of
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
+from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures, way_of
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from mmspec.vision.generation import WINDOW, default_method
 from mmspec.vision.quality.contact_sheets import temperature

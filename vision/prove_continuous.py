@@ -22,8 +22,9 @@ from mmspec.core.rules.lossy.cspd import CSpD
 from mmspec.core.rules.token import Token
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
-from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, LatentDraft
+from mmspec.vision.continuous.generation import LatentDraft
 from mmspec.vision.continuous.latents import Sampling
+from mmspec.vision.continuous.methods import CONTINUOUS_METHODS
 
 EXACT = [name for name, way in CONTINUOUS_METHODS.items() if way.accept is not None]
 

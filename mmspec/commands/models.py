@@ -153,8 +153,8 @@ def picture_methods() -> list[dict[str, str]]:
 
 def continuous_methods() -> list[dict[str, str]]:
     """The names that `mmspec image --method` takes for continuous tokens, from the table at the head of
-    `mmspec.vision.continuous.generation`."""
-    from mmspec.vision.continuous import generation as continuous
+    `mmspec.vision.continuous.methods`."""
+    from mmspec.vision.continuous import methods as continuous
 
     lines = [line.strip("|").split("|") for line in (continuous.__doc__ or "").splitlines() if line.startswith("| ")]
     told = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}

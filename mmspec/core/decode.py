@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,155 +11,13 @@ from torch import Tensor
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Charged, Control
 from mmspec.core.noise import Noise
-from mmspec.core.records import Budget, Committed, Draft, Scored, Step, Verdict
+from mmspec.core.protocols import Drafter, Later, StoppingCriteria, Target
+from mmspec.core.records import Committed, Step
 from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
 
 OnStep = Callable[[Step], None] | None
 """What callers pass as `on_step`."""
-
-
-class TargetSession(Protocol):
-    """A target in one generation. It owns the cache."""
-
-    @property
-    def scored(self) -> int:
-        """How many columns of the current draft have been scored."""
-        ...
-
-    def score(self, draft: Draft) -> Scored:
-        """Score the nodes that were not scored before in this round.
-
-        Args:
-            draft: the current draft. It may have grown since the last call of this round.
-
-        Returns:
-            The target's distribution after every node.
-        """
-        ...
-
-    def commit(self, keep: Tensor, most: int) -> None:
-        """Keep a part of the draft in the cache and drop the rest.
-
-        Args:
-            keep: LongTensor [B, K], columns of the draft in order, -1 where a row keeps fewer.
-            most: the largest number of columns that any row keeps.
-        """
-        ...
-
-
-class Target(Protocol):
-    """A model and its settings. It holds no state between generations."""
-
-    def begin(self, prompt: Any) -> tuple[TargetSession, Draft]:
-        """Open a session.
-
-        Args:
-            prompt: what the target reads, in the form that its family defines.
-
-        Returns:
-            The session, and the draft that holds the pending token: the prompt's last position. No forward need have run yet.
-        """
-        ...
-
-
-class DraftSession(Protocol):
-    """A drafter in one generation.
-
-    `decode` calls `propose` and `observe` in turn. Drafters that draft with other drafters (cascades) rely on two more things.
-    `propose` may be called again before `observe`; each call replaces the one before. The pending draft may have several roots:
-    values that are committed for now and that the next call may take back. Its first root is committed. PAD stands where a row
-    has fewer values, and as the last root of a row that has no budget left. Such a drafter then observes a draft without draft
-    tokens, whose roots are all values committed since the last `observe`.
-    """
-
-    def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
-        """Draft. Random numbers are drawn here only.
-
-        Args:
-            pending: the draft that holds the pending tokens only.
-            budget: how many values each row may still commit, and the draft length.
-            noise: the keyed noise of the generation.
-
-        Returns:
-            `pending` with draft tokens behind its last root, and the distribution that each was drawn from.
-        """
-        ...
-
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
-        """Take in the outcome of a round.
-
-        Args:
-            draft: what was scored.
-            scored: the target's distributions.
-            verdict: what the rule kept.
-            committed: the newly committed values, the next pending token included, on the host.
-        """
-        ...
-
-
-class Drafter(Protocol):
-    """A source of draft tokens and its settings. It holds no state between generations."""
-
-    def begin(self, prompt: Any, session: TargetSession) -> DraftSession:
-        """Open a session.
-
-        Args:
-            prompt: the request's prompt; a drafter may read a view of it.
-            session: the target's session, for drafters that read its hidden states or cache.
-
-        Returns:
-            The drafter's session.
-        """
-        ...
-
-
-class StoppingCriteria(Protocol):
-    """Where a generation ends: `DefaultStopping`, or a class for outputs of another form."""
-
-    @property
-    def outputs(self) -> Sequence[Sequence[Any]]:
-        """The values that each row has committed so far."""
-        ...
-
-    @property
-    def open(self) -> bool:
-        """True while any row can still generate."""
-        ...
-
-    def budget(self, length: int) -> Budget:
-        """How many values each row may still commit, in a round of `length` draft tokens."""
-        ...
-
-    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
-        """Cut a verdict where rows end, and bring the outcome to the host: the one synchronisation of a round.
-
-        Args:
-            draft: what was scored.
-            scored: the target's distributions.
-            verdict: what the rule kept.
-
-        Returns:
-            The verdict, cut, and the committed values.
-        """
-        ...
-
-
-@runtime_checkable
-class Later(Protocol):
-    """A drafter whose start can be put off: a generation that begins without draft tokens does not pay for its prompt."""
-
-    def later(self, prompt: Any, session: TargetSession) -> DraftSession:
-        """As `begin`, but nothing is read or encoded before the first draft token is needed.
-
-        Args:
-            prompt: the request's prompt.
-            session: the target's session.
-
-        Returns:
-            The drafter's session.
-        """
-        ...
 
 
 def decode(

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from mmspec.loading.vision import Loaded
-from mmspec.vision.continuous.generation import WINDOW, ContinuousPictures, way_of
+from mmspec.vision.continuous.generation import WINDOW
 from mmspec.vision.continuous.latents import Sampling
+from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.generation import Pictures, generate
 from mmspec.vision.quality.contact_sheets import to_bytes

@@ -9,7 +9,7 @@ import torch
 
 from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
-from mmspec.vision.continuous.generation import ContinuousPictures
+from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.families import ADAPTERS
 from mmspec.vision.families.base import ImageModel
 

@@ -41,7 +41,7 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
     The first of `HEADS` knows the others, so that every way of drawing finds a head it is made for; who asks for another gets that alone.
     """
     from mmspec.vision.continuous.autoencoder import load_autoencoder
-    from mmspec.vision.continuous.generation import ContinuousPictures
+    from mmspec.vision.continuous.methods import ContinuousPictures
 
     autoencoder = load_autoencoder(folder / "autoencoder")
 

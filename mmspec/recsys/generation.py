@@ -10,8 +10,9 @@ from torch import Tensor
 from mmspec.core.beams.search import BeamStopping
 from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Drafter, OnStep, run
+from mmspec.core.decode import OnStep, run
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import Drafter
 from mmspec.core.result import Result
 from mmspec.core.stats import Stats
 from mmspec.drafters.model.beams import BeamDrafter, BeamModel

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from mmspec.core.beams.search import Forest
 from mmspec.core.beams.trie import Children, Trie
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Drafter
 from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.draft_length.thompson import Thompson
 from mmspec.core.draft_length.throughput import Throughput
+from mmspec.core.protocols import Drafter
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft

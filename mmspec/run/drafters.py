@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from mmspec.core.decode import Drafter
 from mmspec.core.processors.pipeline import Pipeline, Suppress, SuppressAt, Temperature
+from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.transform import Transformed
 from mmspec.drafters.guided import GuidedDrafter

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from mmspec.core.control import Control
-from mmspec.core.decode import Drafter
 from mmspec.core.processors.pipeline import Pipeline, Processor
+from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.models.target import HFTarget

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmspec.core.decode import Drafter
+from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.drafters import shapes
 from mmspec.drafters.guided import GuidedDrafter

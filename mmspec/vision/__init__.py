@@ -7,8 +7,8 @@ from mmspec.utils.lazy import exports
 if TYPE_CHECKING:
     from mmspec.vision.codes.methods import METHODS, Method
     from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
-    from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures
     from mmspec.vision.continuous.latents import Sampling
+    from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
     from mmspec.vision.diffusion.pipeline import Denoised, denoise
     from mmspec.vision.families import image_model
     from mmspec.vision.families.base import ImageModel, Prompt
@@ -18,7 +18,7 @@ else:
     _MODULES = {
         "ContinuousAR": "continuous.ar",
         "ContinuousARConfig": "continuous.ar",
-        "ContinuousPictures": "continuous.generation",
+        "ContinuousPictures": "continuous.methods",
         "Denoised": "diffusion.pipeline",
         "ImageModel": "families.base",
         "LlamaGen": "families.llamagen_network",
@@ -28,7 +28,7 @@ else:
         "Pictures": "generation",
         "Prompt": "families.base",
         "Sampling": "continuous.latents",
-        "CONTINUOUS_METHODS": "continuous.generation",
+        "CONTINUOUS_METHODS": "continuous.methods",
         "denoise": "diffusion.pipeline",
         "generate": "generation",
         "image_model": "families",

@@ -35,8 +35,9 @@ from mmspec.utils.deprecated import once_positional
 from mmspec.vision.codes.methods import Method, method_of
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
-from mmspec.vision.continuous.generation import ContinuousPictures, continuous_model, generate_continuous
+from mmspec.vision.continuous.generation import generate_continuous
 from mmspec.vision.continuous.latents import Sampling
+from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, decode
+from mmspec.core.decode import decode
 from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import Grammar, Raster
+from mmspec.core.protocols import Drafter
 from mmspec.core.records import Draft, validate
 from mmspec.core.stopping import DefaultStopping
 from tests.oracles.statistics import chi_square

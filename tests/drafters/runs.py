@@ -6,9 +6,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import Drafter, Generation, generate
+from mmspec.core.decode import Generation, generate
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import pipeline
+from mmspec.core.protocols import Drafter
 from mmspec.core.records import Step, validate
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.greedy import Greedy

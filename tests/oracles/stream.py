@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, decode
+from mmspec.core.decode import decode
 from mmspec.core.processors.pipeline import History, Pipeline, Processor
+from mmspec.core.protocols import Drafter
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import HFTarget

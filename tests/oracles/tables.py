@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, decode
+from mmspec.core.decode import decode
 from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.protocols import Drafter
 from mmspec.core.records import CONTEXT, Budget, Draft, Scored, Verdict
 from mmspec.core.stopping import DefaultStopping
 from tests.oracles.enumerate import Outcomes, Tape, TapeNoise, explore

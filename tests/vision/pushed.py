@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
-from mmspec.vision.continuous.generation import ContinuousPictures
+from mmspec.vision.continuous.methods import ContinuousPictures
 
 CLASSES = 4
 

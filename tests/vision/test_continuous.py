@@ -12,7 +12,8 @@ from mmspec.core.rules.token import Token
 from mmspec.core.stats import PHASES
 from mmspec.vision import Pictures, Sampling, generate
 from mmspec.vision.continuous.ar import ContinuousARConfig
-from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures, LatentDraft, continuous_model, pair_of
+from mmspec.vision.continuous.generation import LatentDraft, pair_of
+from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures, continuous_model
 from tests.vision.pushed import pair, prompts, small
 
 DRAFTING = [name for name, way in CONTINUOUS_METHODS.items() if way.accept is not None]

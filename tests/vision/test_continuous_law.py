@@ -12,8 +12,9 @@ from mmspec.bench.check.projection import ProjectedValues, project
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, UNMETERED
 from mmspec.core.rules.lossy.cspd import CSpD
-from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures, LatentDraft
+from mmspec.vision.continuous.generation import LatentDraft
 from mmspec.vision.continuous.latents import Sampling
+from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
 from tests.oracles.gaussians import FromTarget, MeanOverDims, NoRollback
 from tests.vision.pushed import pair, prompts, small
 

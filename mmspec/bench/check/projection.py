@@ -33,8 +33,9 @@ from mmspec.core.records import Budget, Step
 from mmspec.core.rules.steps import Stepwise
 from mmspec.core.rules.token import Token
 from mmspec.core.stats import Stats
-from mmspec.vision.continuous.generation import WINDOW, ContinuousPictures, continuous_model, generate_continuous, pair_of, way_of
+from mmspec.vision.continuous.generation import WINDOW, generate_continuous, pair_of
 from mmspec.vision.continuous.latents import Sampling
+from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model, way_of
 
 FROM_LEFT = (Token, Stepwise)
 """Rules whose judgement of a value hangs on nothing behind it: bonus values may be left out."""

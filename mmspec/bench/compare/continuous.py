@@ -17,9 +17,9 @@ from mmspec.core.noise import Noise
 from mmspec.core.stats import Stats
 from mmspec.vision import generate
 from mmspec.vision.codes import tokenizer as tokens
-from mmspec.vision.continuous.generation import CONTINUOUS_METHODS, ContinuousPictures
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.masked import generate_masked
+from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
 from mmspec.vision.quality.classifier import classify
 from mmspec.vision.quality.distances import frechet
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, generate
+from mmspec.core.decode import generate
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import FREE, Raster
+from mmspec.core.protocols import Drafter
 from mmspec.core.records import Draft, Scored
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.coupled import Coupled

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.jacobi.couplers import Independent
 from mmspec.drafters.jacobi.initialisers import Initialiser, uniform
 from mmspec.drafters.jacobi.initialisers import left as repeat

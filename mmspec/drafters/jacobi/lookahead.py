@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import TargetSession
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.retrieval.host import read_prompt, unread_by
 from mmspec.drafters.shapes import Draw, best

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import TargetSession
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import Raster
+from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Draft, Verdict
 from mmspec.drafters.jacobi.couplers import Coupler, maximal
 from mmspec.drafters.jacobi.initialisers import Initialiser, uniform

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import TargetSession
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import Raster
+from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal
 from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, chosen, mixture, uniform

@@ -15,8 +15,8 @@ from torch import Tensor
 from mmspec.core.beams.pairs import repeated
 from mmspec.core.beams.search import DrawnChildren, Forest, best, of_children, path_scores, ranked
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
-from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.models.beam_target import BeamTarget

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import Target, TargetSession
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.drafters.views.base import View, same_prompt

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.core.decode import Drafter, DraftSession, TargetSession
 from mmspec.core.noise import Keys, Noise
+from mmspec.core.protocols import Drafter, DraftSession, TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.model.drafter import committed_values, told
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import Drafter, DraftSession, Target, TargetSession
 from mmspec.core.noise import Keys, Noise
+from mmspec.core.protocols import Drafter, DraftSession, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, Accept
 from mmspec.drafters.guided import DraftSource, Guide, on_pending

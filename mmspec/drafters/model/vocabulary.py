@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import Target, TargetSession
 from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.protocols import Target, TargetSession
 from mmspec.core.records import Draft, Scored
 
 _IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabulary

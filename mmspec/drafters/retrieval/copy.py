@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
 
 _LONGEST = 16  # tokens compared to tell places apart

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
 
 Counts = dict[tuple[int, ...], float]

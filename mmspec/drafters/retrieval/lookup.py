@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
 
 _END = -1  # stands between references; no token has this id

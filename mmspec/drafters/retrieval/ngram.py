@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
 
 

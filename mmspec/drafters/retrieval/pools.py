@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.datastore import Counts, count, ravel
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
 

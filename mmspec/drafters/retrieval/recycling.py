@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.decode import TargetSession
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import Level

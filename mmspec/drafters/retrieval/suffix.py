@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from mmspec.core.decode import TargetSession
+from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
 
 _REACH = 64  # contexts counted per token: bounds the work on long runs of one token, where every shorter run is a context

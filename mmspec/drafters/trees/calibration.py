@@ -12,8 +12,9 @@ import torch
 
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, Target, TargetSession, decode
+from mmspec.core.decode import decode
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import Drafter, Target, TargetSession
 from mmspec.core.records import Budget, Draft, Step
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping

@@ -44,9 +44,6 @@ Voice = Mapping[str, Tensor]
 """A voice preset: semantic_prompt [S], coarse_prompt [2, T] and fine_prompt [8, T], as `BarkProcessor` loads them."""
 
 
-# --- the stages -------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class StagedRequest:
     """How a call wants its stages written, and what they cost."""
@@ -217,8 +214,6 @@ class Bark(SpeechModel):
         for _ in run(target, resolved.drafter, rule, prompt, stopping=stopping, noise=noise, control=resolved.control, **counted):
             pass
         return stopping.outputs
-
-    # --- sound --------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def speak(self, coarse: Sequence[int], voice: str | None = None, seed: int = 0) -> Tensor:

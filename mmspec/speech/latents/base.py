@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
-from mmspec.core.decode import Target, run
+from mmspec.core.decode import run
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import Target
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.token import Token

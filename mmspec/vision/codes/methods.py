@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mmspec.core.decode import Drafter
+from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled

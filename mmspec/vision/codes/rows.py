@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Fixed
-from mmspec.core.decode import Drafter, OnStep, Target, run
+from mmspec.core.decode import OnStep, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.protocols import Drafter, Target
 from mmspec.core.records import Step
 from mmspec.core.result import Generation
 from mmspec.core.rules.base import LOSSY, TOKEN_EXACT, UNMETERED, Accept

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Control
-from mmspec.core.decode import Drafter, OnStep, run
+from mmspec.core.decode import OnStep, run
 from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.noise import Noise
+from mmspec.core.protocols import Drafter
 from mmspec.core.records import Committed, Draft, Scored, Verdict
 from mmspec.core.result import Result
 from mmspec.core.rules.block import Block

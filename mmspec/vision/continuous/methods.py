@@ -1,0 +1,138 @@
+"""Pictures of continuous tokens, asked for by the names of the ways to write them.
+
+| name | a value is | its distribution | rule | exactness |
+|---|---|---|---|---|
+| plain | a token | as in density or aligned | none: plain sampling | distribution-exact |
+| density | a token | the mixture (mixture heads) | token | distribution-exact |
+| path | a token and its chain of states | the chain's | token | distribution-exact |
+| stepwise | the same | the same | reflection step by step (De Bortoli et al. 2025, arXiv 2501.05370) | distribution-exact |
+| block | the same | the same | block verification over all steps (Soen et al. 2026, 2606.13426) | distribution-exact |
+| aligned | a token | a Gaussian, given noise that target and drafter share | token | distribution-exact |
+| d-grs | the same | the same | several draft tokens a token (Bullo et al. 2026, 2609.17691) | distribution-exact |
+| aligned-block | the same | the same | block (Sun et al. 2024, 2403.10444) | distribution-exact |
+| cspd-compat | sets of tokens (masked models) | | the CSpD code's (Wang et al. 2024, 2411.11925) | lossy, not metered |
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmspec.core.distributions.denoising_path import recorded
+from mmspec.core.rules.block import Block
+from mmspec.core.rules.d_grs import dgrs
+from mmspec.core.rules.steps import BlockSteps, Stepwise
+from mmspec.core.rules.token import Token
+from mmspec.drafters.shapes import Chain, Comb, Shape, sampled, with_replacement
+from mmspec.run.registry import unknown
+from mmspec.vision.continuous.ar import ContinuousAR
+from mmspec.vision.continuous.mar import MaskedAR
+from mmspec.vision.families.base import class_of
+
+
+@dataclass(frozen=True)
+class ContinuousMethod:
+    """One way to write pictures: the form of a value, the rule that judges draft tokens (None: there are none), and the heads it is for.
+
+    `siblings` draft tokens are drawn for a token, of which the first is drafted on: they cost the drafter nothing.
+    """
+
+    form: str
+    accept: Any
+    heads: tuple[str, ...]
+    siblings: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """How its drafts grow."""
+        if self.siblings > 1:
+            return Comb(self.siblings, with_replacement)
+        draw: Any = recorded if self.form == "path" else sampled
+        return Chain(draw)
+
+
+CONTINUOUS_METHODS: dict[str, ContinuousMethod] = {
+    "plain": ContinuousMethod("aligned", None, ("diffusion", "mixture", "masked")),
+    "density": ContinuousMethod("density", Token(), ("mixture",)),
+    "path": ContinuousMethod("path", Token(), ("diffusion",)),
+    "stepwise": ContinuousMethod("path", Stepwise(), ("diffusion",)),
+    "block": ContinuousMethod("path", BlockSteps(), ("diffusion",)),
+    "aligned": ContinuousMethod("aligned", Token(), ("diffusion",)),
+    "d-grs": ContinuousMethod("aligned", dgrs(), ("diffusion",), siblings=3),
+    "aligned-block": ContinuousMethod("aligned", Block(), ("diffusion",)),
+    "cspd-compat": ContinuousMethod("sets", None, ("masked",)),
+}
+
+
+class ContinuousPictures:
+    """A model of continuous tokens with what turns prompts into classes and tokens into pictures.
+
+    `to_pictures` makes PIL pictures of tokens [B, h, w, d] (an autoencoder's decoder); without it only tokens can be had. `labels` are
+    names of the classes. `drafter` is what ways that draft use where the caller gives none: a smaller model of the same tokens. `others`
+    are models with other heads over the same tokens: a way that this one's head is not made for runs on the first that it fits.
+    """
+
+    def __init__(
+        self,
+        model: ContinuousAR | MaskedAR,
+        to_pictures: Callable[[Tensor], list[Image.Image]] | None = None,
+        labels: Sequence[str] = (),
+        drafter: ContinuousAR | MaskedAR | None = None,
+        others: Sequence["ContinuousPictures"] = (),
+    ):
+        self.model, self.to_pictures, self.labels, self.drafter, self.others = model, to_pictures, tuple(labels), drafter, tuple(others)
+
+    @property
+    def head(self) -> str:
+        return "masked" if isinstance(self.model, MaskedAR) else self.model.config.head
+
+    @property
+    def method(self) -> str:
+        """How it writes pictures where no way is named."""
+        return {"diffusion": "path", "mixture": "density", "masked": "plain"}[self.head]
+
+    def fit(self, method: str) -> "ContinuousPictures":
+        """This model, or the first of `others`, whose head `method` is for. ValueError where there is none."""
+        heads = way_of(method).heads
+        for each in (self, *self.others):
+            if each.head in heads:
+                return each
+        raise ValueError(
+            f"method {method!r} is for {' or '.join(heads)} heads, and this model has a {self.head} head: {_fitting(self.head)}"
+        )
+
+    def classes(self, prompts: Sequence[Any]) -> Tensor:
+        """Class numbers [B] of class names or numbers. ValueError names the first that is unknown."""
+        numbers = [class_of(prompt, self.labels, self.model.config.classes) for prompt in prompts]
+        return torch.tensor(numbers, device=self.model.device)
+
+    def picture(self, sequences: Tensor) -> Tensor:
+        """Tokens [B, h, w, d] of what was written, [B, S, d]."""
+        return sequences.unflatten(1, (self.model.config.grid, -1))
+
+    def decode(self, tokens: Tensor) -> list[Image.Image]:
+        """Pictures from tokens [B, h, w, d]."""
+        if self.to_pictures is None:
+            raise ValueError("this model has no decoder: give the adapter to_pictures, a function from tokens [B, h, w, d] to pictures")
+        return self.to_pictures(tokens)
+
+
+def way_of(method: Any) -> ContinuousMethod:
+    """The way a name stands for. ValueError lists the names there are."""
+    if method not in CONTINUOUS_METHODS:
+        raise unknown("method for continuous tokens", method, CONTINUOUS_METHODS)
+    return CONTINUOUS_METHODS[method]
+
+
+def _fitting(head: str) -> str:
+    return f"take {', '.join(name for name, way in CONTINUOUS_METHODS.items() if head in way.heads)}, or a model with such a head"
+
+
+def continuous_model(model: Any) -> ContinuousPictures | None:
+    """The adapter of a model of continuous tokens; None for any other model."""
+    if isinstance(model, ContinuousAR | MaskedAR):
+        return ContinuousPictures(model)
+    return model if isinstance(model, ContinuousPictures) else None
