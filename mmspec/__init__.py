@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmspec.utils.lazy import exports
+from mmspec.utils.renamed import install
 from mmspec.utils.torchaudio_check import check_torchaudio
 from mmspec.utils.version import __version__  # noqa: F401
 
@@ -22,6 +23,8 @@ except ImportError as error:
         print(f"mmspec: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     raise
+
+install()
 
 if TYPE_CHECKING:
     from mmspec import recsys, speech, text, vision

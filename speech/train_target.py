@@ -121,8 +121,8 @@ def main() -> None:
 
     @torch.no_grad()
     def held_out(model: nn.Module, step: int) -> dict[str, float]:
-        fp16_layers = {"numbers": range(len(held.ids) // 2), "sentences": range(len(held.ids) // 2, len(held.ids))}
-        facts = {f"nats a code, held-out {name}": nats(model, *batch(held, list(some))).item() for name, some in fp16_layers.items()}
+        halves = {"numbers": range(len(held.ids) // 2), "sentences": range(len(held.ids) // 2, len(held.ids))}
+        facts = {f"nats a code, held-out {name}": nats(model, *batch(held, list(some))).item() for name, some in halves.items()}
         print(step, json.dumps(facts), flush=True)
         return facts
 

@@ -115,7 +115,7 @@ FAMILIES = {
     "Audio Flamingo 3": Case(audio_flamingo3, "decoder, audio in", "clips of several lengths, encoded once"),
     "GLM-ASR": Case(glm_asr, "decoder, audio in", "clips of several lengths, encoded once"),
     "Qwen3-ASR": Case(qwen3_asr, "decoder, audio in", "clips of several lengths, encoded once"),
-    **{name: vision_width.case for name, vision_width in SIGHTS.items()},
+    **{name: vision.case for name, vision in SIGHTS.items()},
 }
 
 MAMBA2 = {

@@ -106,20 +106,20 @@ def crossed(ids: Tensor, tiles: Tensor) -> Tensor:
 def seen(name: str, pictures: Sequence[int] = (1, 2, 1), side: str = "left", seed: int = 1) -> dict[str, Tensor]:
     """Ragged prompts with so many pictures each, between words, padded on the given side."""
     torch.manual_seed(seed)
-    vision_width = SIGHTS[name]
-    takes, looks = vision_width.look(pictures) if sum(pictures) else ([], {})
+    vision = SIGHTS[name]
+    takes, looks = vision.look(pictures) if sum(pictures) else ([], {})
     left, prompts = iter(takes), []
     for row, count in enumerate(pictures):
-        parts = [] if vision_width.first else [words((2, 5, 3)[row % 3])]
+        parts = [] if vision.first else [words((2, 5, 3)[row % 3])]
         for _ in range(count):
-            place = torch.full((next(left),), vision_width.place)
-            parts += [torch.tensor([START]), place, torch.tensor([END])] if vision_width.brackets else [place]
-            parts += [] if vision_width.first else [words(2)]
+            place = torch.full((next(left),), vision.place)
+            parts += [torch.tensor([START]), place, torch.tensor([END])] if vision.brackets else [place]
+            parts += [] if vision.first else [words(2)]
         prompts.append(torch.cat([*parts, words(3 + row)]))
     longest = max(map(len, prompts))
     fill = [longest - len(prompt) for prompt in prompts]
     ids = torch.stack([pad(prompt, (n, 0) if side == "left" else (0, n)) for prompt, n in zip(prompts, fill, strict=True)])
-    found = {"input_ids": ids, "attention_mask": (ids != 0).long(), **looks, **vision_width.types(ids)}
+    found = {"input_ids": ids, "attention_mask": (ids != 0).long(), **looks, **vision.types(ids)}
     if "aspect_ratio_mask" in looks:
         found["cross_attention_mask"] = crossed(ids, looks["aspect_ratio_mask"] * (looks["aspect_ratio_ids"] > 0)[..., None])
     return found

@@ -213,7 +213,7 @@ def diagnose(
     `words` are kinds as `kinds_of_words` takes them; `options`, a fixed draft_length among them, go to `generate`. The kinds of
     words, and of what was seen and what was not, also come as they are, for their tables.
     """
-    stats, words_found, vision_width, wrong = Stats(), Kinds(), Kinds(), WrongPicture()
+    stats, words_found, vision, wrong = Stats(), Kinds(), Kinds(), WrongPicture()
     plain: list[tuple[bool, float]] = []
     drafted: list[tuple[bool, float]] = []
     runs = {"decoder": 0, "tower": 0}
@@ -224,11 +224,11 @@ def diagnose(
             out = generate(model, inputs, drafter, view=view, on_step=_both(stats.add, rounds), **options)
         rows = [ids[:size].tolist() for ids, size in zip(out.sequences, out.lengths, strict=True)]
         words_found.add(rounds.judged, kinds_of_words(rows, tokenizer, words))
-        vision_width.add(rounds.judged, kinds_of_gain(picture_gain(model, inputs, rows)))
+        vision.add(rounds.judged, kinds_of_gain(picture_gain(model, inputs, rows)))
         wrong += wrong_picture(model, inputs, drafter, view=view, **options)
         plain, drafted = [*plain, *base.steps], [*drafted, *rounds.steps]
         runs, stats.exactness = {name: runs[name] + found[name] for name in runs}, out.stats.exactness
     calls = {"drafter_calls": runs["decoder"], "drafter_tower_runs": runs["tower"]}
-    kinds = {"by_word": words_found.to_dict(), "by_sight": vision_width.to_dict(), "wrong_picture": wrong.to_dict()}
+    kinds = {"by_word": words_found.to_dict(), "by_sight": vision.to_dict(), "wrong_picture": wrong.to_dict()}
     paying = break_even(plain, drafted, stats.seconds["draft_prefill"] / len(batches), stats.tokens_per_call)
-    return {**stats.to_dict(), **calls, **kinds, "break_even": paying}, words_found, vision_width
+    return {**stats.to_dict(), **calls, **kinds, "break_even": paying}, words_found, vision

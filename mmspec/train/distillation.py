@@ -48,11 +48,11 @@ class RecordedWindow:
 
     def columns(self, embed: Any) -> Columns:
         """Everything but the last value as a prompt's columns: value t + 1 beside the state at t."""
-        vision_width = None
+        vision = None
         if self.pictures is not None and self.embeds is not None:
-            vision_width = VisionView(torch.where((self.pictures > 0)[..., None], self.embeds, embed(self.ids)), self.pictures)
+            vision = VisionView(torch.where((self.pictures > 0)[..., None], self.embeds, embed(self.ids)), self.pictures)
         lengths = self.ids.new_full((len(self.ids),), self.ids.shape[1] - 1)
-        return Columns.of(self.ids[:, 1:], lengths, self.features[:, :-1], vision_width)
+        return Columns.of(self.ids[:, 1:], lengths, self.features[:, :-1], vision)
 
 
 @dataclass(frozen=True, slots=True)

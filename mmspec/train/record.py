@@ -118,10 +118,10 @@ def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: T
     hidden = torch.cat([scored.context.hidden, scored.hidden], 1)
     hidden = hidden.gather(1, source[..., None].expand(-1, -1, hidden.shape[-1])) * real[..., None]
     wide = hidden.shape[-1] // (len(states) + 1) * len(states)
-    vision_width = sight_of(session, ids[:, : prompt + 1], before[:, 0] + 1)
+    vision = sight_of(session, ids[:, : prompt + 1], before[:, 0] + 1)
     size = target.config.get_text_config(decoder=True).vocab_size  # placeholders may lie beyond the vocabulary
     found = RecordedWindow(ids.clamp(max=size - 1), hidden[..., :wide], hidden[..., wide:], real & (place > before))
-    return found if vision_width is None else replace(found, embeds=vision_width.embeds, pictures=vision_width.pictures).widened(len(place))
+    return found if vision is None else replace(found, embeds=vision.embeds, pictures=vision.pictures).widened(len(place))
 
 
 def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: Callable[[int, int], RecordedWindow]) -> Recorded:

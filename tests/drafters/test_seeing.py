@@ -200,14 +200,14 @@ def random_columns(seed=0):
     ids = torch.tensor([prompt + [0] * (width - len(prompt)) for prompt in PROMPTS])
     lengths = torch.tensor([len(prompt) for prompt in PROMPTS])
     pictures = numbered_pictures(ids.masked_fill(torch.arange(width) >= lengths[:, None], -1), (IMAGE,), TAKES)
-    vision_width = VisionView(torch.randn(len(ids), width, 32), pictures)
-    return Columns.of(ids[:, 1:], lengths - 1, torch.randn(len(ids), width - 1, 32), vision_width)
+    vision = VisionView(torch.randn(len(ids), width, 32), pictures)
+    return Columns.of(ids[:, 1:], lengths - 1, torch.randn(len(ids), width - 1, 32), vision)
 
 
 def by_hand(net, columns, row):
     """One row of ViSpec's prefill, picture by picture: (position, what stands for the value, state with the picture mixed in)."""
     adaptor, tokens = net.adaptor, len(net.adaptor.queries) - 1
-    end, embeds, pictures = int(columns.lengths[row]) + 1, columns.vision_width.embeds[row], columns.vision_width.pictures[row].tolist()
+    end, embeds, pictures = int(columns.lengths[row]) + 1, columns.vision.embeds[row], columns.vision.pictures[row].tolist()
     found, whole, place = [], torch.zeros(32), 0
     while place < end:
         if pictures[place] == 0:
@@ -267,9 +267,9 @@ MIXED_UP = {
     "the first picture for all": (
         Adaptor,
         "forward",
-        lambda self, vision_width, count: RIGHT(self, vision_width, count)[:, :1].expand(-1, count, -1, -1),
+        lambda self, vision, count: RIGHT(self, vision, count)[:, :1].expand(-1, count, -1, -1),
     ),
-    "another row's pictures": (Adaptor, "forward", lambda self, vision_width, count: RIGHT(self, vision_width, count).roll(1, 0)),
+    "another row's pictures": (Adaptor, "forward", lambda self, vision, count: RIGHT(self, vision, count).roll(1, 0)),
     "the first one's place for all": (vispec, "_left", segments_of_the_first),
     "the last picture from the beginning": (
         VisionView,
@@ -306,11 +306,9 @@ def test_what_pictures_show_reaches_the_drafter(target, nets):
     class Blinded(FeatureGuide):
         def _columns(self, draft, scored):
             found = super()._columns(draft, scored)
-            other = found.vision_width.embeds.flip(1)
-            vision_width = VisionView(
-                torch.where((found.vision_width.pictures > 0)[..., None], other, found.vision_width.embeds), found.vision_width.pictures
-            )
-            return replace(found, vision_width=vision_width, embeds=vision_width.embeds[:, 1:])
+            other = found.vision.embeds.flip(1)
+            vision = VisionView(torch.where((found.vision.pictures > 0)[..., None], other, found.vision.embeds), found.vision.pictures)
+            return replace(found, vision=vision, embeds=vision.embeds[:, 1:])
 
     for name, reads in (("eagle1", True), ("vispec", True), ("hivis", False)):
         net = nets[name]
@@ -401,4 +399,4 @@ def test_every_family_is_read_and_says_what_it_says_anyway(name, monkeypatch):
         out = mmspec.text.generate(model, inputs, net, tree=(2, 1, 1), **more)
         assert out.sequences.tolist() == plain
         assert out.stats.drafted > 0
-    assert all(vision_width is None if name == "Mllama" else vision_width.pictures.amax(1).tolist() == [1, 2, 1] for vision_width in found)
+    assert all(vision is None if name == "Mllama" else vision.pictures.amax(1).tolist() == [1, 2, 1] for vision in found)

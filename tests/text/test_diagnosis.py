@@ -228,14 +228,12 @@ def test_break_even_by_hand():
 def test_a_diagnosis_is_ready_for_json(world):
     _, model, inputs = world
     small, kinds = copy.deepcopy(model), {str(token): "low" if token < 30 else "high" for token in range(60)}
-    found, words, vision_width = diagnose(model, [inputs, inputs], small, Numbers(), kinds, draft_length=3, max_new_tokens=NEW)
+    found, words, vision = diagnose(model, [inputs, inputs], small, Numbers(), kinds, draft_length=3, max_new_tokens=NEW)
     assert json.loads(json.dumps(found)) == found
     assert (found["tokens"], found["target_calls"], found["tokens_per_call"], found["exactness"]) == (8 * NEW, 8, 4, "token-exact")
     assert found["drafter_tower_runs"] == 2
     assert found["break_even"]["needed"] > 0
-    assert (
-        sum(each["drafted"] for each in found["by_word"].values()) == found["judged"] == sum(sum(d) for d in vision_width.drafted.values())
-    )
+    assert sum(each["drafted"] for each in found["by_word"].values()) == found["judged"] == sum(sum(d) for d in vision.drafted.values())
     assert set(words.drafted) <= {"low", "high"}
     assert found["wrong_picture"]["changed"] == 8
 

@@ -479,14 +479,14 @@ def test_streams_and_limits(name):
 
 @pytest.mark.parametrize("name", SIGHTS)
 def test_pictures_that_do_not_fit_their_prompt_are_refused_in_one_line(name):
-    model, inputs, vision_width = model_of(name), seen(name, (2,)), SIGHTS[name]
+    model, inputs, vision = model_of(name), seen(name, (2,)), SIGHTS[name]
     words, fewer = inputs["input_ids"].clone(), inputs["input_ids"].clone()
-    words[words == vision_width.place] = 7
-    fewer[:, (fewer == vision_width.place).long().argmax(1)] = 7
+    words[words == vision.place] = 7
+    fewer[:, (fewer == vision.place).long().argmax(1)] = 7
     cases = {
         "no pixel_values": {k: v for k, v in inputs.items() if k != "pixel_values"},
         "no placeholder": inputs | {"input_ids": words},
-        **{f"no {need}": {k: v for k, v in inputs.items() if k != need} for need in vision_width.needs},
+        **{f"no {need}": {k: v for k, v in inputs.items() if k != need} for need in vision.needs},
     }
     cases["do not fit together"] = inputs | {"input_ids": fewer}
     if name == "Mllama":

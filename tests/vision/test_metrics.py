@@ -83,9 +83,9 @@ def kernel_by_hand(a, b):
 def biased(a, b):
     """The mutant: pictures are paired with themselves too."""
     joint = torch.cat([a, b])
-    noise_schedule = (joint @ joint.T / a.shape[1] + 1) ** 3
+    kernel = (joint @ joint.T / a.shape[1] + 1) ** 3
     n = len(a)
-    return (noise_schedule[:n, :n].mean() + noise_schedule[n:, n:].mean() - 2 * noise_schedule[:n, n:].mean()).item()
+    return (kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()).item()
 
 
 def test_kernel_distance_is_the_sum_over_pairs():
@@ -234,8 +234,8 @@ def test_classes_are_drawn_class_by_class():
     strata = [(torch.arange(6), torch.arange(11, 15)), (torch.arange(6, 11), torch.arange(15, 24))]
     size, kind = draws(strata)
     assert size == 3 + 2
-    whole, fp16_layers = ((6, 4), (5, 9)), ((3, 3), (2, 2))
-    for name, counts in (("dealt", whole), ("resampled", whole), ("drawn", fp16_layers), ("halved", fp16_layers)):
+    whole, halves = ((6, 4), (5, 9)), ((3, 3), (2, 2))
+    for name, counts in (("dealt", whole), ("resampled", whole), ("drawn", halves), ("halved", halves)):
         for (plain, other), (first, second) in zip(strata, counts, strict=True):
             members = torch.cat([plain, other])
             assert (kind[name].a[:, members].sum(1) == first).all()
@@ -335,11 +335,11 @@ def test_figures_of_a_difference_of_means_are_the_textbook_ones():
     a, b = PictureSet(nll=normal(n, 1)), PictureSet(nll=normal(n, 1, seed=1) * 2 + 0.1)
     d = compare(a, b, rounds=2000)["nll"]
     error = (a.nll.var() / n + b.nll.var() / n).sqrt().item()
-    fp16_layers = (4 * a.nll.var() / n).sqrt().item()
+    halves = (4 * a.nll.var() / n).sqrt().item()
     assert abs(d.value - (b.nll.mean() - a.nll.mean()).item()) < 4 * error / 2000**0.5
     assert (d.high - d.low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.06)
-    assert d.floor / (fp16_layers * (2 / math.pi) ** 0.5) == pytest.approx(1, abs=0.06)
-    assert d.ceiling / (fp16_layers * 1.96) == pytest.approx(1, abs=0.06)
+    assert d.floor / (halves * (2 / math.pi) ** 0.5) == pytest.approx(1, abs=0.06)
+    assert d.ceiling / (halves * 1.96) == pytest.approx(1, abs=0.06)
 
 
 def test_halves_that_share_pictures_fail_the_textbook(monkeypatch):

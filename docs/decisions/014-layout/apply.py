@@ -1,4 +1,4 @@
-"""Applies the tables beside this file to a checkout: modules.txt (old module -> new module) and names.txt (old name -> new name).
+"""Applies two tables to a checkout: mmspec/utils/moved_modules.txt (old module -> new module) and moved_names.txt (old name -> new name).
 
 Run from the root of a checkout of the layout before decision 014: python docs/decisions/014-layout/apply.py [modules|names]
 """
@@ -11,7 +11,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parents[3] / "mmspec" / "utils"
 PUBLIC = {"mmspec.text.speculate"}  # a function of the same name as its module
 WIDTH = 140
 
@@ -32,7 +32,7 @@ class Modules:
     """Where every module and every moved definition stands now."""
 
     def __init__(self):
-        lines = table("modules.txt")
+        lines = table("moved_modules.txt")
         self.modules = {old: new for old, new in lines if ":" not in old}
         for old, new in list(self.modules.items()):  # packages move with all that is in them
             folder = Path(*old.split("."))
@@ -254,7 +254,7 @@ class Names:
     def __init__(self):
         self.parts, self.names, self.words = {}, {}, {}
         self.scoped: dict[str, dict[str, str]] = {}
-        for old, new in table("names.txt"):
+        for old, new in table("moved_names.txt"):
             kind, _, word = old.partition(" ")
             if word:
                 {"part": self.parts, "name": self.names, "word": self.words}[kind][word] = new

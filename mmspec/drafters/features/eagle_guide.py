@@ -120,5 +120,5 @@ class FeatureGuide:
         if self.blind:
             return Columns(values[:, :0], torch.zeros_like(lengths), features[:, :0])
         assert scored.context is not None
-        vision_width = sight_of(self.theirs, torch.cat([scored.context.ids[:, :1], values], 1), lengths + 1)
-        return Columns.of(values.clamp(max=self.size - 1), lengths, features, vision_width)  # placeholders may lie beyond the vocabulary
+        vision = sight_of(self.theirs, torch.cat([scored.context.ids[:, :1], values], 1), lengths + 1)
+        return Columns.of(values.clamp(max=self.size - 1), lengths, features, vision)  # placeholders may lie beyond the vocabulary

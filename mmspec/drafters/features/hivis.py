@@ -33,7 +33,7 @@ class HiViS(Eagle1):
         self.steps = nn.Parameter(torch.zeros(steps, self.hidden))
 
     def reading(self, columns: Columns) -> Columns:
-        return columns if columns.vision_width is None else columns.kept(columns.vision_width.pictures[:, 1:] == 0, closing_up=True)
+        return columns if columns.vision is None else columns.kept(columns.vision.pictures[:, 1:] == 0, closing_up=True)
 
     def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
         return state + self.steps[min(level, len(self.steps) - 1)]

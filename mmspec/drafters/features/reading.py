@@ -69,16 +69,16 @@ class Columns:
     values: Tensor  # [B, C] ids
     lengths: Tensor  # [B]
     features: Tensor  # [B, C, F] the target's states before the values
-    vision_width: VisionView | None = None  # of the whole prompt [B, C + 1], whose first value has no column; None: no pictures
+    vision: VisionView | None = None  # of the whole prompt [B, C + 1], whose first value has no column; None: no pictures
     embeds: Tensor | None = None  # [B, C, D] what stands for the values; None: their ids' embeddings
     beside: Tensor | None = None  # [B, C + 1, H] what `enter` is given with each column's state, and last with all later columns'
     places: Tensor | None = None  # [B, C] each column's number among all the prompt's; None: 0, 1, 2, ...
     gone: Tensor | None = None  # [B] how many places behind their own later columns' slots are; None: positions close up
 
     @staticmethod
-    def of(values: Tensor, lengths: Tensor, features: Tensor, vision_width: VisionView | None = None) -> "Columns":
+    def of(values: Tensor, lengths: Tensor, features: Tensor, vision: VisionView | None = None) -> "Columns":
         """All columns, pictures as the target's decoder reads them."""
-        return Columns(values, lengths, features, vision_width, None if vision_width is None else vision_width.embeds[:, 1:])
+        return Columns(values, lengths, features, vision, None if vision is None else vision.embeds[:, 1:])
 
     def kept(self, wanted: Tensor, closing_up: bool) -> "Columns":
         """The `wanted` [B, C] columns alone. Positions are then counted anew where `closing_up`; else all keep theirs, later ones too.

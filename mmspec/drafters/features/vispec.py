@@ -28,10 +28,10 @@ class Adaptor(nn.Module):
         self.queries = nn.Parameter(torch.randn(queries, hidden) * hidden**-0.5)
         self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
 
-    def forward(self, vision_width: VisionView, count: int) -> Tensor:
+    def forward(self, vision: VisionView, count: int) -> Tensor:
         """[B, count, Q, H] of the first `count` pictures of every row, zeros for those it does not have."""
-        embeds = vision_width.embeds.to(self.queries.dtype)
-        of = vision_width.pictures[:, None] == torch.arange(1, count + 1, device=embeds.device)[:, None]  # [B, count, P]
+        embeds = vision.embeds.to(self.queries.dtype)
+        of = vision.pictures[:, None] == torch.arange(1, count + 1, device=embeds.device)[:, None]  # [B, count, P]
         seen = of | ~of.any(-1, keepdim=True)  # a softmax over nothing would be NaN
         keys, values = (self._split(proj(embeds)) for proj in (self.k_proj, self.v_proj))
         asked = self._split(self.queries[None]).repeat(len(embeds), 1, count, 1)
@@ -71,19 +71,19 @@ class ViSpec(Eagle1):
 
     def reading(self, columns: Columns) -> Columns:
         """The text, and in place of each picture its compressed tokens. Looks at the device for the number of pictures."""
-        vision_width = columns.vision_width
-        count = 0 if vision_width is None else int(vision_width.pictures.max())
-        if vision_width is None or count == 0:
+        vision = columns.vision
+        count = 0 if vision is None else int(vision.pictures.max())
+        if vision is None or count == 0:
             return columns
-        found = self.adaptor(vision_width, count)
-        rows, pictures = torch.arange(len(found), device=found.device)[:, None], vision_width.pictures[:, 1:]
-        whole = torch.cat([torch.zeros_like(found[:, :1, -1]), found[:, :, -1]], 1)[rows, vision_width.newest()]  # [B, P, H]
-        left = _left(vision_width.pictures)[:, 1:]
+        found = self.adaptor(vision, count)
+        rows, pictures = torch.arange(len(found), device=found.device)[:, None], vision.pictures[:, 1:]
+        whole = torch.cat([torch.zeros_like(found[:, :1, -1]), found[:, :, -1]], 1)[rows, vision.newest()]  # [B, P, H]
+        left = _left(vision.pictures)[:, 1:]
         tokens, text = found.shape[2] - 1, (pictures == 0)[..., None]
         compressed = found[rows, (pictures - 1).clamp_min(0), (tokens - 1 - left).clamp_min(0)]
         mixed = replace(
             columns,
-            embeds=torch.where(text, vision_width.embeds[:, 1:].to(compressed.dtype), compressed),
+            embeds=torch.where(text, vision.embeds[:, 1:].to(compressed.dtype), compressed),
             features=columns.features * text,
             beside=torch.cat([whole[:, 1:] * text, whole[:, -1:]], 1),
         )

@@ -1,7 +1,7 @@
 """What a drafter reads of a request: the target's prompt, without what it cannot read, and with what the target has encoded already.
 
 A view is called with the target's prompt and its session, once a request, and gives the drafter's prompt. This file chooses one where
-none is asked for; `text_views`, `vision_width` and `ensemble` hold those of prompts with pictures. `distil-whisper` (Gandhi et al. 2023) is
+none is asked for; `text_views`, `vision` and `ensemble` hold those of prompts with pictures. `distil-whisper` (Gandhi et al. 2023) is
 the case that shares an encoder: its assistant is a shallow decoder over the target's own, frozen encoder.
 """
 

@@ -1,1 +1,5 @@
 """Samples, files, and a recogniser."""
+
+from mmspec.utils.renamed import old_names
+
+__getattr__ = old_names(__name__)

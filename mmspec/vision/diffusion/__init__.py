@@ -1,1 +1,5 @@
 """Diffusion chains decoded speculatively."""
+
+from mmspec.utils.renamed import old_names
+
+__getattr__ = old_names(__name__)
