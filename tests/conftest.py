@@ -1,13 +1,23 @@
 """Models every part of the suite may use: tiny, random, sharp enough that greedy decoding has no ties."""
 
+import gc
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers and processes side by side: threads of their own would wait for one another
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # workers side by side: threads of their own would wait for one another
+    torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made lives to the end: the garbage collector need not visit it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def llama(layers: int, seed: int) -> LlamaForCausalLM:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tests import structure
 
+from tests.forked import Started
+
 ROOT = Path(__file__).parents[1]
 MODALITIES = ("text", "vision", "speech", "recsys")
 SOURCES = sorted((ROOT / "mmspec").rglob("*.py"))
@@ -44,7 +46,8 @@ def test_the_readme_and_the_pages_run(tmp_path):
     assert len(blocks) >= 2
     script = tmp_path / "readme.py"
     script.write_text("import mmspec\n" + "\n".join(blocks), encoding="utf-8")
-    subprocess.run([sys.executable, str(script)], check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
+    done = Started(script, cwd=ROOT, folder=tmp_path).finish(timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_documents_link_to_what_exists():

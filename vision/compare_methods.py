@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="ten pictures, two methods, no seconds")
     args = parser.parse_args()
     if args.smoke:
-        args.pictures, args.batch, args.methods, args.rounds = 10, 10, ["scd", "scd + cool-sd"], 0
+        args.pictures, args.batch, args.methods, args.rounds = 10, 20, ["scd", "scd + cool-sd"], 0
     folder = args.folder or HOME / "vision" / args.set
     parts, judge = load_images(folder), load_judge(folder)
     model, given = parts["target"], parts["examples"]

@@ -17,6 +17,7 @@ from mmspec.drafters.shapes import Chain, sampled
 from mmspec.models import target as sessions
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
+from mmspec.run.config import Config, RunSection
 from tests.families import FAMILIES, build
 from tests.proof_mutants import LAYOUTS, MODELS, dropout_left_on, laid_out, nan_weights, one_percent_noise
 from tests.text.test_families import another
@@ -26,7 +27,7 @@ ALONE = {"drafter": None}
 
 
 def checked(target, drafter=None, **plan):
-    pair = pair_of_models(target, drafter)
+    pair = pair_of_models(target, drafter, config=Config(run=RunSection(max_new_tokens=16)))
     findings, _ = verify(pair, Plan(pair.examples[:2], seeds=(0,), **plan))
     return findings
 

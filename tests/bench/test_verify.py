@@ -95,14 +95,18 @@ def test_lower_precision_is_judged_by_the_margin():
 
 
 @pytest.mark.parametrize(("rule", "code"), [("exact", 0), ("typical", 1)])
-def test_the_command_exits_by_its_verdict(capsys, rule, code):
+def test_the_command_exits_by_its_verdict(capsys, monkeypatch, rule, code):
     args = ["check", "--accept", rule, "--limit", "1", "--max-new-tokens", "6", "--draft-length", "3"]
+    findings, real = [], module.verify
+    monkeypatch.setattr(module, "verify", lambda *given: findings.append(real(*given)) or findings[-1])
     with pytest.raises(SystemExit) as stopped:
         app([*args, "--json"])
     found = json.loads(capsys.readouterr().out)
     assert stopped.value.code == code
     assert found["passed"] is (code == 0)
     assert {"model", "drafter", "exactness", "settings", "stats", "provenance"} < set(found)
-    with pytest.raises(SystemExit):
+    monkeypatch.setattr(module, "verify", lambda *given: findings[-1])  # the same findings, for people
+    with pytest.raises(SystemExit) as stopped:
         app(args)
+    assert stopped.value.code == code
     assert ("all checks passed" if code == 0 else "1 of ") in capsys.readouterr().out

@@ -8,30 +8,16 @@ from torch import Tensor
 from torch.nn.functional import ctc_loss
 
 from mmspec.core.control import Fixed
-from mmspec.core.rules.coupled import Coupled
-from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.siblings import without_replacement as without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.ctc import CTC, CtcFrames
-from mmspec.drafters.shapes import Chain, Comb, best, sampled, top, without_replacement
-from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.shapes import Chain, Comb, best, sampled, without_replacement
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow
 from tests.conftest import llama
-from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
-from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafter below
-    test_a_row_drafts_the_same_alone_and_in_a_batch,
-    test_draft_length_may_change_every_round,
-    test_greedy_output_is_that_of_transformers,
-    test_no_draft_tokens_when_none_are_asked_for,
-    test_no_residue_between_calls,
-    test_rounds_never_read_from_the_device,
-    test_rows_that_end_early,
-    test_sampled_output_is_that_of_plain_sampling,
-    test_shapes_are_fixed_from_the_second_round_on,
-)
+from tests.drafters.runs import fives, greedy, markov, prompt_of, random_prompt, run
 from tests.drafters.test_guided import gap_to_training, lively
 from tests.oracles.statistics import FAIL, PASS, chi_square
 
@@ -39,11 +25,6 @@ from tests.oracles.statistics import FAIL, PASS, chi_square
 @pytest.fixture(scope="module")
 def net():
     return lively(CTC(32, 4))
-
-
-@pytest.fixture
-def drafter(net):
-    return GuidedDrafter(net, Chain(best))
 
 
 # --- the collapse -----------------------------------------------------------------------------------------------------
@@ -155,18 +136,6 @@ def test_a_prefix_that_ends_in_the_wrong_value_is_caught(big, net, monkeypatch):
     advance = CtcFrames.advance
     monkeypatch.setattr(CtcFrames, "advance", lambda self, s, last, v: advance(self, s, last, v if v.shape[0] != 3 else (v + 1) % 50))
     assert gap_to_training(big, net) > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("shape", "rule"),
-    [(Comb(pick=top), Greedy()), (ExpandRerank(3, 4, 9), Greedy()), (Comb(), Coupled())],
-    ids=["comb", "prefix-beam-search", "coupled-comb"],
-)
-def test_trees_give_the_same_tokens(big, net, shape, rule):
-    inputs = random_prompt(5, 9, 1, seed=1)
-    temperature = None if isinstance(rule, Greedy) else 1.0
-    expected = greedy(big, inputs) if temperature is None else plain(big, inputs, seed=4)
-    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=temperature).sequences.tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -7,29 +7,15 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, Phi3Config, Qwen3Config
 
 from mmspec.core.control import Fixed
-from mmspec.core.rules.coupled import Coupled
-from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.token import Token
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.features.glide import Glide, LastLayer, Reader
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.shapes import Chain, Comb, best, sampled, top
-from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.drafters.shapes import Chain, best, sampled
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters import test_guided
-from tests.drafters.runs import fives, greedy, markov, plain, prompt_of, random_prompt, run
-from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafter below
-    test_a_row_drafts_the_same_alone_and_in_a_batch,
-    test_draft_length_may_change_every_round,
-    test_greedy_output_is_that_of_transformers,
-    test_no_draft_tokens_when_none_are_asked_for,
-    test_no_residue_between_calls,
-    test_rounds_never_read_from_the_device,
-    test_rows_that_end_early,
-    test_sampled_output_is_that_of_plain_sampling,
-    test_shapes_are_fixed_from_the_second_round_on,
-)
+from tests.drafters.runs import NEW, fives, greedy, markov, prompt_of, random_prompt, run
 from tests.drafters.test_guided import gap_to_training, lively
 
 SMALL = {
@@ -48,11 +34,6 @@ def net(big):
     net = lively(new_net("glide", big))
     net.start_from(big)
     return net
-
-
-@pytest.fixture
-def drafter(net):
-    return GuidedDrafter(net, Chain(best))
 
 
 # --- what is trained is what is run -----------------------------------------------------------------------------------
@@ -134,21 +115,9 @@ def test_families_with_keys_of_their_own_making(config):
 # --- rules, shapes, training, refusals --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("shape", "rule"),
-    [(Comb(pick=top), Greedy()), (ExpandRerank(3, 4, 9), Greedy()), (Comb(), Coupled())],
-    ids=["comb", "search", "coupled-comb"],
-)
-def test_trees_give_the_same_tokens(big, net, shape, rule):
-    inputs = random_prompt(5, 9, 1, seed=1)
-    temperature = None if isinstance(rule, Greedy) else 1.0
-    expected = greedy(big, inputs) if temperature is None else plain(big, inputs, seed=4)
-    assert run(big, GuidedDrafter(net, shape), inputs, rule, seed=4, temperature=temperature).sequences.tolist() == expected
-
-
 def test_the_token_rule_runs(big, net):
     out = run(big, GuidedDrafter(net, Chain(sampled)), random_prompt(5, 9, 1), Token(), temperature=1.0)
-    assert out.lengths.tolist() == [24] * 3
+    assert out.lengths.tolist() == [NEW] * 3
 
 
 def test_training_leads_to_acceptance(tmp_path):

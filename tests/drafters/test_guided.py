@@ -11,19 +11,9 @@ from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
 from mmspec.drafters.self_drafting.adapter import Adapter
-from mmspec.drafters.shapes import Chain, Comb, best, drawn, top
+from mmspec.drafters.shapes import Chain, Comb, drawn, top
 from mmspec.train.distillation import RecordedWindow, unroll
 from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
-from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafters below
-    test_a_row_drafts_the_same_alone_and_in_a_batch,
-    test_draft_length_may_change_every_round,
-    test_greedy_output_is_that_of_transformers,
-    test_no_draft_tokens_when_none_are_asked_for,
-    test_no_residue_between_calls,
-    test_rows_that_end_early,
-    test_sampled_output_is_that_of_plain_sampling,
-    test_shapes_are_fixed_from_the_second_round_on,
-)
 
 SIZES = {
     "vocab_size": 50,
@@ -67,11 +57,6 @@ def nets():
 @pytest.fixture(params=MAKE)
 def net(request, nets):
     return nets[request.param]
-
-
-@pytest.fixture
-def drafter(net):
-    return GuidedDrafter(net, Chain(best))
 
 
 # --- what is trained is what is run ---------------------------------------------------------------------------------------------------
@@ -179,7 +164,9 @@ def test_a_drafters_own_columns_kept_in_its_cache_are_caught(big, nets, monkeypa
     [(Comb(pick=top), Greedy()), (Comb(), Coupled()), (Chain(drawn), Coupled())],
     ids=["comb", "coupled-comb", "coupled"],
 )
+@pytest.mark.parametrize("net", ["medusa", "medusa-independent", "hydra"], indirect=True)
 def test_shapes_and_rules_give_the_same_tokens(big, net, shape, rule):
+    """Nets of sizes that `tests.drafters.sources` has not; those it has: `tests.drafters.test_products`."""
     inputs = random_prompt(5, 9, 1, seed=1)
     temperature = None if isinstance(rule, Greedy) else 1.0
     expected = greedy(big, inputs) if temperature is None else plain(big, inputs, seed=4)

@@ -22,8 +22,8 @@ from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt
 from tests.drafters.sources import GROWN, NAMED, OWN_FORM, TREES, Make, World
 
-NEW, LENGTH, HALT, TEMPERATURE, SEED = 14, 4, 6, 1.0, 7
-INPUTS = random_prompt(5, 9, 7, seed=8)
+NEW, LENGTH, HALT, TEMPERATURE, SEED = 12, 4, 6, 1.0, 7
+INPUTS = random_prompt(5, 9, 1, seed=8)  # the last row has nothing before its pending token
 TEMPERATURES = (0.0, TEMPERATURE)
 
 

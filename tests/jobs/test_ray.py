@@ -16,9 +16,12 @@ from mmspec.jobs import Processes, Reject, Stopped, run
 from mmspec.jobs.engine import engines
 from mmspec.jobs.engine.folder import JobFolder
 from mmspec.jobs.engine.ray import _TRIES, _Pass, _tries, _try
+from mmspec.jobs.recommendations_job import make_job
 from tests.jobs.folders import tree, write_input, write_users
 from tests.jobs.test_job import Table
 from tests.jobs.worker import job, users
+from tests.recsys.test_bulk import asked, home  # noqa: F401  a small recommender
+from tests.recsys.test_bulk import write_users as write_customers
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +173,16 @@ def test_a_job_that_cannot_be_sent_says_what_to_do(cluster, tmp_path):
     with pytest.raises(ValueError, match=r"the job cannot be sent to ray's workers .*: give `run` a function that builds it") as told:
         run(asked, engine="ray")
     assert len(str(told.value).splitlines()) == 1
+
+
+def test_recommendations_are_those_of_the_local_engine(cluster, home, tmp_path):  # noqa: F811
+    """A job with a model."""
+    source = tmp_path / "users.parquet"
+    write_customers(source, 60)
+    right = run(partial(make_job, asked(home, source, tmp_path / "right")))
+    report = run(partial(make_job, asked(home, source, tmp_path / "out")), engine="ray")
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+    assert (report.outputs, report.measures["levels"]) == (right.outputs, right.measures["levels"])
 
 
 def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):

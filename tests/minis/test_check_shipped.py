@@ -1,8 +1,11 @@
 """`mmspec check` over the shipped text drafters and every public tree: what is shipped is lossless in all of them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import mmspec
+from mmspec.bench.check import verify as module
 from mmspec.bench.check.verify import Plan, verify
 from mmspec.drafters.trees import search
 from mmspec.loading.text import load_pair
@@ -18,10 +21,35 @@ def mini():
     return mmspec.load("text")
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """References by what was asked: no drafter has a part in them."""
+    return {}
+
+
 @pytest.fixture
-def findings_of(mini, monkeypatch):
-    """The findings of `mmspec check` for a drafter in a tree, over few and short outputs; the mini is loaded once."""
+def findings_of(mini, plain, monkeypatch):
+    """The findings of `mmspec check` for a drafter in a tree, over few and short outputs; mini and references are made once."""
     monkeypatch.setattr(mmspec, "load", lambda name: mini)
+    run_transformers, alone = module.run_transformers, module._alone
+
+    def reference(pair, inputs, seed, assist):
+        key = ("transformers", str(inputs["input_ids"].tolist()), pair.config.run.max_new_tokens)
+        if key not in plain:
+            plain[key] = run_transformers(pair, inputs, seed, assist).tokens
+        return SimpleNamespace(tokens=[list(row) for row in plain[key]])
+
+    def sampled(pair, plan, seeds, known, *, plain: bool, kept=plain):
+        run = pair.config.run
+        key = ("plain", tuple(plan.prompts), tuple(seeds), run.temperature, run.max_new_tokens)
+        if not plain:
+            return alone(pair, plan, seeds, known, plain=False)
+        if key not in kept:
+            kept[key] = alone(pair, plan, seeds, known, plain=True)
+        return kept[key]
+
+    monkeypatch.setattr(module, "run_transformers", reference)
+    monkeypatch.setattr(module, "_alone", sampled)
 
     def check(drafter, tree, new=8, prompts=2):
         section = DrafterSection(kind=drafter, length=4, tree=TREES[tree])

@@ -2,6 +2,7 @@
 it."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class Table:
         return self.probs.shape[1]
 
     @staticmethod
+    @cache
     def random(size: int, length: int, seed: int, *, zeros: float = 0.0, sharp: float = 0.7) -> "Table":
         """Dirichlet(sharp) distributions for every history of up to `length` values; a share `zeros` of the entries is impossible."""
         generator = torch.Generator().manual_seed(seed)

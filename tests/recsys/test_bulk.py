@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -343,23 +342,6 @@ def test_two_processes_leave_the_bytes_of_one(home, tmp_path):
     children = [begun(asked(home, users, tmp_path / "out", draft_length=length), rank, 2) for rank, length in enumerate((2, "auto"))]
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
-
-
-def test_ray_leaves_the_bytes_of_the_local_engine(home, tmp_path):
-    import ray
-
-    users = tmp_path / "users.parquet"
-    write_users(users, 60)
-    right = run(partial(make_job, asked(home, users, tmp_path / "right")))
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=folder)
-        try:
-            report = run(partial(make_job, asked(home, users, tmp_path / "out")), engine="ray")
-        finally:
-            ray.shutdown()
-    assert tree(tmp_path / "out") == tree(tmp_path / "right")
-    assert (report.outputs, report.measures["levels"]) == (right.outputs, right.measures["levels"])
 
 
 def test_threads_and_batches_change_no_item(home):

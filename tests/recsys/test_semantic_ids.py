@@ -22,24 +22,19 @@ def test_every_level_leaves_less():
 
 
 @pytest.mark.parametrize("method", ["kmeans", "rqvae"])
-@pytest.mark.parametrize("last", ["count", "nearest"])
-def test_ids_are_distinct_repeat_and_keep_the_close_together(method, last):
-    points = blobs(groups=6, each=30)
-    codes = make(points, method, levels=3, size=32, last=last, seed=1)
-    assert codes.shape == (180, 3)
-    assert int(codes.min()) >= 0
-    assert int(codes.max()) < 32
-    assert torch.equal(codes, make(points, method, levels=3, size=32, last=last, seed=1))
-    told = collisions(codes)
-    assert (told.items, told.paths, told.largest) == (180, 180, 1)
+def test_ids_are_distinct_repeat_and_keep_the_close_together(method):
+    points, before = blobs(groups=6, each=30), torch.random.get_rng_state()
+    ids = {last: make(points, method, levels=3, size=32, last=last, seed=1) for last in ("count", "nearest")}
+    assert torch.equal(before, torch.random.get_rng_state())  # the global generator is left alone
+    assert torch.equal(ids["count"], make(points, method, levels=3, size=32, last="count", seed=1))
+    for codes in ids.values():
+        assert codes.shape == (180, 3)
+        assert int(codes.min()) >= 0
+        assert int(codes.max()) < 32
+        told = collisions(codes)
+        assert (told.items, told.paths, told.largest) == (180, 180, 1)
     coarse = make(points, method, levels=2, size=6, last="plain")[:, 0]
     assert sum(len(part.unique()) for part in coarse.split(30)) <= 8  # six blobs, six codes
-
-
-def test_the_global_generator_is_left_alone():
-    before = torch.random.get_rng_state()
-    make(blobs(), "rqvae", levels=2, size=8)
-    assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_counting_numbers_the_items_of_a_path():

@@ -125,10 +125,10 @@ def _outcome(case: Case) -> tuple[str, str]:
 
 def _compared(case: Case, model: Any, expected: list[list[int]]) -> tuple[str, str]:
     """Raises Refused, Wrong or Crashed by the first linear draft that is; trees are judged apart."""
-    drafter = perturbed(copy.deepcopy(model))
-    _same_everywhere(case, model, drafter, expected, LINEAR)
+    drafter, alone = perturbed(copy.deepcopy(model)), {"greedy": expected}
+    _same_everywhere(case, model, drafter, alone, LINEAR)
     try:
-        _same_everywhere(case, model, drafter, expected, TREES)
+        _same_everywhere(case, model, drafter, alone, TREES)
     except Refused as error:
         return NO_TREES, one_line(error)
     return EXACT, _notes(expected)
@@ -139,17 +139,16 @@ def _notes(expected: list[list[int]]) -> str:
     return "" if len({token for row in expected for token in row}) > 3 else "the small model repeats a few tokens"
 
 
-def _same_everywhere(case: Case, model: Any, drafter: Any, expected: list[list[int]], drafts: dict[str, dict]) -> None:
+def _same_everywhere(case: Case, model: Any, drafter: Any, alone: dict[str, list[list[int]]], drafts: dict[str, dict]) -> None:
+    """`alone` holds plain decoding's rows by mode; those of coupled sampling are added where they are not there yet."""
     for mode, sampling in MODES.items():
-        if mode == "coupled":
-            alone = [_generate(case, model, row, sampling | {"seed": SEED + row}, alone=True)[0] for row in range(3)]
-        else:
-            alone = expected
+        if mode not in alone:
+            alone[mode] = [_generate(case, model, row, sampling | {"seed": SEED + row}, alone=True)[0] for row in range(3)]
         for draft, options in drafts.items():
             options = options | ({"drafter": drafter} if options.get("drafter") == "another" else {})
             for rows in (1, 3):
                 found = _generate(case, model, rows, sampling | options | {"seed": SEED})
-                _compare(f"{mode}, {draft}, batch {rows}", found, alone[:rows])
+                _compare(f"{mode}, {draft}, batch {rows}", found, alone[mode][:rows])
 
 
 def _compare(where: str, found: list[list[int]], expected: list[list[int]]) -> None:

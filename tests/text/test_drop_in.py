@@ -19,7 +19,8 @@ import mmspec
 from tests.families import FAMILIES, VOCAB, build, inputs_for
 
 TOKENS = 18
-CONTINUOUS_METHODS = [(1, None), (1, (2, 2, 1)), (3, None), (3, (2, 2, 1))]
+TREES = (None, (2, 2, 1))
+EACH_BATCH = pytest.mark.parametrize("rows", [1, 3])
 
 
 def perturbed(name: str, scale: float = 0.03):
@@ -127,12 +128,13 @@ def options_of(found: dict, ends: list[int]) -> dict:
     return options | ({"eos_token_id": ends} if "early" in found else {})
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
 @pytest.mark.parametrize("name", GREEDY)
-def test_greedy_output_is_that_of_generate(model, drafter, ends, name, rows, tree):
+def test_greedy_output_is_that_of_generate(model, drafter, ends, name, rows):
     inputs, options = inputs_for("Llama", rows), options_of(GREEDY[name], ends)
     expected = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, **options)
-    assert torch.equal(drafted(model, inputs, drafter, tree, do_sample=False, **options), expected)
+    for tree in TREES:
+        assert torch.equal(drafted(model, inputs, drafter, tree, do_sample=False, **options), expected), tree
 
 
 class Idle(LogitsProcessor):
@@ -142,14 +144,14 @@ class Idle(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
 @pytest.mark.parametrize("name", WARPERS)
-def test_sampled_output_is_that_of_transformers_own_loop_with_the_same_noise(model, drafter, ends, name, rows, tree):
+def test_sampled_output_is_that_of_transformers_own_loop_with_the_same_noise(model, drafter, ends, name, rows):
     inputs, options = inputs_for("Llama", rows), options_of(WARPERS[name], ends)
-    out = drafted(model, inputs, drafter, tree, seed=5, do_sample=True, **options)
+    found = [drafted(model, inputs, drafter, tree, seed=5, do_sample=True, **options) for tree in TREES]
     first = [Idle(), *options.pop("logits_processor", [])]
     expected = not_drafted(model, inputs, drafter, "Idle", seed=5, do_sample=True, logits_processor=LogitsProcessorList(first), **options)
-    assert torch.equal(out, expected)
+    assert all(torch.equal(out, expected) for out in found)
 
 
 # --- processors and criteria that keep a state ------------------------------------------------------------------------
@@ -224,19 +226,21 @@ class LongEnough(StoppingCriteria):
         return input_ids.sum(1) > 500
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
 @pytest.mark.parametrize("eos", [2, None])
-def test_what_is_vouched_for_is_drafted_for(model, drafter, rows, tree, eos):
+def test_what_is_vouched_for_is_drafted_for(model, drafter, rows, eos):
     inputs, options = inputs_for("Llama", rows), {"do_sample": False, "eos_token_id": eos, "pad_token_id": 0}
     own = {"logits_processor": LogitsProcessorList([Parity()]), "stopping_criteria": StoppingCriteriaList([LongEnough()])}
     expected = model.generate(**inputs, max_new_tokens=TOKENS, **options, **own)
-    assert torch.equal(drafted(model, inputs, drafter, tree, stateless=(Parity, LongEnough), **options, **own), expected)
+    for tree in TREES:
+        assert torch.equal(drafted(model, inputs, drafter, tree, stateless=(Parity, LongEnough), **options, **own), expected), tree
 
 
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
+@pytest.mark.parametrize("tree", TREES)
 def test_lengths_are_those_of_generate(model, drafter, rows, tree):
     inputs = inputs_for("Llama", rows)
     how = mmspec.text.speculate(drafter, draft_length=3, tree=tree)

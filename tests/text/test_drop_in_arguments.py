@@ -16,7 +16,7 @@ from mmspec.text.drop_in.arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS
 from tests.crossing import as_one_batch, generated_alone
 from tests.drop_in_table import table
 from tests.families import FAMILIES, VOCAB, build, inputs_for
-from tests.text.test_drop_in import CONTINUOUS_METHODS, TOKENS, drafted, not_drafted, perturbed
+from tests.text.test_drop_in import EACH_BATCH, TOKENS, TREES, drafted, not_drafted, perturbed
 
 GREEDY = {"do_sample": False}
 
@@ -105,13 +105,18 @@ NOTHING = {
 }
 
 
+@pytest.fixture(scope="module")
+def ordinary(model):
+    """Greedy output of `generate` without any further setting."""
+    return plainly(model, inputs_for("Llama", 3), generation_config=GenerationConfig(pad_token_id=0, eos_token_id=2))
+
+
 @pytest.mark.parametrize("name", [name for name, (kind, _) in FIELDS.items() if kind == NO_EFFECT])
-def test_what_has_no_effect_has_none_in_transformers_either(model, drafter, name):
-    inputs = inputs_for("Llama", 3)
+def test_what_has_no_effect_has_none_in_transformers_either(model, drafter, ordinary, name):
+    inputs, expected = inputs_for("Llama", 3), ordinary
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = GenerationConfig(**GREEDY, max_new_tokens=TOKENS, pad_token_id=0, eos_token_id=2, **{name: NOTHING[name]})
-        expected = plainly(model, inputs, generation_config=GenerationConfig(pad_token_id=0, eos_token_id=2))
         assert torch.equal(model.generate(**inputs, generation_config=config), expected)
         how = mmspec.text.speculate(drafter, draft_length=3)
         assert torch.equal(model.generate(**inputs, generation_config=config, custom_generate=how), expected)
@@ -127,9 +132,9 @@ def prompts(rows: int):
     return mini.target, mini.processor, mini.processor(texts, return_tensors="pt", padding=True, padding_side="left")
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
 @pytest.mark.parametrize("ends", [True, False])
-def test_stop_strings(rows, tree, ends):
+def test_stop_strings(rows, ends):
     """Without an end token a row that has stopped writes on until all have: in transformers, and so here."""
     model, tokenizer, inputs = prompts(rows)
     inputs = {key: inputs[key] for key in ("input_ids", "attention_mask")}
@@ -138,8 +143,8 @@ def test_stop_strings(rows, tree, ends):
     options = {"stop_strings": strings, "tokenizer": tokenizer, "pad_token_id": 1} | ({} if ends else {"eos_token_id": None})
     expected = plainly(model, inputs, **options)
     assert expected.shape[1] < inputs["input_ids"].shape[1] + TOKENS
-    drafter = tests.tiny.llama() if tree is None else model
-    assert torch.equal(drafted(model, inputs, drafter, tree, **GREEDY, **options), expected)
+    for tree, drafter in zip(TREES, (tests.tiny.llama(), model), strict=True):
+        assert torch.equal(drafted(model, inputs, drafter, tree, **GREEDY, **options), expected), tree
 
 
 def test_token_healing():
@@ -301,14 +306,15 @@ ENCODER = {
 }
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
 @pytest.mark.parametrize("name", ENCODER)
 @pytest.mark.parametrize("family", ["T5", "BART"])
-def test_encoder_decoders(family, name, rows, tree):
+def test_encoder_decoders(family, name, rows):
     model, inputs = build(FAMILIES[family]), inputs_for(family, rows)
     options = {key: value.expand(rows, -1) if isinstance(value, torch.Tensor) else value for key, value in ENCODER[name].items()}
     expected = plainly(model, inputs, **options)
-    assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected)
+    for tree in TREES:
+        assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected), tree
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -334,16 +340,17 @@ def test_a_decoder_prompt_with_padding(family):
 SENSING = ["LLaVA", "Qwen2-VL", "Qwen2.5-VL", "Gemma-3 VLM", "Idefics3", "Mllama", "Qwen2-Audio", "Voxtral"]
 
 
-@pytest.mark.parametrize(("rows", "tree"), CONTINUOUS_METHODS)
+@EACH_BATCH
 @pytest.mark.parametrize("family", SENSING)
-def test_pictures_and_sound_reach_the_model(family, rows, tree):
+def test_pictures_and_sound_reach_the_model(family, rows):
     model, inputs = build(FAMILIES[family]), inputs_for(family, rows)
     options = {"repetition_penalty": 1.2}
     expected = plainly(model, inputs, **options)
     if family == "Mllama":  # in transformers' own batches a row depends on its neighbours' pictures; each row's new tokens by itself
         alone = generated_alone(model, inputs, max_new_tokens=TOKENS, **options)
         expected = torch.cat([inputs["input_ids"], as_one_batch(alone)], 1)
-    assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected)
+    for tree in TREES:
+        assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected), tree
 
 
 def test_pictures_for_several_sequences_each():

@@ -15,7 +15,7 @@ from tests.crossing import as_one_batch, generated_alone
 from tests.families import FAMILIES, FRAME_BOUND, REFUSED, build, inputs_for, named_families
 from tests.seeing import SIGHTS
 
-TOKENS = 24
+TOKENS = 16
 DRAFTS = {
     "plain": {},
     "chain": {"draft_length": 4},

@@ -1,9 +1,7 @@
 """The training loop: rates, validation at checkpoints, atomic checkpoints, and several processes that train one model."""
 
 import json
-import os
-import subprocess
-import sys
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from torch import nn
 
 from mmspec.train import Fit, fit
+from tests.forked import Started
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,6 +66,7 @@ from pathlib import Path
 import torch
 from tests.train.test_loop import line, squares
 from mmspec.train import Fit, fit
+from tests.forked import Started
 from accelerate import PartialState
 turns = []
 def loss(model, turn):
@@ -82,16 +82,17 @@ out.write_text(json.dumps({"turns": turns, "weight": model.weight.tolist()}))
 def test_two_processes_train_one_model_on_turns_of_their_own(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]  # what accelerate launch runs
-    done = subprocess.run(
-        [*launch, str(script), str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    begun = []
+    for rank in ("0", "1"):  # with the variables that `accelerate launch` and torchrun set
+        folder = tmp_path / f"process{rank}"
+        folder.mkdir()
+        begun.append(Started(script, tmp_path, cwd=ROOT, folder=folder, env=common | {"RANK": rank, "LOCAL_RANK": rank}))
+    for done in [process.finish(timeout=240) for process in begun]:
+        assert done.returncode == 0, done.stderr[-2000:]
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert [rank["turns"] for rank in ranks] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
     assert ranks[0]["weight"] == ranks[1]["weight"]

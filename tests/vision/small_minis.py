@@ -24,10 +24,10 @@ def fashion(folder: Path) -> Path:
     return folder
 
 
-def emoji(folder: Path) -> Path:
-    """Captions of at most 6 tokens, 16 x 16 codes out of 512."""
+def emoji(folder: Path, grid: int = 16) -> Path:
+    """Captions of at most 6 tokens, `grid` x `grid` codes out of 512."""
     torch.manual_seed(0)
-    config = LlamaGenConfig(vocab_size=512, grid=16, condition="caption", caption_width=16, prefix=6, **_SIZES)
+    config = LlamaGenConfig(vocab_size=512, grid=grid, condition="caption", caption_width=16, prefix=6, **_SIZES)
     spread(LlamaGen(config)).half().save_pretrained(folder / "target")
     words = text_tokenizer(["a red apple", "green heart", "grinning face"], 64)
     words.save_pretrained(folder / "captions")

@@ -49,6 +49,9 @@ class Plan:
     done: Callable[..., Any] = lambda *args: None
 
 
+Known = dict[tuple[int, float, int, bool], list[int]]
+"""Outputs of single prompts that several checks use, by prompt number, temperature, seed, and whether without the drafter."""
+
 TREES: tuple[Any, ...] = ((3, 2, 1), "comb", "expand")
 """Trees that a drafter which can grow them is checked with: static, siblings on a chain, a search."""
 
@@ -90,15 +93,16 @@ def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
 def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[Callable[[], Any]]:
     """The checks that apply to a pair, none run yet."""
     first = plan.seeds[0]
+    known: Known = {}
     found: list[Callable[[], Any]] = []
     if plan.logits:
         found.append(lambda: check_model(pair.target, first))
-    found.append(lambda: _greedy(pair, plan, stats))
-    found += [partial(_coupled, pair, plan, seed) for seed in plan.seeds]
-    found += [partial(_batch, pair, plan, seed) for seed in (None, first)]
+    found.append(lambda: _greedy(pair, plan, stats, known))
+    found += [partial(_coupled, pair, plan, seed, known) for seed in plan.seeds]
+    found += [partial(_batch, pair, plan, seed, known) for seed in (None, first)]
     if plan.more and pair.drafter is not None:
-        found += [partial(_tree, pair, plan, tree) for tree in TREES if _grows(pair, tree)]
-        found += [lambda: _lengths(pair, plan), lambda: check_drafter(pair, plan.prompts[:2])]
+        found += [partial(_tree, pair, plan, tree, known) for tree in TREES if _grows(pair, tree)]
+        found += [lambda: _lengths(pair, plan, known), lambda: check_drafter(pair, plan.prompts[:2])]
     if pair.exactness in (DISTRIBUTION_EXACT, GROUP_EXACT, LOSSY):
         found.append(lambda: _rule(pair, plan))
     return found
@@ -127,10 +131,11 @@ def _grows(pair: Pair, tree: Any) -> bool:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-def _greedy(pair: Pair, plan: Plan, stats: Stats) -> Finding:
+def _greedy(pair: Pair, plan: Plan, stats: Stats, known: Known) -> Finding:
     """Against transformers' own generate."""
     greedy = _set(pair, 0.0, "exact")
     own = [_rows(greedy.generate(greedy.inputs([prompt]), on_step=stats.add))[0] for prompt in plan.prompts]
+    known |= {(number, 0.0, 0, False): ids for number, ids in enumerate(own)}
     plain = [run_transformers(greedy, greedy.inputs([prompt]), 0, {}).tokens[0] for prompt in plan.prompts]
     if pair.hears:  # Whisper's generate leaves the end token out
         ends = set(end_ids(pair.target.generation_config))
@@ -138,17 +143,17 @@ def _greedy(pair: Pair, plan: Plan, stats: Stats) -> Finding:
     return _compared("greedy: as transformers generate", greedy, plan, own, plain)
 
 
-def _tree(pair: Pair, plan: Plan, tree: Any) -> Finding:
+def _tree(pair: Pair, plan: Plan, tree: Any, known: Known) -> Finding:
     """Greedy with a tree against plain decoding."""
     name = f"greedy, tree {tree if isinstance(tree, str) else ','.join(map(str, tree))}: as plain decoding"
-    return _against_plain(pair, plan, name, "tree tokens", tree=tree, draft_length=_length(pair))
+    return _against_plain(pair, plan, name, "tree tokens", known, tree=tree, draft_length=_length(pair))
 
 
-def _lengths(pair: Pair, plan: Plan) -> Finding:
+def _lengths(pair: Pair, plan: Plan, known: Known) -> Finding:
     """Greedy with draft lengths of 1 to 9, another one for every prompt, against plain decoding."""
     lengths = torch.randint(1, 10, (len(plan.prompts),), generator=torch.Generator().manual_seed(plan.seeds[0])).tolist()
     name = f"greedy, draft lengths {', '.join(map(str, lengths))}: as plain decoding"
-    return _against_plain(pair, plan, name, "window tokens", lengths)
+    return _against_plain(pair, plan, name, "window tokens", known, lengths)
 
 
 def _length(pair: Pair) -> Any:
@@ -156,37 +161,41 @@ def _length(pair: Pair) -> Any:
     return length if isinstance(length, int) and length > 0 else 4
 
 
-def _against_plain(pair: Pair, plan: Plan, name: str, kind: str, lengths: Sequence[int] | None = None, **changes: Any) -> Finding:
+def _against_plain(pair: Pair, plan: Plan, name: str, kind: str, known: Known, lengths: Any = None, **changes: Any) -> Finding:
     greedy = _set(pair, 0.0, "exact")
     own = []
     for number, prompt in enumerate(plan.prompts):
         more = changes if lengths is None else changes | {"draft_length": lengths[number]}
         own.append(_rows(greedy.generate(greedy.inputs([prompt]), **more))[0])
-    plain = _alone(greedy, plan, [0] * len(plan.prompts), plain=True)
+    plain = _alone(greedy, plan, [0] * len(plan.prompts), known, plain=True)
     return replace(_compared(name, greedy, plan, own, plain), kind=kind)
 
 
-def _coupled(pair: Pair, plan: Plan, seed: int) -> Finding:
+def _coupled(pair: Pair, plan: Plan, seed: int, known: Known) -> Finding:
     """Sampling with the drafter against plain sampling by the same seed."""
     coupled, seeds = _sampled(pair), [seed + n for n in range(len(plan.prompts))]
-    own, plain = (_alone(coupled, plan, seeds, plain=plain) for plain in (False, True))
+    own, plain = (_alone(coupled, plan, seeds, known, plain=plain) for plain in (False, True))
     return _compared(f"coupled, seed {seed}: as plain sampling", coupled, plan, own, plain, seeds)
 
 
-def _batch(pair: Pair, plan: Plan, seed: int | None) -> Finding:
+def _batch(pair: Pair, plan: Plan, seed: int | None, known: Known) -> Finding:
     """All prompts together against each alone; sampled where there is a seed."""
     chosen = _set(pair, 0.0, "exact") if seed is None else _sampled(pair)
-    seeds = [(seed or 0) + n for n in range(len(plan.prompts))]
+    seeds = [0 if seed is None else seed + n for n in range(len(plan.prompts))]
     together = _rows(chosen.generate(chosen.inputs(list(plan.prompts)), seed=seeds))
     name = f"{'greedy' if seed is None else 'coupled'}, a batch of {len(together)}: as alone"
-    alone = _alone(chosen, plan, seeds, plain=False)
+    alone = _alone(chosen, plan, seeds, known, plain=False)
     return replace(_compared(name, chosen, plan, together, alone, None if seed is None else seeds), kind="batch tokens")
 
 
-def _alone(pair: Pair, plan: Plan, seeds: Sequence[int], *, plain: bool) -> list[list[int]]:
-    """Every prompt by itself, without the drafter if `plain`."""
+def _alone(pair: Pair, plan: Plan, seeds: Sequence[int], known: Known, *, plain: bool) -> list[list[int]]:
+    """Every prompt by itself, without the drafter if `plain`; generated unless `known`."""
     changes: dict[str, Any] = {"drafter": None, "tree": None} if plain else {}
-    return [_rows(pair.generate(pair.inputs([prompt]), seed=seed, **changes))[0] for prompt, seed in zip(plan.prompts, seeds, strict=True)]
+    keys = [(number, pair.config.run.temperature, seed, plain) for number, seed in enumerate(seeds)]
+    for key, prompt, seed in zip(keys, plan.prompts, seeds, strict=True):
+        if key not in known:
+            known[key] = _rows(pair.generate(pair.inputs([prompt]), seed=seed, **changes))[0]
+    return [known[key] for key in keys]
 
 
 def _compared(
