@@ -15,7 +15,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop", "jitter_noise", "router_jitter_noise")
 
 
-def check_model(model: Any, unit: str = "model") -> None:
+def check_model_ready(model: Any, unit: str = "model") -> None:
     """ValueError, in one line, for a model whose output would be random, made of missing weights, or not causal.
 
     Args:
@@ -65,7 +65,7 @@ def _refuse_bidirectional(model: Any, unit: str) -> None:
         )
 
 
-def name_of(model: Any) -> str:
+def model_name(model: Any) -> str:
     """What a message calls a model: its class, and where it was loaded from."""
     path = getattr(getattr(model, "config", None), "name_or_path", "") or getattr(model, "name_or_path", "")
     return f"{type(model).__name__} {path}".rstrip()

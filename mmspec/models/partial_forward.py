@@ -66,7 +66,7 @@ class PartialForward:
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
         """Logits [B, fresh, V] of the draft's newest columns, which `layout` places in the session's own slots."""
         with rewired(self.changes):
-            return run(self.session, layout, fresh)
+            return run_uncaptured(self.session, layout, fresh)
 
     def close(self) -> None:
         """Forget the draft under way."""
@@ -90,7 +90,7 @@ class PartialForward:
         places = torch.where(real, positions, 0)
         layout = Layout(session.ids.gather(1, places), places, own, visible, torch.where(slot >= rows, slot - have, slot))
         with rewired(self.changes):
-            return Replay(run(session, layout, count).float(), layout.ids, real)
+            return Replay(run_uncaptured(session, layout, count).float(), layout.ids, real)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Replay:
     real: Tensor  # [B, M] bool
 
 
-def run(session: HFSession, layout: Layout, keep: int) -> Tensor:
+def run_uncaptured(session: HFSession, layout: Layout, keep: int) -> Tensor:
     """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without the states others watch."""
     session.cache.point(layout.slots, layout.visible.shape[-1])
     family, model = session.target.own()
@@ -184,7 +184,7 @@ class PartlyRun:
         part = _columns(layout, order, real, session.cache.capacity - 1)
         model = own_copy(session.target.model)
         with rewired({**self.shallow.changes, **_headless(model)}), leaving(model, self.layers) as found:
-            run(session, part, 1)
+            run_uncaptured(session, part, 1)
         index = order[..., None].expand(-1, -1, states.shape[-1])
         return states.scatter(1, index, torch.where(real[..., None], found[0], states.gather(1, index)))
 

@@ -21,7 +21,8 @@ from mmspec.core.rules.lossy.lenience import GreedyLenience, Lenience
 from mmspec.core.rules.lossy.rollback import Rollback
 from mmspec.core.rules.lossy.top_k import TopKFloor, TopKGap
 from mmspec.core.rules.lossy.typical import Typical
-from mmspec.core.rules.siblings import Hybrid, KSeq, Walk, WithReplacement
+from mmspec.core.rules.sibling_rules import Hybrid, KSeq, WithReplacement
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.transform import Transformed
 from mmspec.drafters import shapes
 from mmspec.drafters.guided import GuidedDrafter
@@ -40,7 +41,7 @@ from mmspec.drafters.views.vision_inputs import Pooled, Pruned, looking
 from mmspec.models.families.mllama import Mllama
 from mmspec.models.families.multimodal import Multimodal
 from mmspec.models.families.registry import family_of
-from mmspec.models.model_checks import check_model
+from mmspec.models.model_checks import check_model_ready
 from mmspec.models.target import HFTarget
 from mmspec.run.composition import Fitting, is_composed, named
 from mmspec.run.config import ACCEPT, DRAFTERS, build
@@ -206,7 +207,7 @@ def mixed(own: HFTarget, view: View) -> HFTarget | ViewEnsemble:
 def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | ViewEnsemble | Translated:
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
     refuse_other_tokenizer(target.model, model)
-    check_model(model, "drafter")
+    check_model_ready(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
     own = replace(target, model=model, family=looking(family_of(model)), limit=None, trees=True)
     if mine == theirs:

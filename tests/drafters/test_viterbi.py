@@ -231,9 +231,9 @@ def test_it_is_called_lossy_and_refuses_trees(big):
     rule = AlwaysAccept()
     assert rule.exactness == UNMETERED
     assert rule.exactness.startswith(LOSSY)
-    with pytest.raises(ValueError, match="Unchecked judges chains only"):
+    with pytest.raises(ValueError, match="AlwaysAccept judges chains only"):
         shape_of((2, 1), rule)
-    with pytest.raises(ValueError, match="Unchecked keeps every draft token, but this draft branches"):
+    with pytest.raises(ValueError, match="AlwaysAccept keeps every draft token, but this draft branches"):
         run(big, GuidedDrafter(lively(Medusa(32, 3)), Comb(2)), random_prompt(5, 4), rule, length=2)
     with pytest.raises(ValueError, match="Hydra reads its own draft tokens: a path needs heads that are blind"):
         grouped(Hydra(32, 3), table(50))

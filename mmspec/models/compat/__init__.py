@@ -22,11 +22,11 @@ from mmspec.models.compat.generation import (
 from mmspec.models.compat.models import (
     ask_attention,
     attention_of,
+    config_path,
     eager_configs,
     has_weights,
     hooks_of,
     is_stateful,
-    name_of,
     per_layer_inputs,
 )
 from mmspec.models.compat.positions import (
@@ -47,6 +47,7 @@ __all__ = [
     "GenerateCall",
     "ask_attention",
     "attention_of",
+    "config_path",
     "copied",
     "csm_embeddings",
     "eager_configs",
@@ -63,7 +64,6 @@ __all__ = [
     "keep_tokenizer",
     "many_shapes",
     "mask_makers",
-    "name_of",
     "per_layer_inputs",
     "plain_sample",
     "pocket_placeholders",

@@ -42,7 +42,7 @@ def is_stateful(model: Any) -> bool:
     return bool(getattr(model, "_is_stateful", False))
 
 
-def name_of(config: Any) -> str:
+def config_path(config: Any) -> str:
     """Where a model was loaded from. Relies on `PreTrainedConfig._name_or_path` (since 3.5; empty for models made by hand)."""
     return getattr(config, "_name_or_path", "")
 

@@ -61,7 +61,7 @@ class Alibi(DecoderOnly):
             return self.run(model, layout, cache, keep, states, attention_mask=everything, **given)
 
 
-def by_position(alibi: Tensor, layout: Layout) -> Tensor:
+def _by_position(alibi: Tensor, layout: Layout) -> Tensor:
     """Biases [B * H, 1, S] of slots whose numbers are their positions, as those of the positions the slots have."""
     rows, view = layout.slot_positions.shape
     index = layout.slot_positions[:, None].expand(-1, len(alibi) // rows, -1)
@@ -69,13 +69,13 @@ def by_position(alibi: Tensor, layout: Layout) -> Tensor:
 
 
 def _bloom(model: Any, kwargs: dict[str, Any], layout: Layout, mask: Tensor) -> dict[str, Any]:
-    return kwargs | {"alibi": by_position(kwargs["alibi"], layout), "attention_mask": mask}
+    return kwargs | {"alibi": _by_position(kwargs["alibi"], layout), "attention_mask": mask}
 
 
 def _falcon(model: Any, kwargs: dict[str, Any], layout: Layout, mask: Tensor) -> dict[str, Any]:
     """Falcon's mask holds the bias too, by the square root of the heads' width."""
     given = kwargs["alibi"]
-    alibi = by_position(given.reshape(-1, 1, given.shape[-1]), layout).view(given.shape)
+    alibi = _by_position(given.reshape(-1, 1, given.shape[-1]), layout).view(given.shape)
     scaled = alibi / math.sqrt(model.config.hidden_size // model.config.num_attention_heads)
     merged = scaled.masked_fill(~layout.visible[:, None], torch.finfo(scaled.dtype).min)
     return kwargs | {"alibi": alibi, "attention_mask": merged}

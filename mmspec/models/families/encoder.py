@@ -25,7 +25,7 @@ class EncoderStates(BaseModelOutput):
     router_logits: Any = None  # read by models with experts, for a loss
 
 
-def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStates:
+def run_encoder(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStates:
     """Run the encoder of `model` on `inputs`.
 
     Encoders that mix neighbouring positions (convolutions, attention in blocks, experts with a capacity) get each padded row alone and

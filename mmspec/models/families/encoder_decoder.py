@@ -13,7 +13,7 @@ from transformers import GenerationMixin
 from mmspec.models.compat import attention_of
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
 from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, changed, positions_in
-from mmspec.models.families.encoder import EncoderStates, encode
+from mmspec.models.families.encoder import EncoderStates, run_encoder
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, uncompiled
 from mmspec.models.slot_cache import SlotCache, with_cross_attention
@@ -83,7 +83,7 @@ class EncoderDecoder:
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Encoded]:
         outputs, mask = inputs.get("encoder_outputs"), inputs.get("attention_mask")
         if outputs is None:
-            outputs = encode(model, self.source, inputs)
+            outputs = run_encoder(model, self.source, inputs)
         elif not isinstance(outputs, EncoderStates):
             seen = mask.bool() if mask is not None and self.source == "input_ids" else None
             outputs = EncoderStates(last_hidden_state=outputs[0], attention_mask=seen)

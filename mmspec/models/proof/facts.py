@@ -122,7 +122,7 @@ def tested(model: Any) -> bool:
     return kind.__module__.startswith("transformers.") and facts(model) in TESTED.get(kind.__name__, ())
 
 
-def fingerprint(model: Any, family: Any) -> str:
+def proof_fingerprint(model: Any, family: Any) -> str:
     """A digest of all that a proof of `model` depends on but its weights: class, settings, sources, versions, dtype and device."""
     kind = type(model)
     about = {

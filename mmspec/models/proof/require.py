@@ -87,7 +87,7 @@ def prove(model: Any, family: Any = None) -> Proof:
 @torch.no_grad()
 def _looked_up(model: Any, family: Any) -> Proof:
     with _lock:
-        digest = proof_facts.fingerprint(model, family)
+        digest = proof_facts.proof_fingerprint(model, family)
         state = digest + proof_facts.state(model)
         if model in _seen and _seen[model][0] == state:
             return _seen[model][1]
@@ -98,7 +98,7 @@ def _looked_up(model: Any, family: Any) -> Proof:
         if shared and lasting:
             _known[type(model), digest] = proof
             if known is None:
-                proof_store.write(digest, asdict(proof))
+                proof_store.write_proof(digest, asdict(proof))
         _seen[model] = (state, proof)
         return proof
 
@@ -130,7 +130,7 @@ def _tested(model: Any, family: Any, known: Proof | None) -> tuple[Proof, bool]:
 
 
 def _read(digest: str) -> Proof | None:
-    found = proof_store.read(digest)
+    found = proof_store.read_proof(digest)
     try:
         return None if found is None else Proof(**found)
     except TypeError:

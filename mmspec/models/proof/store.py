@@ -17,7 +17,7 @@ def folder() -> Path:
     return (Path(shared) if shared else Path("~/.cache").expanduser()) / "mmspec" / "proofs"
 
 
-def read(fingerprint: str) -> dict[str, Any] | None:
+def read_proof(fingerprint: str) -> dict[str, Any] | None:
     """The record of `fingerprint`; None where there is none, or none that can be read."""
     try:
         found = json.loads((folder() / f"{fingerprint}.json").read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ def read(fingerprint: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def write(fingerprint: str, record: Mapping[str, Any]) -> None:
+def write_proof(fingerprint: str, record: Mapping[str, Any]) -> None:
     """Keep `record`. Where nothing can be written, nothing is: the next process tests again."""
     name = None
     try:
