@@ -9,7 +9,7 @@ import transformers as hf
 
 import mmspec
 from mmspec.core.rules.greedy import Greedy
-from mmspec.models import target as sessions
+from mmspec.models import session as sessions
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
 from mmspec.models.proof import cases as proof_cases

@@ -1,7 +1,7 @@
-"""Every reach into transformers' internals: private methods, frames, replaced classes, and names that are not documented.
+"""Every use of transformers' internals: private methods, frames, replaced classes, and undocumented names.
 
-Each function says what it relies on and since which release; `tests/core/test_compat.py` holds a canary for each, which fails when a new
-release of transformers no longer works as assumed here. No other module of mmspec may reach below transformers' documented interface.
+Each function states what it relies on and since which release; `tests/core/test_compat.py` tests each assumption and fails when a new
+release of transformers breaks it. No other module of mmspec uses anything below transformers' documented interface.
 """
 
 from mmspec.models.compat.compiler import many_shapes

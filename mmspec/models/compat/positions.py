@@ -1,4 +1,4 @@
-"""How models are told positions: offsets kept on modules, masks by kind, rope by length, relative buckets."""
+"""How models get positions: offsets kept on modules, masks by kind, rope by length, relative buckets."""
 
 import inspect
 import sys

@@ -32,7 +32,8 @@ from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.models.target import Family, HFTarget
+from mmspec.models.family import Family
+from mmspec.models.target import HFTarget
 from mmspec.run.options import Tree, control_of, distributions_for, drafter_of, rule_of, shape_of
 from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, ragged
