@@ -17,7 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FRONTS = ("mmspec", "mmspec.text", "mmspec.vision", "mmspec.speech", "mmspec.recsys", "mmspec.jobs")
 """Packages whose `__all__` is public API."""
-ENGINE = tuple(f"mmspec.core.{name}" for name in ("records", "decode", "noise", "control", "stats", "stopping", "accept_rule"))
+ENGINE = tuple(
+    f"mmspec.core.{name}" for name in ("records", "decode", "noise", "control", "stats", "stopping", "accept_rule", "protocols", "result")
+)
 """Modules whose public classes and functions are public API."""
 ENGINE_FOLDERS = tuple(f"mmspec.core.{name}." for name in ("rules", "distributions", "draft_length"))
 SECTIONS = r"(?m)^\s*(Args|Attributes|Returns|Yields|Raises):"

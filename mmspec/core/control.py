@@ -7,7 +7,7 @@ from mmspec.core.records import Committed
 
 
 class ControlSession(Protocol):
-    """The controller of one generation: asked for a length before each round, told the outcome after it."""
+    """The controller of one generation: chooses a length before each round and observes the outcome after it."""
 
     def length(self) -> int:
         """Choose the length of the coming round.
@@ -21,7 +21,7 @@ class ControlSession(Protocol):
         """Record the outcome of a round.
 
         Args:
-            length: draft tokens that were asked for.
+            length: draft tokens that were requested.
             committed: what the round committed.
             seconds: wall-clock time of the round.
         """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 CONTEXT = -1
-"""Parent of a node that hangs directly on the cached context."""
+"""Parent of a node that directly follows the cached context."""
 PAD = -2
 """Parent of a column that is not a node in this row."""
 
@@ -98,7 +98,7 @@ class Draft:
 
         Args:
             nodes: values [B, M, *value].
-            parents: columns [B, M] they hang on, or PAD.
+            parents: columns [B, M] of their parents, or PAD.
             q: distribution over [B, M] they were drawn from; None for point masses.
             linear: the new nodes continue one chain in column order.
             width: bound on the number of siblings among the new nodes.
@@ -264,7 +264,7 @@ def validate(draft: Draft) -> None:
             if parent >= 0 and line[parent] == PAD:
                 raise ValueError(f"row {row}, node {node}: parent {parent} is PAD, which cannot have children")
             if node >= draft.roots and parent == CONTEXT:
-                raise ValueError(f"row {row}, node {node}: a draft token must hang on a root or a draft token, not on the context")
+                raise ValueError(f"row {row}, node {node}: the parent of a draft token must be a root or a draft token, not the context")
         _check_bounds(draft, row, line)
 
 

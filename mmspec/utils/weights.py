@@ -143,10 +143,10 @@ def _line(error: Exception) -> str:
 def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable[[str], str] = str) -> Any:
     """`net` with `weights`, after every name, shape and kind of number has been checked: bad ones change nothing.
 
-    `theirs` gives the name under which a tensor of the net stands in `weights`.
+    `theirs` gives the name of a tensor of the net in `weights`.
     """
-    wanted = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
-    for name, (_, tensor) in wanted.items():
+    needed = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
+    for name, (_, tensor) in needed.items():
         if name not in weights:
             raise ValueError(f"{source}: tensor {name} of shape {tuple(tensor.shape)} is missing")
         if weights[name].shape != tensor.shape:
@@ -155,9 +155,9 @@ def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable
             shape = tuple(tensor.shape)
             raise ValueError(f"{source}: tensor {name} is {weights[name].dtype} {shape}, but {tensor.dtype} {shape} is needed")
     for name in weights:
-        if name not in wanted:
+        if name not in needed:
             raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this {net.kind} drafter")
-    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in wanted.items()}
+    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in needed.items()}
     if hasattr(net, "check"):
         try:
             net.check(state)

@@ -2,7 +2,7 @@
 
 P is the distribution over all pairs of the target's beams. Draft tokens come independently from the distribution Q over the drafter's
 pairs, in the order drawn. With P' = P at first, draft token z is taken with probability P'(z) / Q(z), upon which P' is P again; else P'
-becomes norm((P' - Q)+). A draft token that hangs on none of the target's beams is always rejected, P' being 0 there, and changes P' like
+becomes norm((P' - Q)+). A draft token whose parent is none of the target's beams is always rejected, P' being 0 there, and changes P' like
 any other rejection. When K are taken the rest is not judged. What is missing when draft tokens run out is drawn: the first from P', which
 after a rejection is not P, the rest from P.
 

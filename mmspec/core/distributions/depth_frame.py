@@ -137,7 +137,7 @@ class DepthFrame(FrameDistribution):
     depth: Depth
     writer: FrameWriter = one_by_one
     _cache: ValueCache = field(init=False, repr=False, compare=False, default_factory=ValueCache)
-    hangs = True
+    autoregressive = True
 
     @property
     def books(self) -> int:

@@ -23,7 +23,7 @@ class FrameDistribution(ImplicitDistribution):
     """Base of distributions over whole frames. They have no table of V^K entries; rules that read one are refused."""
 
     advice = "a distribution of frames has no table over its values: judge frames by coupled, match, greedy, token or PerCode, in chains"
-    hangs: ClassVar[bool]  # the distribution of a code depends on the codes before it in its frame
+    autoregressive: ClassVar[bool]  # the distribution of a code depends on the codes before it in its frame
 
     @property
     @abstractmethod
@@ -68,7 +68,7 @@ class Frame(FrameDistribution):
     """Distributions over frames of K codes, independent of one another."""
 
     heads: Tensor  # [..., K, V] unnormalised log-probabilities of every code; -inf where a book has fewer codes
-    hangs = False
+    autoregressive = False
 
     @property
     def books(self) -> int:

@@ -19,7 +19,7 @@ class History:
     """The ids before the value that follows each node: those on the node's own path, prompt included."""
 
     ids: Tensor  # [B, S] ids by cache slot
-    visible: Tensor  # [B, N, S] bool: is the slot on the node's path?
+    visible: Tensor  # [B, N, S] bool: the slot is on the node's path
     position: Tensor  # [B, N] output position of the value the node calls for
 
     def seen(self, size: int) -> Tensor:

@@ -100,7 +100,7 @@ class PerCode:
             single = Categorical(own.scores[rows, child, k]), None if theirs is None else Categorical(theirs.scores[rows, child, k])
             mended.append(self._rule(k).replacement(*single, x[..., k]).sample(streams[..., books + k]))
         x = torch.where(kept, x, torch.stack(mended, -1))
-        anew = kept.long().cumprod(-1).sum(-1) + 1 if p.hangs else torch.full_like(accepted, books)[:, None]
+        anew = kept.long().cumprod(-1).sum(-1) + 1 if p.autoregressive else torch.full_like(accepted, books)[:, None]
         return p.redrawn(x, torch.where(refused, anew, 0), residual.where(refused, noise.value(position)))[:, 0]
 
 
@@ -110,6 +110,6 @@ def _book(own: Categorical, theirs: Categorical | None, k: int) -> tuple[Categor
 
 def _tried(p: Any, passes: Tensor) -> Tensor:
     """[B, G, K] bool: codes with an outcome of their own: all, or those up to the first rejected where later ones depend on it."""
-    if not p.hangs:
+    if not p.autoregressive:
         return torch.ones_like(passes)
     return torch.cat([torch.ones_like(passes[..., :1]), passes[..., :-1]], -1).long().cumprod(-1).bool()

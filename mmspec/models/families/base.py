@@ -75,7 +75,7 @@ def refuse_shared_positions(model: Any) -> None:
     """Raise ValueError for models whose positions cannot be given row by row."""
     if not takes_argument(model, "position_ids"):
         raise ValueError(
-            f"{type(model).__name__} takes no position_ids, so rows of several lengths cannot be told their positions: "
+            f"{type(model).__name__} takes no position_ids, so rows of several lengths cannot be given their positions: "
             "use plain transformers generation for this model"
         )
 

@@ -59,7 +59,7 @@ class Whisper(EncoderDecoder):
             ids = compat.whisper_opening(model, config, outputs, rows)
         except (AttributeError, KeyError, TypeError) as error:
             why = str(error).splitlines()[0]
-            raise ValueError(f"the generation config does not say how {type(model).__name__} is to be prompted: {why}") from None
+            raise ValueError(f"the generation config does not define the prompt of {type(model).__name__}: {why}") from None
         return {"decoder_input_ids": ids} | ({} if outputs is None else {"encoder_outputs": outputs})
 
 

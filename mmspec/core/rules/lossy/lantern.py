@@ -69,7 +69,7 @@ class Neighbours:
             distance = torch.cdist(points[own], points, compute_mode="donot_use_mm_for_euclid_dist")
             distance.scatter_(1, own[:, None], torch.inf)
             near = distance.topk(k, largest=False).indices.sort(-1).values
-            order = distance.gather(1, near).sort(dim=-1, stable=True).indices  # codes equally far away stand in order of their number
+            order = distance.gather(1, near).sort(dim=-1, stable=True).indices  # equal distances by number
             found.append(near.gather(1, order).int())
         return Neighbours(torch.cat(found))
 
