@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 from mmspec.core.records import PAD, Draft
-from mmspec.models import target as sessions
+from mmspec.models import session as sessions
 from mmspec.models.layout import Layout
 from tests.sizes import LLAMA, Case, build
 

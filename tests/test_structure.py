@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from tests import structure
-
 from tests.forked import Started
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ import typer
 
 from mmspec.commands import common
 from mmspec.run.config import Config
-from mmspec.utils.files import read_prompt, read_prompts, whole
+from mmspec.utils.files import prompt_argument, read_prompts, whole
 
 EXAMPLES = """Examples:
 
@@ -69,7 +69,7 @@ def _one(config: Config, given: dict[str, Any]) -> None:
     if given["output"] is not None:
         raise ValueError("--output belongs to --input: for one prompt redirect standard output, or use --json")
     audio: str | None = given["audio"]
-    prompt = read_prompt(given["prompt"]) if audio is None else None
+    prompt = prompt_argument(given["prompt"]) if audio is None else None
     common.begin(given["verbose"])
     from mmspec.commands.hearing import hear
     from mmspec.commands.stream import Flow, summary

@@ -1,1 +1,1 @@
-"""The engine: draft a tree, score it once, commit a part of it. It knows no modality and no transformers."""
+"""The engine: draft a tree, score it once, commit a part of it. It depends on no modality and not on transformers."""

@@ -1,4 +1,4 @@
-"""What the loop needs of a rule, whether it commits values one by one or whole levels of beams."""
+"""The protocol of accept rules, for rules over single values and over whole beam levels."""
 
 from typing import Protocol
 
@@ -7,18 +7,40 @@ from mmspec.core.records import Draft, Scored, Verdict
 
 
 class AcceptRule(Protocol):
-    """Says what survives of a draft. Pure: the same draft, distributions and noise give the same verdict."""
+    """Decides which draft tokens are kept and what is committed after them.
+
+    A rule is pure: the same draft, distributions and noise give the same verdict.
+    """
 
     @property
-    def exactness(self) -> str: ...
+    def exactness(self) -> str:
+        """The guarantee: "token-exact", "distribution-exact", "group-exact" or "lossy", as in `core.rules.base`."""
+        ...
 
     @property
-    def coupled(self) -> bool: ...
+    def coupled(self) -> bool:
+        """True if draft tokens must be drawn with the target's own noise."""
+        ...
 
     @property
-    def uses_q(self) -> bool: ...
+    def uses_q(self) -> bool:
+        """True if the rule reads the distributions that draft tokens were drawn from."""
+        ...
 
     @property
-    def trees(self) -> bool: ...  # whether drafts may branch
+    def trees(self) -> bool:
+        """True if drafts may branch."""
+        ...
 
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict: ...
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        """Judge one draft.
+
+        Args:
+            draft: the draft, N nodes of which G are draft tokens.
+            scored: the target's distributions [B, N] after every node.
+            noise: the generation's random numbers.
+
+        Returns:
+            The columns to keep and the values to commit.
+        """
+        ...

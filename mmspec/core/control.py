@@ -1,4 +1,4 @@
-"""How many draft tokens to draft: a fixed number, the one that maximises measured throughput, or one drawn by Thompson sampling."""
+"""Controllers of the draft length: the protocol, and a fixed length. Adaptive ones are in `core.draft_length`."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -7,32 +7,64 @@ from mmspec.core.records import Committed
 
 
 class ControlSession(Protocol):
+    """The controller of one generation: chooses a length before each round and observes the outcome after it."""
+
     def length(self) -> int:
-        """Draft tokens to draft in the coming round."""
+        """Choose the length of the coming round.
+
+        Returns:
+            Draft tokens to draft, 0 or more.
+        """
         ...
 
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
-        """What a round of `length` draft tokens brought and cost."""
+        """Record the outcome of a round.
+
+        Args:
+            length: draft tokens that were requested.
+            committed: what the round committed.
+            seconds: wall-clock time of the round.
+        """
         ...
 
 
 @runtime_checkable
 class Charged(Protocol):
-    """A control session that wants to know what a drafter costs before it has brought anything."""
+    """A control session that accounts for the cost of starting the drafter."""
 
     def charge(self, seconds: float) -> None:
-        """The drafter made its first draft tokens: it took `seconds` to get there, its encoding and its prompt. `observe` follows, for the
-        round they were made in, whose seconds hold these."""
+        """Record the drafter's start-up time, once, in the round of its first draft tokens.
+
+        `observe` follows for the same round, whose `seconds` include these.
+
+        Args:
+            seconds: time the drafter took for its own encoder and prompt before its first draft tokens.
+        """
         ...
 
 
 class Control(Protocol):
-    def begin(self) -> ControlSession: ...
+    """A controller, passed to the public calls as `draft_length=`."""
+
+    def begin(self) -> ControlSession:
+        """Open a session for one generation.
+
+        Returns:
+            A session of its own.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """The same number of draft tokens every round."""
+    """The same number of draft tokens every round.
+
+    Args:
+        draft_tokens: how many; 0 decodes without a draft.
+
+    Raises:
+        ValueError: when `draft_tokens` is negative.
+    """
 
     draft_tokens: int
 

@@ -1,12 +1,13 @@
 """Keyed noise: every random number is a pure function of (the row's seed, output position, role, round start, branch).
 
 The generator is SplitMix64 (Steele, Lea and Flood 2014) used as a counter-based hash: a key is the mix of its words, and the
-n-th number of a key's stream is mix(key + (n + 1) * gamma), so any token's noise can be had without its neighbours'. Only
+n-th number of a key's stream is mix(key + (n + 1) * gamma), so any token's noise can be computed without its neighbours'. Only
 wrapping 64-bit integer arithmetic is used: the bits, and the uniforms made from them, are the same on every device.
 
-Roles that leave the round start out of the key give the same noise to a position in every round. That is a coupling: it is
-exact for the target's own draws, because a position is committed once, and for draft tokens under the coupled rule. Draft tokens may share
-numbers of their own between rounds where no draft token has a say in what is committed before it: not under block verification.
+Roles that leave the round start out of the key give a position the same noise in every round. This couples the rounds. It is
+exact for the target's own draws, since a position is committed once, and for draft tokens under the coupled rule. Other draft
+tokens may share numbers between rounds only under rules where no draft token affects what is committed before it, so not under
+block verification.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 class Role(IntEnum):
-    """What a number is drawn for. Distinct roles never share a number."""
+    """The purpose a number is drawn for. Distinct roles never share a number."""
 
     VALUE = 1  # the target's own draw of an output value
     DRAFT_TOKEN = 2  # a drafter's draft token
@@ -39,7 +40,14 @@ def _shift(bits: Tensor, by: int) -> Tensor:
 
 
 def mix(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64 tensors, wrapping."""
+    """Apply SplitMix64's finaliser, wrapping.
+
+    Args:
+        bits: int64 of any shape.
+
+    Returns:
+        Mixed bits, int64 of the same shape.
+    """
     bits = (bits ^ _shift(bits, 30)) * _MIX_1
     bits = (bits ^ _shift(bits, 27)) * _MIX_2
     return bits ^ _shift(bits, 31)
@@ -52,50 +60,99 @@ def _uniform(bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """One stream of numbers for every entry of `words` [...]."""
+    """A batch of random streams, one for every entry of `words`."""
 
     words: Tensor  # [...] int64
 
     def uniform(self) -> Tensor:
-        """The first number of each stream, float64 in (0, 1), [...]."""
+        """Draw the first number of each stream.
+
+        Returns:
+            Uniforms in (0, 1), float64 [...].
+        """
         return _uniform(mix(self.words + _GAMMA))
 
     def gumbel(self, size: int) -> Tensor:
-        """`size` standard Gumbel numbers from each stream, float64 [..., size]; number v belongs to value v."""
+        """Draw standard Gumbel numbers; number v belongs to value v.
+
+        Args:
+            size: numbers a stream.
+
+        Returns:
+            float64 [..., size].
+        """
         return self.gumbel_at(torch.arange(size, device=self.words.device))
 
     def gumbel_at(self, ids: Tensor) -> Tensor:
-        """The numbers of values `ids` [..., S] among all that `gumbel` could give, had without the others: float64 [..., S]."""
+        """Draw the Gumbel numbers of some values only, equal to those `gumbel` gives them.
+
+        Args:
+            ids: values [..., S].
+
+        Returns:
+            float64 [..., S].
+        """
         uniform = _uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA))
         return uniform.log_().neg_().log_().neg_()
 
     def normal(self, size: int) -> Tensor:
-        """`size` standard normal numbers from each stream, by inverting their distribution function: float64 [..., size]."""
+        """Draw standard normal numbers, by inverting their distribution function.
+
+        Args:
+            size: numbers a stream.
+
+        Returns:
+            float64 [..., size].
+        """
         ids = torch.arange(size, device=self.words.device)
         return torch.special.ndtri(_uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA)))
 
     def below(self, probability: Tensor) -> Tensor:
-        """Bernoulli draws: True with the given probability [...]."""
+        """Draw Bernoulli variables from the first number of each stream.
+
+        Args:
+            probability: probability of True [...].
+
+        Returns:
+            bool [...].
+        """
         return self.uniform() < probability
 
     def choose(self, scores: Tensor) -> Tensor:
-        """One index from each distribution exp(scores) [..., V], by the Gumbel maximum; `scores` need no normalising. [...]"""
+        """Draw one index from each distribution, by the Gumbel maximum.
+
+        Args:
+            scores: log-probabilities [..., V]; they need not be normalised.
+
+        Returns:
+            Indices [...].
+        """
         return (scores + self.gumbel(scores.shape[-1])).argmax(-1)
 
     def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
-        """`count` indices drawn one after the other without replacement (Gumbel top-k, Kool et al. 2019), [..., count].
+        """Draw indices one after the other without replacement (Gumbel top-k, Kool et al. 2019).
 
-        The first is what `choose` gives. Values of probability 0 come last, and only when nothing else is left. Where `ids` [..., V]
-        names the values, the draw does not depend on where they stand.
+        The first index is the one that `choose` gives. Values of probability 0 come last, and only when no others are left.
+
+        Args:
+            scores: log-probabilities [..., V].
+            count: indices to draw.
+            ids: names of the values [..., V]; with them the draw does not depend on the order of the values.
+
+        Returns:
+            Indices [..., count], in the order drawn.
         """
         noise = self.gumbel(scores.shape[-1]) if ids is None else self.gumbel_at(ids)
         return (scores + noise).topk(count, -1).indices
 
     def draw(self, weights: Tensor) -> Tensor:
-        """An index from the distribution `weights` [..., V] for each of its streams [..., n], by inverting its distribution function. [...,
-        n]
+        """Draw one index for each stream, by inverting the distribution function.
 
-        The weights need not sum to 1, and those that are 0 may stand anywhere: the same values are drawn.
+        Args:
+            weights: non-negative weights [..., V], which need not sum to 1. Zeros may stand anywhere without changing the draw.
+
+        Returns:
+            Indices [..., n] for streams [..., n].
         """
         below = weights.cumsum(-1)
         total = below[..., -1:].contiguous()
@@ -106,20 +163,30 @@ class Keys:
         return Keys(self.words[index])
 
     def where(self, mask: Tensor, other: "Keys") -> "Keys":
-        """These streams where `mask` [...], else the other ones."""
+        """Select these streams where `mask` [...] is true, the other ones elsewhere."""
         return Keys(torch.where(mask, self.words, other.words))
 
     def branch(self, count: int, first: int = 0) -> "Keys":
-        """`count` independent streams from each, [..., count]: those from number `first` on, the same however many are had at a time."""
+        """Split each stream into independent ones. A branch depends on its number only, not on how many are made.
+
+        Args:
+            count: branches a stream.
+            first: number of the first branch.
+
+        Returns:
+            Streams [..., count].
+        """
         steps = torch.arange(first + 1, first + count + 1, device=self.words.device) * _MIX_2
         return Keys(mix(self.words[..., None] + steps))
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The source of every random number in one generation.
+    """The source of all random numbers of one generation.
 
-    Under `coupled`, draft tokens are drawn with the very noise the target's own draws use.
+    Args:
+        seeds: one seed a row, int64 [B].
+        coupled: draw draft tokens with the same noise as the target's own draws.
     """
 
     seeds: Tensor  # [B] int64
@@ -127,7 +194,20 @@ class Noise:
 
     @staticmethod
     def from_seed(seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu", coupled: bool = False) -> "Noise":
-        """An int gives row r the seed `seed + r`; a sequence gives one seed a row."""
+        """Make the noise of a batch.
+
+        Args:
+            seed: an int, which gives row r the seed `seed + r`, or one seed a row.
+            rows: number of rows B.
+            device: where the numbers are computed.
+            coupled: as the attribute.
+
+        Returns:
+            The noise of `rows` rows.
+
+        Raises:
+            ValueError: when a sequence of seeds has another length than `rows`.
+        """
         seeds = [int(seed) + row for row in range(rows)] if isinstance(seed, Integral) else list(seed)  # pyright: ignore[reportArgumentType]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
@@ -135,27 +215,73 @@ class Noise:
         return Noise(torch.tensor(wrapped, dtype=torch.long, device=device), coupled)
 
     def value(self, position: Tensor) -> Keys:
-        """For the target's own draws of output positions [B, N]: the same in every round, so plain decoding and any draft agree."""
+        """Streams for the target's own draws, the same in every round, so that plain decoding and any draft agree.
+
+        Args:
+            position: output positions [B, N].
+
+        Returns:
+            Streams [B, N].
+        """
         return self._keys(Role.VALUE, position)
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
-        """For draft tokens at output positions [B, N] of the round that began at `start` [B]."""
+        """Streams for draft tokens.
+
+        Args:
+            position: output positions [B, N].
+            start: output values committed before this round [B].
+            branch: number of the branch, for drafts that draw several tokens at a position.
+
+        Returns:
+            Streams [B, N]; those of `value` if `coupled`.
+        """
         return self.value(position) if self.coupled else self._keys(Role.DRAFT_TOKEN, position, start, branch)
 
     def shared(self, position: Tensor) -> Keys:
-        """For draft tokens at output positions [B, N] that are drawn alike in every round, independently of the target's own draws."""
+        """Streams for draft tokens that are drawn alike in every round, independent of the target's own draws.
+
+        Args:
+            position: output positions [B, N].
+
+        Returns:
+            Streams [B, N].
+        """
         return self._keys(Role.SHARED, position)
 
     def aligned(self, position: Tensor) -> Keys:
-        """For what samplers of output positions [B, N] are fed, target's and drafter's alike, the same in every round."""
+        """Streams for the inputs of samplers, the same for target and drafter and in every round.
+
+        Args:
+            position: output positions [B, N].
+
+        Returns:
+            Streams [B, N].
+        """
         return self._keys(Role.ALIGNED, position)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
-        """For acceptance tests at output positions [B, N]."""
+        """Streams for acceptance tests.
+
+        Args:
+            position: output positions [B, N].
+            start: output values committed before this round [B].
+
+        Returns:
+            Streams [B, N].
+        """
         return self._keys(Role.ACCEPT, position, start)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
-        """For replacements drawn at output positions [B, N]."""
+        """Streams for replacements after a rejection.
+
+        Args:
+            position: output positions [B, N].
+            start: output values committed before this round [B].
+
+        Returns:
+            Streams [B, N].
+        """
         return self._keys(Role.RESIDUAL, position, start)
 
     def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:

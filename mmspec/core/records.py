@@ -1,6 +1,6 @@
-"""The records every part of the engine exchanges. All are frozen; shapes are in trailing comments.
+"""The records that targets, drafters, rules and the decoding loop exchange. All are frozen.
 
-B rows, N draft nodes, G draft tokens (N - roots), K kept, L committed, V vocabulary.
+Shapes: B rows, N draft nodes, G draft tokens (N - roots), K kept, L committed, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -11,37 +11,61 @@ import torch
 from torch import Tensor
 
 CONTEXT = -1
-"""Parent of a node that hangs directly on the cached context."""
+"""Parent of a node that directly follows the cached context."""
 PAD = -2
 """Parent of a column that is not a node in this row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree of nodes in topological order: `roots` committed but not yet cached values, then draft tokens.
+    """A tree of nodes in topological order: `roots` committed values that are not cached yet, then draft tokens.
 
-    The distribution that judges node i is the target's distribution after its parent, so no index is ever shifted. `linear` says that every
-    row is one chain in column order (PAD columns apart), which makes masks and commits cheaper; `width` bounds the number
-    of siblings and `levels` the depth. All three are facts about the shape, known without looking at a tensor.
+    Node i is judged by the target's distribution after its parent, so no index is ever shifted. `linear`, `width`, `levels` and `trunk`
+    are facts about the shape that are known without reading a tensor.
+
+    Args:
+        nodes: [B, N, *value] token ids, frames or vectors.
+        parents: [B, N] column of each node's parent, CONTEXT or PAD.
+        start: [B] output values committed before this round; the first draft token stands for output position `start`.
+        roots: number of root columns.
+        q: distribution over [B, G] that each draft token was drawn from; None for point masses on the draft tokens themselves.
+        linear: every row is one chain in column order, PAD columns apart, which makes masks and commits cheaper.
+        width: bound on the number of siblings.
+        levels: bound on the draft tokens along any path; None for as many as there are.
+        trunk: bound on the roots along any path; None for as many as there are.
+        drift: [B] total variation spent so far by a lossy rule.
+        score: [B, N] log-probability of the path to each node, for beams.
+        aux: data that the drafter passes to the target.
+        drafter_healthy: [B] bool, the drafter's logits held no NaN or +inf; None if they were not checked.
     """
 
-    nodes: Tensor  # [B, N, *value] token ids, frames or vectors
-    parents: Tensor  # [B, N] column of the parent, CONTEXT or PAD
-    start: Tensor  # [B] output values committed before this round; the first draft token stands for output position `start`
+    nodes: Tensor
+    parents: Tensor
+    start: Tensor
     roots: int = 1
-    q: Any = None  # Distribution over [B, G]: what each draft token was drawn from; None = point mass on the draft token itself
+    q: Any = None
     linear: bool = True
     width: int = 1
-    levels: int | None = None  # bound on the draft tokens along any path; None: as many as there are draft tokens
-    trunk: int | None = None  # bound on the roots along any path; None: as many as there are roots
-    drift: Tensor | None = None  # [B] total variation spent so far by a lossy rule
-    score: Tensor | None = None  # [B, N] path log-probability, for beams
-    aux: Any = None  # luggage from drafter to target
-    drafter_healthy: Tensor | None = None  # [B] bool: the drafter's logits held no NaN or +inf; None: nobody looked
+    levels: int | None = None
+    trunk: int | None = None
+    drift: Tensor | None = None
+    score: Tensor | None = None
+    aux: Any = None
+    drafter_healthy: Tensor | None = None
 
     @staticmethod
     def root(values: Tensor, start: Tensor, alive: Tensor | None = None, drift: Tensor | None = None) -> "Draft":
-        """A draft of one committed value a row, [B, *value]; rows that are not `alive` [B] hold PAD."""
+        """Make a draft of one committed value a row.
+
+        Args:
+            values: [B, *value].
+            start: [B] output values committed so far.
+            alive: [B] bool; the other rows hold PAD. None for all rows.
+            drift: [B] total variation spent so far.
+
+        Returns:
+            A draft with one root and no draft tokens.
+        """
         parents = torch.full((values.shape[0], 1), CONTEXT, dtype=torch.long, device=values.device)
         if alive is not None:
             parents = torch.where(alive[:, None], parents, PAD)
@@ -49,6 +73,7 @@ class Draft:
 
     @property
     def size(self) -> int:
+        """Number of columns N."""
         return self.nodes.shape[1]
 
     @property
@@ -69,7 +94,22 @@ class Draft:
     def extend(
         self, nodes: Tensor, parents: Tensor, q: Any = None, *, linear: bool = False, width: int = 1, levels: int | None = None
     ) -> "Draft":
-        """This draft with draft tokens appended: `nodes` [B, M, *value] hanging on `parents` [B, M], drawn from `q` over [B, M]."""
+        """Append draft tokens.
+
+        Args:
+            nodes: values [B, M, *value].
+            parents: columns [B, M] of their parents, or PAD.
+            q: distribution over [B, M] they were drawn from; None for point masses.
+            linear: the new nodes continue one chain in column order.
+            width: bound on the number of siblings among the new nodes.
+            levels: bound on the draft tokens along any path of the whole draft.
+
+        Returns:
+            A new draft.
+
+        Raises:
+            ValueError: when only some of the draft tokens have a distribution.
+        """
         if self.size > self.roots and (self.q is None) != (q is None):
             raise ValueError(
                 "a draft's draft tokens either all have a distribution q or are all point masses: give q for every draft token, or for none"
@@ -87,14 +127,26 @@ class Draft:
         )
 
     def extend_chain(self, nodes: Tensor, budget: Tensor, q: Any = None) -> "Draft":
-        """Append one chain of draft tokens `nodes` [B, M, *value] to a linear draft; a row takes at most `budget` [B] of all its draft
-        tokens."""
+        """Append one chain of draft tokens to a linear draft.
+
+        Args:
+            nodes: values [B, M, *value].
+            budget: [B] draft tokens a row may have in all; the others are PAD.
+            q: distribution over [B, M] they were drawn from; None for point masses.
+
+        Returns:
+            A new draft.
+        """
         columns = torch.arange(self.size, self.size + nodes.shape[1], device=nodes.device)
         fits = (columns - self.roots < budget[:, None]) & (self.parents[:, self.roots - 1 : self.roots] != PAD)
         return self.extend(nodes, torch.where(fits, columns - 1, PAD), q, linear=True)
 
     def ancestors(self) -> Tensor:
-        """[B, N, N] bool: is column j on the path that ends in node i (itself included)? PAD columns see only themselves."""
+        """Compute which nodes are on the path to each node, itself included. PAD columns have only themselves.
+
+        Returns:
+            bool [B, N, N]; entry (i, j) is true where column j is on the path that ends in node i.
+        """
         n, rows = self.size, len(self.parents)
         nowhere = torch.where(self.parents >= 0, self.parents, n)
         above = torch.cat([nowhere, torch.full_like(self.parents[:, :1], n)], 1)  # column n is its own parent
@@ -106,19 +158,27 @@ class Draft:
         return reach[..., :n]
 
     def depth(self) -> Tensor:
-        """[B, N] draft tokens on the path to each node: 0 for roots."""
+        """Count the draft tokens on the path to each node.
+
+        Returns:
+            [B, N]; 0 for roots.
+        """
         if self.linear:
             return (self.valid.cumsum(1) - self.valid[:, : self.roots].sum(1, keepdim=True)).clamp_(min=0)
         return self.ancestors()[:, :, self.roots :].sum(-1) * self.valid
 
     def position(self) -> Tensor:
-        """[B, N] output position that a draw after each node stands for."""
+        """Compute the output position of the value that follows each node.
+
+        Returns:
+            [B, N].
+        """
         return self.start[:, None] + self.depth()
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The prompt as the target ran it: all but its last value, which is the first pending token."""
+    """The prompt as the target ran it, without its last value, which is the first pending token."""
 
     ids: Tensor  # [B, P] packed to the left
     lengths: Tensor  # [B]
@@ -127,7 +187,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What the target says of a draft. Hidden states are there when a drafter asked for them, `F` wide: several, side by side."""
+    """The target's result for a draft. Hidden states are present if a drafter requested them, concatenated to width F."""
 
     p: Any  # Distribution over [B, N]: the target's distribution after every node
     hidden: Tensor | None = None  # [B, N, F] at every node
@@ -137,58 +197,65 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The round's outcome on the host: plain lists, fetched in the round's one synchronisation. Vectors are not fetched."""
+    """One round's outcome on the host as plain lists, fetched in a single synchronisation. Vectors stay on the device."""
 
     values: list[list[Any]]  # per row, the newly committed values; tensors, where values are vectors
-    accepted: list[int]
-    judged: list[int]
-    drafted: list[int]
-    ended: list[bool]  # the row has no room left
+    accepted: list[int]  # per row, draft tokens accepted
+    judged: list[int]  # draft tokens judged: the accepted ones and the rejected one, if any
+    drafted: list[int]  # draft tokens in the draft
+    ended: list[bool]  # the row can generate no more
     healthy: list[bool]  # its logits held no NaN or +inf
-    drift: list[float]
-    expected: list[float]
-    drafter_healthy: list[bool] | None = None  # the drafter's held none, as far as its draft says
+    drift: list[float]  # total variation spent in this round
+    expected: list[float]  # rejections expected of token-wise judging
+    drafter_healthy: list[bool] | None = None  # the drafter's logits held no NaN or +inf, as far as the draft records it
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What survives of a draft. Rows that were already finished keep nothing and commit nothing."""
+    """What is kept of a draft and committed. Finished rows keep and commit nothing."""
 
     keep: Tensor  # [B, K] columns whose cache entries stay, in path order, -1 padded
     values: Tensor  # [B, L, *value] newly committed output
     count: Tensor  # [B] how many of `values` are real
-    pending: Draft  # committed, uncached values; the next draft grows from here
+    pending: Draft  # committed values that are not cached; the next draft grows from here
     accepted: Tensor  # [B] draft tokens accepted
-    judged: Tensor  # [B] draft tokens looked at: the accepted ones and the one that failed, if any
+    judged: Tensor  # [B] draft tokens judged: the accepted ones and the rejected one, if any
     drift: Tensor | None = None  # [B] total variation spent in this round
-    expected: Tensor | None = None  # [B] what judging draft token by draft token rejects in the mean: TV(p, q) for each draft token judged
+    expected: Tensor | None = None  # [B] rejections expected of token-wise judging: the sum of TV(p, q) over the tokens judged
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round, as the loop yields it to streams, statistics and progress bars."""
+    """One round, as the loop yields it for streams, statistics and progress bars."""
 
-    draft: Draft
-    verdict: Verdict
-    committed: Committed
-    seconds: dict[str, float]
+    draft: Draft  # the draft that was judged
+    verdict: Verdict  # its outcome on the device
+    committed: Committed  # its outcome on the host
+    seconds: dict[str, float]  # by phase, as in `core.stats.PHASES`
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How far a round may go."""
+    """The limits of one round."""
 
-    left: Tensor  # [B] output values each row may still commit; 0 = finished
-    length: int  # draft tokens asked for this round, the same for every row so that shapes stay fixed
+    left: Tensor  # [B] output values each row may still commit; 0: finished
+    length: int  # draft tokens requested for this round, the same for every row so that shapes stay fixed
 
     @property
     def draft_tokens(self) -> Tensor:
-        """[B] draft tokens each row may take: one fewer than it may commit, as every round commits one value more than it accepts."""
+        """[B] draft tokens each row may take: one fewer than it may commit, since a round commits one value more than it accepts."""
         return (self.left - 1).clamp(0, self.length)
 
 
 def validate(draft: Draft) -> None:
-    """Raise ValueError unless `draft` obeys its invariants. For tests: it looks at tensors and so synchronises."""
+    """Check the invariants of a draft. For tests: it reads tensors and so synchronises.
+
+    Args:
+        draft: any draft.
+
+    Raises:
+        ValueError: naming the row and the node that break an invariant.
+    """
     parents: Sequence[Sequence[int]] = draft.parents.tolist()
     for row, line in enumerate(parents):
         for node, parent in enumerate(line):
@@ -197,12 +264,12 @@ def validate(draft: Draft) -> None:
             if parent >= 0 and line[parent] == PAD:
                 raise ValueError(f"row {row}, node {node}: parent {parent} is PAD, which cannot have children")
             if node >= draft.roots and parent == CONTEXT:
-                raise ValueError(f"row {row}, node {node}: a draft token must hang on a root or a draft token, not on the context")
+                raise ValueError(f"row {row}, node {node}: the parent of a draft token must be a root or a draft token, not the context")
         _check_bounds(draft, row, line)
 
 
 def _check_bounds(draft: Draft, row: int, line: Sequence[int]) -> None:
-    """`ancestors` goes up as far as `trunk` and `levels` say: no path may be longer."""
+    """Check that no path is longer than `trunk` and `levels` allow, since `ancestors` stops there."""
     most = draft.roots if draft.trunk is None else draft.trunk
     roots, draft_tokens = [0] * draft.size, [0] * draft.size  # on the path to each node, itself included
     for node, parent in enumerate(line):

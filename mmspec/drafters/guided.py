@@ -14,8 +14,9 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.shapes import Chain, Shape
+from mmspec.models.family import OwnValues
 from mmspec.models.partial_forward import PartialForward
-from mmspec.models.target import HFSession, OwnValues
+from mmspec.models.target import HFSession
 
 
 class Guide(Protocol):

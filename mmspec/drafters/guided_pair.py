@@ -18,7 +18,7 @@ class GuidedPair:
     source: DraftSource
 
     def guide(self, session: Any) -> Guide:
-        return TwinGuide(self.source.guide(session.twins)) if isinstance(session, PairedSession) else self.source.guide(session)
+        return TwinGuide(self.source.guide(session.doubled)) if isinstance(session, PairedSession) else self.source.guide(session)
 
 
 class TwinGuide:

@@ -1,1 +1,1 @@
-"""Models of transformers as targets: sessions, the slot cache, layouts, guidance, partial forwards."""
+"""transformers models as targets: sessions, the slot cache, layouts, guidance, partial forwards."""

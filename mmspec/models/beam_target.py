@@ -1,4 +1,4 @@
-"""`target` searched over the paths of `trie`."""
+"""A target searched over the paths of a trie."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from mmspec.models.target import HFSession, HFTarget
 
 @dataclass(frozen=True)
 class BeamTarget:
-    """`target` searched over the paths of `trie`."""
+    """A `target` searched over the paths of `trie`."""
 
     target: HFTarget
     trie: Trie
@@ -27,11 +27,10 @@ class BeamTarget:
 
 
 class BeamSession(HFSession):
-    """A session whose draft under way is the whole search: a commit keeps a tree of it, and commits nothing for good."""
+    """A session whose draft under way is the whole search: a commit keeps a tree of it instead of moving values to the cache's past."""
 
     def commit(self, keep: Tensor, most: int) -> None:
-        """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its draft tokens, and forget the
-        rest."""
+        """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its draft tokens."""
         assert self.slots is not None, "nothing has been scored"
         roots, scratch = self.roots, self.cache.capacity - 1
         draft_tokens, kept = self.slots[:, :roots], keep[:, roots:]

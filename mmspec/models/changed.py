@@ -1,4 +1,4 @@
-"""Changes that last for one forward. They are made on `own_copy(model)`, never on the caller's model."""
+"""Changes to a model's modules for the length of one forward. They are made on `own_copy(model)`, never on the caller's model."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager

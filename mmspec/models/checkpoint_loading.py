@@ -1,4 +1,4 @@
-"""Checkpoints are loaded whole or not at all: a tensor that is missing would be random, and one that nothing reads means another model."""
+"""Strict loading of checkpoints: a missing tensor would be random, and an unused one indicates another model."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """Classifier-free guidance (Ho and Salimans 2022): one doubled batch, one distribution a row.
 
-Rows come in pairs: row b of the conditional prompts, row B + b of the unconditional ones. Both see the same draft, and what they say is
-mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of p, so a drafter that speaks of p must go through it too.
+Rows come in pairs: row b of the conditional prompts, row B + b of the unconditional ones. Both score the same draft, and their scores are
+mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of p, so a drafter that approximates p must apply it, too.
 """
 
 from collections.abc import Sequence
@@ -39,27 +39,30 @@ def twice_verdict(verdict: Verdict) -> Verdict:
 
 @dataclass(frozen=True)
 class Guided(Pipeline):
-    """The processors of pairs: mixes their scores [2B, N, V] to [B, N, V], then goes on as any pipeline. `scale`: one, or one a pair.
+    """The processors of pairs: mix scores [2B, N, V] to [B, N, V], then continue as a pipeline. `scale`: one, or one a pair.
 
-    Scale 1 is the conditional row, to the bit.
+    Scale 1 gives the conditional row, bit by bit.
     """
 
     scale: float | Sequence[float] = 1.0
 
     @property
     def idle(self) -> bool:
+        """False: scores are always mixed."""
         return False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
+        """Mix scores [2B, N, V] and apply the other processors: [B, N, V]."""
         return super().__call__(*self.mixed(scores, history))
 
     def mixed(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
-        """Scores [2B, N, *distribution] of pairs as [B, N, *distribution], and the history of their conditional rows."""
+        """Scores [2B, N, *value] of pairs as [B, N, *value], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
         own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
         return self.mix(cond, uncond), own
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        """Conditional and unconditional scores [B, N, *value] as one."""
         scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
         scale = scale.view(-1, *[1] * (cond.dim() - 1))
         return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
@@ -67,17 +70,20 @@ class Guided(Pipeline):
 
 @dataclass(frozen=True)
 class Pairs:
-    """A target over pairs of prompts, whose processors are `Guided`; to the loop it has B rows."""
+    """A target over pairs of prompts with `Guided` processors; it has B rows for the loop. ValueError for other processors."""
 
-    twins: HFTarget
+    doubled: HFTarget  # over 2B rows
 
     def __post_init__(self):
-        if not isinstance(self.twins.processors, Guided):
-            raise ValueError("pairs need Guided processors: nothing else makes one distribution of two")
+        if not isinstance(self.doubled.processors, Guided):
+            raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
-        """`prompt` holds 2B rows, conditional ones first. The last prompt value of both halves must be the same."""
-        session, pending = self.twins.begin(prompt)
+        """Open a session.
+
+        `prompt` holds 2B rows, conditional ones first. The last prompt value of both halves must be the same.
+        """
+        session, pending = self.doubled.begin(prompt)
         rows = len(pending.start) // 2
         return PairedSession(session), Draft.root(pending.nodes[:rows, 0], pending.start[:rows])
 
@@ -85,18 +91,19 @@ class Pairs:
 class PairedSession:
     """One generation over pairs of rows."""
 
-    def __init__(self, twins: HFSession):
-        self.twins = twins
+    def __init__(self, doubled: HFSession):
+        self.doubled = doubled
 
     @property
     def scored(self) -> int:
-        return self.twins.scored
+        """Columns of the draft under way scored so far."""
+        return self.doubled.scored
 
     def score(self, draft: Draft) -> Scored:
-        """One forward of both halves. Hidden states, where asked for, are those of all 2B rows."""
-        scored = self.twins.score(twice(draft))
+        """One forward of both halves. Hidden states, if requested, are those of all 2B rows."""
+        scored = self.doubled.score(twice(draft))
         assert scored.healthy is not None
         return replace(scored, healthy=scored.healthy.view(2, -1).all(0))
 
     def commit(self, keep: Tensor, most: int) -> None:
-        self.twins.commit(torch.cat([keep, keep]), most)
+        self.doubled.commit(torch.cat([keep, keep]), most)

@@ -1,7 +1,6 @@
-"""Hooks at the call of the language model inside a model that reads pictures or sound.
+"""Hooks at the call of the language model inside a model that reads images or audio.
 
-They stand on this thread's own copy of the model (`mmspec.models.module_copy`) and last for one forward: the caller's model is never
-changed.
+They are set on this thread's own copy of the model (`mmspec.models.module_copy`) for one forward: the caller's model is never changed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from mmspec.models.module_copy import own_copy, refresh, uncompiled
 
 
 class _Intercepted(Exception):
-    """Raised in front of the language model, so that it does not run; `given` is what it was handed."""
+    """Raised in place of running the language model; `given` holds its keyword arguments."""
 
     def __init__(self, given: dict[str, Any]):
         super().__init__()
@@ -25,18 +24,21 @@ class _Intercepted(Exception):
 
 
 def intercept_decoder_inputs(model: Any, inputs: Mapping[str, Any], unit: str, encoder: bool = False) -> dict[str, Any]:
-    """The keyword arguments with which `model`, run on `inputs`, calls its language model, which does not run.
+    """Run `model` on `inputs` up to the call of its language model, and return the arguments of that call.
 
-    Where the language model itself puts pictures among its embeddings (Chameleon), these alone, as its first layer is given them.
+    Where the language model itself inserts images into its embeddings (Chameleon), only these are returned, as its first layer gets them.
 
     Args:
         model: a transformers model with `get_decoder`.
         inputs: what its `forward` takes.
-        noun: what the inputs hold besides text, for the message: "pictures" or "sound".
+        unit: what the inputs hold besides text, for the message: "pictures" or "sound".
         encoder: stop at the encoder of the language model (`get_encoder`), not at its decoder.
 
+    Returns:
+        The keyword arguments of the call.
+
     Raises:
-        ValueError: pictures or sound and prompt do not fit together.
+        ValueError: when images or audio and the prompt do not match.
     """
     copy = _copy_of(model)
 
@@ -64,9 +66,9 @@ def intercept_decoder_inputs(model: Any, inputs: Mapping[str, Any], unit: str, e
 
 @contextmanager
 def handing(model: Any, more: Mapping[str, Any]) -> Iterator[Any]:
-    """The model to run inside, whose language model is handed `more` besides; `model` itself where there is nothing more.
+    """Inside, the model to run, whose language model gets the keyword arguments `more` as well; `model` itself where there are none.
 
-    A compiled model is run uncompiled where there is: a hook would be baked into its graph.
+    With additional arguments a compiled model is run uncompiled: a hook would become part of its graph.
     """
     if not more:
         yield model

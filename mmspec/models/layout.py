@@ -1,4 +1,4 @@
-"""Where one forward's columns stand in the slots, and what each of them sees."""
+"""The slots, positions and attention mask of one forward's columns."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class Layout:
     positions: Tensor  # [B, M] logical; 0 for PAD columns
     slots: Tensor  # [B, M] where each column writes; the scratch slot for PAD columns
     visible: Tensor  # [B, M, S] bool: which slots each column may attend to
-    slot_positions: Tensor  # [B, S] logical position of what stands in each slot
-    opening: bool = True  # may there be columns of the prompt?
+    slot_positions: Tensor  # [B, S] logical position of the value in each slot
+    opening: bool = True  # columns of the prompt may be present
 
     def behind(self, prompt: "Layout") -> "Layout":
         """Both in one forward, the prompt's columns first."""
@@ -31,7 +31,7 @@ class Layout:
 
 
 def prompt_layout(ids: Tensor, lengths: Tensor, view: int, scratch: int) -> Layout:
-    """A packed prompt `ids` [B, P] of which each row has `lengths` [B]."""
+    """The layout of a packed prompt `ids` [B, P], `lengths` [B] of each row real, with `view` slots in view."""
     columns, slot = torch.arange(ids.shape[1], device=ids.device), torch.arange(view, device=ids.device)
     real = columns < lengths[:, None]
     slots = torch.where(real, columns, scratch)
@@ -39,28 +39,28 @@ def prompt_layout(ids: Tensor, lengths: Tensor, view: int, scratch: int) -> Layo
 
 
 def draft_layout(draft: Draft, first: int, lengths: Tensor, view: int, scratch: int) -> Layout:
-    """The draft's columns from `first` on, in rows that hold `lengths` [B] committed slots."""
+    """The layout of the draft's columns from `first` on, in rows with `lengths` [B] committed slots."""
     slots = torch.where(draft.valid, lengths[:, None] + draft.valid.cumsum(1) - 1, scratch)
     return _chain(draft, first, slots, view, scratch) if draft.linear else _tree(draft, first, slots, lengths, view)
 
 
 def _chain(draft: Draft, first: int, slots: Tensor, view: int, scratch: int) -> Layout:
-    """A chain's slots are its positions, and every column sees all slots up to its own. PAD columns see everything, harmlessly."""
+    """A chain's slots are its positions, and every column sees all slots up to its own. PAD columns see everything, without effect."""
     slot, own = torch.arange(view, device=slots.device), slots[:, first:]
     positions = torch.where(own < scratch, own, 0)
     return Layout(draft.nodes[:, first:], positions, own, slot <= own[:, :, None], slot.expand(len(own), -1), opening=False)
 
 
 def _tree(draft: Draft, first: int, slots: Tensor, lengths: Tensor, view: int) -> Layout:
-    """A tree's columns see the committed slots and their own ancestors'; positions count ancestors."""
+    """A tree's columns see the committed slots and those of their own ancestors; positions count ancestors."""
     slot, rows, fresh = torch.arange(view, device=slots.device), len(slots), draft.size - first
     ancestors, valid = draft.ancestors(), draft.valid
     depth = (ancestors & valid[:, None, :]).sum(-1) - 1
     positions = torch.where(valid, lengths[:, None] + depth, 0)
-    trash = slots.clamp(max=view)  # PAD columns fall into one column behind the view
+    trash = slots.clamp(max=view)  # PAD columns write to one column after the view
     slot_positions = torch.arange(view + 1, device=slots.device).repeat(rows, 1).scatter_(1, trash, positions)[:, :view]
     visible = torch.zeros(rows, fresh, view + 1, dtype=torch.bool, device=slots.device)
     visible.scatter_(2, trash[:, None, :].expand(-1, fresh, -1), ancestors[:, first:])
     visible = visible[..., :view] | (slot < lengths[:, None, None])
-    visible[..., 0] |= ~valid[:, first:]  # a PAD row must see something, or its softmax is NaN
+    visible[..., 0] |= ~valid[:, first:]  # the softmax of a PAD row that sees nothing would be NaN
     return Layout(draft.nodes[:, first:], positions[:, first:], slots[:, first:], visible, slot_positions, opening=False)

@@ -1,4 +1,4 @@
-"""What makes a model unfit to generate with, told before it runs: train mode, weights without data, attention to what comes after."""
+"""Checks that a model can generate, before it runs: train mode, missing weights, attention to later tokens."""
 
 import warnings
 from typing import Any
@@ -15,12 +15,15 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RATES = ("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop", "jitter_noise", "router_jitter_noise")
 
 
-def check_model(model: Any, unit: str = "model") -> None:
-    """ValueError, in one line, for a model whose output would be random, made of missing weights, or not causal.
+def check_model_ready(model: Any, unit: str = "model") -> None:
+    """Raise ValueError for a model whose output would be random, made of missing weights, or not causal.
 
     Args:
         model: a transformers model; anything that is no `nn.Module` passes.
-        noun: what the message calls it.
+        unit: what the message calls it.
+
+    Raises:
+        ValueError: naming the module or setting at fault.
     """
     if not isinstance(model, nn.Module):
         return
@@ -47,7 +50,7 @@ def _random(module: nn.Module) -> bool:
 
 
 def _refuse_bidirectional(model: Any, unit: str) -> None:
-    """A token's states would depend on tokens behind it, so that a draft changes what comes before it."""
+    """Refuse models whose states depend on later tokens, so that a draft would change what comes before it."""
     config = getattr(model, "config", None)
     if config is None or getattr(config, "is_encoder_decoder", False):
         return
@@ -65,14 +68,14 @@ def _refuse_bidirectional(model: Any, unit: str) -> None:
         )
 
 
-def name_of(model: Any) -> str:
-    """What a message calls a model: its class, and where it was loaded from."""
+def model_name(model: Any) -> str:
+    """A model's class and where it was loaded from, for messages."""
     path = getattr(getattr(model, "config", None), "name_or_path", "") or getattr(model, "name_or_path", "")
     return f"{type(model).__name__} {path}".rstrip()
 
 
 def refuse_unhealthy(healthy: torch.Tensor, rows: list[bool], drafter: str) -> None:
-    """FloatingPointError, naming the drafter, if the logits of one of `rows` were not all numbers; `healthy` is [B] bool."""
+    """Raise FloatingPointError, naming the drafter, if the logits of one of `rows` held NaN or +inf; `healthy` is [B] bool."""
     for row, (fine, counts) in enumerate(zip(healthy.tolist(), rows, strict=True)):
         if counts and not fine:
             raise FloatingPointError(

@@ -1,8 +1,8 @@
-"""A second module tree over the same weights: what a forward needs changed is changed there, never on the caller's model.
+"""A second module tree over the same weights, on which a forward's changes are made instead of on the caller's model.
 
 Hooks and replaced `forward`s go on `own_copy(model)`. Each thread has its own copy of a model, so threads that run one model with
 different changes do not affect each other, and `model.generate` never sees a change. Parameters and buffers are shared: a copy costs a
-few milliseconds and no memory. What a forward assigns to a module (a rope's buffers, a noted offset) stays on the copy.
+few milliseconds and no memory. What a forward assigns to a module (a rope's buffers, a recorded offset) stays on the copy.
 
 Modules that `torch.compile` has wrapped are copied without the wrapper: a compiled graph runs the modules it was traced from, so hooks
 on a copy would have no effect in it. Scripted modules are shared as they are.
@@ -39,22 +39,40 @@ class _Copied:
 
 
 def own_copy(model: Any) -> Any:
-    """This thread's copy of `model`, made on first use; a copy is its own copy, and so is anything that is no `nn.Module`.
+    """Return this thread's copy of a model, made on first use.
 
-    Changes must last for one forward only: the next caller in this thread is handed the same copy.
+    Changes must last for one forward only: the next caller in this thread gets the same copy.
+
+    Args:
+        model: a model. A copy is its own copy, and so is anything that is no `nn.Module`.
+
+    Returns:
+        The copy.
     """
     return model if not isinstance(model, nn.Module) or is_copy(model) else _entry(uncompiled(model)).root
 
 
 def is_copy(module: Any) -> bool:
-    """Whether `module` belongs to a copy, so that it may be changed for the length of a forward."""
+    """Tell whether a module belongs to a copy, so that it may be changed for the length of a forward.
+
+    Args:
+        module: any object with attributes.
+
+    Returns:
+        True if it does.
+    """
     return _MARK in vars(module)
 
 
 def on_copy(holder: Any, model: Any) -> Any:
-    """`holder`, an object that refers to modules of `model` in its attributes, with those of this thread's copy in their place.
+    """Replace the modules that an object refers to by those of this thread's copy.
 
-    Attributes that are modules, their methods, or lists, tuples and dicts of modules. Returns `holder` itself where there are none.
+    Args:
+        holder: an object whose attributes are modules of `model`, their methods, or lists, tuples and dicts of modules.
+        model: the model.
+
+    Returns:
+        A changed copy of `holder`; `holder` itself where it refers to no module.
     """
     if not isinstance(model, nn.Module) or is_copy(model) or not hasattr(holder, "__dict__"):
         return holder
@@ -68,7 +86,11 @@ def on_copy(holder: Any, model: Any) -> Any:
 
 
 def refresh(model: Any) -> None:
-    """Note the modules, hooks, modes and attributes of `model`. Called once a session; copies made before a change are made anew."""
+    """Record the modules, hooks, modes and attributes of a model. Copies made before a change are then made anew.
+
+    Args:
+        model: a model, at the beginning of a session.
+    """
     if not isinstance(model, nn.Module) or is_copy(model):
         return
     model = uncompiled(model)
@@ -79,7 +101,14 @@ def refresh(model: Any) -> None:
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """The process's copy of `model`, for compiled forwards: never hooked or changed, and made anew when the model has changed."""
+    """Return the process's copy of a model, for compiled forwards. It is never hooked, and made anew when the model has changed.
+
+    Args:
+        model: a model.
+
+    Returns:
+        The copy.
+    """
     model = uncompiled(model)
     state = state_of(model)
     with _lock:
@@ -89,13 +118,27 @@ def shared_copy(model: nn.Module) -> nn.Module:
 
 
 def throwaway_copy(model: nn.Module) -> Any:
-    """A copy of its own, kept by nobody else: whatever a forward leaves behind on its modules goes with it."""
+    """Make a copy that nothing else uses, so that attributes a forward leaves on its modules are dropped with it.
+
+    Args:
+        model: a model.
+
+    Returns:
+        The copy.
+    """
     model = uncompiled(model)
     return _copied(model, state_of(model)).root
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
-    """What a copy depends on besides tensors, which are shared: equal as long as a copy of `model` is still right."""
+    """Describe what a copy depends on besides the shared tensors.
+
+    Args:
+        model: a model.
+
+    Returns:
+        A value that is equal as long as a copy of `model` is valid.
+    """
     return tuple([_state(module) for module in _tree(uncompiled(model))])
 
 
@@ -117,7 +160,14 @@ def _entry(model: nn.Module) -> _Copied:
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """`module` without the wrapper that `torch.compile` put around it, if it did."""
+    """Remove the wrapper of `torch.compile`.
+
+    Args:
+        module: a module, compiled or not.
+
+    Returns:
+        The module that was compiled, or `module` itself.
+    """
     inner = module._modules.get("_orig_mod")
     return module if inner is None else uncompiled(inner)
 
@@ -175,7 +225,7 @@ def _copied(model: nn.Module, state: tuple[Any, ...]) -> _Copied:
 
 
 def _own_hooks(hooks: Any, found: dict[int, Any]) -> Any:
-    """A dict of its own; hooks that are methods of a module of the tree are methods of its copy."""
+    """A new dict of hooks; those that are methods of a module of the tree are methods of its copy."""
     own = type(hooks)(hooks)
     for key, hook in hooks.items():
         if isinstance(hook, MethodType):
@@ -184,7 +234,7 @@ def _own_hooks(hooks: Any, found: dict[int, Any]) -> Any:
 
 
 def _rebound(value: Any, found: dict[int, Any], depth: int = 4) -> Any:
-    """`value` of an attribute, with modules of the tree replaced by their copies, within containers, methods and closures too.
+    """The attribute `value` with modules of the tree replaced by their copies, also within containers, methods and closures.
 
     Returns `value` itself where it holds none within `depth` levels.
     """
@@ -229,7 +279,7 @@ def _rebound_partial(value: functools.partial, found: dict[int, Any], depth: int
 
 
 def _rebound_function(value: FunctionType, found: dict[int, Any], depth: int) -> FunctionType:
-    """A function put on a module that wraps what stood there before: it must wrap the copy's."""
+    """A function set on a module that wraps what was there before: it must wrap the copy's."""
     before = list(_contents(value))
     parts = [_rebound(part, found, depth) for part in before]
     if not _differ(parts, before):

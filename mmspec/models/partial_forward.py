@@ -1,7 +1,7 @@
-"""Side views of a session: drafts scored against the target's own cache, with the model run differently, and never committed.
+"""Partial forwards of a session: drafts scored with parts of the model skipped, against the target's own cache, and never committed.
 
-A side view writes its nodes' keys and values into the slots behind the committed ones, where the target writes over them when it scores
-the finished draft. So nothing has to be taken back, and what a side view does cannot be seen in the output.
+A partial forward writes its keys and values into the slots after the committed ones, where the target overwrites them when it scores the
+finished draft. So nothing has to be undone, and partial forwards do not affect the output.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from mmspec.models.target import HFSession
 
 
 class PartialForward:
-    """Scores growing drafts with the parts in `skips` passed over. Drafts begin at the session's pending token."""
+    """Scores growing drafts with the parts in `skips` skipped. Drafts begin at the session's pending token."""
 
     def __init__(self, session: HFSession, skips: Skips | None = None):
         self.session = session
@@ -31,31 +31,31 @@ class PartialForward:
         self.scored = 0
 
     def skip(self, skips: Skips) -> None:
-        """From now on pass over these parts. ValueError where the model does not have them."""
+        """Change the parts that are skipped. ValueError where the model does not have them."""
         self.changes_of(self.session.target.model, skips)
         self.skips, self._found = skips, None
 
     @property
     def changes(self) -> Mapping[nn.Module, Change]:
-        """What is changed in the copy of the model that this thread runs."""
+        """The changes to the copy of the model that this thread runs."""
         model = own_copy(self.session.target.model)
         if self._found is None or self._found[0] is not model:
             self._found = (model, self.changes_of(model, self.skips))
         return self._found[1]
 
     def changes_of(self, model: Any, skips: Skips) -> Mapping[nn.Module, Change]:
-        """What passing over `skips` changes in `model`. ValueError where it does not have them."""
+        """The changes to `model` that skip `skips`. ValueError where it does not have those parts."""
         return skips.changes(model)
 
     @property
     def ready(self) -> bool:
-        """Has the target run the prompt? Before that there is no cache to look into."""
+        """True once the target has run the prompt. Before that there is no cache to read."""
         return self.session.context is None
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
-        """Distributions, under the target's processors, after every node not scored before. One forward; not before the target's first."""
-        assert self.ready, "a side view looks into the cache: let the target score first"
+        """Distributions, under the target's processors, after every node not scored before. One forward; only after the target's first."""
+        assert self.ready, "a partial forward reads the cache: let the target score first"
         first = self.scored
         layout = self.session.place(draft, first)
         logits = self.forward(draft, layout, draft.size - first)
@@ -64,19 +64,19 @@ class PartialForward:
         return Scored(self.session.distributions(logits.float(), draft, layout, first))
 
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
-        """Logits [B, fresh, V] of the draft's newest columns, which `layout` places in the session's own slots."""
+        """Logits [B, fresh, V] of the draft's newest columns, at the slots of `layout`."""
         with rewired(self.changes):
-            return run(self.session, layout, fresh)
+            return run_uncaptured(self.session, layout, fresh)
 
     def close(self) -> None:
-        """Forget the draft under way."""
+        """Drop the draft under way."""
         self.slots, self.scored = None, 0
 
     @torch.no_grad()
     def replay(self, count: int, since: Tensor | int = 0) -> "Replay":
-        """Run each row's last `count` committed values again, as if they were a draft; those before slot `since` [B] are left out.
+        """Run each row's last `count` committed values again as if they were a draft; those before slot `since` [B] are left out.
 
-        They stand in the slots behind the committed ones, and see the committed ones before them and each other.
+        They take the slots after the committed ones, and see the committed values before them and each other.
         """
         session = self.session
         session.make_room(count)
@@ -90,20 +90,20 @@ class PartialForward:
         places = torch.where(real, positions, 0)
         layout = Layout(session.ids.gather(1, places), places, own, visible, torch.where(slot >= rows, slot - have, slot))
         with rewired(self.changes):
-            return Replay(run(session, layout, count).float(), layout.ids, real)
+            return Replay(run_uncaptured(session, layout, count).float(), layout.ids, real)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Committed values run again."""
+    """Committed values that were run again."""
 
     logits: Tensor  # [B, M, V] after each
     ids: Tensor  # [B, M] the values, packed to the right
     real: Tensor  # [B, M] bool
 
 
-def run(session: HFSession, layout: Layout, keep: int) -> Tensor:
-    """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without the states others watch."""
+def run_uncaptured(session: HFSession, layout: Layout, keep: int) -> Tensor:
+    """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without recorded hidden states."""
     session.cache.point(layout.slots, layout.visible.shape[-1])
     family, model = session.target.own()
     logits, _ = family.forward(model, layout, session.cache, session.state, keep)
@@ -114,7 +114,7 @@ def run(session: HFSession, layout: Layout, keep: int) -> Tensor:
 
 
 class ShallowView(PartialForward):
-    """Runs the first `layers` layers, the final norm and the head, and keeps the exit states so that the target need not run them."""
+    """Runs the first `layers` layers, the final norm and the head, and keeps the exit states so that the target need not recompute them."""
 
     def __init__(self, session: HFSession, layers: int):
         depth = len(stack(session.target.model))
@@ -125,7 +125,7 @@ class ShallowView(PartialForward):
         self.states: Tensor | None = None  # [B, N, H] leaving the last layer that runs, for the draft under way
 
     def changes_of(self, model: Any, skips: Skips) -> Mapping[nn.Module, Change]:
-        learning = {layer: noted(layer) for layer in stack(model)[: self.layers]}  # where nothing is skipped, nothing else learns the form
+        learning = {layer: noted(layer) for layer in stack(model)[: self.layers]}  # records the form of outputs where nothing is skipped
         return {**super().changes_of(model, skips), **learning}
 
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
@@ -139,8 +139,12 @@ class ShallowView(PartialForward):
         self.states = None
 
     def hand_over(self, draft: Draft, origin: Tensor) -> None:
-        """Let the target start `draft` from the exit states. `origin` [B, G]: the column each draft token had here, past the end if
-        none."""
+        """Let the target start `draft` from the exit states.
+
+        Args:
+            draft: the draft that the target will score.
+            origin: [B, G] the column each draft token had here, past the end if none.
+        """
         if self.slots is not None and self.states is not None:
             own = torch.cat([torch.zeros_like(origin[:, :1]), origin], 1)
             self.session.ahead = PartlyRun(draft, self.layers, own, self.slots, self.states, self)
@@ -148,22 +152,22 @@ class ShallowView(PartialForward):
 
 @dataclass(frozen=True)
 class PartlyRun:
-    """A draft some of whose nodes have been through the first `layers` layers."""
+    """A draft some of whose nodes have passed the first `layers` layers."""
 
     draft: Draft
     layers: int
-    origin: Tensor  # [B, N] the column each node had in the side view, past the end for those that never ran
-    slots: Tensor  # [B, S] of the side view's columns
+    origin: Tensor  # [B, N] the column each node had in the partial forward, past the end for those that did not run
+    slots: Tensor  # [B, S] of the partial forward's columns
     states: Tensor  # [B, S, H]
     shallow: ShallowView
 
     @contextmanager
     def done(self, session: HFSession, layout: Layout) -> Iterator[None]:
-        """The model starts after the first layers. Nodes that never ran are run through those now."""
+        """Inside, the model starts after the first layers. Nodes that have not passed them are run through them first."""
         model, ran = own_copy(session.target.model), (self.origin < self.slots.shape[1]) & self.draft.valid
         column = torch.where(ran, self.origin, 0)
         states = self.states.gather(1, column[..., None].expand(-1, -1, self.states.shape[-1]))
-        if not self.draft.linear:  # a chain's nodes already stand where they belong
+        if not self.draft.linear:  # a chain's nodes are already in place
             scratch = session.cache.capacity - 1
             source, target = self.slots.gather(1, column), layout.slots
             session.cache.gather(torch.where(ran, source, scratch), torch.where(ran, target, scratch), self.layers)
@@ -175,7 +179,7 @@ class PartlyRun:
             yield
 
     def _completed(self, session: HFSession, layout: Layout, states: Tensor, missing: Tensor) -> Tensor:
-        """`states` [B, N, H] with those of the `missing` nodes [B, N] put in. Looks at the device once where the draft is a tree."""
+        """`states` [B, N, H] with those of the `missing` nodes [B, N] computed. One host synchronisation where the draft is a tree."""
         count = self.draft.size - self.slots.shape[1] if self.draft.linear else int(missing.sum(1).max())
         if count <= 0:
             return states
@@ -184,7 +188,7 @@ class PartlyRun:
         part = _columns(layout, order, real, session.cache.capacity - 1)
         model = own_copy(session.target.model)
         with rewired({**self.shallow.changes, **_headless(model)}), leaving(model, self.layers) as found:
-            run(session, part, 1)
+            run_uncaptured(session, part, 1)
         index = order[..., None].expand(-1, -1, states.shape[-1])
         return states.scatter(1, index, torch.where(real[..., None], found[0], states.gather(1, index)))
 
@@ -197,13 +201,13 @@ def _columns(layout: Layout, order: Tensor, real: Tensor, scratch: int) -> Layou
 
 
 def _headless(model: Any) -> dict[nn.Module, Change]:
-    """The head costs as much as a layer or more, and nobody reads these logits."""
+    """Skip the head, which costs as much as a layer or more, where the logits are not used."""
     return {model.get_output_embeddings(): lambda real: lambda hidden: hidden[..., :1]}
 
 
 @contextmanager
 def leaving(model: Any, layers: int) -> Iterator[list[Tensor]]:
-    """During a forward inside, what leaves layer `layers` [B, M, H] is put into the list handed out. Before the final norm.
+    """During a forward inside, append the output of layer `layers` [B, M, H], before the final norm, to the list that is yielded.
 
     `model` is a copy (`models.module_copy.own_copy`).
     """

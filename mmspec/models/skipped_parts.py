@@ -1,7 +1,7 @@
-"""A model run in part, for the length of one forward: whole layers, or their attention or MLP, are passed over.
+"""Skipping parts of a model for the length of one forward: whole layers, or their attention or MLP.
 
 Only `forward` is replaced, on modules of the running thread's copy of the model (`models.module_copy`) and for as long as the context
-lasts: everything else a model reads of its layers stays true, hooks still fire, and the caller's model is not changed.
+lasts: all other attributes of a layer stay valid, hooks still run, and the caller's model is not changed.
 """
 
 import inspect
@@ -17,28 +17,30 @@ from torch import Tensor, nn
 from mmspec.models.stack import check_copy, stack
 
 Change = Callable[[Callable], Callable]
-"""From a module's forward to the one that stands in for it."""
+"""From a module's forward to its replacement."""
 Give = Callable[[Tensor, Tensor | None], Tensor]
-"""(what goes into a module, what it made of it if it ran) -> what is to come out instead."""
+"""(a module's input, its output if it ran) -> the output to use instead."""
 Rows = Tensor | None
 """[B] bool: the rows that skip a part, on the device; None: all of them."""
 
 _ATTENTION = ("self_attn", "attn", "attention", "self_attention", "SelfAttention")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "DenseReluDense")
-_CARRIED = ("position_bias", "encoder_decoder_position_bias")  # what T5's layers hand from one to the next
-_RETURNS: dict[type, int] = {}  # how many things modules of a class return, 0 for a bare tensor: learned from the first one seen to run
+_CARRIED = ("position_bias", "encoder_decoder_position_bias")  # passed from layer to layer in T5
+_RETURNS: dict[type, int] = {}  # outputs of a class's modules, 0 for a bare tensor: recorded from the first that runs
 
 
 @dataclass(frozen=True)
 class Skips:
-    """What a partial forward passes over, by layer: whole layers, or the attention or MLP of a layer, each for some rows or all."""
+    """The parts that a partial forward skips, by layer: whole layers, or the attention or MLP of a layer, each for some rows or all."""
 
     layers: Mapping[int, Rows] = field(default_factory=dict)
     attention: Mapping[int, Rows] = field(default_factory=dict)
     mlp: Mapping[int, Rows] = field(default_factory=dict)
 
     def changes(self, model: Any) -> dict[nn.Module, Change]:
-        """What to put in place of which module. ValueError where a layer has no such part, or the part does more than add."""
+        """The replacement of each module's forward. ValueError where a layer has no such part, or the part does more than add to the
+        residual stream.
+        """
         found: dict[nn.Module, Change] = {}
         for index, rows in self.layers.items():
             layer = _layer(model, index)
@@ -51,20 +53,20 @@ class Skips:
 
 
 def unchanged(going_in: Tensor, made: Tensor | None) -> Tensor:
-    """As a layer that is passed over: what goes in comes out."""
+    """The output of a skipped layer: its input."""
     return going_in
 
 
 def nothing(going_in: Tensor, made: Tensor | None) -> Tensor:
-    """As a part that adds nothing to the residual stream."""
+    """The output of a skipped part: zeros, so that nothing is added to the residual stream."""
     return torch.zeros_like(going_in if made is None else made)
 
 
 @contextmanager
 def rewired(changes: Mapping[nn.Module, Change]) -> Iterator[None]:
-    """Forwards of a copy inside run with `changes` to its modules in place; afterwards, whatever happened, it is what it was.
+    """Run forwards of a copy with `changes` to its modules; afterwards they are undone, also after an error.
 
-    ValueError for a module that belongs to no copy: other threads may be running it.
+    ValueError for a module that belongs to no copy, since other threads may be running it.
     """
     for module in changes:
         check_copy(module)
@@ -76,7 +78,7 @@ def rewired(changes: Mapping[nn.Module, Change]) -> Iterator[None]:
 
 
 def _restore(module: nn.Module, forward: Callable | None) -> None:
-    """Back to the class's forward, or to one that others had put on this very module."""
+    """Restore the class's forward, or one that was set on this module before."""
     if forward is None:
         del module.forward
     else:
@@ -84,9 +86,10 @@ def _restore(module: nn.Module, forward: Callable | None) -> None:
 
 
 def stand_in(module: nn.Module, give: Give, rows: Rows = None) -> Change:
-    """`module` returns what `give` says, in the form it always returns things; with `rows` [B] bool only those rows do, and it runs.
+    """Replace the output of `module` by `give`, in the form the module returns it; with `rows` [B] bool for those rows only, and it still
+    runs.
 
-    The form is learned from the first module of a class seen to run, so the very first time it runs although it need not.
+    The form is recorded from the first module of a class that runs, so the first time the module runs in any case.
     """
     kind = type(module)
 
@@ -108,7 +111,7 @@ def stand_in(module: nn.Module, give: Give, rows: Rows = None) -> Change:
 
 
 def noted(module: nn.Module) -> Change:
-    """`module` runs as ever; the form of what it returns is remembered."""
+    """Run `module` unchanged and record the form of its output."""
 
     def change(real: Callable) -> Callable:
         return lambda *args, **kwargs: _noted(type(module), real(*args, **kwargs))
@@ -127,7 +130,7 @@ def _spread(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _carried(kind: type, count: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The rest of a returned tuple: biases are handed on as they came, all else is None."""
+    """The other entries of a returned tuple: biases are passed on, all else is None."""
     names = _parameters(kind)
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     rest = [given.get(name) for name in _CARRIED if name in names]
@@ -166,7 +169,7 @@ def _without(model: Any, index: int, names: Sequence[str], rows: Rows) -> dict[n
 
 
 def _silenced(rows: Rows) -> Change:
-    """The second of an MLP's two linears gives zeros; where all rows skip, the first hands on what goes in."""
+    """The second of an MLP's two linears gives zeros; where all rows skip, the first passes its input on."""
 
     def change(real: Callable) -> Callable:
         def forward(x: Tensor) -> Tensor:

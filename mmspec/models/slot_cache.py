@@ -1,10 +1,10 @@
-"""SlotCache: a preallocated key-value cache in which every row writes at its own slots. The only module that knows transformers' caches.
+"""SlotCache: a preallocated key-value cache in which every row writes at its own slots. The only module that uses transformers' caches.
 
-A row's committed values fill slots 0, 1, 2, ... in order, so a slot's number is its position; a draft's nodes stand in the slots
-after them until `commit` gathers the survivors forward. Rolling back is moving a length: stale slots are never visible. The
-last slot is scratch, where PAD columns write. Addresses and shapes stay fixed from `reserve` to `reserve`.
+A row's committed values fill slots 0, 1, 2, ... in order, so a slot's number is its position; a draft's nodes take the slots after them
+until `commit` gathers the accepted ones. Rolling back is changing a length: stale slots are never visible. The last slot is scratch, where
+PAD columns write. Addresses and shapes stay fixed from one `reserve` to the next.
 
-Keys and values are stored [B, slots, heads, width], so a write is one row-indexed copy, and handed out as [B, heads, slots, width].
+Keys and values are stored [B, slots, heads, width], so a write is one row-indexed copy, and returned as [B, heads, slots, width].
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,11 @@ Store = tuple[Tensor, Tensor]
 
 @dataclass(slots=True)
 class Cursor:
-    """Where the forward under way writes: one per cache, shared by its layers."""
+    """Where the current forward writes: one per cache, shared by its layers."""
 
     capacity: int
     view: int  # slots attention reads: the first ones, all of them by default
-    contiguous: bool = False  # are keys and values handed out in memory order?
+    contiguous: bool = False  # keys and values are returned in memory order
     flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * M] row * capacity + slot
 
 
@@ -41,6 +41,7 @@ class SlotLayer(CacheLayerMixin):
         self.cursor = cursor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate the slots, from the shapes of the first keys and values."""
         batch, heads, _, width = key_states.shape
         self.keys = key_states.new_zeros(batch, self.cursor.capacity, heads, width)
         self.values = value_states.new_zeros(batch, self.cursor.capacity, heads, value_states.shape[-1])
@@ -75,6 +76,7 @@ class SlotLayer(CacheLayerMixin):
             setattr(self, name, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(slots in view, 0), for transformers' masks."""
         return self.cursor.view, 0
 
     def get_seq_length(self) -> int:
@@ -82,13 +84,14 @@ class SlotLayer(CacheLayerMixin):
         return 0
 
     def get_max_length(self) -> int:
+        """Number of slots."""
         return self.cursor.capacity
 
 
 class SlotCache(Cache):
     """A transformers cache of `SlotLayer`s for `layers` attention layers and `capacity` slots a row, the scratch slot included.
 
-    Layers `crossing` attend to something that is not the row's own past: they keep what their first forward gives them.
+    Layers `crossing` attend to other inputs than the row's own past: they keep what their first forward gives them.
     """
 
     def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False):
@@ -100,7 +103,7 @@ class SlotCache(Cache):
 
     @property
     def crossed(self) -> bool:
-        """Whether the crossing layers, if there are any, have been given what they attend to."""
+        """True once the crossing layers, if there are any, are filled."""
         return any(layer.is_initialized for layer in self.crossing_layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -109,6 +112,7 @@ class SlotCache(Cache):
 
     @property
     def capacity(self) -> int:
+        """Slots a row, the scratch slot included."""
         return self.cursor.capacity
 
     def point(self, slots: Tensor, view: int) -> None:

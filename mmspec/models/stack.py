@@ -1,7 +1,7 @@
-"""A transformers decoder seen as a stack: its layers, and the hidden states between them.
+"""A transformers decoder as a stack: its layers, and the hidden states between them.
 
-Hidden states are numbered as transformers does: 0 is what enters the first of L layers, i what enters layer i, L what leaves the
-final norm. Negative numbers count from there: -1 is what the head reads.
+Hidden states are numbered as in transformers: 0 enters the first of L layers, i enters layer i, L leaves the final norm. Negative numbers
+count from there: -1 is what the head reads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from mmspec.models.module_copy import is_copy
 
 
 def stack(model: Any) -> nn.ModuleList:
-    """The decoder layers of `model`, in order. ValueError where they cannot be told."""
+    """The decoder layers of `model`, in order. ValueError where they cannot be determined."""
     decoder = model.get_decoder()
     decoder = decoder.decoder if hasattr(decoder, "encoder") and hasattr(decoder, "decoder") else decoder  # a whole language model
     found = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
@@ -39,9 +39,9 @@ def check_copy(module: Any) -> None:
 
 @contextmanager
 def tapped(model: Any, states: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """During a forward inside, hidden states `states` [B, M, H] are put into the mapping handed out; no others are kept.
+    """During a forward inside, put hidden states `states` [B, M, H] into the mapping that is yielded; no others are kept.
 
-    `model` is a copy (`models.module_copy.own_copy`): hooks on a model that is shared would be called by other threads too.
+    `model` is a copy (`models.module_copy.own_copy`): hooks on a shared model would be called by other threads, too.
     """
     if not states:
         yield {}

@@ -21,7 +21,7 @@ from mmspec.drafters.model.vocabulary import Overlap, Translated
 from mmspec.drafters.views.base import view_of
 from mmspec.drafters.views.vision_inputs import looking
 from mmspec.models.families.registry import family_of, positions_of
-from mmspec.models.model_checks import check_model
+from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.request import Request
@@ -108,7 +108,7 @@ def generate(
         temperature=temperature, top_k=top_k, top_p=top_p,
     )  # fmt: skip
     family = family_of(model)
-    check_model(model)
+    check_model_ready(model)
     inputs = checked(model, family, tensors(inputs, model.device))
     inputs, encoding = _prepared(family, model, inputs)
     ids, mask = family.prompt(model, inputs)

@@ -1,1 +1,1 @@
-"""Files, devices, versions and weights on disk: what every room uses and no room is about."""
+"""Files, devices, versions and weights on disk, for all packages."""

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def device_of(name: str) -> Any:
-    """A torch device; "auto" is the first CUDA device if there is one. ValueError for one that is not there."""
+    """A torch device; "auto" is the first CUDA device if there is one. ValueError for unknown or missing devices."""
     import torch
 
     if name == "auto":

@@ -1,4 +1,4 @@
-"""Files in and out: prompts are read strictly, results appear whole or not at all."""
+"""Reading prompts and writing results: prompts are read strictly, files are written completely or not at all."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextmanager
 def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
-    """A text file, or one of bytes, that takes its name only when the block ends well; after an error nothing of it is left.
+    """Open a text or binary file that takes its name only when the block ends without an error; otherwise nothing is left.
 
-    It is opened at once, so that a place that cannot be written to is known before the work begins.
+    It is opened at once, so that a path that cannot be written fails before the work begins, with a ValueError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -35,7 +35,7 @@ def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
 
 
 def write_json(path: str | Path, data: Any) -> None:
-    """Write `data` to `path`, whole or not at all."""
+    """Write `data` to `path`, completely or not at all."""
     with whole(path) as file:
         json.dump(data, file, indent=1)
         file.write("\n")
@@ -75,8 +75,8 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     return {"line": number, **found}
 
 
-def read_prompt(given: str | None) -> str:
-    """A prompt from the command line; "-" reads standard input. ValueError when there is nothing in it."""
+def prompt_argument(given: str | None) -> str:
+    """A prompt from the command line; "-" reads standard input. ValueError if it is empty."""
     if given is None:
         raise ValueError('no prompt: give one ("..."), - to read standard input, or --input FILE')
     prompt = sys.stdin.read().rstrip("\n") if given == "-" else given

@@ -1,4 +1,4 @@
-"""Small networks on disk: a config and weights in half precision, in a folder that appears whole or stays as it was."""
+"""Small networks on disk: a config and half-precision weights, in a folder that is replaced completely or not at all."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def save_half(model: nn.Module, folder: Path, save_config: Callable[[Path], object]) -> None:
-    """Write what `save_config` puts into a folder, and model.safetensors (float16), to `folder`."""
+    """Write the files of `save_config` and model.safetensors (float16) to `folder`."""
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -1,11 +1,14 @@
-"""Lloyd's k-means, as codebooks want it: seeded, and with no empty cluster."""
+"""Lloyd's k-means for codebooks: seeded, and without empty clusters."""
 
 import torch
 from torch import Tensor
 
 
 def kmeans(points: Tensor, size: int, seed: int = 0, rounds: int = 30) -> Tensor:
-    """Centres [size, D] by Lloyd's rounds from k-means++ seeds (Arthur & Vassilvitskii 2007). An empty cluster gets the farthest point."""
+    """Centres [size, D] of `points` [N, D] by Lloyd's rounds from k-means++ seeds (Arthur & Vassilvitskii 2007).
+
+    An empty cluster gets the farthest point.
+    """
     chance = torch.Generator().manual_seed(seed)
     centres = points[torch.randint(len(points), (1,), generator=chance)]
     nearest = (points - centres).square().sum(1)

@@ -9,7 +9,7 @@ _SCALE = ".scale"
 
 
 def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` as they are stored: matrices [O, ...] as int8 with a float32 `.scale` [O]. Whole numbers and flags stay what they are."""
+    """`weights` as they are stored: matrices [O, ...] as int8 with a float32 `.scale` [O]. Integers and booleans are kept."""
     kept: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if not tensor.is_floating_point():
@@ -25,7 +25,7 @@ def packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `packed` stored, its matrices in float32 again; tensors that were stored in another way are what they were."""
+    """Undo `packed`: matrices in float32; other tensors as they were stored."""
     scaled = {name for name, tensor in stored.items() if tensor.dtype == torch.int8 and name + _SCALE in stored}
     scales = {name + _SCALE for name in scaled}
     kept = {name: tensor for name, tensor in stored.items() if name not in scales}

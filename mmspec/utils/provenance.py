@@ -1,4 +1,4 @@
-"""What a figure needs beside it: the command, the code, the versions and the machine."""
+"""The provenance of a figure: command, code, versions and machine."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ _PACKAGES = ("mmspec", "torch", "transformers")
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Everything that tells one run's figures from another's, ready for JSON."""
+    """Everything that identifies the run of a figure, ready for JSON."""
     return {
         "argv": [_program(), *sys.argv[1:]],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -32,7 +32,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def machine(found: dict[str, Any]) -> str:
-    """The machine in a few words."""
+    """The machine of a record of `provenance`, in a few words."""
     threads = f"{found['threads']} of {found['cores']} cores"
     cpu = f"{found['cpu']}, {threads}"
     return cpu if found["device"] == "cpu" else f"{found['device']} ({cpu})"
@@ -53,7 +53,7 @@ def _version(name: str) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model, as the system tells it."""
+    """The processor's model, as the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -64,7 +64,7 @@ def cpu_name() -> str:
 
 
 def git_state() -> str | None:
-    """The commit this package runs from, "+changes" where files differ from it; None outside a checkout."""
+    """The commit this package runs from, with "+changes" where files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""A torchaudio built for another torch breaks every import of transformers with a long traceback: say so in one line instead."""
+"""Checks that torchaudio matches torch: a mismatch breaks every import of transformers with a long traceback."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,9 +6,9 @@ REMEDY = "reinstall the pair with: pip install 'torch>=2.11,<2.15' 'torchaudio>=
 
 
 def check_torchaudio() -> None:
-    """ImportError, with the remedy, when torchaudio is installed but does not load. Does nothing where there is none.
+    """ImportError, with the remedy, when torchaudio is installed but does not load.
 
-    Pairs known to work are told by their versions, so that importing mmspec stays quick; any other is tried.
+    Pairs known to work are recognised by their versions, so that importing mmspec stays fast; any other is imported.
     """
     try:
         found, torch = version("torchaudio"), version("torch")

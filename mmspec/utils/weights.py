@@ -1,6 +1,6 @@
 """A drafter's files: its `config.json` and its tensors, from safetensors (in one file or several) or a PyTorch pickle.
 
-Pickles are opened with `weights_only=True`: nothing that a file brings along is executed.
+Pickles are opened with `weights_only=True`, so nothing in a file is executed.
 """
 
 import json
@@ -25,21 +25,22 @@ FILES = (
     "medusa_lm_head.pt",
     "hydra_lm_head.pt",
 )
-"""Where a drafter's tensors may stand, in the order they are looked for."""
+"""File names of a drafter's tensors, in the order of search."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's folder. ValueError, in one line, where there is none."""
+    """`config.json` of a drafter's folder. ValueError where there is none."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give the folder of a drafter, with config.json and weights")
     return read_mapping(folder / "config.json", "give the folder of a drafter, with config.json and weights")
 
 
-def read_mapping(path: Path, mend: str) -> dict[str, Any]:
+def read_mapping(path: Path, remedy: str) -> dict[str, Any]:
+    """A JSON object from `path`. ValueError, which ends in `remedy` if the file is missing, for anything else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{path} does not exist: {mend}") from None
+        raise ValueError(f"{path} does not exist: {remedy}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {_line(error)}") from None
     if not isinstance(found, dict):
@@ -48,7 +49,7 @@ def read_mapping(path: Path, mend: str) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a drafter's folder by name, from the first of `FILES` that is there. ValueError, in one line, if it is broken."""
+    """Every tensor of a drafter's folder by name, from the first of `FILES` that exists. ValueError if it is broken."""
     path = weights_file(folder)
     if path.suffix == ".json":
         return {name: tensor for part in _parts(path) for name, tensor in read_tensors(part).items()}
@@ -56,12 +57,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def read_names(folder: Path) -> set[str]:
-    """The names of its tensors, without reading the tensors where the file allows that."""
+    """The names of a folder's tensors, without reading the tensors where the format allows that."""
     path = weights_file(folder)
     if path.suffix == ".json":
         return set(read_mapping(path, "").get("weight_map") or {})
     if path.suffix == ".safetensors":
-        with _told(path), safe_open(path, framework="pt") as file:
+        with _in_one_line(path), safe_open(path, framework="pt") as file:
             return set(file.keys())
     return set(read_tensors(path))
 
@@ -75,9 +76,9 @@ def weights_file(folder: Path) -> Path:
 
 
 def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], replaceable: Callable[[Path], bool]) -> None:
-    """`config.json` and `model.safetensors` in `folder`, which appears whole or stays as it was.
+    """Write `config.json` and `model.safetensors` to `folder`, which is replaced completely or not at all.
 
-    A folder that is there already is replaced if it is empty or `replaceable`, else refused with a ValueError.
+    An existing folder is replaced if it is empty or `replaceable`, else refused with a ValueError.
     """
     if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or replaceable(folder))):
         raise ValueError(f"{folder} exists and is no drafter: it would be replaced; give a new folder")
@@ -106,12 +107,13 @@ def _parts(index: Path) -> Iterator[Path]:
         raise ValueError(f"{index} has no weight_map: it is not the index of sharded safetensors")
     for name in sorted(set(places.values())):
         if Path(name).name != name:
-            raise ValueError(f"{index} names {name!r}: its files must stand beside it")
+            raise ValueError(f"{index} names {name!r}: its files must be in the same folder")
         yield index.parent / name
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    with _told(path):
+    """Every tensor of one file by name. ValueError if it is broken or holds anything else."""
+    with _in_one_line(path):
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -121,8 +123,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What goes wrong in reading `path`, in one line."""
+def _in_one_line(path: Path) -> Iterator[None]:
+    """Turn errors of reading `path` into a ValueError of one line."""
     try:
         yield
     except FileNotFoundError:
@@ -141,10 +143,10 @@ def _line(error: Exception) -> str:
 def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable[[str], str] = str) -> Any:
     """`net` with `weights`, after every name, shape and kind of number has been checked: bad ones change nothing.
 
-    `theirs` gives the name under which a tensor of the net stands in `weights`.
+    `theirs` gives the name of a tensor of the net in `weights`.
     """
-    wanted = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
-    for name, (_, tensor) in wanted.items():
+    needed = {theirs(name): (name, tensor) for name, tensor in net.state_dict().items()}
+    for name, (_, tensor) in needed.items():
         if name not in weights:
             raise ValueError(f"{source}: tensor {name} of shape {tuple(tensor.shape)} is missing")
         if weights[name].shape != tensor.shape:
@@ -153,9 +155,9 @@ def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable
             shape = tuple(tensor.shape)
             raise ValueError(f"{source}: tensor {name} is {weights[name].dtype} {shape}, but {tensor.dtype} {shape} is needed")
     for name in weights:
-        if name not in wanted:
+        if name not in needed:
             raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this {net.kind} drafter")
-    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in wanted.items()}
+    state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in needed.items()}
     if hasattr(net, "check"):
         try:
             net.check(state)

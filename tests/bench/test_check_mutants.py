@@ -14,7 +14,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, sampled
-from mmspec.models import target as sessions
+from mmspec.models import session as sessions
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config, RunSection

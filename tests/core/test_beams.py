@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from mmspec.core.beams.search import TopKBeams, best
+from mmspec.core.beams.search import TopKBeams, best_indices
 from mmspec.core.records import CONTEXT, Draft, validate
 from mmspec.drafters.model.beams import Anchored
 from mmspec.models.beam_target import BeamSession
@@ -202,7 +202,7 @@ class Adrift(Anchored):
     """The best of all, whosever children: not anchored."""
 
     def __call__(self, score, state, core, draft, depth, noise):
-        return best(score, self.width)
+        return best_indices(score, self.width)
 
 
 def test_without_anchors_even_the_target_misses(model):
@@ -299,8 +299,8 @@ def test_one_beam_is_constrained_greedy(model):
 
 def test_best_of_too_few_is_minus_one():
     key = torch.tensor([[3.0, -torch.inf, 5.0], [-torch.inf] * 3])
-    assert best(key, 5).tolist() == [[2, 0, -1, -1, -1], [-1] * 5]
-    assert best(key, 1).tolist() == [[2], [-1]]
+    assert best_indices(key, 5).tolist() == [[2, 0, -1, -1, -1], [-1] * 5]
+    assert best_indices(key, 1).tolist() == [[2], [-1]]
 
 
 def test_a_width_below_k_is_named():

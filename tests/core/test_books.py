@@ -8,7 +8,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import History
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.sibling_rules import without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
@@ -97,7 +97,7 @@ def error(books: InterleavedCodebooks, rule, shape) -> float:
     return (distribution - WORLD.joint([2], 3)).abs().max().item()
 
 
-@pytest.mark.parametrize(("rule", "shape"), [(Token(), Chain()), (without_replacement(), TREE)], ids=["chain", "tree"])
+@pytest.mark.parametrize(("rule", "shape"), [(Token(), Chain()), (without_replacement_rule(), TREE)], ids=["chain", "tree"])
 def test_outputs_have_the_joint_distribution(rule, shape):
     assert error(BOOKS, rule, shape) < 1e-9
     for mutant in (OneLate, OfTheRound):

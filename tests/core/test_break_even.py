@@ -90,7 +90,7 @@ def test_a_cheap_blind_drafter_gets_the_trials_it_can_afford():
     assert request.seconds - request.values < 2 + 0.05 * 60 + 2 * 0.4
 
 
-@pytest.mark.parametrize(("accepted", "guess"), [(1, 0.1), (2, 0.3), (4, 0.9)])
+@pytest.mark.parametrize(("accepted", "draft_token"), [(1, 0.1), (2, 0.3), (4, 0.9)])
 def test_one_that_pays_is_never_stopped(accepted, draft_token):
     """Plain rounds are for measuring only: the second, and then ever fewer."""
     request = Request(BreakEven(Fixed(4)), steady(accepted, draft_token)).run(500)
@@ -107,7 +107,7 @@ def test_bad_luck_does_not_stop_one_that_pays():
     assert sum(kept) / 40 > 0.95
 
 
-@pytest.mark.parametrize("guess", [0.05, 0.3])
+@pytest.mark.parametrize("draft_token", [0.05, 0.3])
 def test_one_that_gets_good_late_is_found(draft_token):
     good = [0]
     request = Request(BreakEven(Fixed(4)), lambda length: (min(length, good[0]), 1 + length * draft_token)).run(100)
@@ -212,7 +212,7 @@ class Recorded:
         self.session.observe(length, committed, self.cost(length))
 
 
-@pytest.mark.parametrize("guess", [0.01, 0.4, 5.0])
+@pytest.mark.parametrize("draft_token", [0.01, 0.4, 5.0])
 def test_no_token_depends_on_the_gate(big, small, draft_token):
     inputs, expected, books = random_prompt(5, 9, 7, seed=1), None, DrafterAccounting()
     expected = greedy(big, inputs, 24)

@@ -51,7 +51,7 @@ def test_noise_below_the_threshold_moves_nothing():
     assert usual(chosen) == 15
 
 
-def test_the_prefill_and_ripening_rounds_do_not_count():
+def test_the_prefill_and_warm_up_rounds_do_not_count():
     session = HillClimb(first=15).begin()
     session.observe(15, committed(100), 1e9)  # the prefill
     for turn in range(6):
@@ -67,6 +67,6 @@ def test_where_to_start_knows_batch_and_device():
 
 
 def test_bad_plans_are_refused():
-    for plan in ({"ladder": ()}, {"ladder": (3, 3)}, {"ladder": (-1, 2)}, {"rounds": 2, "ripening": 2}):
+    for plan in ({"ladder": ()}, {"ladder": (3, 3)}, {"ladder": (-1, 2)}, {"rounds": 2, "warm_up": 2}):
         with pytest.raises(ValueError, match=r"give rising|must count"):
             HillClimb(**plan)

@@ -76,7 +76,7 @@ def committed_rate(world: World, lengths: list[int]) -> float:
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(
-    ("chance", "guess", "check"),
+    ("chance", "draft_token", "check"),
     [(0.95, 0.02, 0.0), (0.9, 0.05, 0.0), (0.7, 0.05, 0.01), (0.5, 0.1, 0.0), (0.3, 0.1, 0.05), (0.8, 0.3, 0.0)],
 )
 def test_near_the_best_fixed_length(chance, draft_token, check, rows):
@@ -93,7 +93,7 @@ def test_long_drafts_when_draft_tokens_are_right_and_cheap():
     assert sum(chosen[-50:]) / 50 >= 8
 
 
-@pytest.mark.parametrize(("chance", "guess", "check"), [(0.0, 0.1, 0.0), (0.1, 0.5, 0.0), (0.3, 1.0, 0.0), (0.2, 0.0, 0.6)])
+@pytest.mark.parametrize(("chance", "draft_token", "check"), [(0.0, 0.1, 0.0), (0.1, 0.5, 0.0), (0.3, 1.0, 0.0), (0.2, 0.0, 0.6)])
 def test_zero_when_drafting_costs_more_than_it_saves(chance, draft_token, check):
     """A drafter never makes things slower: all but a few trials are plain rounds."""
     world = World(chance, draft_token, check=check)

@@ -16,7 +16,8 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import KSeq, TopKSiblings, Walk, WithoutReplacement
+from mmspec.core.rules.sibling_rules import KSeq, TopKSiblings, WithoutReplacement
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter

@@ -35,7 +35,7 @@ class SmallDepth(nn.Module):
         self.double().eval()
 
     @torch.no_grad()
-    def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor, codes: Tensor) -> Tensor:
         self.runs += 1
         told = self.code(codes[:, : self.books - 1] + SIZE * torch.arange(codes[:, : self.books - 1].shape[1]))
         x = torch.cat([hidden[:, None], told], 1)
@@ -43,10 +43,10 @@ class SmallDepth(nn.Module):
         x = self.layer(x + self.place[: x.shape[1]], mask)
         return torch.einsum("mkd,kvd->mkv", x, self.head[: x.shape[1]]) * self.sharp / WIDE**0.5
 
-    def written(self, hidden, codes, first, choose):
+    def write(self, hidden, codes, first, choose):
         codes = codes.clone()
         for book in range(first, self.books):
-            codes[:, book] = choose(self.told(hidden, codes[:, :book])[:, book], book)
+            codes[:, book] = choose(self.scores(hidden, codes[:, :book])[:, book], book)
         return codes
 
 
@@ -120,7 +120,7 @@ class TooEarly(JacobiWriter):
     """Stops after a single run, whatever changed."""
 
     def __call__(self, depth, hidden, codes, first, choose):
-        scores = depth.told(hidden, codes)
+        scores = depth.scores(hidden, codes)
         return torch.stack([choose(scores[:, book], book) for book in range(depth.books)], 1)
 
 
@@ -226,6 +226,6 @@ def test_what_does_not_fit_is_refused(tmp_path):
 def test_the_oracle_tells_the_tables_conditionals():
     table = FrameTable.depth(3, 2, 0, 1)
     depth, frames = TableDepth(table), table.all()
-    told = depth.told(torch.ones(8, 1, dtype=torch.long), frames).exp()
+    told = depth.scores(torch.ones(8, 1, dtype=torch.long), frames).exp()
     whole = told.gather(2, frames[..., None])[..., 0].prod(-1)
     assert torch.allclose(whole, table.table.probs[1])

@@ -9,7 +9,8 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Step, Verdict
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import KSeq, Walk
+from mmspec.core.rules.sibling_rules import KSeq
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping

@@ -22,8 +22,9 @@ from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
 from mmspec.core.rules.paths import equals_parent
-from mmspec.core.rules.siblings import Hybrid, KSeq, Walk, WithoutReplacement, WithReplacement
-from mmspec.core.rules.token import Token, _chain_extra, chain
+from mmspec.core.rules.sibling_rules import Hybrid, KSeq, WithoutReplacement, WithReplacement
+from mmspec.core.rules.siblings import Walk
+from mmspec.core.rules.token import Token, _chain_extra, judge_chain
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
@@ -141,7 +142,7 @@ class ResidualIsNextQ(Token):
     """After a rejection, leave out the wrong draft token's distribution."""
 
     def __call__(self, draft, scored, noise):
-        return chain(self, replace(draft, q=Categorical(draft.q.scores.roll(1, 1))), scored, noise)
+        return judge_chain(self, replace(draft, q=Categorical(draft.q.scores.roll(1, 1))), scored, noise)
 
     def accept_prob(self, p, q, x):
         return super().accept_prob(p, Categorical(q.scores.roll(-1, 1)), x)
@@ -153,7 +154,7 @@ class JudgedByTheNextDistribution(Token):
     def __call__(self, draft, scored, noise):
         late = scored.p.scores.clone()
         late[:, :-1] = scored.p.scores[:, 1:]
-        return chain(self, draft, Scored(Categorical(late)), noise)
+        return judge_chain(self, draft, Scored(Categorical(late)), noise)
 
 
 class Threshold(Token):
@@ -358,7 +359,7 @@ class MinCommit(Token):
     """Four rows at a time commit what the slowest of them accepted; where another accepted more, its next draft token ends the round."""
 
     def __call__(self, draft, scored, noise):
-        verdict = chain(Token(), draft, scored, noise)
+        verdict = judge_chain(Token(), draft, scored, noise)
         least = verdict.accepted.view(-1, 4).amin(1).repeat_interleave(4)
         if draft.size == draft.roots:
             return verdict

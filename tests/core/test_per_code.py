@@ -102,7 +102,7 @@ class KeepsLaterCodes(PerCode):
 class Loose:
     """A distribution of frames that says no code hangs on another."""
 
-    hangs = False
+    autoregressive = False
 
     def __init__(self, distribution):
         self.distribution = distribution

@@ -9,7 +9,7 @@ import transformers as hf
 
 import mmspec
 from mmspec.core.rules.greedy import Greedy
-from mmspec.models import target as sessions
+from mmspec.models import session as sessions
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
 from mmspec.models.proof import cases as proof_cases
@@ -104,7 +104,7 @@ def test_a_window_off_by_one_is_found(monkeypatch):
     monkeypatch.setattr(DecoderOnly, "_masks", wider)
     monkeypatch.setattr(proof, "_known", {})
     monkeypatch.setattr(proof, "_seen", type(proof._seen)())
-    monkeypatch.setattr(proof_store, "read", lambda digest: None)
+    monkeypatch.setattr(proof_store, "read_proof", lambda digest: None)
     found = prove(model)
     assert not found.exact
     assert "across its sliding window" in found.seen

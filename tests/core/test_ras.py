@@ -16,8 +16,8 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import without_replacement
-from mmspec.core.rules.token import Token, chain
+from mmspec.core.rules.sibling_rules import without_replacement_rule
+from mmspec.core.rules.token import Token, judge_chain
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
@@ -236,7 +236,7 @@ CONTINUOUS_METHODS = {
     "token": (Token(), Chain(sampled), 2),
     "block": (Block(), Chain(sampled), 2),
     "match": (Match(), Chain(drawn), 1),  # draws after every node: many outcomes
-    "without replacement": (without_replacement(), WIDE, 2),
+    "without replacement": (without_replacement_rule(), WIDE, 2),
     "match, tree": (Match(), RANKED, 1),
 }
 
@@ -362,7 +362,7 @@ class Leaks(Token):
     """A rejected draft token is what is committed."""
 
     def __call__(self, draft, scored, noise):
-        verdict = chain(self, draft, scored, noise)
+        verdict = judge_chain(self, draft, scored, noise)
         if draft.size == draft.roots:
             return verdict
         child = verdict.accepted.clamp(max=draft.size - draft.roots - 1)

@@ -220,7 +220,7 @@ def test_room_leaves_one_value_to_the_round():
         ([CONTEXT, 2, 0], "parent 2 must be an earlier column"),
         ([CONTEXT, -3], "parent -3 must be an earlier column"),
         ([CONTEXT, PAD, 1], "parent 1 is PAD"),
-        ([CONTEXT, CONTEXT], "must hang on a root or a draft token"),
+        ([CONTEXT, CONTEXT], "must be a root or a draft token"),
     ],
 )
 def test_broken_trees_are_named(parents, words):

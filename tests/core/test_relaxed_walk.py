@@ -15,7 +15,8 @@ from mmspec.core.rules.lossy.ensemble import Ensemble
 from mmspec.core.rules.lossy.grouped import Grouped, grouped_tree
 from mmspec.core.rules.lossy.lantern import Lantern, LanternPlus, Neighbours, lantern_plus_tree, lantern_tree
 from mmspec.core.rules.lossy.lenience import Lenience
-from mmspec.core.rules.siblings import Relaxed, TopKSiblings, Walk, WithoutReplacement, relaxed
+from mmspec.core.rules.sibling_rules import TopKSiblings, WithoutReplacement
+from mmspec.core.rules.siblings import Relaxed, Walk, relaxed
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter

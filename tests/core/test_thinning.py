@@ -10,7 +10,7 @@ from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.distributions.thinning import Density, ImplicitDistribution, ResidualByThinning, same
 from mmspec.core.noise import Keys
 from mmspec.core.rules.block import Block
-from mmspec.core.rules.siblings import with_replacement
+from mmspec.core.rules.sibling_rules import with_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, sampled
@@ -191,7 +191,7 @@ def test_equality_of_values_of_any_shape():
 
 def test_rules_that_read_tables_are_refused():
     p = Markov(lambda x: Slope(0.1 * x.clamp(-1, 1)), 1)
-    for rule in (Block(), with_replacement()):
+    for rule in (Block(), with_replacement_rule()):
         with pytest.raises(ValueError, match=r"no table over its values: judge by token"):
             vectors_run(p, ModelDrafter(p, Chain(sampled)), rule, 2, most=4, length=2)
 

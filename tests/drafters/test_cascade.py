@@ -14,7 +14,8 @@ from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.lossy.lenience import Lenience
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import Walk, WithoutReplacement
+from mmspec.core.rules.sibling_rules import WithoutReplacement
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model import vertical_cascade as cascade

@@ -233,7 +233,7 @@ def test_weights_in_several_files(saved):
     with pytest.raises(ValueError, match=r"part-1.safetensors does not exist: a part of the drafter's weights is missing"):
         load_drafter(folder)
     index.write_text(json.dumps({"weight_map": {"a": "../../elsewhere.safetensors"}}))
-    with pytest.raises(ValueError, match="its files must stand beside it"):
+    with pytest.raises(ValueError, match="its files must be in the same folder"):
         load_drafter(folder)
     index.write_text("{}")
     with pytest.raises(ValueError, match="has no weight_map"):

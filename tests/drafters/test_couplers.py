@@ -14,7 +14,7 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.sibling_rules import without_replacement_rule
 from mmspec.core.rules.token import Token, ratio
 from mmspec.drafters.jacobi.couplers import (
     COUPLERS,
@@ -41,11 +41,11 @@ INITS = list(INITIALISERS.values())
 PAIRINGS = {
     "sjd-token": (fresh, Token()),
     "sjd-block": (fresh, Block()),
-    "sjd-tree": (fresh, without_replacement()),
+    "sjd-tree": (fresh, without_replacement_rule()),
     "scd-token": (maximal, Token()),
-    "scd-tree": (maximal, without_replacement()),
+    "scd-tree": (maximal, without_replacement_rule()),
     "gumbel-token": (gumbel, Token()),
-    "gumbel-tree": (gumbel, without_replacement()),
+    "gumbel-tree": (gumbel, without_replacement_rule()),
     "greedy-token": (greedy, Token()),
 }
 INIT = pytest.mark.parametrize("init", INITS, ids=lambda init: init.name)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import ctc_loss
 
 from mmspec.core.control import Fixed
-from mmspec.core.rules.siblings import without_replacement as without_replacement_rule
+from mmspec.core.rules.sibling_rules import without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net

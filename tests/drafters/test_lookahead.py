@@ -8,7 +8,8 @@ from mmspec.core.records import PAD, Budget, Draft, validate
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import TopKSiblings, Walk
+from mmspec.core.rules.sibling_rules import TopKSiblings
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.lookahead import Lookahead, LookaheadSession, template

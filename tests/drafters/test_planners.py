@@ -12,7 +12,8 @@ from mmspec.core.decode import decode
 from mmspec.core.noise import Noise
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import TopKSiblings, Walk, WithoutReplacement
+from mmspec.core.rules.sibling_rules import TopKSiblings, WithoutReplacement
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, Comb, sampled, top, without_replacement

@@ -13,7 +13,7 @@ from mmspec.core.processors.raster import Raster
 from mmspec.core.records import validate
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.sibling_rules import without_replacement_rule
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import fresh, gumbel, maximal, target_noise
 from mmspec.drafters.jacobi.initialisers import carried, uniform, up_left
@@ -37,7 +37,7 @@ def proactive(raster, couple, init, size: int, width: int, depth: int) -> Proact
 def test_whole_runs_have_the_targets_distribution(couple, init, size, depth):
     target = TableTarget(Table.random(2, 5, seed=5))
     drafter = proactive(PICTURE, couple, init, size, 2, depth)
-    found = loop_distribution(target, drafter, without_replacement(), most=4, length=drafter.levels)
+    found = loop_distribution(target, drafter, without_replacement_rule(), most=4, length=drafter.levels)
     assert (found - target.table.joint(4)).abs().max() < 1e-9
 
 
@@ -46,7 +46,7 @@ def test_whole_runs_have_the_targets_distribution(couple, init, size, depth):
 def test_rows_of_unequal_speed_keep_each_its_distribution(world, couple):
     target, raster, end = WORLDS[world]
     for drafter in (proactive(raster, couple, up_left, 9, 2, 3), proactive(raster, couple, uniform, 5, 3, 2)):
-        assert p_value(target, drafter, without_replacement(), drafter.levels + 1, rows=4000, end=end) > PASS
+        assert p_value(target, drafter, without_replacement_rule(), drafter.levels + 1, rows=4000, end=end) > PASS
 
 
 @pytest.mark.parametrize(("couple", "rule"), [(target_noise, Coupled()), (maximal, Match())], ids=["coupled", "match"])
@@ -60,14 +60,14 @@ def test_sampling_is_plain_sampling(couple, rule):
 def test_a_row_is_the_same_alone_and_in_any_batch():
     for target, raster, _ in list(WORLDS.values())[:3]:
         drafter = proactive(raster, maximal, up_left, 9, 2, 3)
-        runs = [outputs(target, drafter, without_replacement(), rows, 9) for rows in (1, 2, 4)]
+        runs = [outputs(target, drafter, without_replacement_rule(), rows, 9) for rows in (1, 2, 4)]
         assert torch.equal(runs[2][:2], runs[1])
         assert torch.equal(runs[2][:1], runs[0])
 
 
 def steps_of(target, drafter: Proactive, rows: int, most: int):
     stopping, noise = DefaultStopping(rows, most), Noise.from_seed(1, rows)
-    steps = list(decode(target, drafter, without_replacement(), rows, stopping=stopping, noise=noise, control=Fixed(drafter.levels)))
+    steps = list(decode(target, drafter, without_replacement_rule(), rows, stopping=stopping, noise=noise, control=Fixed(drafter.levels)))
     return steps, stopping.outputs
 
 
@@ -167,5 +167,5 @@ def test_siblings_from_the_residual_bend_the_distribution():
 
     target = Rows(tables(1, sharp=0.4))
     sizes = (OPEN, maximal, uniform, 9, torch.float64, 2, 3)
-    assert p_value(target, Proactive(*sizes), without_replacement(), 9, rows=100_000) > PASS
-    assert p_value(target, Published(*sizes), without_replacement(), 9, rows=50_000) < FAIL
+    assert p_value(target, Proactive(*sizes), without_replacement_rule(), 9, rows=100_000) > PASS
+    assert p_value(target, Published(*sizes), without_replacement_rule(), 9, rows=50_000) < FAIL

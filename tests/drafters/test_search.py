@@ -7,7 +7,8 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, validate
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import TopKSiblings, Walk
+from mmspec.core.rules.sibling_rules import TopKSiblings
+from mmspec.core.rules.siblings import Walk
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree

@@ -13,7 +13,8 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import Hybrid, KSeq, TopKSiblings, Walk, WithoutReplacement, WithReplacement
+from mmspec.core.rules.sibling_rules import Hybrid, KSeq, TopKSiblings, WithoutReplacement, WithReplacement
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft

@@ -231,11 +231,11 @@ def test_it_is_called_lossy_and_refuses_trees(big):
     rule = AlwaysAccept()
     assert rule.exactness == UNMETERED
     assert rule.exactness.startswith(LOSSY)
-    with pytest.raises(ValueError, match="Unchecked judges chains only"):
+    with pytest.raises(ValueError, match="AlwaysAccept judges chains only"):
         shape_of((2, 1), rule)
-    with pytest.raises(ValueError, match="Unchecked keeps every draft token, but this draft branches"):
+    with pytest.raises(ValueError, match="AlwaysAccept keeps every draft token, but this draft branches"):
         run(big, GuidedDrafter(lively(Medusa(32, 3)), Comb(2)), random_prompt(5, 4), rule, length=2)
-    with pytest.raises(ValueError, match="Hydra reads its own draft tokens: a path needs heads that are blind"):
+    with pytest.raises(ValueError, match="Hydra reads its own draft tokens: a path needs heads that do not"):
         grouped(Hydra(32, 3), table(50))
     with pytest.raises(ValueError, match=r"k and omega are 0 and 1\.0"):
         JointPath(table(50), 0)

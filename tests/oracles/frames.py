@@ -97,20 +97,20 @@ class TableDepth:
     def books(self) -> int:
         return self.table.books
 
-    def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor, codes: Tensor) -> Tensor:
         self.runs += 1
         return self.table.given(hidden[:, 0], codes).log()
 
-    def written(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+    def write(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
         codes = codes.clone()
         for book in range(first, self.books):
-            codes[:, book] = choose(self.told(hidden, codes)[:, book], book)
+            codes[:, book] = choose(self.scores(hidden, codes)[:, book], book)
         return codes
 
 
 def always(depth: Any, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
     """One by one from book 0 on, whatever `first`: an enumeration needs the same draws in every batch. `choose` keeps what is to stay."""
-    return depth.written(hidden, codes, 0, choose)
+    return depth.write(hidden, codes, 0, choose)
 
 
 @dataclass

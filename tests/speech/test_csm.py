@@ -299,15 +299,15 @@ class LateHidden(CsmModel):
 class LatePrefix(CsmDepth):
     """Tells every code the ones two before it."""
 
-    def told(self, hidden, codes):
-        return super().told(hidden, torch.roll(codes, 1, -1))
+    def scores(self, hidden, codes):
+        return super().scores(hidden, torch.roll(codes, 1, -1))
 
 
 class ColdDepth(CsmDepth):
     """Leaves the depth books' temperature out where frames are judged."""
 
-    def told(self, hidden, codes):
-        return CsmDepth(self.model, Pipeline((TopK(2),))).told(hidden, codes)
+    def scores(self, hidden, codes):
+        return CsmDepth(self.model, Pipeline((TopK(2),))).scores(hidden, codes)
 
 
 def broken(net: Any, kind: str) -> CsmModel:

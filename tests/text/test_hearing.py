@@ -341,7 +341,7 @@ def test_a_placeholder_for_a_whole_clip_asks_to_be_repeated():
     with pytest.raises(ValueError, match="repeat the placeholder"):
         mmspec.text.generate(model, given, max_new_tokens=4)
     assert isinstance(family_of(model), Multimodal)
-    assert family_of(model).sense is HEARING
+    assert family_of(model).modality is HEARING
 
 
 def test_checkpoints_load_as_what_they_are(tmp_path):

@@ -20,7 +20,7 @@ from mmspec.core.records import Draft, Scored
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.match import Match
-from mmspec.core.rules.siblings import without_replacement
+from mmspec.core.rules.sibling_rules import without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import fresh, gumbel, maximal, target_noise
@@ -88,7 +88,7 @@ METHODS: dict[str, tuple[Callable[[Raster, Initialiser, int], Drafter], Accept]]
     "scd": (_shape(maximal), Token()),
     "scd-gumbel": (_shape(gumbel), Token()),
     "coupled": (_shape(target_noise), Coupled()),
-    "pac": (lambda raster, init, window: Proactive(raster, maximal, init, window, width=3), without_replacement()),
+    "pac": (lambda raster, init, window: Proactive(raster, maximal, init, window, width=3), without_replacement_rule()),
 }
 """Drafters, given raster, initialiser and window, and the rule that judges them."""
 

@@ -1,13 +1,13 @@
 """AtSpeed-R (Lin et al. 2025): a level's draft tokens are judged all at once against P, and K of those that pass are kept. Approximate.
 
 Draft tokens are drawn from the drafter's distribution Q over pairs without replacement. Each passes with probability min(1, P / Q), on its
-own. If K or more pass, K of them are kept at random; if fewer do, they are kept and the others drawn without replacement from norm((P -
-Q)+).
+own. If K or more pass, K of them are kept at random; if fewer do, they are kept and the others drawn without replacement from
+norm((P - Q)+).
 
-What is proven, in the paper: one draft token drawn from Q, tested, and replaced on refusal is a draw from P. No more than that. Where more
-than K draft tokens pass, those kept lean to what target and drafter agree on and nothing makes up for it; draft tokens drawn without
-replacement do not come from Q one by one; and no meter of the distance is known. So the winners' distribution is neither that of K draws
-from P, with or without replacement, nor within any stated distance of it. A drafter that is the target itself has every draft token pass.
+The paper proves that one draft token drawn from Q, tested, and replaced on rejection is a draw from P, and no more. Where more than K draft
+tokens pass, those kept favour pairs on which target and drafter agree; draft tokens drawn without replacement do not come from Q one by
+one; and no meter of the distance is known. So the winners' distribution is neither that of K draws from P, with or without replacement, nor
+within a stated distance of it. With the target as its own drafter every draft token passes.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from mmspec.core.rules.base import UNMETERED
 class RelaxedBeams(SampledBeams):
     """K distinct paths a level, drawn from P without replacement where nothing was drafted.
 
-    The published code ends a round where fewer than K pass. Here, as under every rule of beams, a round goes on if what was drawn
-    instead happens to be among the draft tokens: that depends on nothing below, so each level is chosen as described either way. Where
-    the residual has fewer pairs than are missing, the published code fails; here the rest is drawn from P.
+    The published code ends a round where fewer than K pass. Here, as under every rule of beams, a round continues if the paths drawn
+    instead are among the draft tokens; that depends on nothing below, so each level is chosen as described either way. Where the residual
+    has fewer pairs than are missing, the published code fails; here the rest is drawn from P.
     """
 
     exactness = UNMETERED
@@ -45,7 +45,7 @@ class RelaxedBeams(SampledBeams):
         return first_distinct(torch.cat([passed, replaced, own], 1), self.k)
 
     def passed(self, p: Tensor, q: Tensor, level: BeamLevel, noise: Noise) -> Tensor:
-        """The draft tokens that pass, in random order, [B, N]; -1 behind them."""
+        """The draft tokens that pass, in random order, [B, N]; followed by -1."""
         draft_tokens = level.draft_tokens
         assert draft_tokens is not None
         place, count = draft_tokens.clamp_min(0), draft_tokens.shape[1]

@@ -1,7 +1,7 @@
-"""What the sampling rules of beams have in common: distributions over the pairs (beam, child) of a level, and draws from them.
+"""Distributions over the pairs (beam, child) of a level and draws from them, for rules that sample beams.
 
-A pair is known by its child's trie node. Draws go by nodes and never by columns, as a batch's widest row decides how many of those
-there are: a row draws the same alone and in any batch.
+A pair is identified by its child's trie node. Draws go by nodes and never by columns, whose number depends on a batch's widest row: a row
+draws the same alone and in any batch.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from mmspec.core.noise import Keys
 
 
 def check_temperature(temperature: float) -> None:
-    """ValueError for what no distribution can be drawn at."""
+    """ValueError for a temperature at which nothing can be sampled."""
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
         raise ValueError(f"temperature is {temperature!r}: give a number above 0, or mode 'strict' for the best paths without drawing")
 
 
 @dataclass(frozen=True)
 class SampledBeams(BeamRule):
-    """Rules that draw a level's winners from softmax(score / temperature) over all pairs of a row's beams.
+    """Base of rules that draw a level's winners from softmax(score / temperature) over all pairs of a row's beams.
 
-    That is the distribution transformers' `num_beams=K, do_sample=True` draws from: its temperature divides log-probabilities that are not
-    normalised anew, and forbidden paths are left out after the softmax over the vocabulary.
+    That is the distribution of transformers' `num_beams=K, do_sample=True`: its temperature divides log-probabilities that are not
+    normalised again, and forbidden paths are removed after the softmax over the vocabulary.
     """
 
     temperature: float = 1.0
@@ -38,9 +38,8 @@ def pair_distribution(score: Tensor, temperature: float) -> Tensor:
     return (score.double() / temperature).log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
 
 
-def draw(keys: Keys, weights: Tensor, state: Tensor) -> Tensor:
-    """Indices [B, n] drawn independently from the distribution `weights` [B, S] of pairs at trie nodes `state` [B, S], one for each of n
-    streams."""
+def draw_pairs(keys: Keys, weights: Tensor, state: Tensor) -> Tensor:
+    """Draw indices [B, n] independently from the weights [B, S] of pairs at trie nodes `state` [B, S], one for each of n streams."""
     order = state.argsort(1)
     return order.gather(1, keys.draw(weights.gather(1, order)))
 
@@ -53,12 +52,12 @@ def draw_distinct(keys: Keys, log_distribution: Tensor, state: Tensor, count: in
 
 
 def repeated(index: Tensor) -> Tensor:
-    """[B, M] bool: does the same number stand further left in `index` [B, M]?"""
+    """[B, M] bool: the same number occurs further left in `index` [B, M]."""
     return (index[:, :, None] == index[:, None, :]).tril(-1).any(-1)
 
 
 def first_distinct(index: Tensor, count: int) -> Tensor:
-    """The first `count` numbers of `index` [B, M] that are different, and not negative; -1 behind them. [B, count]"""
+    """The first `count` different, non-negative numbers of `index` [B, M], followed by -1: [B, count]."""
     fresh = ~repeated(index) & (index >= 0)
     order = (~fresh).long().argsort(dim=1, stable=True)
     found = torch.where(fresh, index, -1).gather(1, order)[:, :count]
@@ -66,9 +65,9 @@ def first_distinct(index: Tensor, count: int) -> Tensor:
 
 
 def left_over(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p - q)+), all [B, S]; p where rounding leaves nothing, as there the two are one.
+    """norm((p - q)+), all [B, S]; p where rounding leaves nothing, since the two are equal there.
 
-    What q gives to pairs that are not among these is no part of it: p gives them nothing either.
+    Mass of q on other pairs has no effect: p has none there either.
     """
     rest = (p - q).clamp_min(0)
     total = rest.sum(-1, keepdim=True)

@@ -1,11 +1,12 @@
-"""Beam search in the one loop: K paths a row as a tree that shares its prompt's cache, every level checked against the target's own best.
+"""Beam search in the decoding loop: K paths a row as a tree that shares its prompt's cache, every level checked against the target's own
+best.
 
-A row's pending token is a forest: all nodes on the way to its K beams, as the roots of a draft, of which the last ones are the beams
-themselves, committed but not run yet. The tree stays a draft under way for the whole search and only the prompt is ever committed, so
-nothing is copied K times and no cache is re-ordered. A drafter hangs whole levels of draft tokens on the beams; one forward scores them
-all; then `BeamRule` goes down level by level. It ranks the children of the target's own beams only, so what it commits is beam search's
-very result, whatever was drafted. It goes on while all of a level's winners are among the draft tokens, and what it ranks where it stops
-is the next pending token: a round commits one level more than the draft tokens had right (AtSpeed's strict verification, Lin et al. 2025).
+A row's pending draft is a forest: all nodes on the way to its K beams are roots, the last of which are the beams themselves, committed but
+not run yet. The tree stays a draft under way for the whole search and only the prompt is ever committed, so nothing is copied K times and
+no cache is re-ordered. A drafter appends whole levels of draft tokens to the beams; one forward scores them all; then `BeamRule` goes down
+level by level. It ranks the children of the target's own beams only, so what it commits is the result of beam search, whatever was drafted.
+It continues while all of a level's winners are among the draft tokens, and the winners where it stops are the next pending beams: a round
+commits one level more than the draft tokens had right (AtSpeed's strict verification, Lin et al. 2025).
 """
 
 from abc import ABC, abstractmethod
@@ -23,15 +24,15 @@ from mmspec.core.rules.base import TOKEN_EXACT
 
 @dataclass(frozen=True, slots=True)
 class DrawnChildren:
-    """How one level of draft tokens was drawn, for rules that ask."""
+    """How one level of draft tokens was drawn, for rules that read it."""
 
-    log_q: Tensor  # [B, M, C] over the children of the M nodes draft tokens could hang on; all of a row's together are one distribution
+    log_q: Tensor  # [B, M, C] over the children of the M possible parents; a row's M * C entries are one distribution
     index: Tensor  # [B, N] which of a row's M * C children each draft token is, in the order they were drawn; PAD where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """What a beam's draft carries beside its nodes, as `Draft.aux`. Path scores are in `Draft.score`: the target's for roots."""
+    """What a beam's draft carries besides its nodes, as `Draft.aux`. Path scores are in `Draft.score`: the target's for roots."""
 
     state: Tensor  # [B, N] the trie node of every column; NOWHERE for PAD
     beams: int  # how many of the last roots are the pending token
@@ -48,18 +49,14 @@ def path_scores(draft: Draft) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BeamLevel:
-    """The children of a row's beams on one level, all of them side by side: S = M * C."""
+    """The children of a row's beams on one level, concatenated: S = M * C."""
 
     children: Children  # [B, M, C]
     score: Tensor  # [B, S] the target's log-probability of the whole path, -inf where there is no child
     committed: Tensor  # [B, 1] how many levels a row has committed when this one is ranked
     start: Tensor  # [B] how many it had when the round began
-    log_q: Tensor | None = (
-        None  # [B, S] what the distribution draft tokens were drawn from says of these children; -inf for what no draft token could be
-    )
-    draft_tokens: Tensor | None = (
-        None  # [B, N] which of them each draft token is, as drawn; -1 if it hangs on no beam of these, PAD for no draft token
-    )
+    log_q: Tensor | None = None  # [B, S] log-probability of these children under the draft's distribution; -inf for impossible ones
+    draft_tokens: Tensor | None = None  # [B, N] which child each draft token is, as drawn; -1 if none, PAD for no draft token
 
     @property
     def state(self) -> Tensor:
@@ -69,7 +66,7 @@ class BeamLevel:
 
 @dataclass(frozen=True, slots=True)
 class Winners:
-    """A level's K best of each row."""
+    """The K best of one level, for each row."""
 
     parent: Tensor  # [B, K] which of the beams before
     token: Tensor  # [B, K]
@@ -84,7 +81,7 @@ class Winners:
 
 @dataclass(frozen=True)
 class BeamRule(ABC):
-    """What the rules have in common: `k` beams over the paths of `trie`."""
+    """Base of the rules that choose a level's winners: `k` beams over the paths of `trie`."""
 
     trie: Trie
     k: int
@@ -131,10 +128,10 @@ class BeamRule(ABC):
         children = self.trie.children(state, min(forest.level + depth, self.trie.levels - 1))
         fresh = scored.p.scores.shape[1]  # the distributions of columns before were used in earlier rounds
         log_p = of_children(scored.p, (column - draft.size + fresh).clamp_min(0), children)
-        told = (ranked(children, log_p, score), draft.start[:, None] + depth, draft.start)
+        level = (ranked(children, log_p, score), draft.start[:, None] + depth, draft.start)
         if depth >= len(forest.drawn):
-            return BeamLevel(children, *told)
-        return BeamLevel(children, *told, *_own(forest.drawn[depth], (column - first).masked_fill(column < 0, width), width))
+            return BeamLevel(children, *level)
+        return BeamLevel(children, *level, *_own(forest.drawn[depth], (column - first).masked_fill(column < 0, width), width))
 
 
 def ranked(children: Children, log_p: Tensor, score: Tensor) -> Tensor:
@@ -148,7 +145,7 @@ def of_children(distributions: Categorical, column: Tensor, children: Children) 
     return scores.gather(-1, children.token) - scores.logsumexp(-1, keepdim=True)
 
 
-def best(key: Tensor, count: int) -> Tensor:
+def best_indices(key: Tensor, count: int) -> Tensor:
     """[B, count] indices of the largest `key` [B, S], largest first; -1 where what is left is -inf."""
     found = key.topk(min(count, key.shape[1]), -1)
     index = torch.where(found.values > -torch.inf, found.indices, -1)
@@ -160,11 +157,11 @@ class TopKBeams(BeamRule):
     """The target's K best paths on every level: transformers' constrained beam search."""
 
     def pick(self, level: BeamLevel, noise: Noise) -> Tensor:
-        return best(level.score, self.k)
+        return best_indices(level.score, self.k)
 
 
 def _winners(level: BeamLevel, index: Tensor) -> Winners:
-    """Those at `index` [B, K] among a level's children."""
+    """The winners at `index` [B, K] among a level's children."""
     there, index = index >= 0, index.clamp_min(0)
     state = torch.where(there, level.state.gather(1, index), NOWHERE)
     token = torch.where(there, level.children.token.flatten(1).gather(1, index), 0)
@@ -172,14 +169,14 @@ def _winners(level: BeamLevel, index: Tensor) -> Winners:
     return Winners(index // level.children.state.shape[-1], token, state, score)
 
 
-def _among(wanted: Tensor, found: Tensor, first: int) -> Tensor:
-    """[B, K] the column of each `wanted` [B, K] trie node in `found` [B, N], whose columns begin at `first`; -1 where it is not there."""
-    same = (wanted[:, :, None] == found[:, None, :]) & (wanted != NOWHERE)[:, :, None]
+def _among(states: Tensor, found: Tensor, first: int) -> Tensor:
+    """[B, K] the column of each trie node `states` [B, K] in `found` [B, N], whose columns begin at `first`; -1 where there is none."""
+    same = (states[:, :, None] == found[:, None, :]) & (states != NOWHERE)[:, :, None]
     return torch.where(same.any(-1), same.long().argmax(-1) + first, -1)
 
 
 def _own(drawn: DrawnChildren, place: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """How draft tokens were drawn, told of the children of M beams, which are at `place` [B, M] of the nodes draft tokens could hang on."""
+    """How draft tokens were drawn, in terms of the children of M beams at `place` [B, M] of the nodes draft tokens could be appended to."""
     rows, size = drawn.log_q.shape[0], drawn.log_q.shape[-1]
     padded = torch.nn.functional.pad(drawn.log_q, (0, 0, 0, width + 1 - drawn.log_q.shape[1]), value=-torch.inf)
     log_q = padded.gather(1, place[..., None].expand(-1, -1, size)).flatten(1)
@@ -193,7 +190,7 @@ def _own(drawn: DrawnChildren, place: Tensor, width: int) -> tuple[Tensor, Tenso
 
 
 def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Winners, accepted: Tensor) -> Verdict:
-    """What stays: all roots, the winners of every accepted level, and behind them those of the level after as the next pending token."""
+    """Keeps all roots and the winners of every accepted level; the winners of the level after are the next pending beams."""
     forest: Forest = draft.aux
     roots, device = draft.roots, draft.nodes.device
     alive, columns = draft.valid.any(1), torch.arange(draft.roots, device=device)
@@ -220,7 +217,7 @@ def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Win
 
 
 def _append(tables: tuple[list[Tensor], ...], winners: Winners, base: Tensor, there: Tensor) -> None:
-    """Winners as columns, whose parents begin at column `base`; PAD where they are not `there` [B, K]."""
+    """Append winners as columns whose parents begin at column `base`; PAD where they are not `there` [B, K]."""
     nodes, parents, states, scores = tables
     nodes.append(winners.token)
     parents.append(torch.where(there, winners.parent + base, PAD))
@@ -229,7 +226,7 @@ def _append(tables: tuple[list[Tensor], ...], winners: Winners, base: Tensor, th
 
 
 class BeamStopping:
-    """One search's end: every row commits `levels` levels. Where it does, its beams are `state` [B, K] with `score` [B, K]."""
+    """The end of one search: every row commits `levels` levels. Then its beams are `state` [B, K] with `score` [B, K]."""
 
     def __init__(self, rows: int, levels: int, k: int, device: torch.device | str = "cpu"):
         self.left = torch.full((rows,), levels, device=device)
@@ -243,11 +240,11 @@ class BeamStopping:
         return any(self.remaining)
 
     def budget(self, length: int) -> Budget:
-        """Room for a round of `length` levels of draft tokens."""
+        """The budget of a round of `length` levels of draft tokens."""
         return Budget(self.left, min(length, max(self.remaining) - 1))
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
-        """Note the beams of rows that have come to the end, and bring the outcome to the host: the round's one synchronisation."""
+        """Record the beams of rows that are finished, and fetch the outcome to the host: the round's one synchronisation."""
         self.left = self.left - verdict.count
         ended = self.left <= 0
         pending, k = verdict.pending, self.state.shape[1]
@@ -264,7 +261,7 @@ class BeamStopping:
 
     @staticmethod
     def _fetch(draft: Draft, scored: Scored, verdict: Verdict, ended: Tensor) -> Committed:
-        """A level counts as a value, and is its own number."""
+        """A level counts as one value, which is its number."""
         forest: Forest = draft.aux
         layers = draft.valid[:, draft.roots :].split(forest.layers, 1) if forest.layers else ()
         drafted = sum((layer.any(1).long() for layer in layers), torch.zeros_like(verdict.count))

@@ -1,13 +1,13 @@
-"""Stochastic beams: a level's winners are the K best of score / temperature + g, with Gumbel noise g that is the path's own.
+"""Stochastic beams: a level's winners are the K best of score / temperature + g, with Gumbel noise g keyed by the path.
 
-The K largest are K distinct paths drawn one after the other without replacement (Gumbel top-k, Kool et al. 2019), level by level as
-beam sampling has it; Kool's search, whose noise is handed down from parent to child, draws whole sequences without replacement and
-is another thing. The noise is a pure function of seed, level and trie node. So a drafter ranks its own draft tokens with the very same
-(`SharedNoise` as the key of `Anchored`), and the items are those of undrafted beam sampling with that seed, whatever is drafted.
+The K largest are K distinct paths drawn one after the other without replacement (Gumbel top-k, Kool et al. 2019), level by level as in beam
+sampling; Kool's search, whose noise is passed from parent to child, draws whole sequences without replacement and is another method. The
+noise is a pure function of seed, level and trie node. So a drafter ranks its own draft tokens with the same noise (`SharedNoise` as the key
+of `Anchored`), and the items are those of undrafted beam sampling with that seed, whatever is drafted.
 
-What is transformers' and what is not. Both draw from softmax(score / temperature) over all pairs, without replacement. transformers
-draws 2K of them and goes on with the K of best score; on the last level it keeps the first K drawn. Here K are drawn on every level
-and all are kept. So a search of one level has transformers' distribution, and a deeper one is what transformers' would be if it drew K.
+Compared with transformers: both draw from softmax(score / temperature) over all pairs, without replacement. transformers draws 2K of them
+and continues with the K of best score; on the last level it keeps the first K drawn. Here K are drawn on every level and all are kept. So a
+search of one level has transformers' distribution, and a deeper one has that of transformers if it drew K.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmspec.core.beams.pairs import SampledBeams, check_temperature
-from mmspec.core.beams.search import BeamLevel, best
+from mmspec.core.beams.search import BeamLevel, best_indices
 from mmspec.core.noise import Noise
 from mmspec.core.rules.base import TOKEN_EXACT
 
 
 @dataclass(frozen=True)
 class SharedNoise:
-    """What is ranked: path scores with the target's own noise."""
+    """The ranking key: path scores with the target's own noise."""
 
     temperature: float
 
@@ -36,10 +36,10 @@ class SharedNoise:
 
 @dataclass(frozen=True)
 class StochasticBeams(SampledBeams):
-    """Beam sampling: K distinct paths a level. Its limit at temperature 0 is `TopK`."""
+    """Beam sampling: K distinct paths a level. Its limit at temperature 0 is `TopKBeams`."""
 
     coupled = True
     exactness = TOKEN_EXACT
 
     def pick(self, level: BeamLevel, noise: Noise) -> Tensor:
-        return best(SharedNoise(self.temperature)(level.score, level.state, level.committed, noise), self.k)
+        return best_indices(SharedNoise(self.temperature)(level.score, level.state, level.committed, noise), self.k)

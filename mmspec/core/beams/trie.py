@@ -1,8 +1,8 @@
-"""A trie over token paths of one length, laid out so that the children of any number of nodes are found by arithmetic on the device.
+"""A trie over token paths of one length, laid out so that children are found by arithmetic on the device.
 
-The paths are sorted, and nodes are numbered level by level in that order: the children of a node stand side by side, and so do the
-paths below it. Then two numbers a node say everything: the first of its children and the first of its paths. Vectorised tries with
-sparse rows are due to Su et al. 2026 (STATIC), who store edges; numbering the nodes in sorted order makes edges needless.
+The paths are sorted, and nodes are numbered level by level in that order: the children of a node are adjacent, and so are the paths below
+it. Two numbers a node suffice: its first child and its first path. Vectorised tries with sparse rows are due to Su et al. 2026 (STATIC),
+who store edges; numbering the nodes in sorted order makes edges unnecessary.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 NOWHERE = -1
-"""The state of what is no node."""
+"""The state that stands for no node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,13 @@ class Children:
 
     @property
     def valid(self) -> Tensor:
+        """[B, M, C] bool: there is a child."""
         return self.state != NOWHERE
 
 
 @dataclass(frozen=True)
 class Trie:
-    """N nodes over P distinct paths of `levels` tokens; node 0 is the root. `allowed` leaves out nodes, for every row or row by row."""
+    """N nodes over P distinct paths of `levels` tokens; node 0 is the root. `allowed` excludes nodes, for all rows or row by row."""
 
     token: Tensor  # [N] the token that leads to a node; 0 for the root
     child: Tensor  # [N + 1] the first child of a node; the last one ends where the next node's begin
@@ -44,7 +45,7 @@ class Trie:
         if not count or not levels:
             raise ValueError(f"paths have shape {tuple(paths.shape)}: give at least one path of at least one token")
         differs = (paths[1:] != paths[:-1]).long().cummax(1).values
-        fresh = torch.cat([torch.ones_like(paths[:1]), differs])  # [P, L] does a node begin here?
+        fresh = torch.cat([torch.ones_like(paths[:1]), differs])  # [P, L] a node begins here
         if not bool(fresh[:, -1].all()) or bool((_order(paths) != torch.arange(count, device=paths.device)).any()):
             raise ValueError("paths must be distinct and sorted: pass torch.unique(paths, dim=0)")
         first = [torch.zeros(1, dtype=torch.long, device=paths.device), *(column.nonzero()[:, 0] for column in fresh.unbind(1))]
@@ -59,14 +60,16 @@ class Trie:
 
     @property
     def levels(self) -> int:
+        """Tokens in a path."""
         return len(self.starts) - 1
 
     @property
     def size(self) -> int:
-        """How many distinct paths there are, whatever is allowed."""
+        """Number of distinct paths P, whatever is allowed."""
         return len(self.token) - self.starts[-1]
 
     def to(self, device: torch.device | str) -> "Trie":
+        """Move the tables to a device."""
         allowed = None if self.allowed is None else self.allowed.to(device)
         return replace(self, token=self.token.to(device), child=self.child.to(device), span=self.span.to(device), allowed=allowed)
 
@@ -89,7 +92,7 @@ class Trie:
         return total[..., self.span[:, 1]] - total[..., self.span[:, 0]]
 
     def only(self, paths: Tensor) -> "Trie":
-        """This trie with only `paths` ([P] or [B, P] bool) allowed: nodes stay as they are, so it costs one pass and is swapped at will."""
+        """This trie with only `paths` ([P] or [B, P] bool) allowed. Nodes stay as they are, so it costs one pass."""
         return replace(self, allowed=self.below(paths.long()) > 0)
 
 

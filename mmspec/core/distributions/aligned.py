@@ -1,12 +1,12 @@
-"""Noise-aligned coupling: exact speculation for heads that are black boxes (Wang et al. 2024, arXiv 2411.11925, made exact).
+"""Noise-aligned coupling: exact speculation for black-box sampler heads (Wang et al. 2024, arXiv 2411.11925, made exact).
 
-A token of such a head is f(z, xi) + sigma_out e: what a sampler makes of its state z and its noise xi, whatever the sampler (an ancestral
-chain, an ODE, a single step), and one last Gaussian noise, which is a part of what the model is. Here xi is a function of the seed and
-the output position alone. Given all xi the model is an ordinary autoregressive one whose tokens are Gaussians with equal scales, target
-and drafter alike; any rule that is exact for those (token by reflection, block, D-GRS) is exact for every xi, and so on the whole. As
-both samplers are fed the same noise, their means are close; a draft token is accepted with 2 Phi(-|f_p - f_q| / (2 sigma_out)) in the mean.
+A token of such a head is f(z, xi) + sigma_out e: the sampler's output for its conditioning z and noise xi (an ancestral chain, an ODE or a
+single step), plus one final Gaussian noise that is a part of the model. Here xi is a function of the seed and the output position alone.
+Given all xi, target and drafter are ordinary autoregressive models whose tokens are Gaussians of equal scale. Any rule that is exact for
+those (token by reflection, block, D-GRS) is exact for every xi, and so overall. Since both samplers get the same noise, their means are
+close; a draft token is accepted with mean probability 2 Phi(-|f_p - f_q| / (2 sigma_out)).
 
-The published rule multiplies the ratio by a factor of the two chains' variances, which is what makes it inexact: `core.rules.lossy.cspd`.
+The published rule multiplies the ratio by a factor of the two chains' variances, which makes it inexact: see `core.rules.lossy.cspd`.
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,33 @@ from mmspec.core.noise import Keys
 
 
 class Sampler(Protocol):
-    """A head, from what it is told and standard normal noise to the mean of a token. Deterministic."""
+    """A deterministic head: from conditioning and standard normal noise to the mean of a token."""
 
     @property
     def rows(self) -> int:
-        """Vectors of noise it wants for a token."""
+        """Vectors of noise needed for one token."""
         ...
 
     def __call__(self, z: Tensor, noise: Tensor) -> Tensor:
-        """Means [..., d] of tokens, told `z` [..., D] and fed `noise` [..., rows, d]."""
+        """Run the sampler.
+
+        Args:
+            z: conditioning [..., D].
+            noise: standard normal [..., rows, d].
+
+        Returns:
+            Means of the tokens [..., d].
+        """
         ...
 
 
 @dataclass(frozen=True)
 class ChainSampler:
-    """A diffusion head's chain up to the mean of its last step: fed x_T and the noise of every step but that."""
+    """A diffusion head's chain up to the mean of its last step, given x_T and the noise of every step but the last.
+
+    Args:
+        denoiser: the head and its chain.
+    """
 
     denoiser: Denoiser
 
@@ -49,9 +61,17 @@ class ChainSampler:
 
 
 def aligned(z: Tensor, sampler: Sampler, sigma_out: float, keys: Keys, width: int) -> Gaussian:
-    """The distributions [B, N] of tokens of `width` numbers, told `z` [B, N, D], with the noise that `keys` [B, N] give (`Noise.aligned`).
+    """Make the distributions of tokens whose samplers share their noise.
 
-    With `sigma_out` 0 they are points, which can be drawn, but on which target and drafter never agree.
+    Args:
+        z: conditioning [B, N, D].
+        sampler: the head.
+        sigma_out: standard deviation of the final noise. With 0 the distributions are points, on which target and drafter never agree.
+        keys: streams [B, N] of `Noise.aligned`.
+        width: numbers in a token, d.
+
+    Returns:
+        Gaussians [B, N] of equal scale.
     """
     noise = keys.branch(sampler.rows).normal(width).to(z.dtype)
     mean = sampler(z, noise)

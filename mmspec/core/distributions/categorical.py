@@ -1,4 +1,4 @@
-"""Distributions: what a target says comes next, and what a draft token was drawn from."""
+"""The protocol of distributions, and categorical distributions over a vocabulary."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -10,81 +10,195 @@ from mmspec.core.noise import Keys
 
 
 class Distribution(Protocol):
-    """A batch of distributions over one step's value. One lossless rule serves discrete and continuous members alike."""
+    """A batch of distributions over the value of one step, discrete or continuous. Lossless rules use only these methods."""
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log-probability or log-density of values `x`, one per distribution."""
+        """Compute log-probabilities or log-densities.
+
+        Args:
+            x: one value per distribution [..., *value].
+
+        Returns:
+            [...].
+        """
         ...
 
     def log_ratio(self, q: Any, x: Tensor) -> Tensor:
-        """log p(x) / q(x), one per distribution; `q` None is a point mass on `x`."""
+        """Compute log p(x) / q(x).
+
+        Args:
+            q: the distribution `x` was drawn from; None for a point mass on `x`.
+            x: one value per distribution [..., *value].
+
+        Returns:
+            [...].
+        """
         ...
 
     def sample(self, keys: Keys) -> Tensor:
-        """One value from each distribution."""
+        """Draw one value from each distribution.
+
+        Args:
+            keys: one stream per distribution [...].
+
+        Returns:
+            Values [..., *value].
+        """
         ...
 
     def mode(self) -> Tensor:
-        """The most likely value of each distribution."""
+        """Find the most likely value of each distribution.
+
+        Returns:
+            Values [..., *value].
+        """
         ...
 
     def draws(self, keys: Keys, columns: Tensor, x: Tensor) -> Tensor:
-        """[B, G] bool: is `x` [B, G, *value] what the distributions at `columns` [B, G] draw by `keys` [B, N], the keys of all N
-        columns?"""
+        """Compare values with the distributions' own draws.
+
+        Args:
+            keys: streams [B, N] of all columns.
+            columns: columns [B, G] of a [B, N] batch.
+            x: values [B, G, *value].
+
+        Returns:
+            bool [B, G], true where `x` is what the distribution at that column draws.
+        """
         ...
 
     def tops(self, columns: Tensor, x: Tensor) -> Tensor:
-        """[B, G] bool: is `x` [B, G, *value] the mode of the distributions at `columns` [B, G]?"""
+        """Compare values with the distributions' modes.
+
+        Args:
+            columns: columns [B, G] of a [B, N] batch.
+            x: values [B, G, *value].
+
+        Returns:
+            bool [B, G], true where `x` is the mode of the distribution at that column.
+        """
         ...
 
     def at(self, index: Tensor) -> Self:
-        """The distributions at columns `index` [B, M] of a [B, N] batch."""
+        """Select columns.
+
+        Args:
+            index: columns [B, M] of a [B, N] batch.
+
+        Returns:
+            The distributions there, [B, M].
+        """
         ...
 
     def residual(self, q: Any, x: Tensor, weight: Tensor | None = None) -> Self:
-        """Where to draw after rejecting `x`: norm((weight * self - q)+). `q` None is a point mass on `x`; `weight` defaults to 1."""
+        """Make the distribution to draw from after `x` was rejected, norm((weight * self - q)+).
+
+        Args:
+            q: the distribution `x` was drawn from; None for a point mass on `x`.
+            x: the rejected values [..., *value].
+            weight: [...]; None for 1.
+
+        Returns:
+            Distributions [...].
+        """
         ...
 
     def last(self, count: int) -> Self:
-        """The distributions of the last `count` columns."""
+        """Select the last columns.
+
+        Args:
+            count: how many.
+
+        Returns:
+            The distributions of the last `count` columns.
+        """
         ...
 
     def where(self, mask: Tensor, other: Self) -> Self:
-        """This distribution where `mask`, else `other`."""
+        """Select between two batches.
+
+        Args:
+            mask: bool [...].
+            other: the distributions used where `mask` is false.
+
+        Returns:
+            Distributions [...].
+        """
         ...
 
     def cat(self, other: Self) -> Self:
-        """Both batches, one after the other along the node axis."""
+        """Concatenate along the node axis.
+
+        Args:
+            other: the distributions appended to these.
+
+        Returns:
+            Both batches as one.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """Distributions over V values, held as unnormalised log-probabilities so that greedy and Gumbel draws never pay for a softmax."""
+    """Distributions over V values, held as unnormalised log-probabilities so that greedy and Gumbel draws need no softmax."""
 
     scores: Tensor  # [..., V]
 
     @staticmethod
     def point(x: Tensor, size: int, dtype: torch.dtype = torch.float32) -> "Categorical":
-        """Point masses on `x` [...]."""
+        """Make point masses.
+
+        Args:
+            x: values [...].
+            size: number of values V.
+            dtype: dtype of the scores.
+
+        Returns:
+            Distributions [...].
+        """
         scores = torch.full((*x.shape, size), -torch.inf, dtype=dtype, device=x.device)
         return Categorical(scores.scatter_(-1, x[..., None], 0.0))
 
     @staticmethod
     def of(probabilities: Tensor) -> "Categorical":
-        """From probabilities or any non-negative weights [..., V]."""
+        """Make distributions from probabilities.
+
+        Args:
+            probabilities: non-negative weights [..., V]; they need not sum to 1.
+
+        Returns:
+            Distributions [...].
+        """
         return Categorical(probabilities.log())
 
     def log_probs(self) -> Tensor:
+        """Compute all log-probabilities.
+
+        Returns:
+            Normalised [..., V].
+        """
         return self.scores.log_softmax(-1)
 
     def probs(self) -> Tensor:
+        """Compute all probabilities.
+
+        Returns:
+            Normalised [..., V].
+        """
         return self.scores.softmax(-1)
 
     def log_prob(self, x: Tensor) -> Tensor:
         return _pick(self.scores, x) - self.scores.logsumexp(-1)
 
     def prob(self, x: Tensor) -> Tensor:
+        """Compute the probability of one value per distribution.
+
+        Args:
+            x: values [...].
+
+        Returns:
+            Probabilities [...].
+        """
         return self.log_prob(x).exp()
 
     def log_ratio(self, q: "Categorical | None", x: Tensor) -> Tensor:
@@ -116,12 +230,21 @@ class Categorical:
         return Categorical(torch.cat([self.scores, other.scores], 1))
 
     def without(self, x: Tensor) -> "Categorical":
-        """These distributions with value `x` [...] struck out; a distribution that was a point mass on `x` stays as it is."""
+        """Remove one value from each distribution. A point mass on that value is left as it is.
+
+        Args:
+            x: values [...].
+
+        Returns:
+            Distributions [...].
+        """
         rest = self.scores.scatter(-1, x[..., None], -torch.inf)
         return Categorical(torch.where(rest.amax(-1, keepdim=True) > -torch.inf, rest, self.scores))
 
     def residual(self, q: "Categorical | None", x: Tensor, weight: Tensor | None = None) -> "Categorical":
-        """norm((weight * p - q)+). When rounding leaves nothing positive, p itself: there the two distributions agree to the last bit."""
+        """Make norm((weight * p - q)+). Where rounding leaves nothing positive the result is p itself: there the two are equal up to
+        rounding.
+        """
         if q is None and weight is None:
             return self.without(x)
         p = self.probs()
@@ -130,11 +253,28 @@ class Categorical:
         return Categorical(torch.where(rest.sum(-1, keepdim=True) > 0, rest, p).log())
 
     def mass(self, q: "Categorical", x: Tensor, weight: Tensor) -> Tensor:
-        """What the residual weighs before it is normalised: the sum of (weight * p - q)+, [...]. The same for every `x`."""
+        """Compute the mass of the residual before it is normalised, the sum of (weight * p - q)+. It is the same for every `x`.
+
+        Args:
+            q: the distribution draft tokens were drawn from.
+            x: values [...]; not read.
+            weight: [...].
+
+        Returns:
+            [...].
+        """
         return (weight[..., None] * self.probs() - q.probs()).clamp_(min=0).sum(-1)
 
     def tv(self, q: "Categorical | None", x: Tensor) -> Tensor:
-        """Total variation distance to `q`, or to the point mass on `x` when `q` is None. [...]"""
+        """Compute the total variation distance to `q`.
+
+        Args:
+            q: other distributions [...]; None for a point mass on `x`.
+            x: values [...].
+
+        Returns:
+            Distances [...].
+        """
         if q is None:
             return 1 - self.prob(x)
         return 0.5 * (self.probs() - q.probs()).abs().sum(-1)

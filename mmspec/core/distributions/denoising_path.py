@@ -1,15 +1,14 @@
 """A token's whole reverse chain as one value: path-level acceptance for diffusion heads.
 
-The density of a token that a diffusion head has written is out of reach, but that of the path x_T, .., x_0 it came by is a product of
-Gaussians. A drafted path has been written down whole, so the target judges all its T steps, of all drafted tokens, in one call of its
-head: serial in the drafter, parallel in the target. Distributions of paths are distributions like any other, and the token rule over them
-is exact: accept with min(1, P(path) / Q(path)), else draw from norm((P - Q)+), by thinning, with chains drawn anew. The token is the path's
-last state, and as the path has the target's distribution, so has the token. Acceptance is about 2 Phi(-sqrt(K) / 2) with K twice the
-divergence of the paths, which stays put as T grows, where judging step by step falls.
+The density of a token that a diffusion head writes is intractable, but the density of its path x_T, .., x_0 is a product of Gaussians. The
+target judges all T steps of all drafted tokens in one call of its head: serial in the drafter, parallel in the target. The token rule over
+paths is exact: accept with min(1, P(path) / Q(path)), else draw from norm((P - Q)+), by thinning, with chains drawn anew. The token is the
+path's last state; since the path has the target's distribution, so has the token. The mean acceptance is about 2 Phi(-sqrt(K) / 2) with K
+twice the divergence of the paths. It does not change as T grows, whereas the acceptance of judging step by step falls.
 
-x_T is drawn from N(0, I) by every such distribution; log-probabilities leave that factor out.
+Every such distribution draws x_T from N(0, I); log-probabilities leave that factor out.
 
-T steps, d numbers a token, D the width of what the head is told.
+T steps, d numbers a token, D the width of the conditioning.
 """
 
 from collections.abc import Callable
@@ -27,15 +26,23 @@ from mmspec.core.distributions.value_cache import ValueCache
 from mmspec.core.noise import Keys
 
 Net = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(noised tokens [M, d], timesteps [M], what the head is told [M, D]) -> output [M, d], of the kind the kernel's scheduler takes."""
+"""(noised tokens [M, d], timesteps [M], conditioning [M, D]) -> output [M, d], of the prediction type the scheduler takes."""
 
 
 @dataclass(frozen=True)
 class Denoiser:
     """A head and the chain it is sampled by.
 
-    The net is run at every `every`-th state of a path, and what it says stands for the states up to the next: one output, applied anew
-    to each. That makes a draft cheaper, and its distribution is still the one it is said to be.
+    With `every` above 1 the net is run at every `every`-th state and its output is used for the states up to the next. This makes a draft
+    cheaper; its distribution is that of the chain as run.
+
+    Args:
+        net: maps (noised tokens [M, d], timesteps [M], conditioning [M, D]) to outputs [M, d].
+        noise_schedule: the chain's transitions.
+        every: run the net at every state (1), every second (2), ...
+
+    Raises:
+        ValueError: when `every` is below 1.
     """
 
     net: Net
@@ -48,11 +55,12 @@ class Denoiser:
 
     @property
     def steps(self) -> int:
+        """Number of denoising steps T."""
         return self.noise_schedule.steps
 
     @cached_property
     def _rows(self) -> list[tuple[float, ...]]:
-        """(timestep, keep, gain, std) of every step, on the host: a step of a chain then is no more than its sums."""
+        """(timestep, keep, gain, std) of every step as Python numbers, so that a step needs no transfer."""
         noise_schedule = self.noise_schedule
         return list(
             zip(
@@ -61,26 +69,50 @@ class Denoiser:
             )
         )
 
-    def told(self, x: Tensor, step: int, z: Tensor) -> Tensor:
-        """What the net says of states `x` [..., d] before step `step`."""
+    def output(self, x: Tensor, step: int, z: Tensor) -> Tensor:
+        """Run the net once.
+
+        Args:
+            x: states [..., d].
+            step: number of the step, 0 .. T - 1.
+            z: conditioning [..., D].
+
+        Returns:
+            Outputs [..., d].
+        """
         rows = x.reshape(-1, x.shape[-1])
         times = torch.full((len(rows),), self._rows[step][0], device=x.device)
         return self.net(rows, times, z.reshape(-1, z.shape[-1])).view(x.shape)
 
     def means(self, z: Tensor, path: Tensor) -> Tensor:
-        """The mean of every state of `path` [..., T + 1, d] but the first, given the one before: [..., T, d]. One run of the net."""
+        """Compute the mean of every state given the one before it, in one run of the net.
+
+        Args:
+            z: conditioning [..., D].
+            path: states [..., T + 1, d].
+
+        Returns:
+            Means [..., T, d] of all states but the first.
+        """
         noise_schedule, states = self.noise_schedule, path[..., :-1, :]
-        asked = states[..., :: self.every, :]
-        about = z[..., None, :].expand(*asked.shape[:-1], z.shape[-1])
-        times = noise_schedule.timesteps[:: self.every].expand(asked.shape[:-1])
-        out = self.net(asked.reshape(-1, asked.shape[-1]), times.reshape(-1), about.reshape(-1, about.shape[-1])).view(asked.shape)
+        inputs = states[..., :: self.every, :]
+        given = z[..., None, :].expand(*inputs.shape[:-1], z.shape[-1])
+        times = noise_schedule.timesteps[:: self.every].expand(inputs.shape[:-1])
+        out = self.net(inputs.reshape(-1, inputs.shape[-1]), times.reshape(-1), given.reshape(-1, given.shape[-1])).view(inputs.shape)
         out = out.repeat_interleave(self.every, -2)[..., : self.steps, :] if self.every > 1 else out
         return noise_schedule.keep.to(out.dtype)[:, None] * states + noise_schedule.gain.to(out.dtype)[:, None] * out
 
     def walk(self, z: Tensor, noise: Tensor, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The path [..., T + 1, d] that `noise` [..., T + 1, d] leads along, and its means [..., T, d]: T runs of the net in a row.
+        """Sample paths, by T runs of the net in a row.
 
-        States of `path`, if one is given, that stand before index `first` [...] stay; means then are those from the least `first` on.
+        Args:
+            z: conditioning [..., D].
+            noise: standard normal [..., T + 1, d].
+            path: states [..., T + 1, d] to continue from.
+            first: index [...] of the first state that is sampled; those of `path` before it stay.
+
+        Returns:
+            The path [..., T + 1, d], and its means from the least `first` on, [..., T, d] without `first`.
         """
         begin = 0 if path is None or first is None else max(0, int(first.min()) - 1)
         states, means = [noise[..., 0, :]] if path is None else list(path[..., : begin + 1, :].unbind(-2)), []
@@ -91,7 +123,7 @@ class Denoiser:
             _, keep, gain, std = self._rows[step]
             if step == begin or step % self.every == 0:
                 anchor = step - step % self.every
-                out = self.told(states[anchor], anchor, z)
+                out = self.output(states[anchor], anchor, z)
             means.append(torch.add(keep * states[step], out, alpha=gain))
             x = torch.add(means[-1], noise[..., step + 1, :], alpha=std)
             if path is not None and first is not None:
@@ -102,22 +134,29 @@ class Denoiser:
 
 @dataclass(frozen=True)
 class DenoisingPath(Density):
-    """Distributions of the paths that `denoiser` writes, told `z`. Values are [T + 1, d]: x_T, x_{T-1}, .., x_0."""
+    """Distributions of the paths of a `denoiser` given conditioning `z`. Values are [T + 1, d]: x_T, x_{T-1}, .., x_0."""
 
-    z: Tensor  # [..., D]
-    denoiser: Denoiser
-    width: int  # d
-    _memo: ValueCache = field(init=False, repr=False, compare=False, default_factory=ValueCache)
+    z: Tensor  # [..., D] conditioning
+    denoiser: Denoiser  # the head and its chain
+    width: int  # d, numbers in a token
+    _cache: ValueCache = field(init=False, repr=False, compare=False, default_factory=ValueCache)
 
     @property
     def streams(self) -> int:
         return self.denoiser.steps + 1
 
     def steps(self, path: Tensor) -> Gaussian:
-        """The distribution of every next state given the one before it in `path` [..., T + 1, d]: [..., T]. One run of the net a path."""
-        means = self._memo.get(path)
+        """Compute the distribution of every next state given the one before it, in one run of the net.
+
+        Args:
+            path: states [..., T + 1, d].
+
+        Returns:
+            Gaussians [..., T].
+        """
+        means = self._cache.get(path)
         if means is None:
-            means = self._memo.keep(path, self.denoiser.means(self.z, path))
+            means = self._cache.keep(path, self.denoiser.means(self.z, path))
         return transitions(means, self.denoiser.noise_schedule)
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -129,7 +168,14 @@ class DenoisingPath(Density):
         return self.steps(x).log_ratio(q.steps(x), x[..., 1:, :]).sum(-1)
 
     def drawn(self, keys: Keys) -> tuple[Tensor, "DrawnPath"]:
-        """A path from each distribution, and the distribution with what it took to draw it."""
+        """Draw a path from each distribution.
+
+        Args:
+            keys: streams [...].
+
+        Returns:
+            Paths [..., T + 1, d], and the distribution with the computed means.
+        """
         path, means = self.denoiser.walk(self.z, self._noise(keys))
         return path, DrawnPath(self, path, means)
 
@@ -137,8 +183,16 @@ class DenoisingPath(Density):
         return self.denoiser.walk(self.z, self._noise(keys))[0]
 
     def redrawn(self, x: Tensor, first: Tensor, keys: Keys) -> Tensor:
-        """Paths `x` [..., T + 1, d] with the states from index `first` [...] on (0: all; T + 1: none) drawn anew by the chain,
-        each by the stream that `sample` draws it by."""
+        """Draw the later states of paths anew, each by the stream that `sample` uses for it.
+
+        Args:
+            x: paths [..., T + 1, d].
+            first: index [...] of the first state drawn anew; 0 for all, T + 1 for none.
+            keys: streams [...].
+
+        Returns:
+            Paths [..., T + 1, d].
+        """
         return self.denoiser.walk(self.z, self._noise(keys), x, first)[0]
 
     def mode(self) -> Tensor:
@@ -162,28 +216,53 @@ class DenoisingPath(Density):
 
 
 def transitions(means: Tensor, noise_schedule: NoiseSchedule) -> Gaussian:
-    """The kernel's Gaussians around `means` [..., T, d]."""
+    """Make the schedule's Gaussians.
+
+    Args:
+        means: [..., T, d].
+        noise_schedule: the chain's transitions.
+
+    Returns:
+        Gaussians [..., T].
+    """
     return Gaussian(means, noise_schedule.std[:, None].to(means.dtype).expand(*means.shape[:-1], 1))
 
 
 @dataclass(frozen=True)
 class DrawnPath:
-    """A drafter's distributions with the paths [B, G, T + 1, d] they drew and those paths' means: what a draft records as its q.
+    """A drafter's distributions with the paths they drew and those paths' means; recorded as a draft's q.
 
-    `steps` and `log_prob` are asked for those very paths, and cost nothing; distributions picked out of it are plain ones.
+    `steps` and `log_prob` answer for these paths without running the net; distributions selected from it are plain ones.
     """
 
-    distribution: DenoisingPath
-    path: Tensor
+    distribution: DenoisingPath  # [B, G]
+    path: Tensor  # [B, G, T + 1, d]
     means: Tensor  # [B, G, T, d]
 
     def steps(self, path: Tensor) -> Gaussian:
+        """Return the distributions of the recorded steps.
+
+        Args:
+            path: the recorded paths [B, G, T + 1, d].
+
+        Returns:
+            Gaussians [B, G, T].
+        """
         return transitions(self.means, self.distribution.denoiser.noise_schedule)
 
     def log_prob(self, x: Tensor) -> Tensor:
         return self.steps(x).log_prob(self.path[..., 1:, :]).sum(-1)
 
     def picked(self, rows: Tensor, columns: Tensor) -> DenoisingPath:
+        """Select distributions at `rows` and `columns` of the batch.
+
+        Args:
+            rows: row indices.
+            columns: column indices, of the same shape.
+
+        Returns:
+            Distributions of that shape.
+        """
         return self.distribution.picked(rows, columns)
 
     def at(self, index: Tensor) -> DenoisingPath:
@@ -195,6 +274,13 @@ class DrawnPath:
 
 
 def recorded(distribution: DenoisingPath, keys: Keys) -> tuple[Tensor, DrawnPath]:
-    """How a chain draws its draft tokens from distributions of paths: what it took is kept, so that judging them runs the drafter's net no
-    more."""
+    """Draw draft tokens and keep the means, so that judging them does not run the drafter's net again.
+
+    Args:
+        distribution: the drafter's distributions of paths.
+        keys: streams [...].
+
+    Returns:
+        Paths [..., T + 1, d], and the distributions to record as q.
+    """
     return distribution.drawn(keys)

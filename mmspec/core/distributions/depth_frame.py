@@ -1,14 +1,12 @@
-"""Frames written by a depth transformer: code k of a frame has a distribution given the codes before it in the frame and the backbone's
-state.
+"""Frames written by a depth transformer: each code is conditioned on the codes before it in the frame and on the backbone's state.
 
-p(frame) = prod_k p(c_k | h, c_<k), and h depends on earlier frames only (CSM, Moshi and other pairs of a backbone and a depth
-transformer; RQ-Transformer, Lee et al. 2022). A drafted frame tells every code its predecessors, so one run of the depth net judges
-all K codes of all drafted frames at once; only the one frame that a round commits last is written code by code.
+p(frame) = prod_k p(c_k | h, c_<k), where h depends on earlier frames only (CSM, Moshi and other pairs of a backbone and a depth
+transformer; RQ-Transformer, Lee et al. 2022). For a drafted frame all predecessors of every code are known, so one run of the depth net
+judges all K codes of all drafted frames; only the frame that a round commits last is written code by code.
 
-That frame need not be written one code a run either. Given the noise, each code is a function of those before it, so the frame is the
-fixed point of writing all codes at once from a draft token: every run commits the codes that stayed as they were, up to the first that did
-not, and that one, too. It is the very frame that code-by-code writing gives, in as many runs as the draft token is bad (`JacobiWriter`;
-parallel decoding by fixed points, Song et al. 2021).
+That frame can be written in fewer than K runs. Given the noise, each code is a function of those before it, so the frame is the fixed point
+of writing all codes at once from a draft: every run settles the codes that did not change, up to and including the first that did. The
+result is the frame that code-by-code writing gives (`JacobiWriter`; parallel decoding by fixed points, Song et al. 2021).
 """
 
 from collections.abc import Callable
@@ -24,43 +22,90 @@ from mmspec.core.distributions.value_cache import ValueCache
 from mmspec.core.noise import Keys
 
 Choose = Callable[[Tensor, int], Tensor]
-"""(scores [M, V] of code k, k) -> the code [M]. The noise is in it: the same scores give the same code whenever it is asked."""
+"""(scores [M, V] of code k, k) -> the code [M]. Its noise is fixed: the same scores always give the same code."""
 DraftToken = Callable[[Tensor, Choose], Tensor]
-"""(hidden [M, D], choose) -> codes [M, K]: where to begin. A draft token that chooses as the depth net does is right more often."""
+"""(hidden [M, D], choose) -> codes [M, K], a first version of the frame. Drafts made with `choose` are right more often."""
 
 
 class Depth(Protocol):
-    """A depth net behind its processors, for M frames at once."""
+    """A depth net with its logits processors, for M frames at once."""
 
     @property
-    def books(self) -> int: ...
-
-    def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Scores [M, K, V] of every code, given the codes before it in `codes` [M, K]. One run."""
+    def books(self) -> int:
+        """Codes in a frame, K."""
         ...
 
-    def written(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
-        """`codes` [M, K] with those from `first` on written one by one, a run each."""
+    def scores(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Score every code given the codes before it, in one run of the net.
+
+        Args:
+            hidden: backbone states [M, D].
+            codes: [M, K].
+
+        Returns:
+            Log-probabilities [M, K, V].
+        """
+        ...
+
+    def write(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+        """Write codes one by one, one run of the net each.
+
+        Args:
+            hidden: backbone states [M, D].
+            codes: [M, K].
+            first: number of the first code to write; those before it stay.
+            choose: chooses a code from its scores.
+
+        Returns:
+            Codes [M, K].
+        """
         ...
 
 
 class FrameWriter(Protocol):
-    """How a frame's codes are found."""
+    """A way to find a frame's codes."""
 
-    def __call__(self, depth: Depth, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor: ...
+    def __call__(self, depth: Depth, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+        """Write the codes of M frames.
+
+        Args:
+            depth: the depth net.
+            hidden: backbone states [M, D].
+            codes: [M, K].
+            first: number of the first code to write; those before it stay.
+            choose: chooses a code from its scores.
+
+        Returns:
+            Codes [M, K].
+        """
+        ...
 
 
 def one_by_one(depth: Depth, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
-    """Code by code: K runs of the depth net less `first`."""
-    return depth.written(hidden, codes, first, choose)
+    """Write a frame code by code, by K - `first` runs of the depth net.
+
+    Args:
+        depth: the depth net.
+        hidden: backbone states [M, D].
+        codes: [M, K].
+        first: number of the first code to write; those before it stay.
+        choose: chooses a code from its scores.
+
+    Returns:
+        Codes [M, K].
+    """
+    return depth.write(hidden, codes, first, choose)
 
 
 @dataclass(frozen=True)
 class JacobiWriter:
-    """All codes at once from a draft token, until they are known to be right: the same frame, in at most as many runs.
+    """Write all codes at once, starting from a draft of the frame, until they are a fixed point: the same frame in at most as many runs.
 
-    `draft_token` says where to begin: parallel heads, say. None begins from the codes at hand. One run is enough where the draft token is
-    right up to its last code. Runs are of whole frames, so this pays where a run of K codes costs about what a run of one does.
+    One run is enough where the draft is right up to its last code. Every run covers whole frames, so this pays where a run over K codes
+    costs about as much as a run over one.
+
+    Args:
+        draft_token: makes the first codes [M, K] from (hidden, choose), such as parallel heads; None starts from the codes at hand.
     """
 
     draft_token: DraftToken | None = None
@@ -69,35 +114,41 @@ class JacobiWriter:
         if self.draft_token is not None and first < depth.books:
             codes = torch.where(torch.arange(depth.books, device=codes.device) < first, codes, self.draft_token(hidden, choose))
         for _ in range(first, depth.books):
-            scores = depth.told(hidden, codes)
+            scores = depth.scores(hidden, codes)
             fresh = torch.stack([choose(scores[:, book], book) if book >= first else codes[:, book] for book in range(depth.books)], 1)
             stayed = (fresh == codes).long().cumprod(-1).sum(-1)
             codes = fresh
-            if int(stayed.min()) >= depth.books - 1:  # the code behind those that stayed was told right, too
+            if int(stayed.min()) >= depth.books - 1:  # the code after the unchanged ones is right, too
                 break
         return codes
 
 
 @dataclass(frozen=True)
 class DepthFrame(FrameDistribution):
-    """Distributions over frames of K codes, each code given the ones before it and the backbone's state."""
+    """Distributions over frames of K codes, each conditioned on the codes before it and on the backbone's state.
 
-    hidden: Tensor  # [..., D]
+    Args:
+        hidden: backbone states [..., D].
+        depth: the depth net.
+        writer: how sampled frames are written.
+    """
+
+    hidden: Tensor
     depth: Depth
     writer: FrameWriter = one_by_one
-    _memo: ValueCache = field(init=False, repr=False, compare=False, default_factory=ValueCache)
-    hangs = True
+    _cache: ValueCache = field(init=False, repr=False, compare=False, default_factory=ValueCache)
+    autoregressive = True
 
     @property
     def books(self) -> int:
         return self.depth.books
 
     def codes(self, x: Tensor) -> Categorical:
-        said = self._memo.get(x)
-        if said is None:
-            scores = self.depth.told(self.hidden.flatten(0, -2), x.flatten(0, -2))
-            said = self._memo.keep(x, Categorical(scores.reshape(*x.shape, -1)))
-        return said
+        found = self._cache.get(x)
+        if found is None:
+            scores = self.depth.scores(self.hidden.flatten(0, -2), x.flatten(0, -2))
+            found = self._cache.keep(x, Categorical(scores.reshape(*x.shape, -1)))
+        return found
 
     def sample(self, keys: Keys) -> Tensor:
         streams = keys.branch(self.books)
@@ -112,7 +163,7 @@ class DepthFrame(FrameDistribution):
         return self._written(mine, int(first.min()), choose)
 
     def mode(self) -> Tensor:
-        """Greedy, code by code: what the class's own greedy decoding gives."""
+        """Write the most likely codes one after the other, as greedy decoding does."""
         return self._written(self._blank(), 0, lambda scores, book: scores.argmax(-1))
 
     def draws(self, keys: Keys, columns: Tensor, x: Tensor) -> Tensor:

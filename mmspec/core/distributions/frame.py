@@ -1,11 +1,10 @@
 """Frames: steps that commit K codes at once, as codecs with several codebooks have them.
 
-`Frame` is the distribution of codes that are independent given what came before (delay patterns, as of MusicGen and Dia). Where each code
-has a distribution given the codes before it in its frame (a depth transformer, as of CSM), `depth.DepthFrame` stands beside it. Both are
-distributions like any other, so every rule that asks a distribution no more than `core.distributions.categorical.Distribution` offers
-judges whole frames as it judges tokens. The token rule then is
-the maximal coupling of two distributions of frames: accept with min(1, P/Q), else draw from norm((P - Q)+) by thinning. It accepts a frame
-with 1 - TV(P, Q), where code after code would accept the product of the codes' own chances.
+`Frame` has codes that are independent given earlier frames (delay patterns, as of MusicGen and Dia). `DepthFrame` of
+`core.distributions.depth_frame` conditions each code on the codes before it in its frame (a depth transformer, as of CSM). Every rule that
+uses only the methods of `Distribution` judges whole frames as it judges tokens. The token rule is then the maximal coupling of two
+distributions of frames: accept with min(1, P/Q), else draw from norm((P - Q)+) by thinning. It accepts a frame with probability
+1 - TV(P, Q), where judging code by code accepts with the product over the codes.
 """
 
 from abc import abstractmethod
@@ -21,18 +20,27 @@ from mmspec.core.noise import Keys
 
 
 class FrameDistribution(ImplicitDistribution):
-    """What distributions of whole frames share. They have no table of V^K entries: what reads one is refused in one line."""
+    """Base of distributions over whole frames. They have no table of V^K entries; rules that read one are refused."""
 
     advice = "a distribution of frames has no table over its values: judge frames by coupled, match, greedy, token or PerCode, in chains"
-    hangs: ClassVar[bool]  # does the distribution of a code hang on the codes before it in its frame?
+    autoregressive: ClassVar[bool]  # the distribution of a code depends on the codes before it in its frame
 
     @property
     @abstractmethod
-    def books(self) -> int: ...
+    def books(self) -> int:
+        """Codes in a frame, K."""
+        ...
 
     @abstractmethod
     def codes(self, x: Tensor) -> Categorical:
-        """The distribution of every code, given the frame's codes before it in `x` [..., K]: [..., K]."""
+        """Compute the distribution of every code given the codes before it in the frame.
+
+        Args:
+            x: frames [..., K].
+
+        Returns:
+            Distributions [..., K].
+        """
 
     @property
     def streams(self) -> int:
@@ -40,7 +48,16 @@ class FrameDistribution(ImplicitDistribution):
 
     @abstractmethod
     def redrawn(self, x: Tensor, first: Tensor, keys: Keys) -> Tensor:
-        """`x` [..., K] with the codes from book `first` [...] on drawn anew, each by the stream that `sample` draws it by."""
+        """Draw the later codes of frames anew, each by the stream that `sample` uses for it.
+
+        Args:
+            x: frames [..., K].
+            first: number [...] of the first code drawn anew.
+            keys: streams [...].
+
+        Returns:
+            Frames [..., K].
+        """
 
     def log_prob(self, x: Tensor) -> Tensor:
         return self.codes(x).log_prob(x).sum(-1)
@@ -51,7 +68,7 @@ class Frame(FrameDistribution):
     """Distributions over frames of K codes, independent of one another."""
 
     heads: Tensor  # [..., K, V] unnormalised log-probabilities of every code; -inf where a book has fewer codes
-    hangs = False
+    autoregressive = False
 
     @property
     def books(self) -> int:

@@ -1,8 +1,8 @@
-"""Gaussians with a scale for every coordinate, or one for all: steps whose values are vectors.
+"""Gaussians with one scale per coordinate or one for all, for steps whose values are vectors.
 
-One value is the whole vector: its density is the product over the d coordinates, never a mean. Where target and draft have equal scales
-(diffusion steps of one schedule, tokens with a common output noise) everything is in closed form (`core.distributions.reflection`); where
-they do not, what is left after a rejection is drawn by thinning.
+One value is a whole vector: its density is the product over the d coordinates. Where target and draft have equal scales (diffusion steps of
+one schedule, tokens with a common output noise) everything is in closed form (`core.distributions.reflection`); where they do not, the
+residual is drawn by thinning.
 """
 
 import math
@@ -19,14 +19,21 @@ from mmspec.core.noise import Keys
 
 @dataclass(frozen=True)
 class Gaussian(Density):
-    """Distributions N(mean, scale^2). A scale of 0 makes a coordinate a point: a draft token is accepted only where both distributions'
-    points are equal.
+    """Distributions N(mean, scale^2).
 
-    ValueError for whole numbers or shapes that do not fit. Log-probabilities are float64, draws have the mean's own type.
+    A scale of 0 makes a coordinate a point: a draft token is accepted only where the points of both distributions are equal.
+    Log-probabilities are float64; draws have the mean's dtype.
+
+    Args:
+        mean: [..., d], floating point.
+        scale: standard deviations [..., d], or [..., 1] for all d; other dimensions are expanded to the mean's.
+
+    Raises:
+        ValueError: for whole numbers, or shapes that do not match.
     """
 
-    mean: Tensor  # [..., d]
-    scale: Tensor  # [..., d], or [..., 1] for all d; its other dimensions are expanded to the mean's
+    mean: Tensor
+    scale: Tensor
 
     def __post_init__(self):
         if not self.mean.is_floating_point():
@@ -39,10 +46,18 @@ class Gaussian(Density):
 
     @staticmethod
     def guided(cond: "Gaussian", uncond: "Gaussian", weight: float | Tensor) -> "Gaussian":
-        """norm(cond^(1 + w) uncond^(-w)), in closed form: precision (1 + w) / s_c^2 - w / s_u^2, which must be positive.
+        """Combine two Gaussians by classifier-free guidance, norm(cond^(1 + w) uncond^(-w)).
 
-        Where it is not, the product cannot be normalised; there s_u is clamped up to s_c, which gives scale s_c and mean
-        (1 + w) m_c - w m_u. That is a distribution of its own: use it for the target and the draft alike. `weight`: a number, or [..., 1].
+        The precision is (1 + w) / s_c^2 - w / s_u^2. Where it is not positive the product cannot be normalised; there s_u is clamped up to
+        s_c, which gives scale s_c and mean (1 + w) m_c - w m_u. Use the result for the target and the draft alike.
+
+        Args:
+            cond: conditional distributions [...].
+            uncond: unconditional distributions [...].
+            weight: w, a number or [..., 1].
+
+        Returns:
+            Distributions [...].
         """
         ratio = (cond.scale / uncond.scale) ** 2
         share = 1 + weight - weight * ratio  # the precision in units of 1 / s_c^2
@@ -55,7 +70,7 @@ class Gaussian(Density):
         return 0
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density [...]. Points count 0 where `x` is equal to them, minus infinity elsewhere."""
+        """Compute log-densities [...], float64. A point counts 0 where `x` equals it, minus infinity elsewhere."""
         scale, z = self.scale.double(), reflection.units(x, self.mean, self.scale)
         density = -0.5 * z**2 - scale.log() - 0.5 * math.log(2 * math.pi)
         return torch.where(scale > 0, density, torch.where(z == 0, 0.0, -torch.inf)).sum(-1)
@@ -72,11 +87,25 @@ class Gaussian(Density):
         return torch.where((scale > 0) & (other > 0), plain, points).sum(-1)
 
     def gap(self, q: "Gaussian") -> Tensor:
-        """From `q`'s mean to this one in scales, [..., d]."""
+        """Compute the distance from the mean of `q` to this mean, in units of the scale.
+
+        Args:
+            q: other Gaussians [...].
+
+        Returns:
+            [..., d], float64.
+        """
         return reflection.units(self.mean, q.mean, self.scale)
 
     def alike(self, q: Any) -> Tensor:
-        """[...] bool: has `q` the very same scales?"""
+        """Compare scales.
+
+        Args:
+            q: any distributions [...].
+
+        Returns:
+            bool [...], true where `q` is a Gaussian of the same scales.
+        """
         if not isinstance(q, Gaussian):
             return torch.zeros(self.mean.shape[:-1], dtype=torch.bool, device=self.mean.device)
         return (self.scale == q.scale).all(-1)
@@ -88,37 +117,72 @@ class Gaussian(Density):
         return self.mean
 
     def residual(self, q: Any, x: Tensor, weight: Tensor | None = None) -> Any:
-        """norm((weight * p - q)+): by reflection of `x`, by the half-line distribution where there is a weight, by thinning for unequal
-        scales."""
+        """Make norm((weight * p - q)+): by reflection of `x`, in closed form where there is a weight, by thinning for unequal scales."""
         return self if q is None else GaussianLeft(self, q, x, weight)
 
     def mass(self, q: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """The integral of (weight * p - q)+, [...]. ValueError where scales differ: it has no closed form there."""
+        """Compute the integral of (weight * p - q)+.
+
+        Args:
+            q: Gaussians [...] of the same scales.
+            x: values [..., d]; not read.
+            weight: [...].
+
+        Returns:
+            [...], float64.
+
+        Raises:
+            ValueError: when scales differ; there is no closed form.
+        """
         if not bool(self.alike(q).all()):
             raise ValueError("the scales of target and draft differ, and block verification needs equal ones: take the token rule")
         return reflection.mass(weight, reflection.distance(self.gap(q)))
 
     def tv(self, q: Any, x: Tensor) -> Tensor:
-        """The distance to `q` itself where scales are equal; (1 - p(x) / q(x))+ elsewhere, unbiased for `x` drawn from `q`."""
+        """Compute the distance to `q` where scales are equal; (1 - p(x) / q(x))+ elsewhere, unbiased for `x` drawn from `q`."""
         estimate = super().tv(q, x)
         if not isinstance(q, Gaussian):
             return estimate
         return torch.where(self.alike(q), torch.special.erf(reflection.distance(self.gap(q)) * 8**-0.5), estimate)
 
     def fresh(self, q: "Gaussian", weight: Tensor, keys: Keys) -> Tensor:
-        """A draw from norm((weight * p - q)+) for `q` of equal scales, by numbers of `keys` [...] alone."""
+        """Draw from norm((weight * p - q)+) without using the rejected value.
+
+        Args:
+            q: Gaussians [...] of the same scales.
+            weight: [...].
+            keys: streams [...].
+
+        Returns:
+            Values [..., d].
+        """
         scale, gap = self.scale.double(), self.gap(q)
         z = reflection.half_lined(weight, gap, keys.branch(1)[..., 0].uniform(), keys.normal(self.mean.shape[-1])) - gap
         return (self.mean + torch.where(scale > 0, z * scale, 0)).to(self.mean.dtype)
 
     def mirrored(self, q: "Gaussian", x: Tensor) -> Tensor:
-        """`x` ~ `q`, refused with 1 - min(1, p/q), reflected to where p has more than `q` of equal scales."""
+        """Reflect rejected values to where p has more density than `q`.
+
+        Args:
+            q: Gaussians [...] of the same scales.
+            x: values [..., d] drawn from `q` and rejected with probability 1 - min(1, p/q).
+
+        Returns:
+            Values [..., d].
+        """
         scale = self.scale.double()
         z = reflection.reflected(reflection.units(x, q.mean, q.scale), self.gap(q))
         return (self.mean + torch.where(scale > 0, z * scale, 0)).to(self.mean.dtype)
 
     def tempered(self, temperature: float) -> "Gaussian":
-        """These distributions with every scale times `temperature`."""
+        """Scale the standard deviations.
+
+        Args:
+            temperature: factor on every scale.
+
+        Returns:
+            Distributions [...].
+        """
         return replace(self, scale=self.scale * temperature)
 
     def picked(self, rows: Tensor, columns: Tensor) -> "Gaussian":
@@ -143,10 +207,10 @@ class Gaussian(Density):
 
 @dataclass(frozen=True)
 class GaussianLeft(ResidualByThinning):
-    """norm((w P - Q)+) for a Gaussian P. Where Q is one of equal scales no try is needed.
+    """norm((w P - Q)+) for a Gaussian P, in closed form where Q has equal scales.
 
-    Without a weight that is `x` itself, reflected: right only where x ~ Q has been refused with 1 - min(1, P/Q). With one, what was
-    refused says too little, and the value is drawn afresh by the residual's keys.
+    Without a weight the residual's value is `x` itself, reflected; this is right only where x ~ Q was rejected with 1 - min(1, P/Q). With a
+    weight a new value is drawn by the residual's keys.
     """
 
     def sample(self, keys: Keys) -> Tensor:

@@ -1,10 +1,10 @@
-"""Mixtures of Gaussians or of Student's t: heads that say a density outright (GIVT, Tschannen et al. 2024, arXiv 2312.02116).
+"""Mixtures of Gaussians or Student's t, for heads with an explicit density (GIVT, Tschannen et al. 2024, arXiv 2312.02116).
 
-A vector's coordinates fall into C groups, independent of one another, each a mixture of K components with a scale for every coordinate.
-`joint` is one group of all d (a component is picked for the whole vector), `per_channel` d groups of one. A value is the whole vector
-either way, and its density the product over the groups: verified channel by channel, it would survive only if every channel did.
+A vector's coordinates form C independent groups, each a mixture of K components with one scale per coordinate. `joint` is one group of all
+d coordinates, `per_channel` d groups of one. A value is the whole vector either way, and its density the product over the groups; judged
+channel by channel, it would be accepted only if every channel was.
 
-What is left after a rejection is drawn by thinning, which asks no network: one draw in the mean for every draft token judged.
+Residuals are drawn by thinning, which runs no network: one draw in the mean for every draft token judged.
 """
 
 import math
@@ -20,15 +20,24 @@ from mmspec.core.noise import Keys
 
 @dataclass(frozen=True)
 class Mixture(Density):
-    """Distributions of vectors of C x E numbers. Scales must be positive: a component that is a point has no density to compare.
+    """Distributions of vectors of C x E numbers.
 
-    ValueError for shapes that do not fit. Log-probabilities are float64, draws have the means' own type.
+    Log-probabilities are float64; draws have the means' dtype.
+
+    Args:
+        logits: unnormalised log-weights [..., C, K].
+        mean: [..., C, K, E].
+        scale: [..., C, K, E], positive: a component that is a point has no density.
+        df: degrees of freedom of Student's t [..., C, K, E]; None for Gaussians.
+
+    Raises:
+        ValueError: for shapes that do not match.
     """
 
-    logits: Tensor  # [..., C, K] unnormalised log-weights
-    mean: Tensor  # [..., C, K, E]
-    scale: Tensor  # [..., C, K, E]
-    df: Tensor | None = None  # [..., C, K, E] degrees of freedom of Student's t; None: Gaussians
+    logits: Tensor
+    mean: Tensor
+    scale: Tensor
+    df: Tensor | None = None
 
     def __post_init__(self):
         shapes = [list(part.shape) for part in (self.mean, self.scale, self.df) if part is not None]
@@ -40,19 +49,44 @@ class Mixture(Density):
 
     @staticmethod
     def joint(logits: Tensor, mean: Tensor, scale: Tensor) -> "Mixture":
-        """K diagonal Gaussians over whole vectors: weights softmax(`logits` [..., K]), `mean` and `scale` [..., K, d]."""
+        """Make mixtures of K diagonal Gaussians over whole vectors.
+
+        Args:
+            logits: log-weights [..., K].
+            mean: [..., K, d].
+            scale: [..., K, d], or a shape that expands to it.
+
+        Returns:
+            Distributions [...].
+        """
         return Mixture(logits[..., None, :], mean[..., None, :, :], scale.expand_as(mean)[..., None, :, :])
 
     @staticmethod
     def per_channel(logits: Tensor, mean: Tensor, scale: Tensor) -> "Mixture":
-        """A mixture of K Gaussians for every coordinate: all [..., d, K]."""
+        """Make a mixture of K Gaussians for every coordinate.
+
+        Args:
+            logits: log-weights [..., d, K].
+            mean: [..., d, K].
+            scale: [..., d, K], or a shape that expands to it.
+
+        Returns:
+            Distributions [...].
+        """
         return Mixture(logits, mean[..., None], scale.expand_as(mean)[..., None])
 
     @staticmethod
     def student(mean: Tensor, scale: Tensor, df: Tensor) -> "Mixture":
-        """Independent Student's t, one for every coordinate: `mean` [..., d], `scale` and `df` [..., d] or [..., 1].
+        """Make independent Student's t, one for every coordinate, as transformers' time series models with
+        `distribution_output="student_t"` have.
 
-        These are the distributions of transformers' time series models with `distribution_output="student_t"`.
+        Args:
+            mean: [..., d].
+            scale: [..., d] or [..., 1].
+            df: degrees of freedom [..., d] or [..., 1].
+
+        Returns:
+            Distributions [...].
         """
         scale, df = (part.expand_as(mean)[..., None, None] for part in (scale, df))
         return Mixture(torch.zeros_like(mean)[..., None], mean[..., None, None], scale, df)
@@ -75,7 +109,7 @@ class Mixture(Density):
         return (parts.sum(-1) + self.logits.double().log_softmax(-1)).logsumexp(-1).sum(-1)
 
     def sample(self, keys: Keys) -> Tensor:
-        """Vectors [..., C * E]: group c's component by stream c, its numbers by the last one."""
+        """Draw vectors [..., C * E]: the component of group c by stream c, the numbers by the last stream."""
         streams = keys.branch(self.streams)
         which = streams[..., :-1].choose(self.logits)[..., None, None].expand(*self.mean.shape[:-2], 1, self.mean.shape[-1])
         mean, scale = (part.gather(-2, which).flatten(-3) for part in (self.mean, self.scale))
@@ -86,14 +120,22 @@ class Mixture(Density):
         return (mean + scale * numbers).to(self.mean.dtype)
 
     def mode(self) -> Tensor:
-        """The mean of every group's heaviest component: a mixture's own highest point has no closed form."""
+        """Return the mean of every group's heaviest component; a mixture's true mode has no closed form."""
         which = self.logits.argmax(-1, keepdim=True)[..., None]
         return self.mean.gather(-2, which.expand(*which.shape[:-1], self.mean.shape[-1])).flatten(-3)
 
     def tempered(self, temperature: float, weights: float = 1.0) -> "Mixture":
-        """These distributions with scales times `temperature` and log-weights times `weights`, as GIVT does it: other mixtures.
+        """Scale the components and their log-weights, as GIVT does; rules are exact for the result if the drafter's are tempered likewise.
 
-        Rules stay exact for the tempered target; a drafter wants the same ones. ValueError for a temperature that leaves no density.
+        Args:
+            temperature: factor on every scale, above 0.
+            weights: factor on the log-weights.
+
+        Returns:
+            Distributions [...].
+
+        Raises:
+            ValueError: for a temperature that leaves no density.
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}, but a mixture of points has no density: give a temperature above 0")

@@ -1,10 +1,10 @@
-"""Distributions without a table of their values, and what is left of such a distribution after a rejection, drawn by thinning.
+"""Distributions without a table of values, and their residuals, drawn by thinning.
 
-Frames of codes have V^K values and vectors have a continuum of them: nothing can be summed over. What rules ask of such a distribution is a
-log-probability, a draw and the residual norm((w p - q)+), and the last follows from the first two: draw f from p, keep it with
-(1 - q(f) / (w p(f)))+, try again where it is not kept.
+Frames of codes have V^K values and vectors a continuum of them: nothing can be summed over. Rules need a log-probability, a draw, and the
+residual norm((w p - q)+), which follows from the first two: draw f from p, keep it with probability (1 - q(f) / (w p(f)))+, and try again
+where it is not kept.
 
-A distribution says how many streams its draw branches off its key (`streams`), so that no test of a draw ever shares a number with it.
+A distribution states how many streams its draw branches off its key (`streams`), so that tests of a draw never share a number with it.
 """
 
 from abc import ABC, abstractmethod
@@ -18,44 +18,62 @@ from mmspec.core.noise import Keys
 
 _TRIES = 1 << 16
 """Tries after which thinning gives up and commits P's first draw. The distribution is then off by TV (1 - TV)^tries: never by more than
-6e-6, and by less than 1e-9 from a TV of 2e-4 on. Where rounding is all there is between the distributions, trying on would not end."""
+6e-6, and by less than 1e-9 from a TV of 2e-4 on. Where the distributions differ by rounding only, it would not terminate otherwise."""
 _ABREAST = 256
 """Values tried at a time, over all rows."""
 
 
 class ImplicitDistribution(ABC):
-    """What distributions without a table share. Whatever reads a table is refused in one line, `advice`."""
+    """Base of distributions without a table. Methods that need one raise ValueError with the text of `advice`."""
 
     advice: ClassVar[str] = "this distribution has no table over its values: judge by token, in chains"
 
     @property
     @abstractmethod
     def streams(self) -> int:
-        """How many streams `sample` branches off each of its keys, counted from the first; 0 where it reads the key's own numbers."""
+        """Streams that `sample` branches off each of its keys, counted from the first; 0 where it reads the key's own numbers."""
 
     @abstractmethod
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log-probability or log-density of `x` [..., *value]: [...]."""
+        """Compute the log-probability or log-density of `x` [..., *value]: [...]."""
 
     @abstractmethod
     def sample(self, keys: Keys) -> Tensor:
-        """One value from each distribution, [..., *value]."""
+        """Draw one value from each distribution: [..., *value]."""
 
     @abstractmethod
-    def mode(self) -> Tensor: ...
+    def mode(self) -> Tensor:
+        """Find the most likely value of each distribution: [..., *value]."""
+        ...
 
     @abstractmethod
     def picked(self, rows: Tensor, columns: Tensor) -> Self:
-        """The distributions at `rows` and `columns` of a [B, N] batch, in whatever shape these have in common."""
+        """Select distributions of a [B, N] batch.
+
+        Args:
+            rows: row indices.
+            columns: column indices, of the same shape.
+
+        Returns:
+            Distributions of that shape.
+        """
 
     def at(self, index: Tensor) -> Self:
         return self.picked(torch.arange(len(index), device=index.device)[:, None], index)
 
     def prob(self, x: Tensor) -> Tensor:
+        """Compute the probability of one value per distribution.
+
+        Args:
+            x: values [..., *value].
+
+        Returns:
+            [...].
+        """
         return self.log_prob(x).exp()
 
     def log_ratio(self, q: Any, x: Tensor) -> Tensor:
-        """log p(x) / q(x); `q` None is a point mass on `x`."""
+        """Compute log p(x) / q(x); `q` None is a point mass on `x`."""
         own = self.log_prob(x)
         return own if q is None else own - q.log_prob(x)
 
@@ -70,30 +88,78 @@ class ImplicitDistribution(ABC):
         return ResidualByThinning(self, q, x, weight)
 
     def without(self, x: Tensor) -> Any:
-        """These distributions with value `x` struck out."""
+        """Remove one value from each distribution.
+
+        Args:
+            x: values [..., *value].
+
+        Returns:
+            Distributions [...].
+        """
         return ResidualByThinning(self, None, x)
 
     def tv(self, q: Any, x: Tensor) -> Tensor:
-        """(1 - p(x) / q(x))+: an estimate of the distance to `q`, unbiased for `x` drawn from it; exact for a point mass (`q` None)."""
+        """Estimate the total variation distance to `q` by (1 - p(x) / q(x))+.
+
+        Args:
+            q: other distributions [...]; None for a point mass on `x`, for which the result is exact.
+            x: values [..., *value]; the estimate is unbiased for values drawn from `q`.
+
+        Returns:
+            [...].
+        """
         return (1 - self.log_ratio(q, x).exp()).clamp(min=0)
 
     def mass(self, q: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """Refuse to sum over values; overridden where there is a closed form.
+
+        Args:
+            q: other distributions.
+            x: values.
+            weight: weights.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(self.advice)
 
     @property
     def scores(self) -> Tensor:
+        """Refused: there is no table.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(self.advice)
 
     def log_probs(self) -> Tensor:
+        """Refuse to list log-probabilities.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(self.advice)
 
     def probs(self) -> Tensor:
+        """Refuse to list probabilities.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            ValueError: always.
+        """
         raise ValueError(self.advice)
 
 
 class Density(ImplicitDistribution):
-    """Distributions over a continuum of values. No value has a probability of its own: they share nothing with a draft token that was not
-    drawn."""
+    """Distributions over a continuum of values. No single value has a probability: they share no mass with a point mass."""
 
     advice = "a distribution of vectors has no table of values: judge by token, in chains; block and D-GRS need Gaussians of equal scales"
 
@@ -109,31 +175,55 @@ class Density(ImplicitDistribution):
 
 
 def same(one: Tensor, other: Tensor, batch: int) -> Tensor:
-    """Are values equal in every entry? [*batch] for values [*batch, *value] with so many batch dimensions."""
+    """Compare values entry by entry.
+
+    Args:
+        one: values [*batch, *value].
+        other: values of the same shape.
+        batch: number of batch dimensions.
+
+    Returns:
+        bool [*batch].
+    """
     equal = one == other
     return equal if equal.dim() == batch else equal.flatten(batch).all(-1)
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:
-    """`mask` [*batch] with dimensions of size 1 for those of the values `like` [*batch, *value]."""
+    """Append dimensions of size 1 to a mask, for broadcasting over values.
+
+    Args:
+        mask: [*batch].
+        like: values [*batch, *value].
+
+    Returns:
+        [*batch, 1, ..., 1].
+    """
     return mask.reshape(*mask.shape, *(1,) * (like.dim() - mask.dim()))
 
 
 @dataclass(frozen=True)
 class ResidualByThinning:
-    """norm((w P - Q)+) over any values, by thinning: f ~ P is kept with (1 - Q(f) / (w P(f)))+. Columns not `active` draw from P.
+    """norm((w P - Q)+) over any values, by thinning: f ~ P is kept with (1 - Q(f) / (w P(f)))+. Columns that are not `active` draw from P.
 
-    Q None is a point mass on `x`. It takes 1 / TV(P, Q) tries in the mean, and 1 - P(x) / Q(x) is refused often enough to make that one
-    try for every value judged. Tries are made side by side, twice as many each time, where none was kept yet: the device is looked at
-    once a time. The first try of a column is what P draws by its keys, and the others are numbered: which is kept does not depend on how
-    many are made at a time, and so not on the other rows.
+    It takes 1 / TV(P, Q) tries in the mean; since a rejection happens with probability TV(P, Q), that is one try for every value judged.
+    Tries are made in parallel, twice as many each time, for the columns where none was kept yet, with one host synchronisation a time. The
+    first try of a column is what P draws by its keys, and the others are numbered, so the result does not depend on how many are made at a
+    time, nor on the other rows.
+
+    Args:
+        p: the target's distributions [B, N].
+        q: the draft's distributions [B, N]; None for point masses on `x`.
+        x: rejected values [B, N, *value].
+        weight: w [B, N]; None for 1.
+        active: bool [B, N]; None for all.
     """
 
     p: Any
     q: Any
-    x: Tensor  # [B, N, *value]
-    weight: Tensor | None = None  # [B, N]
-    active: Tensor | None = None  # [B, N] bool; None: all
+    x: Tensor
+    weight: Tensor | None = None
+    active: Tensor | None = None
 
     def sample(self, keys: Keys) -> Tensor:
         """Values [B, N, *value] by `keys` [B, N]."""
@@ -165,12 +255,18 @@ class ResidualByThinning:
         return fresh[torch.arange(len(first), device=first.device), first], kept.any(-1)
 
     def _kept(self, f: Tensor, keys: Keys) -> Tensor:
-        """Is a try `f` kept, by `keys` of its own? Where a distribution is not a number, it is: the loop reports that, once it gets
-        there."""
+        """Decide by `keys` whether a try `f` is kept. It is where a probability is NaN: the loop reports that later."""
         return ~keys.below(1 - self.keep_prob(f))
 
     def keep_prob(self, f: Tensor) -> Tensor:
-        """(1 - Q(f) / (w P(f)))+, [B, N], for values `f` that P has drawn."""
+        """Compute the probability of keeping a try, (1 - Q(f) / (w P(f)))+.
+
+        Args:
+            f: values [B, N, *value] drawn from P.
+
+        Returns:
+            [B, N].
+        """
         if self.q is None:
             log_p = self.p.log_prob(f)
             ratio = (torch.where(same(f, self.x, log_p.dim()), 0.0, -torch.inf) - log_p).exp()
@@ -179,8 +275,18 @@ class ResidualByThinning:
         return (1 - (ratio if self.weight is None else ratio / self.weight)).clamp(min=0)
 
     def where(self, mask: Tensor, other: Any) -> "ResidualByThinning":
-        """This distribution where `mask` [B, N], elsewhere `other`: P itself, or what is left of the same two distributions by another
-        rule."""
+        """Select this distribution where `mask` [B, N], elsewhere `other`: P itself, or another residual of the same P, Q, x and weight.
+
+        Args:
+            mask: bool [B, N].
+            other: distributions [B, N].
+
+        Returns:
+            Distributions [B, N].
+
+        Raises:
+            ValueError: for any other distribution.
+        """
         if (
             isinstance(other, ResidualByThinning)
             and self.p is other.p

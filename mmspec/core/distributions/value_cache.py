@@ -1,4 +1,4 @@
-"""The last values a distribution was asked about, and what was said: rules ask for chances, meters and residuals of the same values."""
+"""A one-entry cache of a result by the tensor it was computed for: rules, meters and residuals ask for the same values in turn."""
 
 from typing import Any
 
@@ -6,23 +6,39 @@ from torch import Tensor
 
 
 class ValueCache:
-    """What was said of the last values asked about.
+    """Caches the result for the last tensor of values.
 
-    Values are known again by identity, which cannot pass to others while they are held here, and by torch's count of writes into
-    them. Tensors of inference mode have no such count, and are asked about anew.
+    Values are recognised by identity, which is unique while they are held here, and by torch's count of in-place writes. Tensors of
+    inference mode have no such count and are not cached.
     """
 
     def __init__(self):
         self._values: tuple[Tensor, int] | None = None
-        self._said: Any = None
+        self._result: Any = None
 
     def get(self, x: Tensor) -> Any:
-        """What `keep` was told of `x`; None where that was of other values, or of nothing."""
+        """Look up a result.
+
+        Args:
+            x: values.
+
+        Returns:
+            The result kept for `x`; None if there is none.
+        """
         if self._values is None or x.is_inference():
             return None
         values, writes = self._values
-        return self._said if values is x and writes == x._version else None
+        return self._result if values is x and writes == x._version else None
 
-    def keep(self, x: Tensor, said: Any) -> Any:
-        self._values, self._said = None if x.is_inference() else (x, x._version), said
-        return said
+    def keep(self, x: Tensor, result: Any) -> Any:
+        """Store a result in place of the one before.
+
+        Args:
+            x: values.
+            result: what was computed for them.
+
+        Returns:
+            `result`.
+        """
+        self._values, self._result = None if x.is_inference() else (x, x._version), result
+        return result

@@ -1,14 +1,14 @@
-"""The break-even gate: whatever chooses the draft length, a drafter that costs more than it brings is stopped.
+"""The break-even gate: stops a drafter that costs more than it brings, whatever chooses the draft length.
 
 A round of n draft tokens pays when it commits more values than plain rounds would in its time: tau > (n t_q + t_p(n + 1)) / t_p(1). Both
-sides are measured as one figure, the round's gain: its values minus its seconds in plain rounds. So a drafter that slows down as its cache
-grows, one that draft tokens blindly and a batch that fills the machine need no model of their own.
+sides are measured as one number, the round's gain: its values minus its seconds in plain rounds. So drafters that slow down as their cache
+grows, drafts of no use and batches that fill the machine need no model of their own.
 
-The gate is an account in values. It opens with `head`. Rounds with draft tokens book their gain, plain rounds add `share`; gains are held
-up to a few heads, so that a run of bad luck does not stop a drafter that pays. Overdrawn, the account is closed: no draft tokens. When it
-can pay for a trial again, which is what rounds of draft tokens lost lately, it lets one through, and more while they gain. So against plain
-decoding a drafter loses `head` values at most, a share `share` of the plain ones, its start and one round, whatever it does; and one that
-gets good late is found, the sooner the less a trial costs.
+The gate is an account in values. It opens with `head`. Rounds with draft tokens add their gain, plain rounds add `share`; the balance is
+limited to a few heads, so that a run of rejections does not stop a drafter that pays. When overdrawn, the account is closed: no draft
+tokens. When it can pay for a trial again, which is the recent loss of a round with draft tokens, it allows one, and more while they gain.
+So against plain decoding a drafter loses at most `head` values, a share `share` of the plain ones, its start and one round; a drafter that
+improves late is found, the sooner the less a trial costs.
 """
 
 from collections import deque
@@ -23,39 +23,65 @@ _HELD = 4  # heads
 
 
 class Account:
-    """Values that drafting may still lose. Closed when overdrawn, until it holds a trial's price again."""
+    """Values that drafting may still lose. Closed when overdrawn, until the balance covers a trial.
+
+    Args:
+        head: opening balance, in values.
+    """
 
     def __init__(self, head: float):
         self.head = self.balance = head
         self.closed = False
 
     def book(self, gain: float, price: float) -> None:
+        """Add one round.
+
+        Args:
+            gain: values gained, negative for a loss.
+            price: values a trial costs.
+        """
         self.balance = min(self.balance + gain, max(_HELD * self.head, price))
         self.closed = self.balance < (price if self.closed else 0.0)
 
 
 @dataclass
 class DrafterAccounting:
-    """What requests know of a drafter: for one target, one drafter and requests of one kind, one after the other. Theirs to write in.
+    """What is known of one drafter for one target and one kind of request, shared by consecutive requests. They write to it.
 
-    Requests that share books start from what the last one knew, so none spends rounds on measuring. And they share a second account, on
-    which the drafter's starts stand too (its encoding and its prompt): where what it brings to a request does not earn that back, as
-    with short answers, it is not begun, until the plain values of later requests have paid for another trial. The first start is free.
+    Requests that share it start from what the last one measured. They also share a second account, to which the drafter's starts are
+    charged (its encoding and its prompt): where a drafter does not earn back its start, as with short answers, it is not started until the
+    plain values of later requests have paid for another trial. The first start is free.
+
+    Args:
+        plain: seconds of the last plain rounds.
+        losses: losses of the last rounds with draft tokens, in values.
+        rounds: the account of rounds; None before the first request.
+        starts: the account of starts; None before the first request.
+        entry: cost of the last start, in values.
+        chooser: the session of the inner controller.
     """
 
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=9))  # seconds of the last plain rounds
-    losses: deque[float] = field(default_factory=lambda: deque(maxlen=4))  # of the last rounds with draft tokens, in values
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=9))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=4))
     rounds: Account | None = None
     starts: Account | None = None
-    entry: float | None = None  # what the last start cost, in values
+    entry: float | None = None
     chooser: ControlSession | None = None
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """No draft tokens, whatever `control` asks for, while they lose more than `head` values and a share `share` of the plain ones.
+    """A gate around another controller: no draft tokens while drafting loses more than the allowance. Token-exact outputs do not depend on
+    it.
 
-    `books` are for requests to share. The output does not depend on it under token-exact rules.
+    Args:
+        control: the controller that chooses the length.
+        share: allowance as a share of the plain values, in [0, 1).
+        head: allowance at the start, in values.
+        books: accounting that requests share; None for one of its own each.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     control: Control = field(default_factory=Throughput)
@@ -72,7 +98,12 @@ class BreakEven:
 
 
 class BreakEvenSession:
-    """One request at the gate."""
+    """The gate of one request.
+
+    Args:
+        plan: the settings.
+        books: the accounting to use.
+    """
 
     def __init__(self, plan: BreakEven, books: DrafterAccounting):
         self.plan, self.books = plan, books
@@ -80,14 +111,14 @@ class BreakEvenSession:
         self.chooser = books.chooser = books.chooser or plan.control.begin()
         self.gate = books.rounds = books.rounds or Account(plan.head)
         self.starts = books.starts = books.starts or Account(plan.head)
-        self.shut = self.starts.closed  # for the whole request: a start late in it has the less left to earn
+        self.shut = self.starts.closed  # for the whole request: a later start has less time to pay
         self.rounds = 0
         self.start: float | None = None  # seconds of the drafter's start, not booked yet
-        self.always_accept, self.patience = 0, 32  # rounds since a plain one; after so many there is another
+        self.since_plain, self.patience = 0, 32  # rounds since a plain one; after `patience` of them there is another
 
     def length(self) -> int:
         unknown = self.rounds > 0 and not self.books.plain
-        if self.shut or self.gate.closed or unknown or self.always_accept >= self.patience:
+        if self.shut or self.gate.closed or unknown or self.since_plain >= self.patience:
             return 0
         return self.chooser.length()
 
@@ -98,13 +129,13 @@ class BreakEvenSession:
 
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
         self.rounds += 1
-        usual = self.rounds > 1 and (self.start is None or length == 0)  # neither the prompt nor the drafter's start is in its seconds
+        usual = self.rounds > 1 and (self.start is None or length == 0)  # its seconds hold neither the prompt nor the drafter's start
         values = [len(row) for row in committed.values if row]
         if usual and values:
             self._book(length, mean(values), seconds)
         if self.start is not None and self.books.plain:
             self._enter(self.start / median_low(self.books.plain))
-        if usual or (self.new and self.rounds == 1):  # choosers take the first round they see for the prompt's
+        if usual or (self.new and self.rounds == 1):  # controllers take their first round for the prompt's
             self.chooser.observe(length, committed, seconds)
 
     def _book(self, length: int, values: float, seconds: float) -> None:
@@ -112,12 +143,12 @@ class BreakEvenSession:
         if length == 0:
             books.plain.append(seconds)
             gain = self.plan.share
-            self.patience = min(2 * self.patience, 256) if self.always_accept >= self.patience else self.patience
-            self.always_accept = 0
+            self.patience = min(2 * self.patience, 256) if self.since_plain >= self.patience else self.patience
+            self.since_plain = 0
         else:
             gain = values - seconds / median_low(books.plain)
             books.losses.append(-gain)
-            self.always_accept += 1
+            self.since_plain += 1
         self.gate.book(gain, max(0.0, mean(books.losses)) if books.losses else 0.0)
         self.starts.book(gain, books.entry or 0.0)
 

@@ -1,4 +1,4 @@
-"""EESD's Thompson sampling (Liu et al. 2024): each draft token is followed by another with probability theta, drawn anew every time."""
+"""EESD's Thompson sampling of the draft length (Liu et al. 2024)."""
 
 import random
 from dataclasses import dataclass
@@ -10,9 +10,16 @@ from mmspec.core.records import Committed
 class Thompson:
     """EESD's Thompson sampling (Liu et al. 2024): each draft token is followed by another with probability theta, drawn anew every time.
 
-    theta comes from Beta(s + 1, f + 1), the posterior of a draft token's acceptance after s accepted and f rejected ones, all positions
-    and rows taken together. At least `least` and at most `most` draft tokens are made. Draws are the plan's own, by `seed`: they do not
-    touch the generation's noise. It looks at acceptance only and never at costs, so it does not end up with no draft tokens at all.
+    theta comes from Beta(s + 1, f + 1), the posterior of a draft token's acceptance after s accepted and f rejected ones, over all
+    positions and rows. It reads acceptance only, not costs, so it never stops drafting.
+
+    Args:
+        most: largest length.
+        least: smallest length.
+        seed: of the controller's own draws, which do not affect the generation's noise.
+
+    Raises:
+        ValueError: unless 0 <= least <= most.
     """
 
     most: int = 16
@@ -28,7 +35,11 @@ class Thompson:
 
 
 class ThompsonSession:
-    """The posterior of one generation."""
+    """The posterior of one generation.
+
+    Args:
+        plan: the settings.
+    """
 
     def __init__(self, plan: Thompson):
         self.plan, self.random = plan, random.Random(plan.seed)
@@ -41,6 +52,6 @@ class ThompsonSession:
         return length
 
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
-        # draft tokens behind the first rejected one were not judged: they say nothing
+        # draft tokens after the first rejected one were not judged and do not count
         self.accepted += sum(committed.accepted)
         self.rejected += sum(committed.judged) - sum(committed.accepted)

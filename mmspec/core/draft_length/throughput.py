@@ -1,4 +1,4 @@
-"""Maximise expected values per second over `lengths`, from acceptance by position and seconds per round, both measured online."""
+"""The draft length of highest expected throughput, from measured acceptance and cost."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -8,10 +8,14 @@ from mmspec.core.records import Committed
 
 @dataclass(frozen=True)
 class Throughput:
-    """Maximise expected values per second over `lengths`, from acceptance by position and seconds per round, both measured online.
+    """Maximise expected values per second, from acceptance by position and seconds per round, both measured online.
 
-    Costs are measured at the batch size at hand, so a batch that fills the machine ends up with short drafts or none. Zero is
-    always tried early, and again at ever longer intervals while it stays the best.
+    Costs are measured at the batch size at hand, so a batch that fills the machine gets short drafts or none. Zero is always tried early;
+    while it stays the best, drafting is tried again at growing intervals.
+
+    Args:
+        lengths: lengths to choose from.
+        first: length of the first rounds.
     """
 
     lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -22,7 +26,11 @@ class Throughput:
 
 
 class ThroughputSession:
-    """The running estimates of one generation."""
+    """The running estimates of one generation.
+
+    Args:
+        plan: the settings.
+    """
 
     def __init__(self, plan: Throughput):
         self.plan = plan
@@ -51,23 +59,37 @@ class ThroughputSession:
         if self.rounds > 1:  # the first round holds the prefill
             self.seconds.setdefault(length, deque(maxlen=9)).append(seconds)
         for accepted, values in zip(committed.accepted, committed.values, strict=True):
-            if length and values:  # what lies deeper than draft tokens now get is forgotten too, or it would be believed for ever
+            if length and values:  # positions beyond the current length decay, too, or stale estimates would stay
                 self.tries, self.hits = [0.98 * n for n in self.tries], [0.98 * n for n in self.hits]
-            for position in range(min(length, accepted + 1) if values else 0):  # a draft token that was not made bought nothing: a miss
+            for position in range(min(length, accepted + 1) if values else 0):  # a draft token that was not made counts as a miss
                 self.tries[position] += 1
                 self.hits[position] += position < accepted
 
     def expected(self, length: int) -> float:
-        """Values a row commits in a round of `length` draft tokens."""
+        """Estimate the values a row commits in a round.
+
+        Args:
+            length: draft tokens in the round.
+
+        Returns:
+            Values, 1 or more.
+        """
         total, reach, last = 1.0, 1.0, 0.5
         for position in range(length):
-            last = (self.hits[position] + 2 * last) / (self.tries[position] + 2)  # little data leans on the position before
+            last = (self.hits[position] + 2 * last) / (self.tries[position] + 2)  # with little data, close to the position before
             reach *= last
             total += reach
         return total
 
     def cost(self, length: int) -> float:
-        """Seconds of such a round: the median seen, or the line through the nearest lengths seen."""
+        """Estimate the seconds of a round: the median measured, or the line through the nearest lengths measured.
+
+        Args:
+            length: draft tokens in the round.
+
+        Returns:
+            Seconds.
+        """
         seen = {n: sorted(times)[len(times) // 2] for n, times in self.seconds.items()}
         if length in seen:
             return seen[length]

@@ -1,6 +1,6 @@
-"""From logits to distributions: one pipeline, applied once, by whoever builds p or q, with every node's own history.
+"""From logits to distributions: one pipeline of processors, applied once by whatever makes p or q, with the history of every node.
 
-A processor takes scores [B, N, V] and the `History` of the nodes, and returns scores. Numbers may be given per row. The order is
+A processor takes scores [B, N, V] and the `History` of the nodes, and returns scores. Settings may be given per row. The order is
 transformers': penalties and bans first, then temperature, then truncation. Temperature 0 leaves a point mass on the best value.
 """
 
@@ -16,21 +16,26 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What came before the value each node calls for: the ids on its own path, prompt included."""
+    """The ids before the value that follows each node: those on the node's own path, prompt included."""
 
     ids: Tensor  # [B, S] ids by cache slot
-    visible: Tensor  # [B, N, S] bool: is the slot on the node's path?
+    visible: Tensor  # [B, N, S] bool: the slot is on the node's path
     position: Tensor  # [B, N] output position of the value the node calls for
 
     def seen(self, size: int) -> Tensor:
-        """[B, N, V] bool: does the value occur on the node's path?"""
+        """[B, N, V] bool: the value occurs on the node's path."""
         return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0
 
     def last(self, count: int, outputs: bool = False) -> tuple[Tensor, Tensor]:
-        """The last `count` ids of every node's path in order [B, N, W], W <= `count`, and which of them are real [B, N, W] bool.
+        """Select the last ids of every node's path.
 
-        Where a path is shorter the first ones are missing. With `outputs` the prompt is left out: as a node is on its own path, the
-        last `position` ids there are its outputs. A path's ids stand in the order of their slots, drafted ones included.
+        Args:
+            count: how many.
+            outputs: leave the prompt out; the last `position` ids of a path are its outputs.
+
+        Returns:
+            The ids in order [B, N, W], W <= `count`, and which of them are real, bool [B, N, W]; on shorter paths the first ones are not.
+            Ids stand in the order of their slots, drafted ones included.
         """
         slots = torch.arange(self.ids.shape[1], device=self.ids.device)
         found = torch.where(self.visible, slots, -1).topk(min(count, len(slots)), -1).values.flip(-1)
@@ -40,24 +45,36 @@ class History:
         return self.ids[:, None, :].expand_as(self.visible).gather(2, found.clamp_min(0)), real
 
     def paths(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Every (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
+        """Iterate over (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
         for row in range(self.visible.shape[0]):
             for node in range(self.visible.shape[1]):
                 yield row, node, self.ids[row][self.visible[row, node]]
 
 
 def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
-    """[B, N, V] how often each value stands among the `real` ones of `ids` [B, N, W]."""
+    """Count how often each value occurs among the `real` ones of `ids` [B, N, W]: [B, N, V]."""
     real = real & (ids < size)  # a prompt may hold ids that have no logit
     return torch.zeros(*ids.shape[:2], size, device=ids.device).scatter_add_(2, ids.clamp(max=size - 1), real.float())
 
 
 class Processor(Protocol):
-    def __call__(self, scores: Tensor, history: History) -> Tensor: ...
+    """A step of a pipeline."""
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        """Process scores.
+
+        Args:
+            scores: [B, N, V].
+            history: the paths of the B x N nodes.
+
+        Returns:
+            Scores [B, N, V].
+        """
+        ...
 
 
 def per_row(value: float | Sequence[float], like: Tensor) -> float | Tensor:
-    """A number as it is, or one per row as something that broadcasts over [B, N, V]."""
+    """A number as it is, or one per row in a shape that broadcasts over [B, N, V]. ValueError for another number of rows."""
     if isinstance(value, (int, float)):
         return value
     if len(value) != like.shape[0]:
@@ -66,17 +83,18 @@ def per_row(value: float | Sequence[float], like: Tensor) -> float | Tensor:
 
 
 def ban(scores: Tensor, banned: Tensor) -> Tensor:
+    """Set the scores of `banned` values (bool, broadcast to the scores) to -inf."""
     return scores.masked_fill(banned, -torch.inf)
 
 
 def _one_of(ids: Sequence[int], scores: Tensor) -> Tensor:
-    """[V] bool: is the value among `ids`?"""
+    """[V] bool: the value is among `ids`."""
     return _among(tuple(ids), scores.shape[-1], scores.device)
 
 
 @lru_cache(maxsize=64)
 def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
-    """[size] bool, made once: every step of every request asks for the same few."""
+    """[size] bool, cached, since every step of a request uses the same few."""
     mask = torch.zeros(size, dtype=torch.bool)
     mask[[i for i in ids if 0 <= i < size]] = True
     return mask.to(device)
@@ -84,6 +102,8 @@ def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Temperature:
+    """Divide scores by the temperature; 0 leaves a point mass on the best value."""
+
     temperature: float | Sequence[float]
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
@@ -140,14 +160,14 @@ class MinP:
 
 
 def penalised(scores: Tensor, penalty: float | Sequence[float], values: Tensor) -> Tensor:
-    """CTRL's penalty (Keskar et al. 2019) on `values` [B, N, V] bool: divide what is positive, multiply what is negative."""
+    """CTRL's penalty (Keskar et al. 2019) on `values` [B, N, V] bool: positive scores are divided, negative ones multiplied."""
     strength = per_row(penalty, scores)
     return torch.where(values, torch.where(scores < 0, scores * strength, scores / strength), scores)
 
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """CTRL's penalty on every value that already stands on the node's path, prompt included."""
+    """CTRL's penalty on every value that occurs on the node's path, prompt included."""
 
     penalty: float | Sequence[float]
 
@@ -179,9 +199,10 @@ class SuppressAt:
 
 
 def min_length(ends: Sequence[int], least: int) -> SuppressAt:
-    """At least `least` outputs before one of `ends`: those may not be drawn at the first `least` output positions.
+    """Forbid `ends` at the first `least` output positions.
 
-    Before a sampler in a pipeline the masked scores are sampled; behind it, what it would give if it drew again until no end came.
+    In front of a sampler in a pipeline the masked scores are sampled; behind it, this conditions its draw on no end. ValueError if
+    negative.
     """
     if not least >= 0:
         raise ValueError(f"the minimum length is {least}: give 0 or more outputs")
@@ -209,12 +230,12 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """Does it leave every distribution as it is?"""
+        """True if it leaves every distribution as it is."""
         return not self.steps
 
     @property
     def repairs(self) -> bool:
-        """Do its processors replace NaN and infinities?"""
+        """True if its processors replace NaN and infinities."""
         return any(getattr(step, "repairs", False) for step in self.steps)
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
@@ -233,7 +254,7 @@ def pipeline(
     suppress: Sequence[int] = (),
     first: Sequence[Processor] = (),
 ) -> Pipeline:
-    """The usual processors in transformers' order; `first` ones go before all others. Checks every number."""
+    """Make the usual processors in transformers' order; `first` ones precede all others. ValueError, by name, for numbers out of range."""
     steps: list[Processor] = list(first)
     if repetition_penalty is not None:
         penalty = _checked("repetition_penalty", repetition_penalty, lambda v: 0 < v < math.inf, "above 0")
@@ -256,7 +277,7 @@ def pipeline(
 
 
 def _checked(name: str, value: Any, rule: Callable[[float], bool], words: str) -> Any:
-    """`value`, a number or one per row, once every number obeys `rule`."""
+    """`value`, a number or one per row, after checking every number by `rule`."""
     value = value if isinstance(value, (int, float, str)) else tuple(value)
     for one in value if isinstance(value, tuple) else (value,):
         if not isinstance(one, (int, float)) or not rule(one):

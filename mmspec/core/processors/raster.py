@@ -1,4 +1,4 @@
-"""Rasters: outputs that are grids read row by row, with forced values between and behind the cells."""
+"""Rasters: outputs that are grids read row by row, with forced control values between and after the cells."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch import Tensor
 from mmspec.core.processors.pipeline import History, ban
 
 FREE = -1
-"""In `forced`: any code may stand here. In `left` and `up`: there is no such neighbour."""
+"""In `forced`: any code is allowed here. In `left` and `up`: there is no such neighbour."""
 
 
 @dataclass(frozen=True)
 class Raster:
-    """The T output positions of one picture. Values below `codes` are picture codes, the others controls, such as a row's end.
+    """The T output positions of one image. Values below `codes` are image codes, the others controls, such as a row's end.
 
-    `left` and `up` are output positions too, so a neighbour is found without knowing where the controls stand.
+    `left` and `up` are output positions, too, so neighbours are found without knowing where the controls are.
     """
 
     codes: int
@@ -30,7 +30,7 @@ class Raster:
 
     @staticmethod
     def grid(height: int, width: int, codes: int, *, row_end: int | None = None, tail: Sequence[int] = ()) -> "Raster":
-        """`height` rows of `width` codes, each closed by the control `row_end` if there is one, and `tail` controls behind the last."""
+        """Make `height` rows of `width` codes, each followed by the control `row_end` if given, and `tail` controls at the end."""
         if min(height, width, codes) < 1:
             raise ValueError(f"a grid of {height} x {width} cells over {codes} codes: give at least 1 of each")
         step = width + (row_end is not None)
@@ -46,7 +46,7 @@ class Raster:
         return Raster(codes, (*forced, *tail), (*left, *none), (*up, *none), tuple(cells), height, width)
 
     def behind(self, before: "Raster") -> "Raster":
-        """Both in one output: `before` is written first, and the picture is this one."""
+        """Concatenate two rasters in one output: `before` is written first; the image is this one."""
         shift = before.length
 
         def moved(positions):
@@ -78,14 +78,14 @@ class Raster:
         return self.codes + self.controls
 
     def picture(self, sequences: Tensor) -> Tensor:
-        """The codes [B, height, width] of outputs [B, T]."""
+        """Select the codes [B, height, width] of outputs [B, T]."""
         cells = torch.tensor(self.cells, device=sequences.device)
         return sequences[:, cells].unflatten(1, (self.height, self.width))
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """The distribution processor of a raster: controls stand where they are forced, and nowhere else."""
+    """The processor of a raster: controls stand where they are forced, and nowhere else."""
 
     raster: Raster
 
@@ -93,7 +93,7 @@ class Grammar:
         return self.at(scores, history.position)
 
     def at(self, scores: Tensor, position: Tensor) -> Tensor:
-        """`scores` [B, N, V] of what stands at output positions [B, N]: a forced control is a point mass, elsewhere controls are banned."""
+        """Process `scores` [B, N, V] at output positions [B, N]: a forced control becomes a point mass, elsewhere controls are banned."""
         if self.raster.controls == 0:
             return scores
         table = torch.tensor(self.raster.forced, device=scores.device)

@@ -1,8 +1,8 @@
 """Processors that read whole token sequences: repetition, n-grams, biased sequences, length penalties; every row and tree node at once.
 
-transformers hands a processor one padded row per sequence: the prompt with its padding, then the outputs. Each class here takes that
-prompt as `prompt` [B, P] and gives the very scores of transformers' class, at every node of a draft. With `prompt=None` a node's
-sequence is what stands on its path in the cache, without padding: what transformers sees of a row that runs alone.
+transformers gives a processor one padded row per sequence: the prompt with its padding, then the outputs. Each class here takes that prompt
+as `prompt` [B, P] and gives the scores of transformers' class at every node of a draft. With `prompt=None` a node's sequence is its path in
+the cache without padding, as transformers has it for a row that runs alone.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class SequencePenalty:
 
 @dataclass(frozen=True, eq=False)
 class NoRepeatNGram:
-    """No n-gram of `size` ids stands twice in a sequence, the prompt included."""
+    """Forbid repeating an n-gram of `size` ids in a sequence, the prompt included."""
 
     size: int
     prompt: Tensor | None = None
@@ -79,7 +79,7 @@ class NoRepeatNGram:
 
 @dataclass(frozen=True, eq=False)
 class EncoderNoRepeatNGram:
-    """No n-gram of the encoder's input is written: `grams` [R, M, n] of each line, and which of them are `real` [R, M]."""
+    """Forbid the n-grams of the encoder's input: `grams` [R, M, n] of each line, and which of them are `real` [R, M]."""
 
     grams: Tensor
     real: Tensor
@@ -98,7 +98,7 @@ class EncoderNoRepeatNGram:
 
 @dataclass(frozen=True, eq=False)
 class SequenceBias:
-    """Add a number to the last id of each biased sequence wherever the ids before it stand at a sequence's end; -inf bans it."""
+    """Add a number to the last id of each biased sequence where a sequence ends with the ids before it; -inf bans it."""
 
     biases: tuple[tuple[tuple[int, ...], float], ...]
     prompt: Tensor | None = None
@@ -133,7 +133,7 @@ class SequenceBias:
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """From output position `start` on the scores of `ends` grow: |score| * (factor ** (position - start) - 1) is added."""
+    """Raise the scores of `ends` from output position `start` on, by |score| * (factor ** (position - start) - 1)."""
 
     ends: tuple[int, ...]
     start: int
@@ -152,7 +152,7 @@ class LengthPenalty:
 
 @dataclass(frozen=True)
 class ReplaceInvalid:
-    """NaN becomes 0, infinities the largest and smallest finite numbers."""
+    """Replace NaN by 0 and infinities by the largest and smallest finite numbers."""
 
     repairs: ClassVar[bool] = True
 
@@ -162,13 +162,13 @@ class ReplaceInvalid:
 
 
 def _of_each_row(lines: Tensor, scores: Tensor) -> Tensor:
-    """`lines` [R, ...] repeated for the rows [B] of `scores`: several outputs of one input stand side by side."""
+    """`lines` [R, ...] repeated for the rows [B] of `scores`, where several outputs of one input are adjacent."""
     rows = scores.shape[0]
     return lines.repeat_interleave(rows // lines.shape[0], 0) if rows > lines.shape[0] else lines
 
 
 def _marked(ids: Tensor, scores: Tensor) -> Tensor:
-    """[B, N, V] bool: is the value among `ids` [B, N, W]? The id V stands for none."""
+    """[B, N, V] bool: the value is among `ids` [B, N, W]. The id V stands for none."""
     found = torch.zeros(*scores.shape[:2], scores.shape[-1] + 1, dtype=torch.bool, device=scores.device)
     return found.scatter_(2, ids, True)[..., :-1]
 

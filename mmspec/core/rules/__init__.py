@@ -1,1 +1,1 @@
-"""Accept rules that keep the distribution of the target: greedy, coupled, match, token, block, sibling rules, steps, frames."""
+"""Accept rules that keep the target's distribution: greedy, coupled, match, token, block, siblings, D-GRS, steps, frames."""

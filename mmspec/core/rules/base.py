@@ -1,10 +1,10 @@
-"""Accept rules: which draft tokens survive, and what is committed after them.
+"""Parts that accept rules share: exactness names, protocols, and the drivers that turn judgements into verdicts.
 
-A rule is a pure callable (draft, scored, noise) -> Verdict with four facts: `exactness` (token-exact, distribution-exact or lossy),
-`coupled` (draft tokens must be drawn with the target's own noise), `uses_q` (it reads the distribution draft tokens were drawn from) and
-`output_distribution(p, q)`, the distribution of one committed value in closed form, which the tests hold it to.
+A rule is a pure callable (draft, scored, noise) -> Verdict that states its `exactness` (token-exact, distribution-exact or lossy),
+`coupled` (draft tokens must be drawn with the target's own noise), `uses_q` (it reads the distributions draft tokens were drawn from) and
+`output_distribution(p, q)`, the distribution of one committed value in closed form, which tests compare it with.
 
-Two drivers serve them all. `chain` judges all positions of one chain at once from acceptance probabilities; `deepest`
+There are two drivers. `core.rules.token.judge_chain` judges all positions of one chain at once from acceptance probabilities; `deepest`
 takes pass-or-fail judgements on any tree and keeps the longest path that passes. Both end in `commit`.
 """
 
@@ -21,33 +21,67 @@ from mmspec.core.records import PAD, Draft, Scored, Verdict
 from mmspec.core.rules.paths import longest, with_roots
 
 TOKEN_EXACT, DISTRIBUTION_EXACT, GROUP_EXACT, LOSSY = "token-exact", "distribution-exact", "group-exact", "lossy"
-UNMETERED = f"{LOSSY} (unmetered)"  # it departs from the target's distribution by an amount that nobody has measured
+UNMETERED = f"{LOSSY} (unmetered)"  # departs from the target's distribution by an amount that is not measured
 
 
 class Accept(AcceptRule, Protocol):
-    """A rule whose values have a distribution each."""
+    """A rule with a closed form for the distribution of one committed value."""
 
     def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
-        """The distribution of one committed value when a single draft token drawn from `q` is judged by `p`, both [V]."""
+        """Compute the distribution of one committed value when a single draft token is judged.
+
+        Args:
+            p: the target's distribution [V].
+            q: the distribution the draft token was drawn from [V].
+
+        Returns:
+            Distribution [V].
+        """
         ...
 
 
 class SingleDraft(Protocol):
-    """One draft token at one position: accepted with some probability, replaced otherwise. What `chain` and `emitted` run on."""
+    """A rule for one draft token at one position: accepted with some probability, replaced otherwise."""
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
-        """Probability of accepting draft token `x` drawn from `q` (None: a point mass on x)."""
+        """Compute the probability of accepting draft tokens.
+
+        Args:
+            p: the target's distributions [...].
+            q: the distributions `x` was drawn from; None for point masses.
+            x: draft tokens [..., *value].
+
+        Returns:
+            Probabilities [...].
+        """
         ...
 
     def replacement(self, p: Any, q: Any, x: Tensor) -> Any:
-        """The distribution to draw from when `x` is rejected."""
+        """Make the distributions to draw from where draft tokens are rejected.
+
+        Args:
+            p: the target's distributions [...].
+            q: the distributions `x` was drawn from; None for point masses.
+            x: draft tokens [..., *value].
+
+        Returns:
+            Distributions [...].
+        """
         ...
 
 
 def commit(draft: Draft, leaf: Tensor, extra: Tensor) -> Verdict:
-    """The verdict that keeps the path ending in column `leaf` [B] and commits `extra` [B, *value] after it.
+    """Make the verdict that keeps one path and commits one more value.
 
-    `leaf` must be the last root or a draft token. Rows whose root is PAD are finished: they keep nothing and commit nothing.
+    Rows whose root is PAD are finished: they keep nothing and commit nothing.
+
+    Args:
+        draft: the draft.
+        leaf: last column of the path [B], the last root or a draft token.
+        extra: value [B, *value] committed after the path.
+
+    Returns:
+        The verdict, with all accepted tokens counted as judged.
     """
     n, roots, rows = draft.size, draft.roots, torch.arange(len(leaf), device=leaf.device)
     columns = torch.arange(n, device=leaf.device)
@@ -72,7 +106,17 @@ def commit(draft: Draft, leaf: Tensor, extra: Tensor) -> Verdict:
 
 
 def with_meters(verdict: Verdict, judged: Tensor, drift: Tensor | None, expected: Tensor | None) -> Verdict:
-    """`verdict` with its counts filled in; `drift` [B] is added to the running total the pending token carries."""
+    """Fill in a verdict's counts.
+
+    Args:
+        verdict: the verdict.
+        judged: [B] draft tokens judged.
+        drift: [B] total variation spent, added to the running total of the pending draft; None for exact rules.
+        expected: [B] rejections expected of token-wise judging, or None.
+
+    Returns:
+        A new verdict.
+    """
     if drift is None:
         return replace(verdict, judged=judged, expected=expected)
     before = verdict.pending.drift
@@ -84,15 +128,33 @@ def with_meters(verdict: Verdict, judged: Tensor, drift: Tensor | None, expected
 
 
 def deepest(draft: Draft, passes: Tensor, value: Tensor) -> Verdict:
-    """Keep the longest path whose draft tokens all pass [B, N]; commit `value` [B, N, *value] at its end. Ties go to the earlier column."""
+    """Keep the longest path whose draft tokens all pass. Ties go to the earlier column.
+
+    Args:
+        draft: any draft.
+        passes: bool [B, N].
+        value: values [B, N, *value]; the one at the path's end is committed.
+
+    Returns:
+        The verdict.
+    """
     leaf, failed = longest(draft, passes)
     verdict = commit(draft, leaf, value[torch.arange(len(leaf), device=leaf.device), leaf])
     return replace(verdict, judged=verdict.accepted + failed)
 
 
 def follow(draft: Draft, p: Any, keys: Keys | None) -> Verdict:
-    """Keep draft tokens while they are what `p` draws by `keys` [B, N] after their parents, and commit what it draws at the end; its modes
-    without keys. Distributions that check a value cheaper than they draw one, such as those of frames, draw at the end only.
+    """Keep draft tokens while they equal what `p` gives after their parents, and commit what it gives at the end.
+
+    Distributions that compare a value more cheaply than they draw one, such as those of frames, draw at the end only.
+
+    Args:
+        draft: any draft.
+        p: the target's distributions [B, N].
+        keys: streams [B, N] of the draws; None for the modes.
+
+    Returns:
+        The verdict.
     """
     if draft.size == draft.roots:
         leaf, failed = _last_root(draft), torch.zeros_like(draft.start)
@@ -114,19 +176,44 @@ def _last_root(draft: Draft) -> Tensor:
 
 
 def parents_distribution(draft: Draft, scored: Scored) -> Any:
-    """The distributions that judge each draft token of a chain, [B, G]."""
+    """Select the distributions that judge each draft token of a chain.
+
+    Args:
+        draft: a linear draft.
+        scored: its scores.
+
+    Returns:
+        Distributions [B, G].
+    """
     columns = torch.arange(draft.roots - 1, draft.size - 1, device=draft.start.device)
     return scored.p.at(columns.expand(len(draft.start), -1))
 
 
 def over_judged(judged: Tensor, amounts: Tensor) -> Tensor:
-    """Sum `amounts` [B, G] over the judged positions of a chain."""
+    """Sum amounts over the judged positions of a chain.
+
+    Args:
+        judged: [B] draft tokens judged.
+        amounts: [B, G].
+
+    Returns:
+        [B].
+    """
     reached = torch.arange(amounts.shape[1], device=amounts.device) < judged[:, None]
     return torch.where(reached, amounts, 0).sum(-1)
 
 
 def emitted(rule: SingleDraft, p: Categorical, q: Categorical) -> Categorical:
-    """The distribution of one committed value under a single-draft rule: sum over x of q(x) (a(x) on x + (1 - a(x)) r_x). `p`, `q`: [V]."""
+    """Compute the output distribution of a single-draft rule: sum over x of q(x) (a(x) on x + (1 - a(x)) r_x).
+
+    Args:
+        rule: the rule.
+        p: the target's distribution [V].
+        q: the draft's distribution [V].
+
+    Returns:
+        Distribution [V].
+    """
     size = p.scores.shape[-1]
     x = torch.arange(size, device=p.scores.device)
     many_p, many_q = (Categorical(distribution.scores.expand(size, size)) for distribution in (p, q))

@@ -1,13 +1,13 @@
 """D-GRS: several drafts of one Gaussian step, judged together (Bullo et al. 2026, arXiv 2609.17691).
 
-K siblings drawn independently from q = N(m_q, scale^2), judged in the order they were drawn against p = N(m_p, scale^2). Only their
-coordinate s along m_p - m_q matters (`core.distributions.reflection`), with rho(s) = p/q there. Begin with l = 0 and g = 1; take a sibling
-with min(1, (rho - l)+ / g); refused, it has laid claim to mass g of q: l becomes l + g, and g becomes the mass of (p - l q)+ that is left.
-After the last refusal the value is drawn from norm((p - l q)+), a half-line distribution in s. One of K siblings is taken with 1 - g_{K+1}:
-2 Phi(-gap/2) for one, more for more.
+K siblings drawn independently from q = N(m_q, scale^2) are judged in the order drawn against p = N(m_p, scale^2). Only their coordinate s
+along m_p - m_q matters (`core.distributions.reflection`), with rho(s) = p/q there. Begin with l = 0 and g = 1; take a sibling with
+probability min(1, (rho - l)+ / g); after a rejection l becomes l + g, and g the remaining mass of (p - l q)+. After the last rejection the
+value is drawn from norm((p - l q)+), a half-line distribution in s. One of K siblings is taken with probability 1 - g_{K+1}, which is
+2 Phi(-gap/2) for one and more for several.
 
-It is a sibling rule of `siblings.Walk`: for trees whose siblings are independent draws from one Gaussian, such as combs and static trees
-that pick with replacement.
+It is a sibling rule of `siblings.Walk`, for trees whose siblings are independent draws from one Gaussian, such as combs and static trees
+that draw with replacement.
 """
 
 from dataclasses import dataclass, replace
@@ -24,16 +24,33 @@ from mmspec.core.rules.siblings import Walk
 
 @dataclass(frozen=True)
 class Claimed:
-    """norm((p - l q)+) for Gaussians of equal scales; p itself where l is 0."""
+    """The residual norm((p - l q)+) for Gaussians of equal scales; p itself where l is 0.
+
+    Args:
+        p: the target's distributions [B, 1].
+        q: the draft's distributions [B, 1].
+        claim: l [B, 1], float64.
+    """
 
     p: Gaussian
     q: Gaussian
-    claim: Tensor  # [B, 1] l, float64
+    claim: Tensor
 
     @staticmethod
     def of(p: Any, q: Any, count: Tensor) -> "Claimed":
-        """`p` before any of `count` [B, 1] siblings from `q` was tried; as it is, where some were. ValueError for distributions of other
-        kinds."""
+        """Make the residual before any sibling was tried; a residual of earlier siblings is returned as it is.
+
+        Args:
+            p: the target's distributions [B, 1], or their residual.
+            q: the draft's distributions [B, 1].
+            count: [B, 1] siblings of each row.
+
+        Returns:
+            The residual.
+
+        Raises:
+            ValueError: for other distributions than Gaussians of equal scales.
+        """
         if isinstance(p, Claimed):
             return p
         if not (isinstance(p, Gaussian) and isinstance(q, Gaussian) and bool((p.alike(q) | (count == 0)).all())):
@@ -42,21 +59,34 @@ class Claimed:
 
     @property
     def gap(self) -> Tensor:
+        """Distance of the means in units of the scale, [B, 1]."""
         return reflection.distance(self.p.gap(self.q))
 
     @property
     def mass(self) -> Tensor:
-        """g, the integral of (p - l q)+. [B, 1]"""
+        """g, the integral of (p - l q)+, [B, 1]."""
         claim = self.claim.clamp(min=1)
         return torch.where(self.claim > 0, claim * reflection.mass(1 / claim, self.gap), 1)
 
     def taken(self, x: Tensor) -> Tensor:
-        """Probability of taking sibling `x` [B, 1, d]."""
+        """Compute the probability of taking a sibling.
+
+        Args:
+            x: siblings [B, 1, d].
+
+        Returns:
+            [B, 1].
+        """
         over = (self.p.log_ratio(self.q, x).exp() - self.claim).clamp(min=0)
         mass = self.mass
         return torch.where(mass > 0, over / mass, 1).clamp(max=1)
 
     def refused(self) -> "Claimed":
+        """Make the residual after a rejection.
+
+        Returns:
+            The residual with l + g in place of l.
+        """
         return replace(self, claim=self.claim + self.mass)
 
     def where(self, mask: Tensor, other: Any) -> "Claimed":
@@ -70,7 +100,7 @@ class Claimed:
 
 @dataclass(frozen=True)
 class DGRS:
-    """Siblings drawn independently from one Gaussian. p, q: [B, 1]."""
+    """The sibling rule for siblings drawn independently from one Gaussian. p, q: [B, 1]."""
 
     uses_q, points, tables = True, False, False
 
@@ -86,4 +116,9 @@ class DGRS:
 
 
 def dgrs() -> Walk:
+    """Make the D-GRS rule for trees.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return Walk(DGRS())

@@ -1,4 +1,4 @@
-"""Keep draft tokens while each is the target's most likely value: the tokens of greedy decoding, whatever the draft."""
+"""The greedy rule: the tokens of greedy decoding, whatever the draft."""
 
 from dataclasses import dataclass
 

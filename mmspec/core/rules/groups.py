@@ -1,7 +1,7 @@
-"""Groups of values that sound alike, for acceptance at group level: by the target's embeddings, or in the codec's own space.
+"""Groups of similar values, for acceptance at group level: by the target's embeddings, or in the codec's own space.
 
-Every value t belongs to groups S(t) in equal shares, w(k, t) = 1 / |S(t)|; groups may overlap. What a distribution gives to the groups,
-P(k) = sum over t of w(k, t) p(t), is a distribution again. Shares are held sparsely, and no V x V matrix is ever made.
+Value t belongs to groups S(t) in equal shares, w(k, t) = 1 / |S(t)|; groups may overlap. The mass of the groups under a distribution,
+P(k) = sum over t of w(k, t) p(t), is a distribution again. Shares are held sparsely, and no V x V matrix is made.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,35 +18,67 @@ _ENTRIES = 2**24
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Groups:
-    """V values in K groups, K <= V. `shared`: does any value share a group with another? If not, a group says no more than its value."""
+    """V values in K groups, K <= V.
 
-    groups: Tensor  # [V, K] sparse CSR: row t holds 1 at each k in S(t)
-    members: Tensor  # [K, V] sparse CSR: the same, transposed
+    Args:
+        groups: sparse CSR [V, K]; row t holds 1 at each k in S(t).
+        members: sparse CSR [K, V], the transpose.
+        shared: True if some value shares a group with another.
+    """
+
+    groups: Tensor
+    members: Tensor
     shared: bool
 
     @staticmethod
     def by_cosine(embeddings: Tensor, theta: float = 0.45, alone: Sequence[int] = ()) -> "Groups":
-        """The published groups, one a value: those whose rows of `embeddings` [V, d] have cosine >= `theta` with its own.
+        """Make the published groups, one a value: the values whose embeddings are similar to its own.
 
-        Give ids whose rows were hardly trained (ends, padding) as `alone`: they belong to no group but their own. Rows of zeros do
-        so, too, for `theta` above 0. The embeddings of a small model are nearly orthogonal: use the codec's space for those.
+        The embeddings of a small model are nearly orthogonal: use the codec's space for those.
+
+        Args:
+            embeddings: [V, d].
+            theta: least cosine similarity.
+            alone: ids whose rows were hardly trained (ends, padding); they are in no group but their own. With `theta` above 0 so are rows
+                of zeros.
+
+        Returns:
+            V groups.
         """
         rows = torch.nn.functional.normalize(_points(embeddings).float(), dim=-1)
         return _collected(len(rows), lambda own: rows[own] @ rows.T >= theta, alone, rows.device)
 
     @staticmethod
     def by_distance(vectors: Tensor, radius: float, alone: Sequence[int] = ()) -> "Groups":
-        """One group a value: those at most `radius` from it by L2 between rows of `vectors` [V, d].
+        """Make one group a value: the values near it by L2 distance.
 
-        Rows are what a code stands for: codebook entries, k-means centres, or coordinates on the grid for FSQ codecs (radius 1:
-        next to it along one axis).
+        Args:
+            vectors: what each code stands for [V, d]: codebook entries, k-means centres, or grid coordinates of FSQ codecs (radius 1:
+                neighbours along one axis).
+            radius: largest distance.
+            alone: ids that are in no group but their own.
+
+        Returns:
+            V groups.
         """
         rows = _points(vectors).double()
         return _collected(len(rows), lambda own: _far(rows, own) <= radius, alone, rows.device)
 
     @staticmethod
     def nearest(vectors: Tensor, count: int, alone: Sequence[int] = ()) -> "Groups":
-        """One group a value: it and the `count` nearest to it by L2 between rows of `vectors` [V, d]; equally near ones by number."""
+        """Make one group a value: itself and its nearest neighbours by L2 distance; equal distances by number.
+
+        Args:
+            vectors: [V, d].
+            count: neighbours a value.
+            alone: ids that are in no group but their own.
+
+        Returns:
+            V groups.
+
+        Raises:
+            ValueError: for a count out of range.
+        """
         rows = _points(vectors).double()
         if not 0 <= count < len(rows):
             raise ValueError(f"count is {count}: a value of {len(rows)} has 0 to {len(rows) - 1} neighbours")
@@ -60,15 +92,34 @@ class Groups:
 
     @staticmethod
     def partition(labels: Tensor) -> "Groups":
-        """Groups that do not overlap: value t is in group `labels[t]` [V], numbered from 0."""
+        """Make groups that do not overlap.
+
+        Args:
+            labels: group of each value [V], numbered from 0.
+
+        Returns:
+            The groups.
+        """
         return _grouped(labels.long(), torch.arange(len(labels), device=labels.device), (len(labels), int(labels.max()) + 1))
 
     @property
     def values(self) -> int:
+        """Number of values V."""
         return self.groups.shape[0]
 
     def placed(self, values: Tensor, size: int) -> "Groups":
-        """The same groups for a vocabulary of `size` in which code c is the value `values[c]` [V]; all others stand alone."""
+        """Renumber the values for a vocabulary that contains them; all other ids stand alone.
+
+        Args:
+            values: id of each code [V].
+            size: size of the vocabulary.
+
+        Returns:
+            Groups over `size` values.
+
+        Raises:
+            ValueError: unless `values` names one id below `size` for each code.
+        """
         if values.shape != self.groups.shape[:1] or len(values.unique()) < len(values) or int(values.max()) >= size:
             raise ValueError(f"values has shape {tuple(values.shape)}: name one value below {size} for each of the {self.values} codes")
         group, code = self._pairs()
@@ -77,10 +128,28 @@ class Groups:
         return _grouped(torch.cat([group, own]), torch.cat([values[code], rest]), (size, self.members.shape[0] + len(rest)))
 
     def to(self, device: torch.device | str) -> "Groups":
+        """Move the groups to a device.
+
+        Args:
+            device: a torch device.
+
+        Returns:
+            New groups.
+        """
         return Groups(self.groups.to(device), self.members.to(device), self.shared)
 
     def coarse(self, probs: Tensor) -> Tensor:
-        """What distributions `probs` [..., V] give to the groups, [..., K]."""
+        """Sum distributions over the groups.
+
+        Args:
+            probs: probabilities [..., V].
+
+        Returns:
+            Probabilities of the groups [..., K].
+
+        Raises:
+            ValueError: for another number of values, or another device.
+        """
         if probs.shape[-1] != self.values or probs.device != self.groups.device:
             here, there = f"{self.values} values on {self.groups.device}", f"{probs.shape[-1]} values on {probs.device}"
             raise ValueError(
@@ -89,11 +158,22 @@ class Groups:
         return _times(self.members, probs / self.sizes())
 
     def mean(self, amounts: Tensor) -> Tensor:
-        """The mean of `amounts` [..., K] over the groups of each value, [..., V]."""
+        """Average amounts over the groups of each value.
+
+        Args:
+            amounts: [..., K].
+
+        Returns:
+            [..., V].
+        """
         return _times(self.groups, amounts) / self.sizes()
 
     def sizes(self) -> Tensor:
-        """[V] how many groups each value is in: for groups that are one a value and symmetric, how many values it is grouped with."""
+        """Count the groups each value is in; for symmetric groups, one a value, also the size of its own group.
+
+        Returns:
+            [V].
+        """
         return self.groups.crow_indices().diff()
 
     def _pairs(self) -> tuple[Tensor, Tensor]:
@@ -122,7 +202,7 @@ def _collected(size: int, alike: Callable[[Tensor], Tensor], alone: Sequence[int
     groups, values = [], []
     for own in torch.arange(size, device=device).split(max(1, _ENTRIES // size)):
         member = alike(own) & ~single & ~single[own][:, None]
-        member.scatter_(1, own[:, None], True)  # whatever rounding says
+        member.scatter_(1, own[:, None], True)  # despite rounding
         group, value = member.nonzero(as_tuple=True)
         groups.append(own[group].int())
         values.append(value.int())

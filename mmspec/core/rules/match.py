@@ -1,5 +1,4 @@
-"""Draw the target's value after every node and keep draft tokens while they equal it: exact for any draft, and best for deterministic
-ones."""
+"""The match rule: keep draft tokens while they equal the target's own draws."""
 
 from dataclasses import dataclass
 
@@ -11,10 +10,9 @@ from mmspec.core.rules.base import TOKEN_EXACT, follow
 
 @dataclass(frozen=True)
 class Match:
-    """Draw the target's value after every node and keep draft tokens while they equal it: exact for any draft, and best for deterministic
-    ones.
+    """Keep draft tokens while they equal the target's own draws: exact for any draft, and best for deterministic ones.
 
-    The draw is keyed by seed and output position alone, so the tokens are those of plain sampling with that seed, even when sampling.
+    The draws are keyed by seed and output position alone, so the tokens are those of plain sampling with that seed.
     """
 
     exactness = TOKEN_EXACT

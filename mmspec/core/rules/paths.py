@@ -1,4 +1,4 @@
-"""Paths of a draft whose draft tokens pass or fail: which draft tokens their parents call for, and how far a path goes."""
+"""Paths of a draft whose tokens pass or fail."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,15 @@ from mmspec.core.records import Draft
 
 
 def longest(draft: Draft, passes: Tensor) -> tuple[Tensor, Tensor]:
-    """The column [B] that ends the longest path whose draft tokens all pass [B, N], and whether a draft token behind it failed [B]."""
+    """Find the longest path whose draft tokens all pass.
+
+    Args:
+        draft: any draft.
+        passes: bool [B, N].
+
+    Returns:
+        The path's last column [B], and whether a draft token after it failed, bool [B].
+    """
     good = passes & draft.valid
     if draft.linear:
         run = good[:, draft.roots :].long().cumprod(-1).sum(-1)
@@ -25,20 +33,46 @@ def longest(draft: Draft, passes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after_parent(draft: Draft, value: Tensor) -> Tensor:
-    """`value` [B, N] at each draft token's parent, [B, G]."""
+    """Select values at each draft token's parent.
+
+    Args:
+        draft: any draft.
+        value: [B, N].
+
+    Returns:
+        [B, G].
+    """
     if draft.linear:
         return value[:, draft.roots - 1 : -1]
     return value.gather(1, draft.parents[:, draft.roots :].clamp_min(0))
 
 
 def equals_parent(draft: Draft, value: Tensor) -> Tensor:
-    """[B, N] bool: is each draft token the very `value` [B, N] its parent calls for? Roots pass. ValueError for values that are no single
-    ids."""
+    """Compare draft tokens with the values after their parents. Roots pass.
+
+    Args:
+        draft: any draft.
+        value: ids [B, N] after every node.
+
+    Returns:
+        bool [B, N].
+
+    Raises:
+        ValueError: for values that are not single ids.
+    """
     if value.dim() > 2:
         raise ValueError("this rule judges single ids, but steps here are frames of codes: take coupled, match, greedy, token or PerCode")
     return with_roots(draft, draft.draft_tokens == after_parent(draft, value))
 
 
 def with_roots(draft: Draft, passes: Tensor) -> Tensor:
-    """`passes` [B, G] of the draft tokens for all columns [B, N]: roots pass."""
+    """Extend judgements of draft tokens to all columns. Roots pass.
+
+    Args:
+        draft: any draft.
+        passes: bool [B, G].
+
+    Returns:
+        bool [B, N].
+    """
     return torch.cat([passes.new_ones(len(passes), draft.roots), passes], 1)

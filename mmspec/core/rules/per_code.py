@@ -1,9 +1,10 @@
-"""Frames judged code by code: the rule that reads a frame as so many single draft tokens.
+"""The rule that judges frames code by code, as if each code were a single draft token.
 
-Codes are accepted in order until one is refused, which is replaced from its own residual; then the frame is finished and later ones are
-dropped. Codes that hang on the refused one are written anew; codes that do not (delay patterns) keep their own outcomes. Exact, but a
-frame survives only if all its codes do: with prod_k alpha_k, where the token rule on whole frames accepts 1 - TV(P, Q) (`frame`). It is
-here to be compared with, for distributions whose frames cannot be drawn again and again, and for relaxing some books but not others.
+Codes are accepted in order up to the first rejected one, which is replaced from its own residual; then the frame is finished and later
+frames are dropped. Codes that depend on the rejected one are written anew; codes that do not (delay patterns) keep their own outcomes.
+Exact, but a frame is accepted only if all its codes are: with probability prod_k alpha_k, where the token rule on whole frames has
+1 - TV(P, Q) (`core.distributions.frame`). It serves as a comparison, for distributions whose frames cannot be drawn repeatedly, and for
+relaxing some codebooks but not others.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,17 @@ from mmspec.core.rules.token import Token
 
 @dataclass(frozen=True)
 class PerCode:
-    """Judge every code by `rules[k]`, the last one for all books behind: any rule for single draft tokens (`Token`, or one of
-    `lossy.Ratio`).
+    """Judge every code of a frame by a rule of its codebook.
 
-    Drift is what the rules say of every code they judged, summed up; of a frame written anew behind a refused code, those in front of
-    it and itself. Coarse books carry what is said, fine ones how it sounds: exact rules first and relaxed ones behind keep the words.
+    Drift is the sum of the rules' drift over all codes judged; in a frame written anew after a rejected code, those up to and including it.
+    Coarse codebooks carry the words, fine ones the sound: exact rules first and relaxed ones after them keep the words.
+
+    Args:
+        rules: `rules[k]` judges codebook k, the last one all later codebooks: `Token` or rules of `lossy.base.Ratio`.
+
+    Raises:
+        ValueError: for no rules, rules that do not judge single draft tokens, or rules with a budget; when called, for trees and single
+            ids.
     """
 
     rules: Sequence[Any] = (Token(),)
@@ -46,6 +53,7 @@ class PerCode:
 
     @property
     def exactness(self) -> str:
+        """ "distribution-exact" if all rules are, else "lossy"."""
         return DISTRIBUTION_EXACT if all(rule.exactness == DISTRIBUTION_EXACT for rule in self.rules) else LOSSY
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
@@ -80,7 +88,7 @@ class PerCode:
         return torch.zeros_like(chance) if rule.exactness == DISTRIBUTION_EXACT else rule.excess(p, q, x, chance)
 
     def _last(self, draft: Draft, scored: Scored, noise: Noise, own: Categorical, theirs: Any, passes: Tensor, accepted: Tensor) -> Tensor:
-        """The frame committed after `accepted` [B] draft tokens: the refused one mended, or a draw from p where none was left."""
+        """The frame committed after `accepted` [B] draft tokens: the rejected one repaired, or a draw from p where none was rejected."""
         child, position = accepted.clamp(max=draft.size - draft.roots - 1)[:, None], (draft.start + accepted)[:, None]
         rows, books = torch.arange(len(child), device=child.device)[:, None], passes.shape[-1]
         refused = (draft.valid[:, draft.roots :].sum(-1) > accepted)[:, None]
@@ -92,7 +100,7 @@ class PerCode:
             single = Categorical(own.scores[rows, child, k]), None if theirs is None else Categorical(theirs.scores[rows, child, k])
             mended.append(self._rule(k).replacement(*single, x[..., k]).sample(streams[..., books + k]))
         x = torch.where(kept, x, torch.stack(mended, -1))
-        anew = kept.long().cumprod(-1).sum(-1) + 1 if p.hangs else torch.full_like(accepted, books)[:, None]
+        anew = kept.long().cumprod(-1).sum(-1) + 1 if p.autoregressive else torch.full_like(accepted, books)[:, None]
         return p.redrawn(x, torch.where(refused, anew, 0), residual.where(refused, noise.value(position)))[:, 0]
 
 
@@ -101,7 +109,7 @@ def _book(own: Categorical, theirs: Categorical | None, k: int) -> tuple[Categor
 
 
 def _tried(p: Any, passes: Tensor) -> Tensor:
-    """[B, G, K] bool: which codes have an outcome of their own? All, or those up to the first refused where later ones hang on it."""
-    if not p.hangs:
+    """[B, G, K] bool: codes with an outcome of their own: all, or those up to the first rejected where later ones depend on it."""
+    if not p.autoregressive:
         return torch.ones_like(passes)
     return torch.cat([torch.ones_like(passes[..., :1]), passes[..., :-1]], -1).long().cumprod(-1).bool()

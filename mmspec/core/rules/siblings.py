@@ -1,10 +1,10 @@
-"""Rules for trees of draft tokens: several candidates at one node, tried in order against what is left of the target's distribution.
+"""Rules for trees: several candidates at one node, tried in order against the remaining distribution of the target.
 
-`Walk` goes down the tree one level at a time, all rows at once. Its sibling rules differ in two things only: the probability
-that a candidate is taken, and what becomes of p and q when it is not. A rule is exact for the planner that draws candidates
-the way it assumes: top-k, with or without replacement, or top-k with one drawn last.
+`Walk` goes down the tree level by level, all rows at once. Its sibling rules differ in two things: the probability that a candidate is
+taken, and what becomes of p and q when it is not. A rule is exact for planners that draw candidates as it assumes: top-k, with or without
+replacement, or top-k with the last one drawn.
 
-`Relaxed` takes a lossy chain rule down the same tree, candidate by candidate, and meters what it spends.
+`Relaxed` applies a lossy chain rule along the tree, candidate by candidate, and meters the drift.
 """
 
 from dataclasses import dataclass
@@ -24,40 +24,78 @@ from mmspec.core.rules.token import Token
 class Siblings(Protocol):
     """How the candidates at one node are judged. p, q: [B, 1, V]; x, count: [B, 1]; `index` counts candidates from 0.
 
-    Where no distribution was recorded q is None, which only siblings that judge `points` get to see.
+    q is None where no distribution was recorded; only rules with `points` are given that.
     """
 
     uses_q: bool
-    points: bool  # whether candidates without a recorded distribution are judged too, as point masses
-    tables: bool  # whether it reads distributions as tables of values; distributions that have none are refused where it does
+    points: bool  # candidates without a recorded distribution are judged too, as point masses
+    tables: bool  # it reads distributions as tables of values; distributions without one are refused
 
     def take_prob(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> Tensor:
-        """Probability of taking candidate x, the `index`-th of `count`, given that those before it were refused."""
+        """Compute the probability of taking a candidate, given that those before it were rejected.
+
+        Args:
+            p: what is left of the target's distributions.
+            q: what is left of the draft's distributions.
+            x: the candidate.
+            index: its number.
+            count: candidates at the node.
+
+        Returns:
+            [B, 1].
+        """
         ...
 
     def refuse(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> tuple[Categorical, Categorical | None]:
-        """What is left of p and q once x has been refused."""
+        """Update p and q after a rejection.
+
+        Args:
+            p: what is left of the target's distributions.
+            q: what is left of the draft's distributions.
+            x: the candidate.
+            index: its number.
+            count: candidates at the node.
+
+        Returns:
+            What is left of p and q.
+        """
         ...
 
     def refusal(self, p: Categorical, q: Categorical | None, x: Tensor, index: int, count: Tensor) -> Tensor:
-        """Probability of refusing a candidate that was drawn the way the rule assumes."""
+        """Compute the mean probability of rejecting a candidate that was drawn as the rule assumes.
+
+        Args:
+            p: what is left of the target's distributions.
+            q: what is left of the draft's distributions.
+            x: the candidate.
+            index: its number.
+            count: candidates at the node.
+
+        Returns:
+            [B, 1].
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Walk from the last root, trying each node's children in order; where none is taken, draw from what is left of p."""
+    """Walk from the last root, trying each node's children in order; where none is taken, draw from what is left of p.
 
-    siblings: Siblings
+    Raises ValueError when called on a draft without recorded distributions, if the sibling rule needs them.
+    """
+
+    siblings: Siblings  # judges the candidates at one node
     coupled = False
     trees = True
 
     @property
     def uses_q(self) -> bool:
+        """True if the sibling rule reads q."""
         return self.siblings.uses_q
 
     @property
     def exactness(self) -> str:
+        """ "lossy" for `Relaxed`, else "distribution-exact"."""
         return LOSSY if isinstance(self.siblings, Relaxed) else DISTRIBUTION_EXACT
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
@@ -84,9 +122,7 @@ class Walk:
             count = (slots >= 0).sum(-1, keepdim=True)
             chances = noise.accept((draft.start + steps)[:, None], draft.start).branch(slots.shape[1])
             for j in range(slots.shape[1]):
-                x = draft.nodes[rows, slots[:, j].clamp_min(draft.roots)][
-                    :, None
-                ]  # no such child: any draft token, as a root may be no value
+                x = draft.nodes[rows, slots[:, j].clamp_min(draft.roots)][:, None]  # where there is no child: any draft token
                 live = going & (taken < 0) & (slots[:, j] >= 0)
                 rule = self._now(level, drift if draft.drift is None else draft.drift + drift)
                 chance = rule.take_prob(p, q, x, j, count)
@@ -102,7 +138,7 @@ class Walk:
             left, touched = p.where(going[:, None], left), torch.where(going, tried, touched)
             going = going & (taken >= 0)
             here, steps = torch.where(going, taken, here), steps + going
-        left = left.where(~going[:, None], scored.p.at(here[:, None]))  # still going: the last level was taken, nothing lies below
+        left = left.where(~going[:, None], scored.p.at(here[:, None]))  # still going: the last level was taken
         position = (draft.start + steps)[:, None]
         own = left.sample(noise.value(position))[:, 0]
         replaced = left.sample(noise.residual(position, draft.start))[:, 0]
@@ -110,7 +146,7 @@ class Walk:
         return with_meters(verdict, judged, drift if relaxed else None, expected)
 
     def _now(self, level: int, spent: Tensor) -> Siblings:
-        """The rule at one level, in rows that have spent so much drift [B]."""
+        """The sibling rule at one level, in rows that have spent `spent` [B] drift."""
         return self.siblings.at(level, spent) if isinstance(self.siblings, Relaxed) else self.siblings
 
     def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
@@ -125,130 +161,31 @@ def _children(draft: Draft) -> Tensor:
     return torch.where(order < draft.size, order, -1)
 
 
-def _capped_ratio(p: Categorical, q: Categorical, x: Tensor) -> Tensor:
-    return (p.log_prob(x) - q.log_prob(x)).exp().clamp(max=1)
-
-
-@dataclass(frozen=True)
-class TopKSiblings:
-    """Deterministic candidates (EAGLE-2's rule, SGLang's "target only"): each is taken with its mass under what is left of p."""
-
-    uses_q, points, tables = False, True, True
-
-    def take_prob(self, p, q, x, index, count):
-        return p.prob(x)
-
-    def refuse(self, p, q, x, index, count):
-        return p.without(x), q
-
-    def refusal(self, p, q, x, index, count):
-        return 1 - p.prob(x)
-
-
-@dataclass(frozen=True)
-class WithReplacement:
-    """Multi-step speculative sampling (SpecInfer, Miao et al. 2023): candidates drawn independently from one q."""
-
-    drawn = "with-replacement"
-    uses_q, points, tables = True, False, True
-
-    def take_prob(self, p, q, x, index, count):
-        return _capped_ratio(p, q, x)
-
-    def refuse(self, p, q, x, index, count):
-        return p.residual(q, x), q
-
-    def refusal(self, p, q, x, index, count):
-        return p.tv(q, x)
-
-
-@dataclass(frozen=True)
-class WithoutReplacement:
-    """Recursive rejection over candidates drawn without replacement (Jeon et al. 2024): q loses every candidate refused."""
-
-    uses_q, points, tables = True, False, True
-
-    def take_prob(self, p, q, x, index, count):
-        return _capped_ratio(p, q, x)
-
-    def refuse(self, p, q, x, index, count):
-        return p.residual(q, x), q.without(x)
-
-    def refusal(self, p, q, x, index, count):
-        return p.tv(q, x)
-
-
-@dataclass(frozen=True)
-class Hybrid:
-    """Hu et al. 2025: all candidates but the last are q's most likely values, the last is drawn from the rest of q."""
-
-    drawn = "top-and-one"
-    uses_q, points, tables = True, False, True
-
-    def take_prob(self, p, q, x, index, count):
-        return torch.where(index < count - 1, p.prob(x), _capped_ratio(p, q, x))
-
-    def refuse(self, p, q, x, index, count):
-        return p.without(x).where(index < count - 1, p.residual(q, x)), q.without(x)
-
-    def refusal(self, p, q, x, index, count):
-        return torch.where(index < count - 1, 1 - p.prob(x), p.tv(q, x))
-
-
-@dataclass(frozen=True)
-class KSeq:
-    """K-SEQ (SpecTr, Sun et al. 2023): k independent candidates, each taken with min(1, p / (rho q)); at least 1 - 1/e of the optimum.
-
-    rho in [1, k] solves 1 - (1 - b)^k = rho b with b = sum min(q, p / rho); when all k are refused, what is left is (p - rho q)+.
-    """
-
-    drawn = "with-replacement"
-    uses_q, points, tables = True, False, True
-
-    def take_prob(self, p, q, x, index, count):
-        return ((p.log_prob(x) - q.log_prob(x)).exp() / self.rho(p, q, count)).clamp(max=1)
-
-    def refuse(self, p, q, x, index, count):
-        left = (p.probs() - self.rho(p, q, count)[..., None] * q.probs()).clamp_(min=0)
-        left = torch.where(left.sum(-1, keepdim=True) > 0, left, p.probs())
-        return Categorical.of(left).where(index == count - 1, p), q
-
-    def refusal(self, p, q, x, index, count):
-        return 1 - torch.minimum(q.probs(), p.probs() / self.rho(p, q, count)[..., None]).sum(-1)
-
-    @staticmethod
-    def rho(p: Categorical, q: Categorical, count: Tensor) -> Tensor:
-        """By bisection, as the left side falls below the right as rho grows. [B, 1]"""
-        probs_p, probs_q = p.probs(), q.probs()
-        low, high = torch.ones_like(count, dtype=probs_p.dtype), count.clamp(min=1).to(probs_p.dtype)
-        for _ in range(60 if low.dtype == torch.float64 else 30):
-            middle = 0.5 * (low + high)
-            b = torch.minimum(probs_q, probs_p / middle[..., None]).sum(-1)
-            below_root = 1 - (1 - b) ** count > middle * b
-            low, high = torch.where(below_root, middle, low), torch.where(below_root, high, middle)
-        return high
-
-
 @dataclass(frozen=True)
 class Relaxed:
     """A lossy chain rule in a tree: each candidate is judged against what is left of p, and its excess against that is the drift.
 
-    `rule` is one of `lossy.Ratio`. Candidates may be drawn without replacement with q recorded, or be point masses. The drift is
-    the sum of the excess over all candidates tried. One candidate's mean excess is the distance its rule leaves between the
-    committed value's distribution and what was left of p, given that the next step is exact; a walk that goes on wrongly after a refusal
-    adds no more than the distance of that step times the probability of the refusal. Summed up, the mean drift bounds the distance of
-    the output from the target's distribution: in trees it is more than that, as later candidates may mend what earlier ones bent; with one
-    candidate a node it is the chain rule's own meter, and tight where that is.
-
-    Once the rule's budget is spent candidates are judged exactly; a row overshoots by one candidate's excess at most.
+    Candidates may be drawn without replacement with q recorded, or be point masses. The drift is the sum of the excess over all candidates
+    tried; in the mean it bounds the distance of the output from the target's distribution. One candidate's mean excess is the distance its
+    rule leaves between the committed value and what was left of p, given an exact next step; a walk that continues wrongly after a
+    rejection adds at most the distance of that step times the probability of the rejection. With one candidate a node it is the chain
+    rule's own meter. Once the rule's budget is spent candidates are judged exactly; a row overshoots by one candidate's excess at most.
     """
 
-    rule: Any
+    rule: Any  # one of `lossy.base.Ratio`
     exact: Tensor | None = None  # [B, 1] rows whose budget is spent; filled in by `at`
     uses_q, points, tables = True, True, True
 
     def at(self, level: int, spent: Tensor) -> "Relaxed":
-        """The rule `level` draft tokens behind the pending token, in rows that have spent so much drift [B]."""
+        """Set the rule's place in the tree.
+
+        Args:
+            level: draft tokens between the candidate and the pending token.
+            spent: drift spent by each row [B].
+
+        Returns:
+            The rule there.
+        """
         exact = None if self.rule.budget is None else (spent >= self.rule.budget)[:, None]
         return Relaxed(self.rule.at(torch.full_like(spent, level)[:, None]), exact)
 
@@ -257,6 +194,17 @@ class Relaxed:
         return chance if self.exact is None else torch.where(self.exact, Token().accept_prob(p, q, x), chance)
 
     def excess(self, p: Categorical, q: Categorical | None, x: Tensor, chance: Tensor) -> Tensor:
+        """Compute what judging `x` costs in total variation; 0 where the budget is spent.
+
+        Args:
+            p: what is left of the target's distributions [B, 1, V].
+            q: what is left of the draft's distributions, or None.
+            x: the candidate [B, 1].
+            chance: its acceptance probability [B, 1].
+
+        Returns:
+            [B, 1].
+        """
         cost = self.rule.excess(p, q, x, chance)
         return cost if self.exact is None else torch.where(self.exact, 0, cost)
 
@@ -271,25 +219,12 @@ class Relaxed:
 
 
 def relaxed(rule: Any) -> Walk:
-    """`rule`, one of `lossy.Ratio`, for trees."""
+    """Apply a lossy chain rule to trees.
+
+    Args:
+        rule: one of `lossy.base.Ratio`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return Walk(Relaxed(rule))
-
-
-def topk() -> Walk:
-    return Walk(TopKSiblings())
-
-
-def with_replacement() -> Walk:
-    return Walk(WithReplacement())
-
-
-def without_replacement() -> Walk:
-    return Walk(WithoutReplacement())
-
-
-def hybrid() -> Walk:
-    return Walk(Hybrid())
-
-
-def kseq() -> Walk:
-    return Walk(KSeq())

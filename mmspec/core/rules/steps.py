@@ -1,13 +1,14 @@
-"""Paths judged state by state: the rules that read a drafted token as so many denoising steps.
+"""Rules that judge a drafted token's denoising path state by state.
 
-Where target and draft share a schedule every step is a pair of Gaussians of one scale, and what is left after a rejection is known in
-closed form. A round's draft tokens, G tokens of T steps each, are one chain of G T such steps, of which a rule keeps a front part. The
-token in which that ends keeps the states before the end, has the next one drawn from what is left of the target's step, and is finished by
-the target's chain. x_T is drawn alike under both, and never judged.
+Where target and draft share a schedule every step is a pair of Gaussians of one scale, whose residual is known in closed form. A round's
+draft tokens, G tokens of T steps each, are one chain of G T steps, of which a rule keeps a prefix. The token in which the prefix ends keeps
+its states up to there, has the next one drawn from the residual of the target's step, and is finished by the target's chain. x_T is drawn
+alike under both, and not judged.
 
-A token counts only if all its T steps do. Stepwise that is prod_t 2 Phi(-delta_t / 2) at best, which falls as T grows even where the
-divergence of the paths stays put; `Token` over whole paths accepts about 2 Phi(-sqrt(sum_t delta_t^2) / 2) (`denoising`). These rules
-are here to be compared with, for heads of a few steps, and because a token they refuse is finished from where it broke off.
+A token is accepted only if all its T steps are. Step by step that has probability prod_t 2 Phi(-delta_t / 2) at best, which falls as T
+grows even where the divergence of the paths is constant; `Token` over whole paths accepts about 2 Phi(-sqrt(sum_t delta_t^2) / 2)
+(`core.distributions.denoising_path`). These rules serve as a comparison, for heads of a few steps, and because a rejected token is
+continued from where it was rejected.
 """
 
 from abc import ABC, abstractmethod
@@ -25,10 +26,10 @@ from mmspec.core.rules.token import ratio
 
 
 class Steps(ABC):
-    """What rules over denoising steps share: the chain they see, and how the token it breaks off in is mended.
+    """Base of rules over denoising steps.
 
-    They judge distributions of paths (`DenoisingPath`): `distribution.steps(path)` gives the distribution of every next state,
-    `distribution.redrawn` finishes a path.
+    They judge distributions of paths (`DenoisingPath`): `distribution.steps(path)` gives the distribution of every next state and
+    `distribution.redrawn` finishes a path. Calling one raises ValueError for trees and for values without steps.
     """
 
     exactness = DISTRIBUTION_EXACT
@@ -36,14 +37,28 @@ class Steps(ABC):
 
     @abstractmethod
     def chances(self, p: Any, q: Any, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The chance of every step of a chain of states `x` [B, S, d], [B, S], and what p weighs behind as many steps, [B, S + 1].
+        """Compute the acceptance probability of every step.
 
-        `p` and `q` are the distributions of those states given the ones before; steps that are not `valid` [B, S] are none.
+        Args:
+            p: the target's distributions [B, S] of the states given those before.
+            q: the draft's distributions [B, S].
+            x: states [B, S, d].
+            valid: bool [B, S], false for PAD.
+
+        Returns:
+            Probabilities [B, S], and the weight of p after as many steps [B, S + 1] or None.
         """
 
     @abstractmethod
     def kept(self, passes: Tensor) -> Tensor:
-        """How many steps [B] of a chain are kept whose chances came true as `passes` [B, S] says."""
+        """Count the steps that are kept.
+
+        Args:
+            passes: outcomes of the tests, bool [B, S].
+
+        Returns:
+            [B].
+        """
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         name = type(self).__name__
@@ -69,7 +84,9 @@ class Steps(ABC):
         return with_meters(verdict, judged, None, over_judged(judged, distribution.tv(draft.q, x)))
 
     def _last(self, draft: Draft, scored: Scored, noise: Noise, chain: Any, kept: Tensor, weight: Tensor | None) -> Tensor:
-        """The token committed after `kept` [B] steps: the broken one mended and finished, or a draw from the target where none broke."""
+        """The token committed after `kept` [B] steps: the rejected one repaired and finished, or a draw from the target where none was
+        rejected.
+        """
         (p, q, states), length = chain, draft.draft_tokens.shape[2] - 1
         accepted, rows = kept // length, torch.arange(len(kept), device=kept.device)
         broken, step = draft.valid[:, draft.roots :].sum(-1) > accepted, kept % length
@@ -91,7 +108,8 @@ class Steps(ABC):
 class Stepwise(Steps):
     """Reflection coupling step by step (De Bortoli et al. 2025) over the steps of a round's tokens.
 
-    A step's state is kept with min(1, p/q); the first that is not is reflected, which is all that is left of the target's step.
+    A step's state is kept with probability min(1, p/q); the first that is not is reflected, which draws from the residual of the target's
+    step.
     """
 
     def chances(self, p: Any, q: Any, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -103,10 +121,11 @@ class Stepwise(Steps):
 
 @dataclass(frozen=True)
 class BlockSteps(Steps):
-    """Block verification of Gaussian steps (Soen et al. 2026) over all steps of a round's tokens: never fewer in the mean than `Stepwise`.
+    """Block verification of Gaussian steps (Soen et al. 2026) over all steps of a round: accepts at least as many as `Stepwise` in the
+    mean.
 
-    Behind the last step kept, the next state is drawn from norm((w p - q)+) with the weight w the chain has come to, afresh: a
-    reflection would be right for w = 1 only. Target and draft must have one schedule: ValueError where their noise differs.
+    After the last step kept, the next state is drawn from norm((w p - q)+) with the chain's weight w, independently of the rejected state:
+    a reflection is right for w = 1 only. Target and draft must have one schedule: ValueError where their noise differs.
     """
 
     def chances(self, p: Any, q: Any, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,4 +1,4 @@
-"""Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p."""
+"""Token rejection sampling on chains, and the driver of rules that judge single draft tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,21 @@ from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, SingleDraft, _last_root, commit, over_judged, parents_distribution, with_meters
 
 
-def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, exact: Tensor | None = None) -> Verdict:
+def judge_chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, exact: Tensor | None = None) -> Verdict:
     """Judge every position of one chain at once; at the first rejection draw from the rule's replacement, else from p.
 
-    Draft tokens marked `exact` [B, G] are judged, and replaced, by the token rule instead.
+    Args:
+        rule: judges single draft tokens.
+        draft: a linear draft.
+        scored: its scores.
+        noise: the generation's random numbers.
+        exact: bool [B, G], draft tokens that are judged and replaced by the token rule instead.
+
+    Returns:
+        The verdict.
+
+    Raises:
+        ValueError: for drafts that branch.
     """
     if not draft.linear:
         raise ValueError(
@@ -36,8 +47,7 @@ def chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, exact: 
 
 
 def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, accepted: Tensor, exact: Tensor | None = None) -> Tensor:
-    """The value committed after `accepted` [B] draft tokens: a replacement where a draft token was rejected, a draw from p where none was
-    left."""
+    """The value committed after `accepted` [B] draft tokens: a replacement where one was rejected, else a draw from p."""
     leaf = draft.roots - 1 + accepted
     child = accepted.clamp(max=draft.size - draft.roots - 1)[:, None]
     rejected = (draft.valid[:, draft.roots :].sum(-1) > accepted)[:, None]
@@ -71,7 +81,7 @@ class Token:
     trees = False
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return chain(self, draft, scored, noise)
+        return judge_chain(self, draft, scored, noise)
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         return ratio(p, q, x).clamp(max=1)
@@ -84,5 +94,14 @@ class Token:
 
 
 def ratio(p: Any, q: Any, x: Tensor) -> Tensor:
-    """p(x) / q(x); q None is a point mass on x."""
+    """Compute p(x) / q(x).
+
+    Args:
+        p: the target's distributions [...].
+        q: the distributions `x` was drawn from; None for point masses.
+        x: draft tokens [..., *value].
+
+    Returns:
+        [...].
+    """
     return p.log_ratio(q, x).exp()

@@ -1,10 +1,10 @@
-"""Verify f(p, q) instead of p: the lossless rule applied to a transformed target.
+"""Rules that verify a transform f(p, q) of the target: a lossless rule applied to a transformed distribution.
 
 The output is exact for the transformed distribution; its distance from p is metered as drift at every judged draft token. The token
 committed after a fully accepted draft has no q to be transformed with and follows p.
 
 A transform reads p and q before temperature and truncation, which are applied to its result. At temperature 0 the distributions after
-temperature are point masses and would say nothing of how sure either model is.
+temperature are point masses, which do not show how certain either model is.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,14 +22,28 @@ from mmspec.core.rules.token import Token
 
 
 class Transform(Protocol):
+    """Combines the target's and the drafter's distributions."""
+
     def __call__(self, p: Categorical, q: Categorical) -> Categorical:
-        """The distribution that is verified, from the target's and the drafter's."""
+        """Compute the distribution that is verified.
+
+        Args:
+            p: the target's distributions [..., V], before temperature.
+            q: the drafter's distributions [..., V], before temperature.
+
+        Returns:
+            Distributions [..., V].
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Chow:
-    """Faster cascades, Chow's rule (Narasimhan et al. 2024): the drafter's distribution wherever its best value has mass >= 1 - alpha."""
+    """Faster cascades, Chow's rule (Narasimhan et al. 2024): the drafter's distribution wherever its best value has mass >= 1 - alpha.
+
+    Args:
+        alpha: tolerated uncertainty of the drafter.
+    """
 
     alpha: float = 0.3
 
@@ -39,7 +53,12 @@ class Chow:
 
 @dataclass(frozen=True)
 class Deferral:
-    """Faster cascades, the optimal deferral: q unless the target's best value beats its own by more than alpha TV(p, q)."""
+    """Faster cascades, optimal deferral (Narasimhan et al. 2024): q unless the target's best value beats its own by more than alpha TV(p,
+    q).
+
+    Args:
+        alpha: weight of the distance.
+    """
 
     alpha: float = 0.3
 
@@ -51,7 +70,11 @@ class Deferral:
 
 @dataclass(frozen=True)
 class TokenDeferral:
-    """Faster cascades, token-specific: q on the values the target finds nearly best, p scaled by q's mass on the others."""
+    """Faster cascades, token-specific (Narasimhan et al. 2024): q on values near the target's best, p scaled by q's mass on the others.
+
+    Args:
+        alpha: values with p >= (1 - alpha) max p count as near.
+    """
 
     alpha: float = 0.3
 
@@ -64,7 +87,12 @@ class TokenDeferral:
 
 @dataclass(frozen=True)
 class Contrastive:
-    """Speculative contrastive decoding (Yuan et al. 2023): (1 + beta) log p - beta log q over values with p >= alpha max p."""
+    """Speculative contrastive decoding (Yuan et al. 2023): (1 + beta) log p - beta log q over values with p >= alpha max p.
+
+    Args:
+        alpha: least probability relative to the best value.
+        beta: strength of the contrast.
+    """
 
     alpha: float = 0.1
     beta: float = 0.5
@@ -79,8 +107,14 @@ class Contrastive:
 class Transformed:
     """Judge a chain by `warp(transform(p, q))` with a lossless chain rule.
 
-    `warp` is temperature and truncation. The target and the drafter hand in their distributions before it; draft tokens are drawn from
-    `warp(q)`. At temperature 0 they are the drafter's most likely tokens, and the output is the argmax of the transformed distribution.
+    The target and the drafter hand in their distributions before `warp`; draft tokens are drawn from `warp(q)`. At temperature 0 they are
+    the drafter's most likely tokens, and the output is the argmax of the transformed distribution. Calling it raises ValueError for
+    drafters without a distribution.
+
+    Args:
+        transform: combines p and q.
+        rule: a lossless chain rule.
+        warp: temperature and truncation; filled in by the request.
     """
 
     transform: Transform
@@ -89,7 +123,14 @@ class Transformed:
     exactness, coupled, uses_q, trees, untempered = LOSSY, False, True, False, True
 
     def warped_by(self, warp: Pipeline) -> "Transformed":
-        """This rule for a request that samples with `warp`: processors that do not look at what came before."""
+        """Set the request's temperature and truncation.
+
+        Args:
+            warp: processors that do not read the history.
+
+        Returns:
+            A new rule.
+        """
         return replace(self, warp=warp)
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
@@ -116,16 +157,49 @@ class Transformed:
 
 
 def chow(alpha: float = 0.3) -> Transformed:
+    """Make Chow's rule.
+
+    Args:
+        alpha: as `Chow`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return Transformed(Chow(alpha))
 
 
 def deferral(alpha: float = 0.3) -> Transformed:
+    """Make the optimal deferral rule.
+
+    Args:
+        alpha: as `Deferral`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return Transformed(Deferral(alpha))
 
 
 def token_deferral(alpha: float = 0.3) -> Transformed:
+    """Make the token-specific deferral rule.
+
+    Args:
+        alpha: as `TokenDeferral`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return Transformed(TokenDeferral(alpha))
 
 
 def contrastive(alpha: float = 0.1, beta: float = 0.5) -> Transformed:
+    """Make the contrastive decoding rule.
+
+    Args:
+        alpha: as `Contrastive`.
+        beta: as `Contrastive`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return Transformed(Contrastive(alpha, beta))

@@ -13,9 +13,10 @@ from torch import Tensor
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.features.reading import Columns, sight_of
 from mmspec.drafters.guided import Fresh, check_width, pick, prompt_pairs, words_of
+from mmspec.models.family import OwnValues
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.models.target import HFSession, HFTarget, OwnValues
+from mmspec.models.target import HFSession, HFTarget
 
 if TYPE_CHECKING:
     from mmspec.drafters.features.eagle import FeatureNet

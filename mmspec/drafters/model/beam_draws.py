@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.core.beams.pairs import check_temperature, draw, draw_distinct, pair_distribution
+from mmspec.core.beams.pairs import check_temperature, draw_distinct, draw_pairs, pair_distribution
 from mmspec.core.beams.search import DrawnChildren
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Draft
@@ -44,7 +44,7 @@ class IndependentDraws(Draws):
     """One after the other from one distribution, so that the likely ones may come again: they are judged again, but they are one node."""
 
     def chosen(self, log_q: Tensor, state: Tensor, keys: Keys) -> Tensor:
-        return draw(keys.branch(self.width)[:, 0], log_q.exp(), state)
+        return draw_pairs(keys.branch(self.width)[:, 0], log_q.exp(), state)
 
 
 class Distinct(Draws):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.beams.pairs import repeated
-from mmspec.core.beams.search import DrawnChildren, Forest, best, of_children, path_scores, ranked
+from mmspec.core.beams.search import DrawnChildren, Forest, best_indices, of_children, path_scores, ranked
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
@@ -68,9 +68,9 @@ class Anchored:
 
     def __call__(self, score: Tensor, state: Tensor, core: int, draft: Draft, depth: int, noise: Noise) -> Tensor:
         key = score if self.key is None else self.key(score, state, draft.start[:, None] + depth, noise)
-        anchors = best(key[:, :core], self.k)
+        anchors = best_indices(key[:, :core], self.k)
         rest = torch.nn.functional.pad(key, (0, 1)).scatter(1, torch.where(anchors >= 0, anchors, key.shape[1]), -torch.inf)[:, :-1]
-        return torch.cat([anchors, best(rest, self.width - self.k)], 1)
+        return torch.cat([anchors, best_indices(rest, self.width - self.k)], 1)
 
 
 @dataclass(frozen=True)

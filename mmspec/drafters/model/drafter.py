@@ -13,7 +13,7 @@ from mmspec.core.protocols import Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.drafters.views.base import View, same_prompt
-from mmspec.models.model_checks import name_of, refuse_unhealthy
+from mmspec.models.model_checks import model_name, refuse_unhealthy
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _named(session: Any) -> str:
     """What an error calls the model behind a session."""
     while hasattr(session, "session"):
         session = session.session
-    return name_of(getattr(getattr(session, "target", session), "model", session))
+    return model_name(getattr(getattr(session, "target", session), "model", session))
 
 
 def committed_values(values: Tensor, real: Tensor, start: Tensor) -> Draft:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.core.records import Draft
 from mmspec.drafters.guided import ViewGuide
 from mmspec.models.layout import Layout
-from mmspec.models.partial_forward import PartialForward, run
+from mmspec.models.partial_forward import PartialForward, run_uncaptured
 from mmspec.models.slot_cache import Store
 from mmspec.models.target import HFSession
 
@@ -53,7 +53,7 @@ class WindowView(PartialForward):
             self._copy(draft)
         small = self._layout(draft, layout, fresh)
         with self.session.cache.lent(self.stores, self.capacity):
-            return run(self.session, small, fresh)
+            return run_uncaptured(self.session, small, fresh)
 
     def close(self) -> None:
         super().close()

@@ -88,9 +88,9 @@ def seeing(target: HFTarget, drafter: Any) -> View:
 
 
 def can_see(target: HFTarget, drafter: Any) -> bool:
-    """Whether a drafter has the senses that prompts of `target` call for."""
+    """True if a drafter reads the inputs that prompts of `target` need."""
     ours, theirs = target.family, family_of(drafter)
-    return type(ours) is type(theirs) and getattr(ours, "sense", None) == getattr(theirs, "sense", None)
+    return type(ours) is type(theirs) and getattr(ours, "modality", None) == getattr(theirs, "modality", None)
 
 
 def _same_eyes(target: HFTarget, drafter: Any, translated: bool) -> bool:

@@ -1,7 +1,7 @@
-"""Every reach into transformers' internals: private methods, frames, replaced classes, and names that are not documented.
+"""Every use of transformers' internals: private methods, frames, replaced classes, and undocumented names.
 
-Each function says what it relies on and since which release; `tests/core/test_compat.py` holds a canary for each, which fails when a new
-release of transformers no longer works as assumed here. No other module of mmspec may reach below transformers' documented interface.
+Each function states what it relies on and since which release; `tests/core/test_compat.py` tests each assumption and fails when a new
+release of transformers breaks it. No other module of mmspec uses anything below transformers' documented interface.
 """
 
 from mmspec.models.compat.compiler import many_shapes
@@ -22,11 +22,11 @@ from mmspec.models.compat.generation import (
 from mmspec.models.compat.models import (
     ask_attention,
     attention_of,
+    config_path,
     eager_configs,
     has_weights,
     hooks_of,
     is_stateful,
-    name_of,
     per_layer_inputs,
 )
 from mmspec.models.compat.positions import (
@@ -47,6 +47,7 @@ __all__ = [
     "GenerateCall",
     "ask_attention",
     "attention_of",
+    "config_path",
     "copied",
     "csm_embeddings",
     "eager_configs",
@@ -63,7 +64,6 @@ __all__ = [
     "keep_tokenizer",
     "many_shapes",
     "mask_makers",
-    "name_of",
     "per_layer_inputs",
     "plain_sample",
     "pocket_placeholders",

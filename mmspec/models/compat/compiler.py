@@ -1,4 +1,4 @@
-"""torch's compiler: limits that are put back."""
+"""torch's compiler: limits changed for a block."""
 
 from contextlib import AbstractContextManager
 from typing import Any

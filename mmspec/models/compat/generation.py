@@ -1,4 +1,4 @@
-"""`generate` from the inside: the call under way, its own decoding loop, and how Whisper's decoder is prompted."""
+"""The inside of `generate`: the current call, its decoding loop, and Whisper's decoder prompt."""
 
 import copy
 import inspect
@@ -43,7 +43,7 @@ def frame_of(function: Callable[..., Any]) -> FrameType | None:
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """What the caller gave `generate` that it does not pass on to a custom decoding function."""
+    """Arguments of `generate` that it does not pass on to a custom decoding function."""
 
     streamer: Any = None
     assistant_model: Any = None
@@ -56,7 +56,7 @@ def generate_call() -> GenerateCall | None:
     """The call of `generate` under way on this thread; None if there is none.
 
     Relies on the local variables `streamer`, `assistant_model`, `synced_gpus` and `kwargs` of `GenerationMixin.generate` (5.17 to 5.23):
-    transformers drops the first three on the way to a custom decoding function and encodes pictures before it.
+    transformers drops the first three before it calls a custom decoding function, and encodes images before it.
     """
     frame = frame_of(vars(GenerationMixin)["generate"])
     if frame is None:
@@ -69,11 +69,11 @@ def generate_call() -> GenerateCall | None:
 
 
 def keep_tokenizer() -> None:
-    """Give `generate` back the tokenizer it has taken out of its keywords, if this is called while it looks for them.
+    """Put back the tokenizer that `generate` has removed from its keywords, if this is called while it looks for them.
 
-    `GenerationMixin._extract_generation_mode_kwargs` (5.17 to 5.23) takes `tokenizer` and `assistant_tokenizer` out of `kwargs`, drops
-    both for a custom decoding function, and then asks for keywords that the function names itself. Stop strings and token healing need
-    the tokenizer. Relies on the local variables `kwargs` and `generation_mode_kwargs` of that method.
+    `GenerationMixin._extract_generation_mode_kwargs` (5.17 to 5.23) removes `tokenizer` and `assistant_tokenizer` from `kwargs`, drops both
+    for a custom decoding function, and then reads the keywords that the function names itself. Stop strings and token healing need the
+    tokenizer. Relies on the local variables `kwargs` and `generation_mode_kwargs` of that method.
     """
     frame = frame_of(vars(GenerationMixin)["_extract_generation_mode_kwargs"])
     if frame is None:
@@ -118,8 +118,11 @@ def encoder_source(rows: int) -> dict[str, Tensor]:
 
 
 def inputs_replaced(model: Any) -> bool:
-    """Has someone replaced how `model` prepares its inputs? PEFT's prompt and prefix tuning set `prepare_inputs_for_generation` on the
-    instance (peft 0.10 to 0.21) and slip in virtual tokens there, which no other decoding loop would see."""
+    """True if `model` has its own `prepare_inputs_for_generation`.
+
+    PEFT's prompt and prefix tuning set it on the instance (peft 0.10 to 0.21) and insert virtual tokens there, which other decoding loops
+    skip.
+    """
     return "prepare_inputs_for_generation" in vars(model)
 
 

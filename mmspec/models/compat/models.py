@@ -1,4 +1,4 @@
-"""What models and configs do not say in public: their attention, their state, where they were loaded from, data that is elsewhere."""
+"""Undocumented facts of models and configs: their attention, their state, where they were loaded from, offloaded weights."""
 
 import copy
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def is_stateful(model: Any) -> bool:
     return bool(getattr(model, "_is_stateful", False))
 
 
-def name_of(config: Any) -> str:
-    """Where a model was loaded from. Relies on `PreTrainedConfig._name_or_path` (since 3.5; empty for models made by hand)."""
+def config_path(config: Any) -> str:
+    """Where a model was loaded from. Relies on `PreTrainedConfig._name_or_path` (since 3.5; empty for models built in code)."""
     return getattr(config, "_name_or_path", "")
 
 

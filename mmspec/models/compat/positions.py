@@ -1,4 +1,4 @@
-"""How models are told positions: offsets kept on modules, masks by kind, rope by length, relative buckets."""
+"""How models get positions: offsets kept on modules, masks by kind, rope by length, relative buckets."""
 
 import inspect
 import sys
@@ -37,7 +37,7 @@ def mask_makers(model: Any) -> frozenset[str]:
 
 
 def takes_argument(model: Any, name: str) -> bool:
-    """Whether the forward of `model`, or of its decoder, which is handed what the model's own does not name, has a parameter `name`."""
+    """Whether the forward of `model`, or of its decoder, which gets the other arguments, has a parameter `name`."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     return any(name in inspect.signature(module.forward).parameters for module in (model, decoder))
 

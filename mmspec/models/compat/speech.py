@@ -1,4 +1,4 @@
-"""Models of speech and codecs: parts without a public name."""
+"""Speech models and codecs: parts without a public name."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def csm_embeddings(model: Any, ids: Tensor, values: Tensor | None, cutoffs: Tens
 
 
 def pocket_placeholders(model: Any) -> Any:
-    """The ids that stand for sound in Pocket TTS prompts. Relies on its `_placeholder_token_ids()`."""
+    """The ids that stand for audio in Pocket TTS prompts. Relies on its `_placeholder_token_ids()`."""
     return model._placeholder_token_ids()
 
 
@@ -24,12 +24,12 @@ def vibevoice_scheduler(model: Any, generation: Any) -> Any:
 
 
 def is_vibevoice(model: Any) -> bool:
-    """Whether `model` draws sound as VibeVoice does. Relies on its method `_sample_audio_latent` (since 5.17)."""
+    """True if `model` samples audio as VibeVoice does. Relies on its method `_sample_audio_latent` (since 5.17)."""
     return hasattr(model, "_sample_audio_latent")
 
 
 def encodec_frame(codec: Any, codes: Tensor) -> Tensor:
-    """The sound of one chunk of EnCodec codes, which the class would join to others.
+    """Decode one chunk of EnCodec codes without joining it to others.
 
     Relies on `EncodecModel._decode_frame(codes)` (since 4.31).
     """

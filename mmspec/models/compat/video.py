@@ -1,4 +1,4 @@
-"""Video processors: which frames they take of a clip."""
+"""Video processors: the frames they sample from a clip."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""How each family of transformers models is driven."""
+"""Drivers of each family of transformers models."""

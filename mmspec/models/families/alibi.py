@@ -1,7 +1,7 @@
 """ALiBi: models whose attention adds a bias by position in place of position embeddings (MPT, BLOOM, Falcon with alibi).
 
-They compute the bias of a slot from its number; in a tree a slot's number is not its position. The layers of an `own_copy` are handed
-biases and masks made from logical positions. "Train Short, Test Long" (Press et al., 2022), https://arxiv.org/abs/2108.12409.
+They compute the bias of a slot from its number; in a tree a slot's number is not its position. The layers of an `own_copy` get biases and
+masks made from logical positions. "Train Short, Test Long" (Press et al., 2022), https://arxiv.org/abs/2108.12409.
 """
 
 import math
@@ -38,6 +38,7 @@ class Alibi(DecoderOnly):
 
     @classmethod
     def of(cls, model: Any) -> "Alibi":
+        """The family of `model`. ValueError for models it cannot drive."""
         refuse_unsupported(model)
         if model.config.model_type not in _TYPES:
             raise ValueError(f"{type(model).__name__} adds an ALiBi bias in a way that is not known: supported are {', '.join(_TYPES)}")
@@ -61,21 +62,21 @@ class Alibi(DecoderOnly):
             return self.run(model, layout, cache, keep, states, attention_mask=everything, **given)
 
 
-def by_position(alibi: Tensor, layout: Layout) -> Tensor:
-    """Biases [B * H, 1, S] of slots whose numbers are their positions, as those of the positions the slots have."""
+def _by_position(alibi: Tensor, layout: Layout) -> Tensor:
+    """Biases [B * H, 1, S] of slots whose numbers are their positions, as those of the slots' logical positions."""
     rows, view = layout.slot_positions.shape
     index = layout.slot_positions[:, None].expand(-1, len(alibi) // rows, -1)
     return alibi.view(rows, -1, view).gather(2, index).view(len(alibi), 1, view)
 
 
 def _bloom(model: Any, kwargs: dict[str, Any], layout: Layout, mask: Tensor) -> dict[str, Any]:
-    return kwargs | {"alibi": by_position(kwargs["alibi"], layout), "attention_mask": mask}
+    return kwargs | {"alibi": _by_position(kwargs["alibi"], layout), "attention_mask": mask}
 
 
 def _falcon(model: Any, kwargs: dict[str, Any], layout: Layout, mask: Tensor) -> dict[str, Any]:
     """Falcon's mask holds the bias too, by the square root of the heads' width."""
     given = kwargs["alibi"]
-    alibi = by_position(given.reshape(-1, 1, given.shape[-1]), layout).view(given.shape)
+    alibi = _by_position(given.reshape(-1, 1, given.shape[-1]), layout).view(given.shape)
     scaled = alibi / math.sqrt(model.config.hidden_size // model.config.num_attention_heads)
     merged = scaled.masked_fill(~layout.visible[:, None], torch.finfo(scaled.dtype).min)
     return kwargs | {"alibi": alibi, "attention_mask": merged}

@@ -1,4 +1,4 @@
-"""How decoder-only transformers models are driven, and the masks every family shares."""
+"""The driver of decoder-only transformers models, and the masks all families share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ def attention_mask(visible: Tensor, model: Any) -> Tensor:
 
 
 def _attention(model: Any) -> str:
-    """The decoder's own: a model that sees or hears may run its towers otherwise."""
+    """The decoder's own attention: the other parts of a multimodal model may run another one."""
     return attention_of(getattr(model.config, "text_config", model.config))
 
 
 def side_by_side(found: Sequence[Tensor] | None, states: Sequence[int]) -> Tensor | None:
-    """Hidden states `states` of all that a model handed out, [B, M, F]; None where none are asked for."""
+    """Hidden states `states` of all that a model returned, concatenated [B, M, F]; None if none are requested."""
     return torch.cat([found[state] for state in states], -1) if found is not None and states else None
 
 
 def refuse_unsupported(model: Any) -> None:
-    """Raise ValueError, in one line, for models whose state cannot be rolled back or masked."""
+    """Raise ValueError for models whose state cannot be rolled back or masked."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or []) - set(_ATTENTION)
     if is_stateful(model) or kinds:
@@ -49,7 +49,7 @@ def refuse_unsupported(model: Any) -> None:
 
 
 def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """`input_ids` [B, P] and their mask [B, P] bool, all ones where none is given."""
+    """`input_ids` [B, P] and their mask [B, P] bool, all ones if none is given. ValueError for missing ids or other shapes."""
     if "input_ids" not in inputs:
         raise ValueError(f"inputs has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass what the tokenizer returned")
     ids = inputs["input_ids"]
@@ -60,7 +60,7 @@ def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def refuse_unfit_decoder(model: Any) -> None:
-    """Raise ValueError, in one line, for decoder-only models that see ahead, keep no cache or build their own masks."""
+    """Raise ValueError for decoder-only models that attend to later tokens, keep no cache or build their own masks."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     makers = mask_makers(model)
     if getattr(config, "is_decoder", None) is False and "create_bidirectional_mask" in makers:
@@ -72,30 +72,31 @@ def refuse_unfit_decoder(model: Any) -> None:
 
 
 def refuse_shared_positions(model: Any) -> None:
-    """Raise ValueError, in one line, for models whose positions cannot be given row by row."""
+    """Raise ValueError for models whose positions cannot be given row by row."""
     if not takes_argument(model, "position_ids"):
         raise ValueError(
-            f"{type(model).__name__} takes no position_ids, so rows of several lengths cannot be told their positions: "
+            f"{type(model).__name__} takes no position_ids, so rows of several lengths cannot be given their positions: "
             "use plain transformers generation for this model"
         )
 
 
 @dataclass(frozen=True)
 class DecoderOnly:
-    """Causal language models that are told their positions.
+    """Causal language models that take `position_ids`.
 
-    `window` is the sliding window and `chunk` the size of attention chunks, if any layer has them; `mixed` says that masks are asked
-    for by kind of layer.
+    `window` is the sliding window and `chunk` the size of attention chunks, if any layer has them; `mixed` means that masks are given by
+    kind of layer.
     """
 
     layers: int
     window: int | None = None
     mixed: bool = False
     chunk: int | None = field(default=None, kw_only=True)
-    keeps: bool = field(default=True, kw_only=True)  # does the model's forward take `logits_to_keep`?
+    keeps: bool = field(default=True, kw_only=True)  # the model's forward takes `logits_to_keep`
 
     @classmethod
     def of(cls, model: Any) -> "DecoderOnly":
+        """The family of `model`. ValueError for models it cannot drive."""
         refuse_unsupported(model)
         refuse_unfit_decoder(model)
         refuse_shared_positions(model)
@@ -103,7 +104,7 @@ class DecoderOnly:
 
     @classmethod
     def read(cls, model: Any, **more: Any) -> Self:
-        """The family with what the config and the modelling module of `model` say about layers and their masks."""
+        """The family with the layers and masks that the config and the modelling module of `model` define."""
         config = model.config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None)
         sliding = "sliding_attention" in kinds if kinds is not None else "create_sliding_window_causal_mask" in mask_makers(model)

@@ -1,7 +1,7 @@
-"""Models whose config names a window that their masks do not have: the cache of `generate` forgets what is further back.
+"""Models whose config has a window that their masks ignore: the cache of `generate` drops what is further back.
 
-The prompt is then computed with full attention, and every token behind it sees the window. transformers makes such a cache for a config
-with `sliding_window` and no `layer_types` (Moshi's text model).
+The prompt is then computed with full attention, and every later token sees the window. transformers makes such a cache for a config with
+`sliding_window` and no `layer_types` (Moshi's text model).
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,14 @@ class CacheWindow(DecoderOnly):
 
     @classmethod
     def drives(cls, model: Any) -> bool:
-        """Whether the config of `model` names a window that its modelling module makes no masks for."""
+        """True if the config of `model` has a window that its modelling module makes no masks for."""
         config = model.config.get_text_config(decoder=True)
         unnamed = getattr(config, "layer_types", None) is None
         return unnamed and bool(getattr(config, "sliding_window", None)) and "create_sliding_window_causal_mask" not in mask_makers(model)
 
     @classmethod
     def of(cls, model: Any) -> "CacheWindow":
+        """The family of `model`. ValueError for models it cannot drive."""
         DecoderOnly.of(model)
         return cls.read(model, forgets=model.config.get_text_config(decoder=True).sliding_window)
 

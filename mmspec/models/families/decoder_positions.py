@@ -1,13 +1,13 @@
-"""How the decoder of an encoder-decoder model is told where each column of a forward stands.
+"""How the decoder of an encoder-decoder model gets the position of each column.
 
 transformers derives a decoder's positions from the length of its cache, one for the whole batch. Columns of a draft, and rows of a ragged
-batch, stand at positions of their own. Which mechanism a decoder has is read from its modules, not from its name:
+batch, have positions of their own. The mechanism of a decoder is read from its modules, not from its name:
 
 - `PositionIds`: its `forward` takes `position_ids` (Whisper, Moonshine, T5Gemma, and most decoder-only models with cross-attention);
-- `DecoderPositionTable`: a module `embed_positions` makes an embedding of a position (BART, Marian, Pegasus, M2M100, Speech2Text and kin);
-- `RelativeBias`: self-attention adds a bias by distance, in the first block or in every block (T5, UMT5 and kin).
+- `DecoderPositionTable`: a module `embed_positions` embeds a position (BART, Marian, Pegasus, M2M100, Speech2Text and similar);
+- `RelativeBias`: self-attention adds a bias by distance, in the first block or in every block (T5, UMT5 and similar).
 
-Changes are put on a copy of the model (`models.module_copy`) and last for one forward.
+Changes are made on a copy of the model (`models.module_copy`) for one forward.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from mmspec.models.layout import Layout
 Lookup = Callable[[nn.Module, Layout, Any], Tensor]
 """(position module, layout, its first argument) -> embeddings [B, M, D] of each column's own position."""
 Change = tuple[nn.Module, str, Any]
-"""(module, attribute, what it is during one forward)."""
+"""(module, attribute, its value during one forward)."""
 
 
 _ABSENT = object()
@@ -35,21 +35,21 @@ class Positions(Protocol):
     """One mechanism, as found in one decoder."""
 
     def changes(self, decoder: nn.Module, layout: Layout) -> list[Change]:
-        """What to put in place of which attribute of which module of `decoder`, which is a copy."""
+        """The attributes to replace on modules of `decoder`, which is a copy."""
         ...
 
     def arguments(self, layout: Layout) -> dict[str, Tensor]:
-        """What the decoder's forward takes besides."""
+        """Additional arguments of the decoder's forward."""
         ...
 
     def limit(self, decoder: nn.Module, config: Any) -> int | None:
-        """How many positions there are; None for no limit."""
+        """Number of positions; None for no limit."""
         ...
 
 
 @dataclass(frozen=True)
 class PositionIds:
-    """The decoder takes `position_ids`. With `padding` its table begins behind that id, and that id itself has no position."""
+    """The decoder takes `position_ids`. With `padding` its table begins after that id, which itself has no position."""
 
     padding: int | None = None
 
@@ -68,7 +68,7 @@ class PositionIds:
 
 @dataclass(frozen=True)
 class DecoderPositionTable:
-    """The submodule `name` of the decoder embeds positions; `lookup` does it for each column's own."""
+    """The submodule `name` of the decoder embeds positions; `lookup` embeds each column's own."""
 
     name: str
     lookup: Lookup
@@ -103,10 +103,10 @@ class RelativeBias:
 
 
 def positions_in(decoder: nn.Module, name: str) -> Positions:
-    """The mechanism of `decoder`.
+    """Find the mechanism of a decoder.
 
     Args:
-        decoder: what `get_decoder()` of an encoder-decoder model gives.
+        decoder: what `get_decoder()` of an encoder-decoder model returns.
         name: the model's class, for messages.
 
     Returns:
@@ -138,7 +138,7 @@ def positions_in(decoder: nn.Module, name: str) -> Positions:
 
 @contextmanager
 def changed(changes: Sequence[Change]) -> Iterator[None]:
-    """During a forward inside, each module has the attribute given for it; afterwards each is as it was."""
+    """During a forward inside, each module has the attribute given for it; afterwards each is restored."""
     before = [(module, name, vars(module).get(name, _ABSENT)) for module, name, _ in changes]
     try:
         for module, name, value in changes:
@@ -161,12 +161,12 @@ def _configured(config: Any) -> int | None:
 
 
 def _behind_padding(layout: Layout, padding: int) -> Tensor:
-    """Positions as fairseq counts them: from the padding id + 1 on, and the padding id itself for padding."""
+    """Positions as in fairseq: from the padding id + 1 on, and the padding id itself for padding."""
     return torch.where(layout.ids == padding, padding, layout.positions + padding + 1)
 
 
 def _padding_of(decoder: nn.Module) -> int | None:
-    """The padding id of a decoder that counts positions from behind it (RoBERTa and kin)."""
+    """The padding id of a decoder that counts positions from after it (RoBERTa and similar)."""
     for module in decoder.modules():
         if hasattr(module, "create_position_ids_from_input_ids") and hasattr(module, "position_embeddings"):
             return module.padding_idx  # type: ignore[return-value]
@@ -177,12 +177,12 @@ def _padding_of(decoder: nn.Module) -> int | None:
 
 
 def learned(table: Any, layout: Layout, first: Any) -> Tensor:
-    """A table of one row a position, behind `offset` rows of other use: learned, or sinusoids computed once."""
+    """A table of one row a position, after `offset` other rows: learned, or sinusoids computed once."""
     return nn.functional.embedding(layout.positions + getattr(table, "offset", 0), table.weight)
 
 
 def sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
-    """fairseq's sinusoids: rows begin behind the padding id, and the table grows with the positions asked for."""
+    """fairseq's sinusoids: rows begin after the padding id, and the table grows with the positions needed."""
     weights, padding = table.weights, table.padding_idx
     size = layout.visible.shape[-1] + padding + 2
     if size > len(weights):
@@ -191,7 +191,7 @@ def sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
 
 
 def fsmt_sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
-    """FSMT's: as fairseq's, but a padding id stands one position before the one it takes."""
+    """FSMT's: as fairseq's, but a padding id has the position before its own."""
     weights, padding = table.weight, table.padding_idx
     size = layout.visible.shape[-1] + padding + 2
     if size > len(weights):
@@ -201,7 +201,7 @@ def fsmt_sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
 
 
 def computed(table: Any, layout: Layout, embeds: Tensor) -> Tensor:
-    """Pegasus-X computes sinusoids for the positions it is given, one a row of its output."""
+    """Pegasus-X computes sinusoids for given positions, one a row of its output."""
     flat = type(table).forward(table, embeds.reshape(1, -1, embeds.shape[-1]), 0, layout.positions.reshape(-1, 1))
     return flat.view(embeds.shape)
 

@@ -1,4 +1,4 @@
-"""Running the encoder of an encoder-decoder model, so that every row is encoded as it would be alone."""
+"""The encoder of an encoder-decoder model, run so that every row is encoded as it would be alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from mmspec.models.module_copy import own_copy
 
 _PICTURES = "pixel_values"
 _LOCAL = ("attention_window", "block_size", "encoder_attention_type")
-"""Settings of encoders whose attention is cut into blocks or windows, so that its outcome depends on the padded length."""
+"""Settings of encoders with attention in blocks or windows, whose output depends on the padded length."""
 
 
 @dataclass
 class EncoderStates(BaseModelOutput):
-    """Encoder states [B, T, D] and which of them belong to their rows, [B, T] bool; None: all."""
+    """Encoder states [B, T, D] and which of them belong to their rows, [B, T] bool; None for all."""
 
     attention_mask: Tensor | None = None
     router_logits: Any = None  # read by models with experts, for a loss
 
 
-def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStates:
+def run_encoder(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStates:
     """Run the encoder of `model` on `inputs`.
 
     Encoders that mix neighbouring positions (convolutions, attention in blocks, experts with a capacity) get each padded row alone and
-    without its padding, since padding would change what they give. All others get the batch as it is: those with positions of their own
-    count from the first column, as in transformers, so text is to be padded on the right, as their tokenizers do.
+    without its padding, which would change their output. All others get the batch as it is: those with positions of their own count from
+    the first column, as in transformers, so text must be padded on the right, as their tokenizers do.
 
     Args:
         model: an encoder-decoder model.
@@ -46,13 +46,13 @@ def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStat
     mask = given.get("attention_mask")
     main = given[source]
     whole = mask is None or mask.dim() != 2 or bool(mask.all())
-    if _PICTURES in inputs and not whole:  # pictures of all rows stand one behind the other, and only their own tower has convolutions
+    if _PICTURES in inputs and not whole:  # images of all rows are concatenated, and only their own tower has convolutions
         return EncoderStates(last_hidden_state=_run(model, given)[0], attention_mask=mask.bool())
     if len(main) > 1 and (_capacity(encoder) or (not whole and _mixes(encoder))) and _along(main, mask) == 1:
         return _stacked([_run(model, _row(given, row, mask)) for row in range(len(main))])
     if whole:
         return _run(model, given)
-    if _along(main, mask) != 1:  # a window of fixed length, whose padding is heard as silence (Whisper)
+    if _along(main, mask) != 1:  # a window of fixed length, whose padding is silence (Whisper)
         return _run(model, given)
     if _mixes(encoder):
         return _run(model, _row(given, 0, mask))
@@ -60,7 +60,7 @@ def encode(model: Any, source: str, inputs: Mapping[str, Tensor]) -> EncoderStat
 
 
 def _with_pictures(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The encoder's arguments where the model puts pictures among the embeddings of its prompt (Florence-2)."""
+    """The encoder's arguments where the model inserts images into the embeddings of its prompt (Florence-2)."""
     known = signature(model.forward).parameters
     given = intercept_decoder_inputs(model, {name: value for name, value in inputs.items() if name in known}, "pictures", encoder=True)
     mask = given.get("attention_mask")
@@ -68,7 +68,7 @@ def _with_pictures(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _arguments(model: Any, source: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the encoder takes of `inputs`, with the mask that `generate` makes where none is given."""
+    """The encoder's arguments among `inputs`, with the mask that `generate` makes if none is given."""
     takes = signature(model.get_encoder().forward).parameters
     given = {name: value for name, value in inputs.items() if name in takes and not name.startswith("decoder_")}
     given[source] = inputs[source]
@@ -78,7 +78,7 @@ def _arguments(model: Any, source: str, inputs: Mapping[str, Tensor]) -> dict[st
 
 
 def _assumed(main: Tensor) -> Tensor:
-    """The mask `generate` takes for an encoder where none is given: nothing is padding, padding ids included."""
+    """The mask `generate` uses for an encoder if none is given: nothing is padding, padding ids included."""
     return torch.ones(main.shape[:2], dtype=torch.long, device=main.device)
 
 
@@ -116,19 +116,19 @@ def _stacked(rows: list[EncoderStates]) -> EncoderStates:
 
 
 def _along(main: Tensor, mask: Tensor | None) -> int | None:
-    """The dimension of an encoder's input that its mask runs along."""
+    """The dimension of an encoder's input that its mask covers."""
     if mask is None:
         return 1
     return next((axis for axis in (1, main.dim() - 1) if main.shape[axis] == mask.shape[-1]), None)
 
 
 def _mixes(encoder: Any) -> bool:
-    """Whether padding reaches the states of positions beside it."""
+    """True if padding affects the states of neighbouring positions."""
     config = getattr(encoder, "config", None)
     local = any(getattr(config, name, None) for name in _LOCAL) or getattr(config, "attention_type", "") == "block_sparse"
     return local or any(isinstance(module, (nn.Conv1d, nn.Conv2d)) for module in encoder.modules())
 
 
 def _capacity(encoder: Any) -> bool:
-    """Whether tokens of one row take places of another's: experts have a capacity counted over the batch (NLLB-MoE)."""
+    """True if experts have a capacity counted over the batch (NLLB-MoE), so that rows affect each other."""
     return any(getattr(module, "moe_eval_capacity_token_fraction", 1.0) != 1.0 for module in encoder.modules())

@@ -1,4 +1,4 @@
-"""Encoder-decoder families: the encoder runs once a request, only decoder self-attention lives in slots."""
+"""Encoder-decoder families: the encoder runs once a request; only decoder self-attention uses slots."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from transformers import GenerationMixin
 from mmspec.models.compat import attention_of
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
 from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, changed, positions_in
-from mmspec.models.families.encoder import EncoderStates, encode
+from mmspec.models.families.encoder import EncoderStates, run_encoder
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, uncompiled
 from mmspec.models.slot_cache import SlotCache, with_cross_attention
@@ -23,9 +23,9 @@ _TEXT_BY_OWN_GENERATE = (
 )
 """Classes with a `generate` of their own that only sets the decoder's opening."""
 _OWN_OPENING = ("whisper", "donut")
-"""Types whose decoder prompts need not begin with the start token; transformers puts it in front of all others."""
+"""Types whose decoder prompts need not begin with the start token; transformers prepends it to all others."""
 _PICTURES_IN_PROMPTS = ("florence2", "t5gemma2")
-"""Types whose encoder reads pictures where placeholders stand in its prompt."""
+"""Types whose encoder reads images at placeholders in its prompt."""
 _NO_LIMIT = 1 << 30
 
 
@@ -40,7 +40,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """An encoder-decoder model: `layers` of its decoder, its encoder's main input, and how the decoder is told positions.
+    """An encoder-decoder model: `layers` of its decoder, its encoder's main input, and how the decoder gets positions.
 
     `window` is the sliding window of some of its decoder's layers, if any.
     """
@@ -50,10 +50,11 @@ class EncoderDecoder:
     positions: Positions = field(default_factory=PositionIds)
     window: int | None = None
     beside: tuple[str, ...] = ()  # what the encoder reads besides its main input
-    cached_reference: bool = False  # its experts drop tokens of a long forward, as they never do where one token is decoded at a time
+    cached_reference: bool = False  # its experts drop tokens of a long forward, never of one token
 
     @classmethod
     def of(cls, model: Any) -> "EncoderDecoder":
+        """The family of `model`. ValueError for models it cannot drive."""
         refuse_unsupported(model)
         decoder = decoder_of(model)
         config = getattr(decoder, "config", model.config)
@@ -83,7 +84,7 @@ class EncoderDecoder:
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Encoded]:
         outputs, mask = inputs.get("encoder_outputs"), inputs.get("attention_mask")
         if outputs is None:
-            outputs = encode(model, self.source, inputs)
+            outputs = run_encoder(model, self.source, inputs)
         elif not isinstance(outputs, EncoderStates):
             seen = mask.bool() if mask is not None and self.source == "input_ids" else None
             outputs = EncoderStates(last_hidden_state=outputs[0], attention_mask=seen)
@@ -94,9 +95,12 @@ class EncoderDecoder:
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Encoded, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        own = model if uncompiled(model) is not model else own_copy(model)  # a compiled model is nobody else's
+        own = model if uncompiled(model) is not model else own_copy(model)  # a compiled model is not shared
         decoder = decoder_of(own)
-        with changed([*self.positions.changes(decoder, layout), *_uncapped(decoder)]), self._told(own, decoder, layout, state) as extra:
+        with (
+            changed([*self.positions.changes(decoder, layout), *_uncapped(decoder)]),
+            self._decoder_inputs(own, decoder, layout, state) as extra,
+        ):
             out = own(
                 decoder_input_ids=layout.ids,
                 encoder_outputs=state.outputs,
@@ -108,15 +112,15 @@ class EncoderDecoder:
         return out.logits[:, -keep:], side_by_side(out.decoder_hidden_states, states)
 
     @contextmanager
-    def _told(self, model: Any, decoder: Any, layout: Layout, state: Encoded) -> Iterator[dict[str, Any]]:
-        """Masks and positions: what the model's forward takes is handed out, the rest reaches its decoder by a hook."""
+    def _decoder_inputs(self, model: Any, decoder: Any, layout: Layout, state: Encoded) -> Iterator[dict[str, Any]]:
+        """Masks and positions: what the model's forward takes is yielded, the rest is passed to its decoder by a hook."""
         takes, whole = signature(decoder.forward).parameters, signature(model.forward).parameters
         attends = decoder if hasattr(decoder, "config") else model
         masks = self._masks(attends, layout)
         given: dict[str, Any] = {"decoder_attention_mask": masks}
         more = self.positions.arguments(layout)
         given |= {f"decoder_{name}": more.pop(name) for name in list(more) if f"decoder_{name}" in whole}
-        if "decoder_causal_mask" in takes:  # FSMT leaves out masks of its own where there is a cache
+        if "decoder_causal_mask" in takes:  # FSMT makes no mask of its own with a cache
             more["decoder_causal_mask"] = masks
         if state.mask is not None and "encoder_padding_mask" in takes:
             given["attention_mask"] = state.mask
@@ -133,7 +137,7 @@ class EncoderDecoder:
                 handle.remove()
 
     def _masks(self, attends: Any, layout: Layout) -> Any:
-        """One mask as `attends`, the decoder or its model, takes it; or one a kind of attention for decoders whose layers differ."""
+        """One mask as `attends`, the decoder or its model, takes it; or one a kind of attention if layers differ in kind."""
         full = attention_mask(layout.visible, attends)
         if self.window is None:
             return full
@@ -147,7 +151,7 @@ _MASK_OF_SEVERAL = ("led",)
 
 
 def decoder_of(model: Any) -> Any:
-    """The decoder of an encoder-decoder model. Florence-2 gives its whole language model, encoder included, for it."""
+    """The decoder of an encoder-decoder model. Florence-2's `get_decoder` returns its whole language model, encoder included."""
     found = model.get_decoder()
     return found.decoder if hasattr(found, "encoder") and hasattr(found, "decoder") else found
 
@@ -157,12 +161,12 @@ def _adding(more: Mapping[str, Any]) -> Any:
 
 
 def _masking(mask: Tensor) -> Any:
-    """A layer that takes (hidden states, mask, ...) is given `mask`."""
+    """Give `mask` to a layer that takes (hidden states, mask, ...)."""
     return lambda module, args, kwargs: ((args[0], mask, *args[2:]), kwargs)
 
 
 def _uncapped(decoder: nn.Module) -> list[Change]:
-    """Experts that drop tokens beyond a capacity never drop one where one token is decoded at a time: neither do they in a draft."""
+    """Remove the capacity of experts: decoding one token at a time never exceeds it, so a draft must not either."""
     found: list[Change] = []
     for module in decoder.modules():
         if hasattr(module, "moe_eval_capacity_token_fraction"):
@@ -173,12 +177,12 @@ def _uncapped(decoder: nn.Module) -> list[Change]:
 
 
 def _unmasked(router: Any) -> Any:
-    """`route_tokens` of a router that is not told of padding: it would read it from the last column's mask."""
+    """`route_tokens` of a router without its padding mask, which it would read from the last column."""
     return lambda logits, dtype, padding_mask=None: type(router).route_tokens(router, logits, dtype)
 
 
 def _source(model: Any) -> str:
-    """The encoder's main input; models made of any two others leave its name to their encoder."""
+    """The encoder's main input; models combined from two others leave its name to their encoder."""
     name = model.main_input_name
     return model.get_encoder().main_input_name if name == "inputs" else name
 
@@ -191,7 +195,7 @@ def _layers(decoder: Any, config: Any) -> int:
 
 
 def _window(config: Any) -> int | None:
-    """The sliding window of a decoder whose layers are of several kinds."""
+    """The sliding window of a decoder with layers of several kinds."""
     kinds = getattr(config, "layer_types", None) or ()
     return config.sliding_window if "sliding_attention" in kinds else None
 
@@ -202,7 +206,7 @@ def _opens_itself(model: Any) -> bool:
 
 
 def _refuse_own_generate(model: Any) -> None:
-    """ValueError for classes whose `generate` does more than decode tokens: sound out, inputs made on the way, retrieval."""
+    """ValueError for classes whose `generate` does more than decode tokens: audio output, computed inputs, retrieval."""
     kind = type(model)
     if kind.generate is vars(GenerationMixin)["generate"] or model.config.model_type == "whisper" or kind.__name__ in _TEXT_BY_OWN_GENERATE:
         return
@@ -229,7 +233,7 @@ def positions_limit(model: Any) -> int | None:
 
 @dataclass(frozen=True)
 class DecoderAlone(EncoderDecoder):
-    """A Whisper decoder without an encoder (WhisperForCausalLM): it reads what the model it drafts for has encoded."""
+    """A Whisper decoder without an encoder (WhisperForCausalLM): it reads the encoder states of the model it drafts for."""
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if "encoder_outputs" not in inputs:
@@ -263,7 +267,7 @@ def _check_width(model: Any, states: Tensor) -> None:
 
 
 def start_ids(model: Any) -> list[int]:
-    """The decoder's opening: the start token."""
+    """The decoder's start token, as a list. ValueError if the model has none."""
     config = model.generation_config
     own = [getattr(each, name, None) for name in ("decoder_start_token_id", "bos_token_id") for each in (config, model.config)]
     start = next((token for token in own if token is not None), None)

@@ -1,4 +1,4 @@
-"""GPT-Neo: attention whose window is cut out of a table by the numbers of the last slots, which are not the columns' positions."""
+"""GPT-Neo: its attention window is taken from a table by the numbers of the last slots, which are not the columns' positions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from mmspec.models.slot_cache import SlotCache
 
 @dataclass(frozen=True)
 class LocalAttention(DecoderOnly):
-    """GPT-Neo: layers of kind `local` see `window_size` positions; every layer is handed its own mask."""
+    """GPT-Neo: layers of kind `local` see `window_size` positions; every layer gets its own mask."""
 
     capturable: ClassVar[bool] = False
 
     @classmethod
     def drives(cls, model: Any) -> bool:
-        """Whether `model` is a GPT-Neo."""
+        """True for GPT-Neo models."""
         return model.config.model_type == "gpt_neo"
 
     def forward(

@@ -1,11 +1,11 @@
-"""Mllama (Llama 3.2 Vision): pictures enter through cross-attention layers between the others, and no position stands for them.
+"""Mllama (Llama 3.2 Vision): images enter through cross-attention layers between the others, and take no positions.
 
-The layers that attend to pictures keep what they made of them for the whole request; only the others have slots, so rolling a draft
-back leaves the pictures alone.
+The layers that attend to images keep their keys and values for the whole request; only the others have slots, so rolling back a draft does
+not affect the images.
 
-transformers fills a batch up to the most pictures any row has, and a position that looks at none (all before a row's first picture) then
-attends to all of them, filled-up ones included, so its rows depend on their neighbours. Here a row gives what it gives alone: such a
-position attends to the row's own pictures, and rows without pictures attend to zeros, which is to skip these layers.
+transformers pads a batch to the most images of any row, and a position that sees no image (all before a row's first image) then attends to
+all of them, padding included, so its rows depend on each other. Here a row gives what it gives alone: such a position attends to the row's
+own images, and rows without images attend to zeros, which is the same as skipping these layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,28 +26,28 @@ _NEEDS = ("aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask")
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
-    """Pictures a request has brought, and which of them each position of its prompt looks at."""
+    """The images of a request, and which of them each position of its prompt sees."""
 
-    states: Tensor | None  # [B * pictures * tiles, patches, D], zeros for filled-up pictures; None where there are no pictures
-    mask: Tensor | None  # [B, P, pictures, tiles] packed to the left
+    states: Tensor | None  # [B * images * tiles, patches, D], zeros for padding; None without images
+    mask: Tensor | None  # [B, P, images, tiles] packed to the left
     lengths: Tensor  # [B]
-    real: Tensor | None = None  # [B, pictures] bool: which are no fillings; None where all rows have the same number
-    blind: bool = False  # the last position of a row with fillings looks at no picture
+    real: Tensor | None = None  # [B, images] bool: not padding; None where all rows have the same number
+    blind: bool = False  # the last position of a row with padding sees no image
 
     def at(self, positions: Tensor) -> Tensor | None:
-        """[B, M, pictures, tiles] for columns at `positions` [B, M]; behind the prompt as at its end."""
+        """[B, M, images, tiles] for columns at `positions` [B, M]; after the prompt as at its end."""
         if self.mask is None:
             return None
         place = torch.minimum(positions, self.lengths[:, None] - 1)
         return self.mask[torch.arange(len(place), device=place.device)[:, None], place]
 
     def masks(self, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The language model's own masks, for columns that look at no picture in rows with fillings; none where none are needed."""
+        """The language model's own masks, for columns that see no image in rows with padding; empty where none are needed."""
         if self.real is None or not (layout.opening or self.blind):
             return {}
         looks = self.at(layout.positions).bool()  # type: ignore[union-attr]
         nothing = ~looks.flatten(2).any(-1)  # [B, M]
-        own = self.real | ~self.real.any(1, keepdim=True)  # rows without pictures see all fillings, which are zeros
+        own = self.real | ~self.real.any(1, keepdim=True)  # rows without images see all padding, which is zeros
         sees = torch.where(nothing[..., None, None], own[:, None, :, None], looks).repeat_interleave(self.states.shape[1], 3)  # type: ignore
         mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
         return {"cross_attention_mask": mask.flatten(2)[:, None], "full_text_row_masked_out_mask": (~nothing)[:, None, :, None].to(dtype)}
@@ -55,7 +55,7 @@ class EncodedImages:
 
 @dataclass(frozen=True)
 class Mllama(DecoderOnly):
-    """`crossing` are the layers that attend to pictures."""
+    """Mllama models. `crossing` are the layers that attend to images."""
 
     crossing: tuple[int, ...] = ()
     placeholders: tuple[int, ...] = ()
@@ -63,20 +63,21 @@ class Mllama(DecoderOnly):
 
     @classmethod
     def of(cls, model: Any) -> "Mllama":
+        """The family of `model`. ValueError for models it cannot drive."""
         base, config = DecoderOnly.of(model), model.config.get_text_config(decoder=True)
         crossing = tuple(config.cross_attention_layers)
         return cls(base.layers, base.window, base.mixed, crossing, placeholders_of(model), never_generated_ids_of(model))
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, EncodedImages]:
-        """A cache and the pictures: `inputs["merged"]`, where somebody has looked before, else by running the tower."""
-        return SlotCache(self.layers, capacity, self.crossing), inputs.get("merged") or self._look(model, inputs)
+        """A cache and the encoded images: `inputs["merged"]` if they were encoded before, else by running the vision tower."""
+        return SlotCache(self.layers, capacity, self.crossing), inputs.get("merged") or self._encode_images(model, inputs)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: EncodedImages, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         looks = state.at(layout.positions)
-        if looks is not None and cache.crossed:  # the model leaves out as many columns as the cache says it has
+        if looks is not None and cache.crossed:  # the model skips as many columns as the cache reports
             looks = nn.functional.pad(looks, (0, 0, 0, 0, cache.get_seq_length(), 0))
         with handing(model, state.masks(layout, model.dtype)) as model:
             out = model(
@@ -92,7 +93,7 @@ class Mllama(DecoderOnly):
             )
         return out.logits, side_by_side(out.hidden_states, states)
 
-    def _look(self, model: Any, inputs: Mapping[str, Any]) -> EncodedImages:
+    def _encode_images(self, model: Any, inputs: Mapping[str, Any]) -> EncodedImages:
         ids, mask = text_prompt(inputs)
         marks = (torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).sum(1)
         marked = bool(marks.any())
@@ -117,11 +118,11 @@ class Mllama(DecoderOnly):
                 f"cross_attention_mask has shape {tuple(crossing.shape)}: expected [{ids.shape[0]}, {ids.shape[1]}, pictures, tiles]"
             )
         packed = crossing[torch.arange(len(ids), device=ids.device)[:, None], order]
-        return _looked(given["cross_attention_states"], packed, mask.sum(1), inputs["aspect_ratio_ids"] > 0)
+        return _encoded_images(given["cross_attention_states"], packed, mask.sum(1), inputs["aspect_ratio_ids"] > 0)
 
 
-def _looked(states: Tensor, mask: Tensor, lengths: Tensor, real: Tensor) -> EncodedImages:
-    """`states` and `mask` as the model made them; `real` [B, pictures] bool says which pictures are no fillings."""
+def _encoded_images(states: Tensor, mask: Tensor, lengths: Tensor, real: Tensor) -> EncodedImages:
+    """`states` and `mask` as the model made them; `real` [B, images] bool marks images that are not padding."""
     if real.all():
         return EncodedImages(states, mask, lengths)
     per_picture = states.unflatten(0, (*real.shape, -1))
@@ -132,7 +133,7 @@ def _looked(states: Tensor, mask: Tensor, lengths: Tensor, real: Tensor) -> Enco
 
 
 def _check_counts(marks: Tensor, ratios: Tensor) -> None:
-    """Every row has as many placeholders `marks` [B] as pictures, which are those with an aspect ratio [B, pictures]."""
+    """Check that every row has as many placeholders `marks` [B] as images, which have an aspect ratio [B, images]."""
     pictures = (ratios > 0).sum(1)
     for row, (marked, seen) in enumerate(zip(marks.tolist(), pictures.tolist(), strict=True)):
         if marked != seen:

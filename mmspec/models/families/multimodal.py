@@ -1,9 +1,9 @@
-"""Language models that see or hear: decoder-only models whose prompts hold pictures or sound where placeholders stand.
+"""Multimodal language models: decoder-only models whose prompts hold images or audio at placeholders.
 
-Pictures and sound are encoded once a request, by the model's own forward, which is stopped at the door of its language model. What
-stands there is the prompt as the decoder reads it: embeddings, and where the family has them positions along several axes (M-RoPE),
-blocks that see each other in both directions, and features for inner layers (DeepStack). From then on positions within the prompt
-are fed from it and all others by their ids; nothing of a request stays on the model.
+Images and audio are encoded once a request, by the model's own forward, which is intercepted at the call of its language model. The
+arguments of that call are the prompt as the decoder reads it: embeddings, and where the family has them positions along several axes
+(M-RoPE), blocks that see each other in both directions, and features for inner layers (DeepStack). From then on positions within the prompt
+take their embeddings from it and all others from their ids; no state of a request stays on the model.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,9 +25,10 @@ _KINDS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class Modality:
-    """What a model takes besides text, under the names its processor uses.
+    """A model's inputs besides text, under the names its processor uses.
 
-    `brings` names the features, each with what must come along wherever a model's forward takes it: without, most run on, and are wrong.
+    `brings` maps each feature to what must accompany it wherever a model's forward takes it: without it, most models run and give wrong
+    results.
     """
 
     unit: str
@@ -42,7 +43,7 @@ SIGHT = Modality("pictures", {"pixel_values": _PICTURES, **_VIDEOS})
 TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
 HEARING = Modality("sound", _SOUND)
 SIGHT_AND_HEARING = Modality("pictures or sound", {**SIGHT.brings, **_SOUND})
-ENCODED = "mm_encoder_outputs"  # what the model's own encoder has made of pictures, by modality, in place of pixels
+ENCODED = "mm_encoder_outputs"  # outputs of the model's own encoder, by modality, in place of pixels
 _OWN_ARGUMENTS = ("position_ids", "inputs_embeds", "past_key_values", "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
@@ -53,22 +54,22 @@ _BRACKETS = (
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A prompt whose pictures and sound have been looked at and listened to, packed to the left."""
+    """A prompt whose images and audio are encoded, packed to the left."""
 
     embeds: Tensor  # [B, P, D] what the decoder reads
     lengths: Tensor  # [B]
     axes: Tensor | None = None  # [A, B, P] positions along each axis, where there are several
-    sees: Mapping[str, Tensor] | None = None  # [B, P, P] by kind of attention: who sees whom, where that is not plainly causal
-    deep: Tensor | None = None  # [L, B, P, D] what is added behind each of the first L layers
+    sees: Mapping[str, Tensor] | None = None  # [B, P, P] mask by kind of attention, where it is not causal
+    deep: Tensor | None = None  # [L, B, P, D] added after each of the first L layers
 
     def over(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """`embeds` [B, M, D] of the ids at `positions` [B, M], the prompt's own in place of those within it."""
+        """`embeds` [B, M, D] of the ids at `positions` [B, M], with the prompt's own embeddings within it."""
         return torch.where(self._within(positions)[..., None], _rows(self.embeds, self._place(positions)), embeds)
 
     def along(self, positions: Tensor) -> Tensor:
-        """[A, B, M]: logical `positions` [B, M] along each axis. Behind the prompt each axis goes on from its last position there.
+        """[A, B, M]: logical `positions` [B, M] along each axis. After the prompt each axis continues from its last position there.
 
-        That is what `generate` does. The last position is often not the greatest: a video's time axis can run ahead of the text behind it.
+        That is what `generate` does. The last position is often not the greatest: a video's time axis can be ahead of the text after it.
         """
         if self.axes is None:
             return positions
@@ -77,7 +78,7 @@ class Merged:
         return torch.where(self._within(positions), inside, last + 1 + positions - self.lengths[:, None])
 
     def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
-        """`visible` [B, M, S] with the prompt's columns seeing what they see in attention of this `kind`."""
+        """`visible` [B, M, S] with the mask of the prompt's columns in attention of this `kind`."""
         if self.sees is None or kind not in self.sees:
             return visible
         rows = _rows(self.sees[kind], self._place(layout.positions))
@@ -86,7 +87,7 @@ class Merged:
         return torch.where(real[..., None], rows[..., : visible.shape[-1]], visible)
 
     def deepened(self, positions: Tensor) -> dict[str, Any]:
-        """What Qwen3-VL's decoder takes for its inner layers, for columns at `positions` [B, M]; none where there is nothing."""
+        """The arguments of Qwen3-VL's decoder for its inner layers, for columns at `positions` [B, M]; empty if there are none."""
         if self.deep is None:
             return {}
         within = self._within(positions)
@@ -94,7 +95,7 @@ class Merged:
         return {"visual_pos_masks": within, "deepstack_visual_embeds": [layer[within] for layer in added]}
 
     def without(self, kept: Tensor) -> "Merged":
-        """Only the positions `kept` [B, P] bool, packed anew. Positions close up, as a drafter of pruned pictures numbers them."""
+        """Only the positions `kept` [B, P] bool, packed again. Positions become consecutive, as for drafters with pruned images."""
         order, lengths = torch.argsort((~kept).long(), dim=1, stable=True), kept.sum(1)
         sees = self.sees and {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in self.sees.items()}
         deep = None if self.deep is None else self.deep.gather(2, order[None, ..., None].expand_as(self.deep))
@@ -117,18 +118,18 @@ def _repacked(axes: Tensor | None, order: Tensor) -> Tensor | None:
 
 
 def placeholders_of(model: Any) -> tuple[int, ...]:
-    """The ids that stand for pictures or sound in prompts."""
+    """The ids that stand for images or audio in prompts."""
     return _ids(model.config, _PLACEHOLDERS)
 
 
 def never_generated_ids_of(model: Any) -> tuple[int, ...]:
-    """Placeholders and the ids that enclose them, as far as the model's head has them."""
+    """Placeholders and the ids that enclose them, as far as they are in the vocabulary."""
     size = model.config.get_text_config(decoder=True).vocab_size
     return tuple(i for i in _ids(model.config, _PLACEHOLDERS + _BRACKETS) if i < size)
 
 
 def _axes(model: Any) -> int:
-    """How many axes a decoder's positions have: as many as its `mrope_section` has parts, at least three. Others in front are for masks."""
+    """Number of axes of a decoder's positions: the parts of its `mrope_section`, at least three. Further ones in front are for masks."""
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     return max(3, len(rope.get("mrope_section") or ()))
 
@@ -140,37 +141,38 @@ def _ids(config: Any, names: Sequence[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Multimodal(DecoderOnly):
-    """A language model that sees or hears. `placeholders` are the ids that stand for what it senses, `first` its first position."""
+    """A multimodal language model. `placeholders` are the ids that stand for its other inputs, `first` its first position."""
 
-    sense: Modality = SIGHT
+    modality: Modality = SIGHT
     placeholders: tuple[int, ...] = ()
     never_generated_ids: tuple[int, ...] = ()
-    """Ids that are read and never written: a written placeholder would call for a picture or sound that is not there."""
+    """Ids that are never generated: a generated placeholder would have no image or audio."""
     first: int = 0
-    trims: bool = False  # it can leave logits out
-    rebuilds: bool = False  # it makes masks of its own out of the one it is given: those by kind of layer are handed in behind it
+    trims: bool = False  # its forward takes `logits_to_keep`
+    rebuilds: bool = False  # it derives masks from the one it is given: masks by kind of layer are passed to its decoder
     fills: int | None = None
     """The id read in place of placeholders where every layer takes inputs made from ids (Gemma-4); None where none does."""
 
     @classmethod
-    def of(cls, model: Any, sense: Modality = SIGHT) -> "Multimodal":
+    def of(cls, model: Any, modality: Modality = SIGHT) -> "Multimodal":
+        """The family of `model`. ValueError for models it cannot drive."""
         base, marks, known = DecoderOnly.of(model), placeholders_of(model), signature(model.forward).parameters
         pali, text = model.config.model_type == "paligemma", model.config.get_text_config(decoder=True)
         own = {"chunk": base.chunk, "keeps": base.keeps, "trims": "logits_to_keep" in known, "rebuilds": pali and base.mixed}
         if "per_layer_inputs" in known and text.hidden_size_per_layer_input:
             own["fills"] = text.pad_token_id
-        return cls(base.layers, base.window, base.mixed, sense, marks, never_generated_ids_of(model), int(pali), **own)
+        return cls(base.layers, base.window, base.mixed, modality, marks, never_generated_ids_of(model), int(pali), **own)
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
-        """A cache and the prompt as the decoder reads it: `inputs["merged"]`, where somebody has looked before, else by looking."""
+        """A cache and the prompt as the decoder reads it: `inputs["merged"]` if it was encoded before, else encoded here."""
         return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         table = model.get_input_embeddings()
-        embeds = table(layout.ids.clamp(max=table.num_embeddings - 1))  # some placeholders lie beyond the table
+        embeds = table(layout.ids.clamp(max=table.num_embeddings - 1))  # some placeholders are beyond the table
         masks, more = self._masks_of(model, layout, state), {}
         if layout.opening:
             embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
@@ -202,17 +204,17 @@ class Multimodal(DecoderOnly):
         masks = {kind: attention_mask(state.visible(kind, layout, seen[kind]), model) for kind in kinds}
         return masks if self.mixed else masks[kinds[0]]
 
-    # --- before the door ----------------------------------------------------------------------------------------------
+    # --- encoding the prompt ------------------------------------------------------------------------------------------
 
     def _merge(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
         ids, mask = text_prompt(inputs)
         marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
         self._check(model, inputs, bool(marked.any()))
-        given = intercept_decoder_inputs(model, self._read(model, inputs), self.sense.unit)
+        given = intercept_decoder_inputs(model, self._read(model, inputs), self.modality.unit)
         embeds = given["inputs_embeds"]
         if embeds.shape[1] != ids.shape[1]:
             raise ValueError(
-                f"the prompt has {ids.shape[1]} tokens, but {embeds.shape[1]} with its {self.sense.unit}: repeat the placeholder "
+                f"the prompt has {ids.shape[1]} tokens, but {embeds.shape[1]} with its {self.modality.unit}: repeat the placeholder "
                 f"{self.placeholders[0]} for every position they take, as the model's processor does"
             )
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # packed as a session packs ids
@@ -226,7 +228,7 @@ class Multimodal(DecoderOnly):
         )
 
     def _sees(self, masks: Any, order: Tensor) -> dict[str, Tensor] | None:
-        """Who sees whom by kind of attention, from the masks at the door; None where they are causal."""
+        """The visibility by kind of attention, from the intercepted masks; None where they are causal."""
         if masks is None or (isinstance(masks, Tensor) and masks.dim() == 2):
             return None
         masks = masks if isinstance(masks, Mapping) else dict.fromkeys(_KINDS, masks)
@@ -234,27 +236,27 @@ class Multimodal(DecoderOnly):
         return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
 
     def _read(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """What of `inputs` the model's forward takes."""
+        """The inputs that the model's forward takes."""
         known = signature(model.forward).parameters
         found = {key: value for key, value in inputs.items() if key in known}
         return found | {key: dict(found[key]) for key in (ENCODED,) if key in found}  # the model writes into it
 
     def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
-        name, known, unit = type(model).__name__, signature(model.forward).parameters, self.sense.unit
+        name, known, unit = type(model).__name__, signature(model.forward).parameters, self.modality.unit
         refuse_unread(model, inputs, known)
-        brought = [feature for feature in (*self.sense.brings, ENCODED) if feature in inputs]
+        brought = [feature for feature in (*self.modality.brings, ENCODED) if feature in inputs]
         if marked != bool(brought):
-            features = " or ".join(brought or [feature for feature in self.sense.brings if feature in known])
+            features = " or ".join(brought or [feature for feature in self.modality.brings if feature in known])
             why = f"placeholders for {unit} but no {features}" if marked else f"{features} but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
         for feature in brought:
-            for need in self.sense.brings.get(feature) or _beside_encoded(inputs):
+            for need in self.modality.brings.get(feature) or _beside_encoded(inputs):
                 if need in known and need not in inputs:
                     raise ValueError(f"inputs has {feature} but no {need}: pass what {name}'s processor returned")
 
 
 def _beside_encoded(inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """What must come along with `mm_encoder_outputs`: positions are made of it."""
+    """What must accompany `mm_encoder_outputs`, from which positions are computed."""
     return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + _TYPES
 
 

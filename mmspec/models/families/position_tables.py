@@ -1,4 +1,4 @@
-"""Decoders that look their positions up in a table and count them from a shared length: BART, Marian, TrOCR and kin without encoder."""
+"""Decoders that look up positions in a table, counted from a shared length: BART, Marian, TrOCR and similar without encoder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mmspec.models.slot_cache import SlotCache
 
 
 def position_table(model: Any) -> nn.Module | None:
-    """The decoder's module that embeds positions counted from a shared length; None where there is none or its output is not added."""
+    """The decoder's module that embeds positions counted from a shared length; None if there is none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     table = getattr(getattr(decoder, "decoder", decoder), "embed_positions", None)
     return table if isinstance(table, nn.Module) and takes_argument(table, "past_key_values_length") else None
@@ -54,11 +54,12 @@ class PositionTable(DecoderOnly):
 
     @classmethod
     def drives(cls, model: Any) -> bool:
-        """Whether `model` takes no positions but has a table of them."""
+        """True if `model` takes no positions but has a table of them."""
         return not takes_argument(model, "position_ids") and position_table(model) is not None
 
     @classmethod
     def of(cls, model: Any) -> "PositionTable":
+        """The family of `model`. ValueError for models it cannot drive."""
         refuse_unsupported(model)
         refuse_unfit_decoder(model)
         return cls.read(model)

@@ -1,4 +1,4 @@
-"""Which family drives a model, and how many positions it has."""
+"""The family that drives a model, and the number of positions it has."""
 
 from inspect import signature
 from typing import Any
@@ -20,9 +20,9 @@ from mmspec.models.families.position_tables import PositionTable
 from mmspec.models.families.rope_lengths import RopeLengths, stretched_limit
 from mmspec.models.families.rope_switch import RopeSwitch
 from mmspec.models.families.whisper import Whisper
-from mmspec.models.target import Family
+from mmspec.models.family import Family
 
-_SENSING = {
+_MODALITIES = {
     **dict.fromkeys(("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr", "voxtral"), HEARING),
     **dict.fromkeys(("aya_vision", "gemma3", "glm4v", "idefics2", "idefics3", "internvl", "llava", "paligemma"), SIGHT),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "vipllava"), SIGHT),
@@ -32,14 +32,14 @@ _SENSING = {
     ),
     **dict.fromkeys(("llava_next_video", "lighton_ocr"), TILED_SIGHT),
 }
-_SENSING |= dict.fromkeys(("aria", "deepseek_vl_hybrid", "exaone4_5", "fuyu", "hunyuan_vl", "kimi_k25", "llama4", "paddleocr_vl"), SIGHT)
-_SENSING |= dict.fromkeys(("qianfan_ocr", "video_llama_3", "video_llava", "hyperclovax_vision_v2", "cosmos3_omni", "janus"), SIGHT)
-_SENSING |= dict.fromkeys(("muse_glimmer", "minimax_m3_vl", "cohere_compass", "emu3", "step3p7", "chameleon"), SIGHT)
-_SENSING |= dict.fromkeys(("gemma4", "gemma4_unified", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), SIGHT_AND_HEARING)
-_SENSING |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
-HEARS = tuple(kind for kind, sense in _SENSING.items() if sense is HEARING)
-SEES = (*(kind for kind, sense in _SENSING.items() if sense is not HEARING), "mllama")
-_SENSES = {  # what `forward` takes besides text
+_MODALITIES |= dict.fromkeys(("aria", "deepseek_vl_hybrid", "exaone4_5", "fuyu", "hunyuan_vl", "kimi_k25", "llama4", "paddleocr_vl"), SIGHT)
+_MODALITIES |= dict.fromkeys(("qianfan_ocr", "video_llama_3", "video_llava", "hyperclovax_vision_v2", "cosmos3_omni", "janus"), SIGHT)
+_MODALITIES |= dict.fromkeys(("muse_glimmer", "minimax_m3_vl", "cohere_compass", "emu3", "step3p7", "chameleon"), SIGHT)
+_MODALITIES |= dict.fromkeys(("gemma4", "gemma4_unified", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), SIGHT_AND_HEARING)
+_MODALITIES |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
+HEARS = tuple(kind for kind, modality in _MODALITIES.items() if modality is HEARING)
+SEES = (*(kind for kind, modality in _MODALITIES.items() if modality is not HEARING), "mllama")
+_OTHER_INPUTS = {  # arguments of `forward` besides text
     *("input_features", "input_values", "audio_input_features"),
     *("pixel_values", "pixel_values_videos", "image_pixel_values", "flattened_patches", "protein_input_ids"),
 }
@@ -47,7 +47,7 @@ _FRAME_BOUND = ("kyutai_speech_to_text", "voxtral_realtime")
 
 
 def family_of(model: Any) -> Family:
-    """The family that drives `model`; ValueError, in one line, for models mmspec cannot run."""
+    """The family that drives `model`; ValueError for models mmspec cannot run."""
     if not hasattr(model, "config") or not hasattr(model, "generate"):
         raise ValueError(
             f"{type(model).__name__} is not a transformers generation model (it has no language model head or no generate): "
@@ -59,18 +59,18 @@ def family_of(model: Any) -> Family:
         return (Whisper if config.model_type == "whisper" else EncoderDecoder).of(model)
     if config.model_type == "whisper":
         return DecoderAlone.of(model)
-    if config.model_type in (*_SENSING, "mllama"):
+    if config.model_type in (*_MODALITIES, "mllama"):
         _refuse_rope_by_length(model)
-    if config.model_type in _SENSING:
-        return Multimodal.of(model, _SENSING[config.model_type])
+    if config.model_type in _MODALITIES:
+        return Multimodal.of(model, _MODALITIES[config.model_type])
     if config.model_type == "mllama":
         return Mllama.of(model)
-    _refuse_other_senses(model)
+    _refuse_other_modalities(model)
     return _decoder_of(model)
 
 
 def _decoder_of(model: Any) -> DecoderOnly:
-    """The family of a causal language model: chosen by where its attention takes positions from."""
+    """The family of a causal language model, by where its attention takes positions from."""
     if uses_alibi(model):
         return Alibi.of(model)
     if RopeLengths.drives(model) and recomputes_at_rope_switch(model):
@@ -82,7 +82,7 @@ def _decoder_of(model: Any) -> DecoderOnly:
 
 
 def _refuse_sound(model: Any) -> None:
-    """ValueError for models that transformers lists as writing sound: their tokens are no text."""
+    """ValueError for models that transformers lists as generating audio: their tokens are not text."""
     name = type(model).__name__
     if name in MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES.values() or name in MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES.values():
         raise ValueError(f"{name} writes sound, not text: use mmspec.speech.synthesize, or plain transformers generation")
@@ -96,8 +96,8 @@ def _refuse_rope_by_length(model: Any) -> None:
         )
 
 
-def _refuse_other_senses(model: Any) -> None:
-    """ValueError for models that read more than text and are not listed above: as plain decoders they would run blind."""
+def _refuse_other_modalities(model: Any) -> None:
+    """ValueError for models that read more than text and are not listed above: as plain decoders they would ignore it."""
     refuse_unsupported(model)  # no family could drive these
     name = type(model).__name__
     if model.config.model_type in _FRAME_BOUND:
@@ -105,12 +105,12 @@ def _refuse_other_senses(model: Any) -> None:
             f"{name} writes one token for every frame of sound it has received, so nothing can be drafted ahead of the sound: "
             "use plain transformers generation for this model"
         )
-    if _SENSES & signature(model.forward).parameters.keys():
+    if _OTHER_INPUTS & signature(model.forward).parameters.keys():
         raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(HEARS + SEES)}")
 
 
 def positions_of(model: Any) -> int | None:
-    """The positions a model has room for; None where they are relative and without limit."""
+    """The number of positions of a model; None if they are relative and without limit."""
     if getattr(model.config, "is_encoder_decoder", False):
         return positions_limit(model)
     config = model.config.get_text_config(decoder=True)

@@ -1,7 +1,7 @@
 """Rotary embeddings whose frequencies depend on the length of the sequence: dynamic NTK and longrope.
 
-transformers reads the length off the longest position of a forward, so drafts and other rows would change it. Here every column has the
-length that plain decoding has when it computes that column: the prompt's length for the prompt, its own position + 1 behind it.
+transformers takes the length from the longest position of a forward, so drafts and other rows would change it. Here every column has the
+length that plain decoding has when it computes that column: the prompt's length within the prompt, its own position + 1 after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from mmspec.models.slot_cache import SlotCache
 class RopeLengths(DecoderOnly):
     """Decoders with dynamic NTK or longrope.
 
-    `original` is the length up to which frequencies are the same; `switches` says that there are two sets of them, for shorter and for
-    longer sequences (longrope).
+    Up to the length `original` frequencies are constant; `switches` means that there are two sets of them, for shorter and longer sequences
+    (longrope).
     """
 
     capturable: ClassVar[bool] = False
@@ -34,11 +34,12 @@ class RopeLengths(DecoderOnly):
 
     @classmethod
     def drives(cls, model: Any) -> bool:
-        """Whether frequencies of `model` depend on the length of the sequence."""
+        """True if frequencies of `model` depend on the length of the sequence."""
         return bool(ropes_by_length(model))
 
     @classmethod
     def of(cls, model: Any) -> "RopeLengths":
+        """The family of `model`. ValueError for models it cannot drive."""
         DecoderOnly.of(model)  # refuses what no decoder-only family can drive
         config = model.config.get_text_config(decoder=True)
         kinds = {kind for rotary in ropes_by_length(model) for kind in rope_types(rotary)}
@@ -59,13 +60,13 @@ class RopeLengths(DecoderOnly):
         if self.switches:
             lengths = torch.where(lengths > self.original, layout.visible.shape[-1] + self.original, self.original)
         lengths = lengths.clamp(min=self.original)
-        asked = lengths.unique().tolist()
+        every = lengths.unique().tolist()
 
         def forward(rotary: nn.Module) -> Any:
             def own(x: Tensor, position_ids: Tensor, *args: Any, **more: Any) -> tuple[Tensor, ...]:
                 names = dict(zip(("layer_type",), args, strict=False)) | more
                 found = None
-                for length in asked:
+                for length in every:
                     out = rope_at_length(rotary, x, layout.positions, length, **names)
                     here = lengths == length
                     pairs = zip(found or out, out, strict=True)
@@ -78,7 +79,7 @@ class RopeLengths(DecoderOnly):
             return self.run(model, layout, cache, keep, states, position_ids=layout.positions)
 
     def lengths(self, layout: Layout, state: Any) -> Tensor:
-        """[B, M]: how many tokens long the sequence is, in plain decoding, when a column is computed."""
+        """[B, M]: the length of the sequence, in plain decoding, when a column is computed."""
         return torch.maximum(layout.positions + 1, state[:, None])
 
 

@@ -1,8 +1,8 @@
-"""Phi-3's longrope: `generate` computes a sequence anew, with the long factors, once it grows past the length the short ones are for.
+"""Phi-3's longrope: `generate` recomputes a sequence with the long factors once it exceeds the length of the short ones.
 
-A row's cache holds keys of one set of factors. At the round whose pending token lies past the switch, the row's committed tokens are run
+A row's cache holds keys of one set of factors. In the round whose pending token is past the switch, the row's committed tokens are run
 again with the long factors. A draft that reaches past the switch is scored twice: as it is, and with the long factors on a cache of its
-own; every column then has the logits that plain decoding has there.
+own; every column then has the logits of plain decoding.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from mmspec.models.slot_cache import SlotCache
 
 @dataclass
 class Switch:
-    """What a session keeps: which rows' caches hold long keys, and the forwards of the round under way."""
+    """State of a session: which rows' caches hold long keys, and the forwards of the current round."""
 
     long: Tensor  # [B] bool
     round: list[Layout] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class RopeSwitch(RopeLengths):
-    """Decoders with longrope whose `generate` computes a sequence anew at the switch."""
+    """Decoders with longrope whose `generate` recomputes a sequence at the switch."""
 
     cached_reference: ClassVar[bool] = False
 
@@ -65,7 +65,7 @@ class RopeSwitch(RopeLengths):
             self.forward(session.target.model, layout, session.cache, state, 1)
 
     def _beyond(self, session: Any, keep: int, rows: Tensor) -> Tensor:
-        """Logits [B, keep, V] with the long factors throughout, in a cache that is thrown away. Of use for `rows` [B] only."""
+        """Logits [B, keep, V] with the long factors throughout, in a temporary cache. Used for `rows` [B] only."""
         view = session.view(session.draft.size)
         whole = self._committed(session, rows & (not session.state.round[0].opening), view)
         for part in session.state.round:

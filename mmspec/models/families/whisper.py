@@ -16,7 +16,7 @@ from mmspec.models.slot_cache import SlotCache
 
 @dataclass(frozen=True)
 class Whisper(EncoderDecoder):
-    """Whisper models. Every row has its own decoder prompt: the language is detected from each row's sound unless it is set."""
+    """Whisper models. Every row has its own decoder prompt: the language is detected from each row's audio unless it is set."""
 
     def prepared(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`inputs` with features of one whole window, the encoder's states and the decoder's prompt.
@@ -59,7 +59,7 @@ class Whisper(EncoderDecoder):
             ids = compat.whisper_opening(model, config, outputs, rows)
         except (AttributeError, KeyError, TypeError) as error:
             why = str(error).splitlines()[0]
-            raise ValueError(f"the generation config does not say how {type(model).__name__} is to be prompted: {why}") from None
+            raise ValueError(f"the generation config does not define the prompt of {type(model).__name__}: {why}") from None
         return {"decoder_input_ids": ids} | ({} if outputs is None else {"encoder_outputs": outputs})
 
 
@@ -110,10 +110,10 @@ def one_window(model: Any, features: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Timestamps:
-    """The grammar of Whisper's timestamp tokens, as `WhisperTimeStampLogitsProcessor` applies it, by every node's own path.
+    """The grammar of Whisper's timestamp tokens, as `WhisperTimeStampLogitsProcessor` applies it, along every node's own path.
 
-    Timestamps are the ids from `first` on. They come in pairs, except right before the end; they never decrease; the first token is one
-    of the first `most + 1`; and where all timestamps together are likelier than every other token, one of them is written.
+    Timestamps are the ids from `first` on. They come in pairs, except right before the end; they never decrease; the first token is one of
+    the first `most + 1`; and where all timestamps together are likelier than every other token, one of them is generated.
     """
 
     first: int
@@ -123,7 +123,7 @@ class Timestamps:
 
     @classmethod
     def of(cls, config: Any) -> "Timestamps":
-        """What a generation config asks for."""
+        """The grammar of a generation config. ValueError unless it has a single end token."""
         end = config.eos_token_id or config.bos_token_id
         if not isinstance(end, int):
             raise ValueError(f"generation_config.eos_token_id is {end!r}: with return_timestamps give one id")
@@ -131,6 +131,7 @@ class Timestamps:
         return cls(config.no_timestamps_token_id + 1, end, most, compat.weighs_timestamps(config))
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
+        """Apply the grammar to scores [B, N, V]."""
         values = torch.arange(scores.shape[-1], device=scores.device)
         stamps = values >= self.first
         ids, real = history.last(2, outputs=True)

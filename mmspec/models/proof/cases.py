@@ -1,4 +1,4 @@
-"""The tests of a proof: which cases are run on a twin and on the model itself, what is allowed, and how a failure is put into words."""
+"""The cases of a self-test: what is run on a twin and on the model itself, the tolerances, and the messages of failures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ _LARGE = 1_000_000_000  # parameters; of a larger model on a CPU only repeated f
 
 
 class NoTwin(Exception):
-    """No small model like the user's could be built; the message says why."""
+    """No small model like the user's could be built; the message gives the reason."""
 
 
 class Failed(Exception):
-    """A test that failed, in words; `trees_only` where chains are right."""
+    """A case that failed; the message describes it. `trees_only` if chains are right."""
 
     def __init__(self, line: str, trees_only: bool = False):
         super().__init__(line)
@@ -40,7 +40,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of a probe's prompts and what is done with them. `kind`: chain, batch, window, tree or tree window."""
+    """Rows of a probe's prompts and the rounds run on them. `kind`: chain, batch, window, tree or tree window."""
 
     kind: str
     where: str  # in words
@@ -49,11 +49,12 @@ class Case:
 
     @property
     def trees(self) -> bool:
+        """True if drafts branch."""
         return self.kind.startswith("tree")
 
 
 def twin_cases(model: Any, long: bool, trees: bool) -> list[Case]:
-    """What a twin of `model` is tested with; `long` where it has positions enough to cross its window."""
+    """The cases for a twin of `model`; `long` if it has enough positions to cross its window."""
     across = _across(model)
     short, late = (0, 1, 2), (3, 4, 5)
     found = [Case("chain", "a chain", (row,), CHAIN) for row in (0, 3)]
@@ -69,7 +70,10 @@ def twin_cases(model: Any, long: bool, trees: bool) -> list[Case]:
 
 
 def check_twin(model: Any) -> str | None:
-    """Every case on a small random twin of `model`. None where all are passed; why there is no twin, where there is none.
+    """Run every case on a small random twin of `model`.
+
+    Returns:
+        None if all pass; the reason if there is no twin.
 
     Raises:
         Failed: where logits differ.
@@ -85,7 +89,7 @@ def check_twin(model: Any) -> str | None:
 
 
 def twin_probe(model: Any) -> tuple["Cases", list[Case]]:
-    """A probe of a small random twin of `model`, and its cases. NoTwin, which says why, where none can be built."""
+    """A probe of a small random twin of `model`, and its cases. NoTwin, with the reason, if none can be built."""
     try:
         twin = twin_of(model)
         family = family_of(twin)
@@ -103,10 +107,10 @@ def twin_probe(model: Any) -> tuple["Cases", list[Case]]:
 
 
 def check_itself(model: Any, family: Any, twinless: str | None) -> tuple[int | None, str]:
-    """The short cases on the model itself; where it has no twin (`twinless` says why), across its window, too, if that is affordable.
+    """Run the short cases on the model itself; without a twin (`twinless` is the reason) across its window, too, if that is affordable.
 
     Returns:
-        The positions up to which it is proven, None for all, and why.
+        The positions up to which it is proven, None for all, and the reason.
 
     Raises:
         Failed: where logits differ, are random or hold NaN.
@@ -130,16 +134,16 @@ def check_itself(model: Any, family: Any, twinless: str | None) -> tuple[int | N
 
 
 def own_cases(trees: bool) -> list[Case]:
-    """What the model itself is tested with, shortly."""
+    """The short cases for the model itself."""
     found = [Case("chain", "a chain", (0,), CHAIN), Case("batch", "a batch of unequal prompts", (0, 1), CHAIN)]
     return [*found, Case("tree", "branching drafts in a batch", (0, 1), SHORT)] if trees else found
 
 
 def check_repeats(model: Any, family: Any) -> Probe:
-    """Two identical forwards: their logits are finite and the same. Returns the probe, for further cases.
+    """Check that two identical forwards have finite and equal logits. Returns the probe, for further cases.
 
     Raises:
-        Failed: where they are not, or where the model has no plain forward of text alone.
+        Failed: where they do not, or where the model has no plain forward of text alone.
     """
     name = type(model).__name__
     try:
@@ -160,13 +164,13 @@ def check_repeats(model: Any, family: Any) -> Probe:
 
 
 class Cases:
-    """Runs cases of one probe and raises `Failed` with the words for it."""
+    """Runs cases of one probe and raises `Failed`."""
 
     def __init__(self, model: Any, probe: Probe, allowed: Callable[[tuple[int, ...]], float]):
         self.name, self.probe, self.allowed = type(model).__name__, probe, allowed
 
     def run(self, case: Case) -> float:
-        """The largest difference found. Failed where it is more than allowed."""
+        """The largest difference found. Failed if it is more than allowed."""
         try:
             away = self.probe.error(case.rows, case.rounds)
         except torch.OutOfMemoryError:
@@ -179,7 +183,7 @@ class Cases:
         return away
 
     def check_causal(self, after: int = 5) -> None:
-        """A token's logits must not depend on what follows it. Failed where they do."""
+        """Failed if a token's logits depend on what follows it."""
         row = max(range(len(self.probe.prompts)), key=lambda row: len(self.probe.prompts[row]))
         path = self.probe.prompts[row]
         away = difference(self.probe.forward(row, path)[after - 1], self.probe.forward(row, path[:after])[-1])
@@ -189,14 +193,14 @@ class Cases:
             )
 
     def steady(self, row: int, lengths: tuple[int, ...]) -> bool:
-        """Whether logits stay as they are when later tokens take the path to `lengths` positions: not where rope factors change."""
+        """True if logits do not change when later tokens extend the path to `lengths` positions, as they do where rope factors change."""
         path = (self.probe.prompts[row] * 3)[: lengths[-1]]
         logits = self.probe.forward(row, path)
         return all(difference(logits[n - 1], self.probe.forward(row, path[:n])[-1]) <= self.allowed((row,)) for n in lengths[:-1])
 
 
 def allowance(model: Any, probe: Probe) -> Callable[[tuple[int, ...]], float]:
-    """What is allowed on the model itself: in lower precision, by what plain cached decoding of each row alone differs."""
+    """The tolerance for the model itself: in lower precision, from the difference of plain cached decoding of each row alone."""
     least, most = (0.0, _ROUGHEST_FLOAT32) if model.dtype is torch.float32 else (_ROUGH, _ROUGHEST)
 
     def allowed(rows: tuple[int, ...]) -> float:
@@ -207,7 +211,7 @@ def allowance(model: Any, probe: Probe) -> Callable[[tuple[int, ...]], float]:
 
 
 def _itself_across(model: Any, family: Any, twinless: str) -> tuple[int | None, str]:
-    """A model without a twin across its own window, or the positions up to which it is proven."""
+    """Test a model without a twin across its own window, or give the positions up to which it is proven."""
     near = min(edges(model).values(), default=None)
     if near is None:
         return None, ""

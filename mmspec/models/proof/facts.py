@@ -101,7 +101,7 @@ def rope_kinds(config: Any) -> set[str]:
 
 
 def edges(model: Any) -> dict[str, int]:
-    """Positions at which what a model computes changes, by name: attention windows and chunks, and the switch of rope factors."""
+    """Positions at which a model's computation changes, by name: attention windows and chunks, and the switch of rope factors."""
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ())
     found = {}
@@ -117,13 +117,13 @@ def edges(model: Any) -> dict[str, int]:
 
 
 def tested(model: Any) -> bool:
-    """Whether the suite covers this class of transformers with these settings."""
+    """True if the test suite covers this class of transformers with these settings."""
     kind = type(model)
     return kind.__module__.startswith("transformers.") and facts(model) in TESTED.get(kind.__name__, ())
 
 
-def fingerprint(model: Any, family: Any) -> str:
-    """A digest of all that a proof of `model` depends on but its weights: class, settings, sources, versions, dtype and device."""
+def proof_fingerprint(model: Any, family: Any) -> str:
+    """A digest of all that a proof of `model` depends on except its weights: class, settings, sources, versions, dtype and device."""
     kind = type(model)
     about = {
         "class": f"{kind.__module__}.{kind.__qualname__}",
@@ -139,13 +139,13 @@ def fingerprint(model: Any, family: Any) -> str:
 
 
 def state(model: torch.nn.Module) -> str:
-    """Modes and numbers of hooks of all modules: what may change in a model's life and change what it computes."""
+    """Modes and numbers of hooks of all modules, which can change during a model's life."""
     found = [(m.training, *hooks_of(m), "forward" in vars(m)) for m in model.modules()]
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def altered(model: torch.nn.Module) -> bool:
-    """Whether a module of `model` has hooks or a `forward` of its own, so that its class does not say what it computes."""
+    """True if a module of `model` has hooks or a `forward` of its own, so that its class does not define what it computes."""
     return any(any(hooks_of(m)) or "forward" in vars(m) for m in model.modules())
 
 

@@ -22,9 +22,9 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ProbeRound:
-    """Parents of a draft's draft tokens (column 0 is the pending token), and for each row the columns that are committed behind it.
+    """Parents of a draft's tokens (column 0 is the pending token), and for each row the columns that are committed after it.
 
-    `missing` names the last draft token of a row as absent, as in a row that has less room than its neighbours.
+    `missing` is a row whose last draft token is absent, as in a row with a smaller budget than the others.
     """
 
     parents: tuple[int, ...]
@@ -33,6 +33,7 @@ class ProbeRound:
 
     @property
     def linear(self) -> bool:
+        """True if the draft is a chain."""
         return self.parents == tuple(range(len(self.parents)))
 
 
@@ -122,7 +123,7 @@ class Probe:
         return self.model(**source, decoder_input_ids=ids, use_cache=False).logits[0].float()
 
     def control(self, row: int) -> float:
-        """How far plain cached decoding of a row alone, one token a forward, is from the uncached forward: what rounding amounts to."""
+        """The difference of plain cached decoding of a row alone, one token a forward, from the uncached forward: rounding."""
         return self.error((row,), (ProbeRound((), ((),)),) * 4)
 
     # --- drafts -------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Probe:
         return self._ids[picks].to(self.device)
 
     def _other(self, ids: Tensor) -> Tensor:
-        """The usable id behind each of `ids`."""
+        """The next usable id after each of `ids`."""
         place = (self._ids.to(ids.device)[None] == ids[:, None]).long().argmax(1)
         return self._ids.to(ids.device)[(place + 1) % len(self._ids)]
 
@@ -179,7 +180,7 @@ class Probe:
         return tuple(ids)
 
     def _source(self, length: int) -> dict[str, Any]:
-        """What the encoder of one row reads, or what stands in for its output where it reads no text."""
+        """The input of one row's encoder, or random states in place of its output if it reads no text."""
         config = self.model.config
         if not config.is_encoder_decoder:
             return {}
@@ -212,7 +213,7 @@ def difference(logits: Tensor, expected: Tensor) -> float:
 
 
 def _width(model: Any) -> int:
-    """How wide the states are that the decoder is handed: the encoder's own, where the model's config does not say."""
+    """The width of the states that the decoder gets: the encoder's own if the model's config does not state it."""
     encoder = getattr(model.get_encoder(), "config", None)
     found = [getattr(config, name, None) for config in (model.config, encoder) for name in ("d_model", "hidden_size")]
     return next(width for width in found if width is not None)

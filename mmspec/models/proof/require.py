@@ -1,8 +1,8 @@
-"""Trust by proof: an architecture runs once a self-test has shown that it gives the logits of its own plain forwards.
+"""Proof by self-test: an architecture is run once its logits are shown to equal those of its own plain forwards.
 
-`prove` is asked before the first generation. Classes and settings that the test suite covers pass at once. Any other model is tested for
+`prove` is called before the first generation. Classes and settings that the test suite covers pass at once. Any other model is tested for
 about a second: on a small random twin with its attention settings (a ragged batch, branching trees, chains across the attention window and
-the rope switch, each with rollbacks) and, shortly, itself. The result holds for the process and, by fingerprint, on disk.
+the rope switch, each with rollbacks) and, briefly, itself. The result holds for the process and, by fingerprint, on disk.
 """
 
 import threading
@@ -22,12 +22,12 @@ from mmspec.models.proof.cases import Failed, check_itself, check_repeats, check
 
 @dataclass(frozen=True)
 class Proof:
-    """What a self-test has shown of a model.
+    """The result of a self-test.
 
     Attributes:
         exact: sessions give the logits of the model's own plain forwards.
         trees: branching drafts do, too.
-        seen: what was seen where something differs, in one line; empty where nothing does.
+        seen: the difference found, in one line; empty if there is none.
         reach: positions up to which this is known; None for all.
     """
 
@@ -43,15 +43,18 @@ _seen: "WeakKeyDictionary[Any, tuple[str, Proof]]" = WeakKeyDictionary()
 
 
 def require(model: Any, family: Any = None, *, trees: bool = False) -> Proof:
-    """The proof of `model`; a self-test is run if none is known.
+    """Return the proof of a model, running a self-test if none is known.
 
     Args:
         model: a transformers model in eval mode. Neither it nor any global random state is changed.
         family: what drives it; by default `family_of(model)`.
-        trees: whether the caller means to draft trees.
+        trees: the caller will draft trees.
+
+    Returns:
+        The proof.
 
     Raises:
-        ValueError: in one line that says what was seen, where the model cannot be run exactly, or not with trees if these are wanted.
+        ValueError: when the model cannot be run exactly, or not with trees if these are needed; the message gives the difference found.
     """
     proof = prove(model, family)
     if not proof.exact:
@@ -62,7 +65,15 @@ def require(model: Any, family: Any = None, *, trees: bool = False) -> Proof:
 
 
 def require_reach(proof: Proof, longest: int) -> None:
-    """ValueError where a generation of `longest` positions in all would leave what `proof` covers."""
+    """Check that a generation stays within what a proof covers.
+
+    Args:
+        proof: the model's proof.
+        longest: positions of prompt and output together.
+
+    Raises:
+        ValueError: when they exceed `proof.reach`.
+    """
     if proof.reach is not None and longest > proof.reach:
         raise ValueError(
             f"{proof.seen}: prompt and max_new_tokens may take {proof.reach} positions together, but take {longest}; "
@@ -71,10 +82,17 @@ def require_reach(proof: Proof, longest: int) -> None:
 
 
 def prove(model: Any, family: Any = None) -> Proof:
-    """What is known of `model`; if nothing is, what a self-test shows. Arguments are those of `require`.
+    """Look up the proof of a model, or run a self-test.
 
-    The test compares with uncached forwards. A family whose `cached_reference` is true is not tested: what `generate` gives for its models
-    depends on keys cached earlier, so that uncached forwards differ from it (dynamic rope, windows that only the cache has).
+    The test compares with uncached forwards. A family whose `cached_reference` is true is not tested: the output of `generate` for its
+    models depends on keys cached earlier, so that uncached forwards differ from it (dynamic rope, windows that only the cache has).
+
+    Args:
+        model: a transformers model in eval mode. Neither it nor any global random state is changed.
+        family: what drives it; by default `family_of(model)`.
+
+    Returns:
+        The proof, exact or not.
     """
     family = family_of(model) if family is None else family
     known = proof_facts.tested(model) or getattr(family, "cached_reference", False)
@@ -87,7 +105,7 @@ def prove(model: Any, family: Any = None) -> Proof:
 @torch.no_grad()
 def _looked_up(model: Any, family: Any) -> Proof:
     with _lock:
-        digest = proof_facts.fingerprint(model, family)
+        digest = proof_facts.proof_fingerprint(model, family)
         state = digest + proof_facts.state(model)
         if model in _seen and _seen[model][0] == state:
             return _seen[model][1]
@@ -98,13 +116,15 @@ def _looked_up(model: Any, family: Any) -> Proof:
         if shared and lasting:
             _known[type(model), digest] = proof
             if known is None:
-                proof_store.write(digest, asdict(proof))
+                proof_store.write_proof(digest, asdict(proof))
         _seen[model] = (state, proof)
         return proof
 
 
 def _tested(model: Any, family: Any, known: Proof | None) -> tuple[Proof, bool]:
-    """What a self-test shows, and whether it holds for every model of the same fingerprint. Of a `known` one, only what weights decide."""
+    """The result of a self-test, and whether it holds for every model of the same fingerprint. For a `known` one only what depends on
+    weights.
+    """
     try:
         if known is not None:
             if known.exact:
@@ -130,7 +150,7 @@ def _tested(model: Any, family: Any, known: Proof | None) -> tuple[Proof, bool]:
 
 
 def _read(digest: str) -> Proof | None:
-    found = proof_store.read(digest)
+    found = proof_store.read_proof(digest)
     try:
         return None if found is None else Proof(**found)
     except TypeError:

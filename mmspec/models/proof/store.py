@@ -9,7 +9,7 @@ from typing import Any
 
 
 def folder() -> Path:
-    """Where proofs are kept. The folder need not exist."""
+    """The folder of proofs. It need not exist."""
     own = os.environ.get("MMSPEC_CACHE")
     if own:
         return Path(own).expanduser() / "proofs"
@@ -17,8 +17,8 @@ def folder() -> Path:
     return (Path(shared) if shared else Path("~/.cache").expanduser()) / "mmspec" / "proofs"
 
 
-def read(fingerprint: str) -> dict[str, Any] | None:
-    """The record of `fingerprint`; None where there is none, or none that can be read."""
+def read_proof(fingerprint: str) -> dict[str, Any] | None:
+    """The record of `fingerprint`; None if there is none that can be read."""
     try:
         found = json.loads((folder() / f"{fingerprint}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
@@ -26,8 +26,8 @@ def read(fingerprint: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def write(fingerprint: str, record: Mapping[str, Any]) -> None:
-    """Keep `record`. Where nothing can be written, nothing is: the next process tests again."""
+def write_proof(fingerprint: str, record: Mapping[str, Any]) -> None:
+    """Write `record`. If that fails nothing is kept, and the next process tests again."""
     name = None
     try:
         folder().mkdir(parents=True, exist_ok=True)

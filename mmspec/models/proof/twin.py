@@ -110,7 +110,7 @@ def _small(fields: Mapping[str, Any], narrow: bool) -> dict[str, Any]:
 
 
 def _reduce_heads(fields: dict[str, Any]) -> None:
-    """Four heads, and as many of keys as the model groups them: all, some or one."""
+    """Four heads, and as many key heads as the model's grouping implies: all, some or one."""
     for name in _HEADS:
         if isinstance(fields.get(name), int):
             before, fields[name] = fields[name], 4
@@ -120,7 +120,7 @@ def _reduce_heads(fields: dict[str, Any]) -> None:
 
 
 def _reduce_layers(fields: dict[str, Any]) -> None:
-    """The first layers, until every kind of layer has come; lists with an entry a layer are cut to them."""
+    """Keep the first layers until every kind of layer has occurred; lists with an entry a layer are cut to them."""
     kinds = fields.get("layer_types") or fields.get("attention_layers") or fields.get("no_rope_layers") or ()
     least = max((list(kinds).index(kind) + 1 for kind in set(kinds)), default=0)
     for name in _LAYERS:
@@ -138,7 +138,7 @@ def _reduce_layers(fields: dict[str, Any]) -> None:
 
 
 def _reduce_ids(fields: dict[str, Any]) -> None:
-    """Ids of special tokens inside the small vocabulary, each another one."""
+    """Map special tokens to different ids inside the small vocabulary."""
     last = VOCAB
     for name, value in fields.items():
         if not name.endswith(("token_id", "token_index")):

@@ -31,7 +31,8 @@ from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.models.target import Family, HFTarget
+from mmspec.models.family import Family
+from mmspec.models.target import HFTarget
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.speech.codecs.streams import WholeStream

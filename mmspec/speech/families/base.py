@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmspec.core.processors.pipeline import Processor
 from mmspec.core.stopping import EndTest
+from mmspec.models.family import Family
 from mmspec.models.guidance import Guided
-from mmspec.models.target import Family
 from mmspec.speech.sound.stream import SoundStream
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mmspec.core.processors.pipeline import History, Processor, ban
 from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.family import Family
 from mmspec.models.proof.require import require
-from mmspec.models.target import Family
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
 from mmspec.speech.sound.stream import SoundStream

@@ -152,12 +152,12 @@ class CsmDepth:
     def books(self) -> int:
         return self.model.config.num_codebooks
 
-    def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor, codes: Tensor) -> Tensor:
         hidden, first = self._parts(hidden)
         out = self.model.depth_decoder(_placed(codes[:, :-1]), backbone_last_hidden_state=hidden, use_cache=True)  # fails without, M = 1
         return torch.cat([first[:, None], self._scores(out.logits)], 1)
 
-    def written(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+    def write(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
         hidden, scores = self._parts(hidden)
         codes = codes.clone()
         if first == 0:

@@ -12,9 +12,9 @@ from torch import Tensor
 from mmspec.core.distributions.frame import Frame
 from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.models.families.base import attention_mask
+from mmspec.models.family import Family
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache, with_cross_attention
-from mmspec.models.target import Family
 from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechModel
 from mmspec.speech.families.codec_lm import Letters

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.models.family import Family
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.models.target import Family
 from mmspec.speech.families.base import SpeechModel
 
 

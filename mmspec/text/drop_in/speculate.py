@@ -28,7 +28,7 @@ from mmspec.core.rules.transform import Transformed
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models import compat
 from mmspec.models.families.registry import family_of, positions_of
-from mmspec.models.model_checks import check_model
+from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.draft_length import control_of
@@ -101,7 +101,7 @@ class _Speculation:
         assistant_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        check_model(model)
+        check_model_ready(model)
         call = compat.generate_call()
         refuse(generation_config, call)
         if assistant_tokenizer is not None:

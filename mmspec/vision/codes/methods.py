@@ -28,7 +28,8 @@ from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.lossy.cool_sd import cool_tree
 from mmspec.core.rules.lossy.grouped import Grouped
 from mmspec.core.rules.lossy.lantern import Neighbours, lantern_plus_tree, lantern_tree
-from mmspec.core.rules.siblings import Walk, without_replacement
+from mmspec.core.rules.sibling_rules import without_replacement_rule
+from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.guided_pair import GuidedPair
@@ -132,10 +133,10 @@ METHODS: dict[str, Method] = {
     "sjd": Method(couple=couplers.fresh, accept=Token()),
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),
-    "sjd-pac": Method(couple=couplers.maximal, siblings=4, accept=without_replacement()),
+    "sjd-pac": Method(couple=couplers.maximal, siblings=4, accept=without_replacement_rule()),
     "block": Method(couple=couplers.fresh, accept=Block()),
     "gsd": Method(couple=couplers.fresh, accept=_grouped),
-    "eagle": Method(shape=_TREE, accept=without_replacement()),
+    "eagle": Method(shape=_TREE, accept=without_replacement_rule()),
     "lantern": Method(shape=ExpandRerank(), accept=_lantern),
     "lantern++": Method(shape=_TREE, accept=_lantern_plus),
     "cool-sd": Method(shape=_TREE, accept=cool_tree()),

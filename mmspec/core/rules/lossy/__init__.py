@@ -1,1 +1,1 @@
-"""Accept rules that depart from the target, by an amount that is measured as drift where it can be."""
+"""Accept rules that depart from the target's distribution, metered as drift where possible."""

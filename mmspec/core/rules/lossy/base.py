@@ -1,11 +1,11 @@
-"""Lossy rules: more draft tokens survive, and what that costs is measured as drift, the total variation spent.
+"""Bases of lossy rules: more draft tokens are accepted, and the cost is measured as drift, the total variation spent.
 
-For a rule that accepts a draft token x ~ q with a(x) >= min(1, p/q) and replaces from norm((p - q)+), the excess (a(x) - p(x)/q(x))+
-of the draft token at hand is an unbiased estimate of the total variation of that position, and the sum over judged positions bounds
-that of the whole output in expectation. `tight` says a rule is of that class. The others report a bound, said in their
-docstrings: greedy-like rules count the positions where they depart from greedy decoding.
+For a rule that accepts a draft token x ~ q with a(x) >= min(1, p/q) and replaces from norm((p - q)+), the excess (a(x) - p(x)/q(x))+ of the
+draft token at hand is an unbiased estimate of the total variation of that position, and the sum over judged positions bounds that of the
+whole output in expectation. `tight` marks rules of that class. The others report a bound, stated in their docstrings: greedy-like rules
+count the positions where they depart from greedy decoding.
 
-`budget` caps a row's running drift: once it is spent, the rule is exact for the rest of that row.
+`budget` limits a row's running drift: once it is spent, the rule is exact for the rest of that row.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.rules.base import LOSSY, deepest, emitted, over_judged, parents_distribution, with_meters
 from mmspec.core.rules.paths import equals_parent
-from mmspec.core.rules.token import chain, ratio
+from mmspec.core.rules.token import judge_chain, ratio
 
 
 def _spent(draft: Draft, dtype: torch.dtype) -> Tensor:
@@ -28,6 +28,14 @@ def _spent(draft: Draft, dtype: torch.dtype) -> Tensor:
 
 
 def check_budget(budget: float | None) -> None:
+    """Check a drift budget.
+
+    Args:
+        budget: total variation, or None for no limit.
+
+    Raises:
+        ValueError: for negative numbers and NaN.
+    """
     if budget is not None and not budget >= 0:
         raise ValueError(f"budget is {budget}: a drift budget is a total variation, so 0 or more, or None for no limit")
 
@@ -37,7 +45,7 @@ def check_budget(budget: float | None) -> None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A rule whose acceptance probabilities are known already: some are dear, and are needed twice."""
+    """A rule whose acceptance probabilities are already computed, since some are expensive and needed twice."""
 
     rule: Any
     chance: Tensor  # [B, G]
@@ -50,20 +58,29 @@ class _Judged:
 
 
 class Ratio(ABC):
-    """Base of the rules that judge one draft token at a time by p, q and the draft token, whose excess meters them.
+    """Base of rules that judge single draft tokens by p, q and the token, metered by the excess.
 
-    A rule gives `accept_prob`, at least min(1, p/q) wherever it leaves `replacement` and `excess` as they are: the ordinary
-    residual is then the best replacement there is, and the mean excess is the distance of the output distribution from p, which is also
-    what the rule accepts beyond the token rule (Li et al. 2026, arXiv 2601.09212, for the replacement).
+    A subclass gives `accept_prob`, at least min(1, p/q) wherever it does not override `replacement` and `excess`: the ordinary residual is
+    then the best replacement, and the mean excess is both the distance of the output distribution from p and the acceptance gained over the
+    token rule (Li et al. 2026, arXiv 2601.09212, for the replacement).
     """
 
     budget: float | None
     exactness, coupled, uses_q, trees, tight = LOSSY, False, True, False, True
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        """Judge a chain; where the budget is spent, exactly."""
+        """Judge a chain; exactly where the budget is spent.
+
+        Args:
+            draft: a linear draft.
+            scored: its scores.
+            noise: the generation's random numbers.
+
+        Returns:
+            The verdict.
+        """
         if draft.size == draft.roots or not draft.linear:  # nothing to judge, or refused
-            verdict = chain(self, draft, scored, noise)
+            verdict = judge_chain(self, draft, scored, noise)
             return with_meters(verdict, verdict.judged, torch.zeros_like(_spent(draft, torch.float32)), None)
         p, q, x, exact = parents_distribution(draft, scored), draft.q, draft.draft_tokens, None
         rule = self.at(draft.depth()[:, draft.roots :] - 1)
@@ -72,11 +89,18 @@ class Ratio(ABC):
         if self.budget is not None:
             exact = _spent(draft, cost.dtype)[:, None] + cost.cumsum(-1) - cost >= self.budget
             cost = torch.where(exact, 0, cost)
-        verdict = chain(_Judged(rule, chance), draft, scored, noise, exact)
+        verdict = judge_chain(_Judged(rule, chance), draft, scored, noise, exact)
         return with_meters(verdict, verdict.judged, over_judged(verdict.judged, cost), verdict.expected)
 
     def at(self, place: Tensor) -> "Ratio":
-        """This rule for draft tokens with `place` others between them and the pending token. Most rules do not look."""
+        """Set the place of draft tokens in their path. Most rules do not depend on it.
+
+        Args:
+            place: draft tokens between each one and the pending token [...].
+
+        Returns:
+            The rule there.
+        """
         return self
 
     @abstractmethod
@@ -89,7 +113,17 @@ class Ratio(ABC):
         return p.residual(q, x)
 
     def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
-        """What judging `x` costs in total variation; `chance` is its acceptance probability, if known."""
+        """Compute what judging draft tokens costs in total variation.
+
+        Args:
+            p: the target's distributions [...].
+            q: the distributions `x` was drawn from; None for point masses.
+            x: draft tokens [...].
+            chance: their acceptance probabilities [...], if known.
+
+        Returns:
+            [...].
+        """
         chance = self.accept_prob(p, q, x) if chance is None else chance
         return (chance - ratio(p, q, x)).clamp(min=0)
 
@@ -101,7 +135,7 @@ class Ratio(ABC):
 
 
 def _gate(rule: Any, draft: Draft, passes: Tensor, exact: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
-    """`passes` [B, N] and `cost` [B, N] where the budget lasts along each node's own path; `exact` and nothing elsewhere."""
+    """`passes` and `cost` [B, N] where the budget lasts along each node's own path; elsewhere `exact` and 0."""
     if rule.budget is None:
         return passes, cost
     along = (draft.ancestors().to(cost.dtype) @ cost[..., None])[..., 0] - cost
@@ -116,8 +150,16 @@ def _kept(verdict: Verdict) -> Tensor:
 
 
 def greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
-    """Keep draft tokens that `rule.passes`, commit the argmax; drift counts the kept draft tokens that greedy decoding would not have
-    chosen."""
+    """Keep draft tokens that `rule.passes` and commit the argmax. Drift: kept draft tokens that greedy decoding would not have chosen.
+
+    Args:
+        rule: has `passes(p, x)` and `budget`.
+        draft: any draft.
+        scored: its scores.
+
+    Returns:
+        The verdict.
+    """
     best = scored.p.mode()
     exact = equals_parent(draft, best)
     passes = exact.clone()
@@ -130,7 +172,16 @@ def greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
 
 
 def greedy_like_distribution(rule: Any, p: Categorical, q: Categorical) -> Categorical:
-    """Draft tokens that pass are kept with all their q mass, the rest becomes the argmax."""
+    """Compute the output distribution of such a rule: tokens that pass keep their q mass, the rest becomes the argmax.
+
+    Args:
+        rule: has `passes(p, x)`.
+        p: the target's distribution [V].
+        q: the draft's distribution [V].
+
+    Returns:
+        Distribution [V].
+    """
     size = p.scores.shape[-1]
     x = torch.arange(size, device=p.scores.device)
     passes = rule.passes(Categorical(p.scores.expand(size, size)), x) | (x == p.mode())

@@ -1,9 +1,7 @@
-"""Cool-SD (Li et al. 2026, arXiv 2601.09212): annealed relaxation, generous with the first draft tokens of a round and strict with the
-last.
+"""Cool-SD (Li et al. 2026, arXiv 2601.09212): annealed relaxation, lenient with the first draft tokens of a round and strict with the last.
 
-An early draft token that fails takes all draft tokens behind it along, so a given drift buys most when it is spent early. No table is
-needed,
-which makes this the relaxed rule to compare others with: at equal drift, not at equal settings.
+A rejected token discards all draft tokens after it, so drift is best spent on early ones. No table is needed, which makes this the relaxed
+rule to compare others with, at equal drift rather than equal settings.
 """
 
 from dataclasses import dataclass
@@ -19,15 +17,21 @@ from mmspec.core.rules.token import ratio
 
 @dataclass(frozen=True)
 class CoolSD(Ratio):
-    """Cool-SD: accept draft token i of a path with min(1, w_i p/q), w_i = max(1, delta exp(-nu i - mu)), i counted from 0 at the pending
-    token.
+    """Cool-SD: accept draft token i of a path with min(1, w_i p/q), w_i = max(1, delta exp(-nu i - mu)), i from 0 at the pending token.
 
-    `mu` only scales `delta`; the default makes delta the mean of five weights, which are then 2.8, 1.4, 1, 1, 1. Published weights
-    go on falling below 1. Such a draft token would be refused more often than the token rule refuses it, and what that does to the
-    distribution
-    neither helps speed nor is in the drift, so here weights stop at 1: late draft tokens are judged exactly. One position's drift is
-    sum over x of min((w - 1) p, q - p)+ in the mean. The replacement is the ordinary residual, the published one. With all weights 1
-    (delta at most exp(mu)) the rule is exact. As a distribution of its own (`output_distribution`) it is that of the first draft token.
+    The published weights fall below 1 for late tokens. Such tokens would be rejected more often than by the token rule, at a distance that
+    the drift does not count, so here weights stop at 1 and late tokens are judged exactly. One position's mean drift is
+    sum over x of min((w - 1) p, q - p)+. The replacement is the ordinary residual, as published. With delta at most exp(mu) the rule is
+    exact. `output_distribution` is that of the first draft token.
+
+    Args:
+        delta: scale of the weights, above 0.
+        nu: decay per draft token, 0 or more.
+        mu: offset that scales `delta`; by default delta is the mean of five weights, which are then 2.8, 1.4, 1, 1, 1.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     delta: float = 1.1
@@ -41,7 +45,14 @@ class CoolSD(Ratio):
         check_budget(self.budget)
 
     def weight(self, place: Tensor) -> Tensor:
-        """w_i for draft tokens with `place` [...] others between them and the pending token."""
+        """Compute the weights w_i.
+
+        Args:
+            place: i [...].
+
+        Returns:
+            [...], 1 or more.
+        """
         return (self.delta * (-self.nu * place - self.mu).exp()).clamp(min=1)
 
     def at(self, place: Tensor) -> Ratio:
@@ -53,7 +64,7 @@ class CoolSD(Ratio):
 
 @dataclass(frozen=True)
 class _Placed(Ratio):
-    """Cool-SD for draft tokens whose places are known."""
+    """Cool-SD for draft tokens of known places."""
 
     budget: float | None
     rule: CoolSD
@@ -65,5 +76,15 @@ class _Placed(Ratio):
 
 
 def cool_tree(delta: float = 1.1, nu: float = 0.7, mu: float = -0.95, budget: float | None = None) -> Walk:
-    """Cool-SD for trees: drawn without replacement or deterministic; a draft token's place is its depth."""
+    """Make Cool-SD for trees whose candidates are deterministic or drawn without replacement; a token's place is its depth.
+
+    Args:
+        delta: as `CoolSD`.
+        nu: as `CoolSD`.
+        mu: as `CoolSD`.
+        budget: as `CoolSD`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return relaxed(CoolSD(delta, nu, mu, budget))

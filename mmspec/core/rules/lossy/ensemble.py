@@ -1,4 +1,4 @@
-"""DIVERSE: accept with 1 - w + w p/q, so that the output distribution is exactly w p + (1 - w) q, at distance (1 - w) TV(p, q)."""
+"""DIVERSE: the output distribution is a mixture of the target's and the drafter's."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,15 @@ from mmspec.core.rules.token import ratio
 
 @dataclass(frozen=True)
 class Ensemble(Ratio):
-    """DIVERSE: accept with 1 - w + w p/q, so that the output distribution is exactly w p + (1 - w) q, at distance (1 - w) TV(p, q)."""
+    """DIVERSE: accept with 1 - w + w p/q, so that the output distribution is w p + (1 - w) q, at distance (1 - w) TV(p, q).
+
+    Args:
+        weight: the target's share w, above 0 and at most 1 (exact).
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
 
     weight: float = 0.8
     budget: float | None = None

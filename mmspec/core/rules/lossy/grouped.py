@@ -1,13 +1,14 @@
-"""Grouped speculative decoding (So et al. 2025, arXiv 2508.07747): a draft token is judged by the group of codes about as likely as itself.
+"""Grouped speculative decoding (So et al. 2025, arXiv 2508.07747): a draft token is judged together with codes of similar probability.
 
-Codes next to x in the order of p that look alike are one cluster C, and x is accepted with p(C) / q(C). The paper's guarantee is
-for a fixed partition; clusters that follow x are none, and for some draft tokens p(C) / q(C) is below p(x) / q(x). So the larger of
-the two is taken: no draft token is accepted less often than by the token rule, the ordinary residual is then the best replacement, and
-the drift is measured without bias.
+Codes next to x in the order of p that are near in the codebook form a cluster C, and x is accepted with p(C) / q(C). The paper's guarantee
+is for a fixed partition; clusters that depend on x are not one, and for some draft tokens p(C) / q(C) is below p(x) / q(x). So the larger
+of
+the two is taken: no draft token is accepted less often than by the token rule, the ordinary residual is then the best replacement, and the
+drift is measured without bias.
 
-The released code takes one code more below x than above it, compares with a slice that is empty near the end (0/0, refused), and
-leaves the distances out for a cluster that holds a control. Here clusters have as many codes on either side, are cut at the ends,
-always hold x, and controls are never grouped.
+The released code takes one code more below x than above it, compares with a slice that is empty near the end (0/0, rejected), and skips the
+distances for a cluster that holds a control. Here clusters have as many codes on either side, are cut at the ends, always hold x, and
+controls are never grouped.
 """
 
 from dataclasses import dataclass, field
@@ -24,12 +25,19 @@ from mmspec.core.rules.token import ratio
 
 @dataclass(frozen=True, eq=False)
 class Grouped(Ratio):
-    """Accept with max(p(C) / q(C), p(x) / q(x)), at most 1; C: the codes within `size` // 2 ranks of x in p that look like x.
+    """Accept with max(p(C) / q(C), p(x) / q(x)), at most 1; C: codes within `size` // 2 ranks of x in p and near it. Equal ranks go by
+    number.
 
-    They do if their rows of `embeddings` [K, d] (the codebook, normalised where the quantiser normalises; or the target's input
-    embeddings, as released) are at most `distance` from x's by L2 (released: 0.5 for the square) and their probabilities at most
-    `p_gap` from p(x). Without embeddings rank and probability decide alone. Values from K on are in no group but their own.
-    Codes of equal probability are ranked by number. `size` 1 is exact.
+    Args:
+        embeddings: [K, d] the codebook, normalised where the quantiser normalises, or the target's input embeddings (as released). Values
+            from K on are in no group but their own. None: rank and probability decide alone.
+        size: codes in a group at most; 1 is exact.
+        p_gap: largest difference of probability from x.
+        distance: largest L2 distance from x's row (released: 0.5 for the square).
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     embeddings: Tensor | None = field(repr=False)
@@ -55,7 +63,15 @@ class Grouped(Ratio):
         return torch.where(wider & (mass > own), mass, own).clamp(max=1)
 
     def group(self, p: Categorical, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The values near x's rank [..., 2 h + 1], h = size // 2, and which of them are in its group."""
+        """Find the group of each draft token.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            The values near x's rank [..., 2 h + 1] with h = size // 2, and which of them are in its group, bool of the same shape.
+        """
         half, values = self.size // 2, p.scores.shape[-1]
         order = p.scores.sort(dim=-1, stable=True).indices
         rank = (order == x[..., None]).long().argmax(-1, keepdim=True)
@@ -70,7 +86,7 @@ class Grouped(Ratio):
             return torch.ones_like(members, dtype=torch.bool)
         if self.embeddings.device != x.device:
             raise ValueError(
-                f"the embeddings lie on {self.embeddings.device}, the draft tokens on {x.device}: make the rule with embeddings.to(...)"
+                f"the embeddings are on {self.embeddings.device}, the draft tokens on {x.device}: make the rule with embeddings.to(...)"
             )
         last = len(self.embeddings) - 1
         far = self.embeddings[members.clamp(max=last)] - self.embeddings[x.clamp(max=last)][..., None, :]
@@ -90,5 +106,16 @@ def _mass(distribution: Categorical, members: Tensor, inside: Tensor) -> Tensor:
 def grouped_tree(
     embeddings: Tensor | None, size: int = 14, p_gap: float = 0.15, distance: float = 0.7, budget: float | None = None
 ) -> Walk:
-    """Grouped acceptance for trees: drawn without replacement or deterministic."""
+    """Make grouped acceptance for trees whose candidates are deterministic or drawn without replacement.
+
+    Args:
+        embeddings: as `Grouped`.
+        size: as `Grouped`.
+        p_gap: as `Grouped`.
+        distance: as `Grouped`.
+        budget: as `Grouped`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return relaxed(Grouped(embeddings, size, p_gap, distance, budget))

@@ -1,13 +1,13 @@
-"""LANTERN (Jang et al. 2024, arXiv 2410.03355) and LANTERN++ (Park et al. 2025, 2502.06352): a picture code borrows its neighbours' mass.
+"""LANTERN (Jang et al. 2024, arXiv 2410.03355) and LANTERN++ (Park et al. 2025, 2502.06352): image codes absorb their neighbours' mass.
 
-Codes that lie close together in the tokenizer's codebook decode to nearly the same patch, so a draft token is judged as if what p gives
-to its nearest codes were its own: accept with min(1, (p(x) + absorbed) / q(x)). The two rules differ in how much may be absorbed.
+Codes that are close in the tokenizer's codebook decode to nearly the same patch, so a draft token is judged with the mass p gives to its
+nearest codes added to its own: accept with min(1, (p(x) + absorbed) / q(x)). The two rules differ in how much may be absorbed.
 
-What is not taken over from the released code is the correction. It sets p to zero at the draft token and its whole list of k codes,
-absorbed or not, and draws from all codes alike when nothing is left; the paper's norm((p^{k,delta} - q)+) changes with the draft token
-that failed. Here a refused draft token is replaced from norm((p - q)+): as the draft token is accepted with at least min(1, p/q), no other
-distribution leaves less between output and target, and the distance is metered without bias. Nor is `delta` a bound on it: it caps what one
-draft token may absorb, while the distance is what is accepted beyond the token rule. Ask for a `budget` to cap that.
+The released code's correction is not used. It sets p to zero at the draft token and its list of k codes, absorbed or not, and draws from
+all codes alike when nothing is left; the paper's norm((p^{k,delta} - q)+) changes with the draft token that failed. Here a rejected draft
+token is replaced from norm((p - q)+): as tokens are accepted with at least min(1, p/q), no other distribution leaves less between output
+and target, and the distance is metered without bias. `delta` does not bound that distance: it limits what one draft token may absorb, while
+the distance is what is accepted beyond the token rule. Use `budget` to limit it.
 """
 
 from abc import abstractmethod
@@ -30,7 +30,14 @@ _ENTRIES = 2**22
 
 
 def normalised(codebook: Tensor) -> Tensor:
-    """`codebook` [K, d] with rows of length 1, for quantisers that look codes up by angle (LlamaGen's, Janus's)."""
+    """Scale the rows of a codebook to length 1, for quantisers that look codes up by angle (LlamaGen's, Janus's).
+
+    Args:
+        codebook: [K, d].
+
+    Returns:
+        [K, d], float64.
+    """
     return torch.nn.functional.normalize(codebook.double(), dim=-1)
 
 
@@ -42,7 +49,18 @@ class Neighbours:
 
     @staticmethod
     def of(codebook: Tensor, k: int = 100) -> "Neighbours":
-        """By L2 distance between rows of `codebook` [K, d], in the geometry the decoder sees: see `normalised`. No K x K matrix is held."""
+        """Find neighbours by L2 distance. No K x K matrix is held.
+
+        Args:
+            codebook: [K, d] in the geometry the decoder sees: see `normalised`.
+            k: neighbours a code.
+
+        Returns:
+            The table.
+
+        Raises:
+            ValueError: for shapes or k out of range.
+        """
         codes = len(codebook)
         if codebook.dim() != 2 or not 1 <= k < codes:
             raise ValueError(f"k is {k} for a codebook of shape {tuple(codebook.shape)}: give [K, d] and 1 <= k < K")
@@ -51,16 +69,27 @@ class Neighbours:
             distance = torch.cdist(points[own], points, compute_mode="donot_use_mm_for_euclid_dist")
             distance.scatter_(1, own[:, None], torch.inf)
             near = distance.topk(k, largest=False).indices.sort(-1).values
-            order = distance.gather(1, near).sort(dim=-1, stable=True).indices  # codes equally far away stand in order of their number
+            order = distance.gather(1, near).sort(dim=-1, stable=True).indices  # equal distances by number
             found.append(near.gather(1, order).int())
         return Neighbours(torch.cat(found))
 
     @property
     def k(self) -> int:
+        """Neighbours a code."""
         return self.table.shape[1]
 
     def placed(self, values: Tensor) -> "Neighbours":
-        """The same table for a vocabulary in which code c is the value `values[c]` [K]: models number codes in their own way."""
+        """Renumber the codes for a model's vocabulary.
+
+        Args:
+            values: id of each code [K].
+
+        Returns:
+            A table over those ids.
+
+        Raises:
+            ValueError: unless there is one id for each code.
+        """
         if values.shape != self.table.shape[:1]:
             raise ValueError(f"values has shape {tuple(values.shape)}: name one value for each of the {len(self.table)} codes")
         table = torch.full((int(values.max()) + 1, self.k), -1, dtype=torch.int32, device=self.table.device)
@@ -68,12 +97,31 @@ class Neighbours:
         return Neighbours(table)
 
     def to(self, device: torch.device | str) -> "Neighbours":
+        """Move the table to a device.
+
+        Args:
+            device: a torch device.
+
+        Returns:
+            A new table.
+        """
         return Neighbours(self.table.to(device))
 
     def near(self, x: Tensor, k: int) -> Tensor:
-        """The k nearest values of each x [...], [..., k]; -1 where there is none."""
+        """Look up neighbours.
+
+        Args:
+            x: values [...].
+            k: neighbours a value.
+
+        Returns:
+            [..., k]; -1 where there is none.
+
+        Raises:
+            ValueError: when the table is on another device.
+        """
         if self.table.device != x.device:
-            raise ValueError(f"the neighbours lie on {self.table.device}, the draft tokens on {x.device}: move them with .to(device)")
+            raise ValueError(f"the neighbours are on {self.table.device}, the draft tokens on {x.device}: move them with .to(device)")
         found = self.table[x.clamp(max=len(self.table) - 1), :k].long()
         return torch.where((x < len(self.table))[..., None], found, -1)
 
@@ -82,10 +130,21 @@ class Neighbours:
 
 
 def absorbed(p: Categorical, x: Tensor, neighbours: Neighbours, k: int, most: Tensor | float) -> Tensor:
-    """The mass under p of the longest prefix of x's k neighbours that is no more than `most`, [...]."""
+    """Sum the mass under p of the longest prefix of x's neighbours that fits.
+
+    Args:
+        p: distributions [..., V].
+        x: draft tokens [...].
+        neighbours: the table.
+        k: neighbours considered.
+        most: largest mass, a number or [...].
+
+    Returns:
+        [...].
+    """
     near = neighbours.near(x, k)
     scores = p.scores.gather(-1, near.clamp_min(0)) - p.scores.logsumexp(-1, keepdim=True)
-    mass = torch.where(near >= 0, scores.exp(), 0).cumsum(-1)  # never falls, so what fits is a prefix
+    mass = torch.where(near >= 0, scores.exp(), 0).cumsum(-1)  # monotone, so what fits is a prefix
     most = torch.as_tensor(most, dtype=mass.dtype, device=mass.device)[..., None]
     return torch.where(mass <= most, mass, 0).amax(-1)
 
@@ -99,7 +158,15 @@ def _checked(rule: Any) -> None:
 class _Absorbing(Ratio):
     @abstractmethod
     def absorbed(self, p: Categorical, x: Tensor) -> Tensor:
-        """What draft token x may add to its own mass, [...]."""
+        """Compute the mass draft tokens may add to their own.
+
+        Args:
+            p: distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            [...].
+        """
         ...
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
@@ -111,10 +178,19 @@ class _Absorbing(Ratio):
 
 @dataclass(frozen=True)
 class Lantern(_Absorbing):
-    """LANTERN: absorb neighbours while their mass stays within `delta`; accept with min(1, (p(x) + absorbed) / q(x)). 0 is exact.
+    """LANTERN: absorb neighbours while their mass stays within `delta`; accept with min(1, (p(x) + absorbed) / q(x)).
 
-    At temperature 0 p is a point mass, nothing but impossible codes fits under delta < 1, and the rule is greedy decoding.
-    The published greedy form looks at the distribution before the temperature: `LanternGreedy`.
+    At temperature 0 p is a point mass and the rule is greedy decoding. The published greedy form, `LanternGreedy`, reads the distribution
+    before the temperature.
+
+    Args:
+        neighbours: the table of neighbours.
+        delta: mass that may be absorbed, in [0, 1); 0 is exact.
+        k: neighbours considered.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     neighbours: Neighbours
@@ -133,7 +209,17 @@ class Lantern(_Absorbing):
 
 @dataclass(frozen=True)
 class LanternPlus(_Absorbing):
-    """LANTERN++: absorb neighbours while p(x) grows to no more than `lam` p(x), so that hopeless draft tokens stay so. 1 is exact."""
+    """LANTERN++: absorb neighbours while p(x) grows to no more than `lam` p(x), so that unlikely draft tokens stay unlikely.
+
+    Args:
+        neighbours: the table of neighbours.
+        lam: factor p(x) may grow by, 1 (exact) or more.
+        k: neighbours considered.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
 
     neighbours: Neighbours
     lam: float = 2.0
@@ -151,10 +237,13 @@ class LanternPlus(_Absorbing):
 
 @dataclass(frozen=True)
 class LanternGreedy:
-    """LANTERN's greedy form: keep a draft token if, with what `rule` lets it absorb, it is the most likely value; commit the most likely.
+    """LANTERN's greedy form: keep a draft token if with absorbed mass it is the most likely value; commit the most likely.
 
-    Reads the distribution before the temperature, so it is for targets run at temperature 1; where p is a point mass it is greedy
-    decoding. Judges any tree. Drift: departures from greedy decoding, a bound.
+    It reads the distribution before the temperature, so it is for targets run at temperature 1; where p is a point mass it is greedy
+    decoding. It judges any tree. Drift: departures from greedy decoding, a bound.
+
+    Args:
+        rule: how much is absorbed.
     """
 
     rule: Lantern | LanternPlus
@@ -162,12 +251,22 @@ class LanternGreedy:
 
     @property
     def budget(self) -> float | None:
+        """Total variation a row may spend; None for no limit."""
         return self.rule.budget
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            bool [...].
+        """
         others = p.scores.scatter(-1, x[..., None], -torch.inf).amax(-1) - p.scores.logsumexp(-1)
         return p.prob(x) + self.rule.absorbed(p, x) > others.exp()
 
@@ -176,10 +275,24 @@ class LanternGreedy:
 
 
 def lantern_tree(neighbours: Neighbours, delta: float = 0.1, k: int = 100, budget: float | None = None) -> Walk:
-    """LANTERN for trees: drawn without replacement (EAGLE-1's) or deterministic (EAGLE-2's)."""
+    """Make LANTERN for trees whose candidates are drawn without replacement (EAGLE-1) or deterministic (EAGLE-2).
+
+    Args:
+        neighbours, delta, k, budget: as `Lantern`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return relaxed(Lantern(neighbours, delta, k, budget))
 
 
 def lantern_plus_tree(neighbours: Neighbours, lam: float = 2.0, k: int = 10, budget: float | None = None) -> Walk:
-    """LANTERN++ for trees: drawn without replacement (EAGLE-1's) or deterministic (EAGLE-2's)."""
+    """Make LANTERN++ for trees whose candidates are drawn without replacement (EAGLE-1) or deterministic (EAGLE-2).
+
+    Args:
+        neighbours, lam, k, budget: as `LanternPlus`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return relaxed(LanternPlus(neighbours, lam, k, budget))

@@ -1,4 +1,4 @@
-"""Lenience (Leviathan et al. 2023): the drafter's probability is multiplied by l < 1 before it is compared, so more draft tokens pass."""
+"""Lenience (Leviathan et al. 2023): the drafter's probability is multiplied by l < 1 before it is compared."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +24,13 @@ def _check(lenience: float, budget: float | None) -> None:
 class Lenience(Ratio):
     """Leviathan et al. 2023: accept with min(1, p / (l q)), replace from norm((p - l q)+); no value becomes likelier than p / l.
 
-    The published replacement lies outside the class whose excess is tight, so the drift is the distance TV(output distribution, p) in
-    closed form at every judged position: exact, and equal to what the class would report at l = 1.
+    The published replacement is outside the class whose excess is tight, so the drift is the distance TV(output distribution, p) in closed
+    form at every judged position. At temperature 0 both distributions are point masses; there the rule is `GreedyLenience`, which reads p
+    before temperature.
 
-    At temperature 0 both distributions are point masses, which do not tell how close a draft token came: there the rule is
-    `GreedyLenience`, which reads p before temperature.
+    Args:
+        lenience: l, above 0 and at most 1 (exact).
+        budget: total variation a row may spend; None for no limit.
     """
 
     lenience: float = 0.8
@@ -39,7 +41,11 @@ class Lenience(Ratio):
         _check(self.lenience, self.budget)
 
     def at_temperature_zero(self) -> "GreedyLenience":
-        """The rule that takes this one's place where nothing is sampled."""
+        """Make the rule for requests at temperature 0.
+
+        Returns:
+            `GreedyLenience` with the same settings.
+        """
         return GreedyLenience(self.lenience, self.budget)
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
@@ -63,7 +69,11 @@ class Lenience(Ratio):
 class GreedyLenience:
     """Lenience at temperature 0: a draft token passes if p(x) >= l max p, with p before temperature.
 
-    Where none passes, the most likely token is committed. With l = 1 this is greedy decoding. Drift: departures from it, a bound.
+    Where none passes, the most likely token is committed. Drift: departures from greedy decoding, a bound.
+
+    Args:
+        lenience: l, above 0 and at most 1 (greedy decoding).
+        budget: departures a row may make; None for no limit.
     """
 
     reads_raw = True  # at temperature 0 it reads distributions before temperature
@@ -78,6 +88,15 @@ class GreedyLenience:
         return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            bool [...].
+        """
         return (p.log_prob(x) - p.log_prob(p.mode())).exp() >= self.lenience
 
     def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:

@@ -1,8 +1,7 @@
-"""Acceptance by membership (Llasa+, Tian et al. 2025, arXiv 2508.06262): a draft token passes if it is one the target would choose from.
+"""Acceptance by membership (Llasa+, Tian et al. 2025, arXiv 2508.06262): a draft token passes if it is in a set that p defines.
 
-These rules do not look at how the draft token was drawn, so what passes keeps the drafter's distribution: they trade the target's
-distribution away fastest. Nothing makes them exact but a target at temperature 0. The drift is the distance TV(output distribution, p) in
-closed form at every judged position, not an estimate and not a bound.
+These rules do not read how the draft token was drawn, so what passes keeps the drafter's distribution and the drift is large. They are
+exact only for targets at temperature 0. The drift is the distance TV(output distribution, p) in closed form at every judged position.
 """
 
 from abc import abstractmethod
@@ -18,18 +17,32 @@ from mmspec.core.rules.siblings import Walk, relaxed
 
 
 class Inside(Ratio):
-    """Base of the rules that accept what stands in a set p alone decides; impossible values are in none."""
+    """Base of rules that accept the members of a set defined by p alone; impossible values are never members."""
 
     tight = False
 
     @abstractmethod
     def members(self, p: Categorical) -> Tensor:
-        """[..., V] bool: the values that are accepted."""
+        """Compute the set of accepted values.
+
+        Args:
+            p: the target's distributions [..., V].
+
+        Returns:
+            bool [..., V].
+        """
         ...
 
     @abstractmethod
     def instead(self, p: Categorical) -> Categorical:
-        """The distribution to draw from when a draft token is not accepted."""
+        """Make the distribution to draw from when a draft token is rejected.
+
+        Args:
+            p: the target's distributions [..., V].
+
+        Returns:
+            Distributions [..., V].
+        """
         ...
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
@@ -51,8 +64,17 @@ class Membership(Inside):
     """Llasa+: accept a draft token among the target's top `k`, else draw from p restricted to those. Drift: TV(output distribution, p)
     itself.
 
-    The ids in `guard` (ends) must be among the top `guard_k`: a draft that ends too soon is heard. Equally likely values rank by
-    number. With k = V every possible draft token passes and the output is the drafter's; at temperature 0 it is greedy decoding.
+    Equally likely values rank by number. With k = V every possible draft token passes and the output is the drafter's; at temperature 0 it
+    is greedy decoding.
+
+    Args:
+        k: rank a draft token may have.
+        guard: ids, such as end tokens, that need a better rank.
+        guard_k: rank of those; 0 rejects them.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     k: int = 50
@@ -89,7 +111,14 @@ def _best(p: Categorical, k: int) -> Tensor:
 class RatioToMax(Inside):
     """Accept a draft token at least `c` times as likely as the target's best, else draw from p. Drift: TV(output distribution, p) itself.
 
-    A reading of "tolerance" met in second-hand accounts of speech decoding; VADUSA's own rule is `Tolerance`.
+    This is another reading of "tolerance" in speech decoding; VADUSA's own rule is `Tolerance`.
+
+    Args:
+        c: share of the best value's probability, above 0 and at most 1.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     c: float = 0.6
@@ -108,5 +137,15 @@ class RatioToMax(Inside):
 
 
 def membership_tree(k: int = 50, guard: tuple[int, ...] = (), guard_k: int = 1, budget: float | None = None) -> Walk:
-    """Membership for trees, where its drift is a bound: drawn without replacement or deterministic."""
+    """Make membership for trees whose candidates are deterministic or drawn without replacement; its drift is a bound there.
+
+    Args:
+        k: as `Membership`.
+        guard: as `Membership`.
+        guard_k: as `Membership`.
+        budget: as `Membership`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return relaxed(Membership(k, guard, guard_k, budget))

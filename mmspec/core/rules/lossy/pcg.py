@@ -1,11 +1,10 @@
-"""Principled coarse-grained acceptance (PCG, 2025, arXiv 2511.13732): exact for groups of tokens that sound alike.
+"""Principled coarse-grained acceptance (PCG, 2025, arXiv 2511.13732): exact for groups of similar tokens.
 
-As published: draw one of the draft token's groups k, accept the draft token with P(k) / Q(k), what target and drafter give to the group.
-After a rejection draw t from p, draw one of its groups k', keep t with (1 - Q(k') / P(k'))+, or try again. The group then has the target's
-own distribution over groups. Which token stands for it is the drafter's choice, so the token's distribution is another one; how far off is
-metered.
+As published: draw one of the draft token's groups k and accept with P(k) / Q(k), the masses target and drafter give to the group. After a
+rejection draw t from p, draw one of its groups k', keep t with (1 - Q(k') / P(k'))+, or try again. The group then has the target's own
+distribution over groups. Which of its tokens is committed is the drafter's choice, so the token's distribution differs, which is metered.
 
-Neither draw of a group has to be made. Over the groups of x the chance to pass is the mean of min(1, P / Q), and the loop ends in
+Neither draw of a group is made here. Over the groups of x the probability to pass is the mean of min(1, P / Q), and the loop ends in
 
     r(t) ~ p(t) * mean over k in S(t) of (1 - Q(k) / P(k))+,
 
@@ -29,13 +28,20 @@ from mmspec.core.rules.token import Token
 @dataclass(frozen=True)
 class PCG(Ratio):
     """PCG: accept with the mean of min(1, P(k) / Q(k)) over the draft token's groups; exact at group level. Drift: TV(token distribution,
-    p) itself.
+    p).
 
-    Where no two values share a group it is the token rule. `member` says who stands for an accepted group. "draft token": x itself, as
-    published. "target": a member drawn by p; the distribution of the token then is p, but the draft tokens behind x only live on if that
-    member is x, so it accepts less than the token rule, and is there for comparison. Acceptance need not grow as groups do: they overlap.
+    Where no two values share a group it is the token rule. Acceptance need not grow with the groups, as they overlap. Once `budget` is
+    spent the rule is exact for tokens.
 
-    Once a `budget` is spent the rule is exact for tokens.
+    Args:
+        groups: groups of values.
+        member: which token of an accepted group is committed. "guess": the draft token, as published. "target": a member drawn by p; the
+            distribution of the token is then p, but the draft tokens after x are kept only if that member is x, so it accepts less than the
+            token rule, and serves as a comparison.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for an unknown member or a budget out of range.
     """
 
     groups: Groups
@@ -45,11 +51,12 @@ class PCG(Ratio):
 
     def __post_init__(self):
         if self.member not in ("guess", "target"):
-            raise ValueError(f"member is {self.member!r}: valid: draft token, target")
+            raise ValueError(f"member is {self.member!r}: valid: guess, target")
         check_budget(self.budget)
 
     @property
     def exactness(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """ "group-exact" if values share groups and the draft token is committed, else "distribution-exact"."""
         return GROUP_EXACT if self.member == "guess" and self.groups.shared else DISTRIBUTION_EXACT
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
@@ -78,7 +85,7 @@ class PCG(Ratio):
         return probs, Categorical.point(x, probs.shape[-1], probs.dtype).probs() if q is None else q.probs()
 
     def _chances(self, probs: Tensor, drawn: Tensor) -> Tensor:
-        """The chance of each value to be kept if it is drafted, [..., V]."""
+        """The probability of each value to be kept if it is drafted, [..., V]."""
         p, q = self.groups.coarse(probs), self.groups.coarse(drawn)
         if self.member == "guess":
             return self.groups.mean(torch.where(p < q, p / q, 1))
@@ -86,7 +93,7 @@ class PCG(Ratio):
         return probs * self.groups.mean(torch.where(most > 0, 1 / most, 0)) / self.groups.sizes()
 
     def _rest(self, probs: Tensor, drawn: Tensor) -> Tensor:
-        """What the target has left to commit after a rejection, not normalised, [..., V]."""
+        """The target's unnormalised distribution after a rejection, [..., V]."""
         p, q = self.groups.coarse(probs), self.groups.coarse(drawn)
         return probs * self.groups.mean(torch.where(p > q, 1 - q / p, 0))
 
@@ -96,9 +103,16 @@ def _at(values: Tensor, x: Tensor) -> Tensor:
 
 
 def pcg_tree(groups: Groups, budget: float | None = None) -> Walk:
-    """PCG for trees: drawn without replacement or deterministic. Lossy, with its drift a bound.
+    """Make PCG for trees whose candidates are deterministic or drawn without replacement. Lossy; its drift is a bound.
 
-    A second candidate is judged by groups against what the first one left of p, as tokens. Groups that do not overlap keep the
-    target's distribution all the way; of groups that do, only the drift says how far a node is from it.
+    A second candidate is judged by groups against what the first one left of p, as tokens. Groups that do not overlap keep the target's
+    distribution; with overlapping groups the drift bounds how far a node is from it.
+
+    Args:
+        groups: as `PCG`.
+        budget: as `PCG`.
+
+    Returns:
+        A rule for `accept=`.
     """
     return relaxed(PCG(groups, budget=budget))

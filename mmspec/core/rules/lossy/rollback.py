@@ -1,5 +1,4 @@
-"""BiLD (Kim et al. 2023): roll back to the first draft token with -log p(x) above `threshold`; pair with a drafter that stops when
-unsure."""
+"""BiLD's rollback rule (Kim et al. 2023)."""
 
 from dataclasses import dataclass
 
@@ -14,10 +13,13 @@ from mmspec.core.rules.lossy.base import check_budget, greedy_like, greedy_like_
 
 @dataclass(frozen=True)
 class Rollback:
-    """BiLD (Kim et al. 2023): roll back to the first draft token with -log p(x) above `threshold`; pair with a drafter that stops when
-    unsure.
+    """BiLD (Kim et al. 2023): roll back to the first draft token with -log p(x) above `threshold`. Drift: departures from greedy, a bound.
 
-    Drift: departures from greedy, a bound.
+    Pair it with a drafter that stops when it is uncertain.
+
+    Args:
+        threshold: largest -log p(x) in nats.
+        budget: departures a row may make; None for no limit.
     """
 
     reads_raw = True  # at temperature 0 it reads distributions before temperature
@@ -32,6 +34,15 @@ class Rollback:
         return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            bool [...].
+        """
         return -p.log_prob(x) <= self.threshold
 
     def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:

@@ -1,4 +1,4 @@
-"""SSD (Lin et al. 2025, arXiv 2505.15380): speech tokens are interchangeable enough to be accepted with a little more than p/q."""
+"""SSD (Lin et al. 2025, arXiv 2505.15380): relaxed acceptance for speech tokens."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,16 @@ from mmspec.core.rules.token import ratio
 
 @dataclass(frozen=True)
 class SSD(Ratio):
-    """SSD: accept with min(1, min(1, p/q) + `beta`), replace from norm((p - q)+). Drift: tight, at most `beta` a draft token. 0 is exact.
+    """SSD: accept with min(1, min(1, p/q) + `beta`), replace from norm((p - q)+). Drift: tight, at most `beta` a draft token.
 
-    Draft tokens the target rules out (p = 0) are accepted with `beta`, too: truncate p less than q, or cap the drift with a `budget`.
+    Draft tokens that the target rules out (p = 0) are accepted with `beta`, too: truncate p less than q, or limit the drift by `budget`.
+
+    Args:
+        beta: added to the acceptance probability, in [0, 1]; 0 is exact.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     beta: float = 0.4
@@ -30,5 +37,13 @@ class SSD(Ratio):
 
 
 def ssd_tree(beta: float = 0.4, budget: float | None = None) -> Walk:
-    """SSD for trees: drawn without replacement or deterministic."""
+    """Make SSD for trees whose candidates are deterministic or drawn without replacement.
+
+    Args:
+        beta: as `SSD`.
+        budget: as `SSD`.
+
+    Returns:
+        A rule for `accept=`.
+    """
     return relaxed(SSD(beta, budget))

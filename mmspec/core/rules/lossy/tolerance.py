@@ -1,4 +1,4 @@
-"""Tolerance (VADUSA, Li et al. 2024): a draft token survives if it is among `tau` draws from p; tau = 1 is `match`."""
+"""VADUSA's tolerance rule (Li et al. 2024)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,17 @@ from mmspec.core.rules.paths import equals_parent
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Tolerance (VADUSA, Li et al. 2024): a draft token survives if it is among `tau` draws from p; tau = 1 is `match`.
+    """Tolerance (VADUSA, Li et al. 2024): a draft token is kept if it is among `tau` draws from p.
 
-    The first draw is plain sampling's own, and is committed where no draft token survives. Drift is a(x) - p(x) with
-    a = 1 - (1 - p)^tau: tight for deterministic draft tokens, a bound for sampled ones.
+    The first draw is plain sampling's own, and is committed where no draft token is kept. Drift is a(x) - p(x) with a = 1 - (1 - p)^tau:
+    tight for deterministic draft tokens, a bound for sampled ones.
+
+    Args:
+        tau: number of draws, 1 (`match`) or more.
+        budget: total variation a row may spend; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     tau: int = 3
@@ -33,6 +40,7 @@ class Tolerance:
 
     @property
     def exactness(self) -> str:
+        """ "token-exact" for one draw, else "lossy"."""
         return TOKEN_EXACT if self.tau == 1 else LOSSY
 
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:

@@ -1,4 +1,4 @@
-"""SpecDec (Xia et al. 2022): the draft token is among the target's top `beta` and within `tau` nats of its best."""
+"""Rules by rank in the target's distribution: SpecDec (Xia et al. 2022) and LASER (Xi et al. 2025)."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,14 @@ class TopKGap:
     """SpecDec (Xia et al. 2022): the draft token is among the target's top `beta` and within `tau` nats of its best.
 
     Drift: departures from greedy, a bound.
+
+    Args:
+        beta: rank a draft token may have, 1 (greedy) or more.
+        tau: largest difference of log-probability from the best, in nats.
+        budget: departures a row may make; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     reads_raw = True  # at temperature 0 it reads distributions before temperature
@@ -34,6 +42,15 @@ class TopKGap:
         return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            bool [...].
+        """
         own = p.scores.gather(-1, x[..., None])
         rank = (p.scores > own).sum(-1)
         return (rank < self.beta) & (p.scores.amax(-1) - own[..., 0] <= self.tau)
@@ -46,9 +63,16 @@ class TopKGap:
 class TopKFloor:
     """LASER, first named DARE (Xi et al. 2025): the draft token is among the target's top `k` and its probability is above `tau`.
 
-    The target's best always passes, so where no value is above `tau` it alone does. `tau` is a floor under the draft token's own
-    probability, not a top-p mass, though released under that name. Equally likely values rank by number, as the mode does, so
-    k = 1 is greedy to the last bit; from tau = 1/2 on any k is. Drift: departures from greedy, a bound.
+    The target's best always passes. Equally likely values rank by number, as the mode does, so k = 1 is greedy decoding; from tau = 1/2 on
+    any k is. Drift: departures from greedy, a bound.
+
+    Args:
+        k: rank a draft token may have, 1 (greedy) or more.
+        tau: floor of the draft token's own probability, in [0, 1); not a top-p mass, though released under that name.
+        budget: departures a row may make; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
     """
 
     reads_raw = True  # at temperature 0 it reads distributions before temperature
@@ -68,6 +92,15 @@ class TopKFloor:
         return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            bool [...].
+        """
         own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
         ahead = (p.scores > own) | ((p.scores == own) & (values < x[..., None]))
         return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)

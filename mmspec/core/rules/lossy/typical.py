@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa, Cai et al. 2024): p(x) > min(epsilon, delta exp(-H(p))). Drift: departures from greedy, a bound."""
+"""Typical acceptance (Medusa, Cai et al. 2024)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,13 @@ from mmspec.core.rules.lossy.base import check_budget, greedy_like, greedy_like_
 
 @dataclass(frozen=True)
 class Typical:
-    """Typical acceptance (Medusa, Cai et al. 2024): p(x) > min(epsilon, delta exp(-H(p))). Drift: departures from greedy, a bound."""
+    """Typical acceptance (Medusa, Cai et al. 2024): p(x) > min(epsilon, delta exp(-H(p))). Drift: departures from greedy, a bound.
+
+    Args:
+        epsilon: largest threshold.
+        delta: scale of the threshold by the entropy H(p).
+        budget: departures a row may make; None for no limit.
+    """
 
     reads_raw = True  # at temperature 0 it reads distributions before temperature
     epsilon: float = 0.09
@@ -28,6 +34,15 @@ class Typical:
         return greedy_like(self, draft, scored)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
+
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
+
+        Returns:
+            bool [...].
+        """
         log_probs = p.log_probs()
         entropy = -(log_probs.exp() * log_probs.clamp(min=-1e4)).sum(-1)
         return p.prob(x) > (self.delta * (-entropy).exp()).clamp(max=self.epsilon)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
 from mmspec.drafters.checkpoints.published.records import Hints, Reading, only, prefixed
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
-from mmspec.models.compat import name_of
+from mmspec.models.compat import config_path
 from mmspec.models.stack import numbered, stack
 from mmspec.utils.weights import read_config, write_folder
 
@@ -73,7 +73,7 @@ def _is_speculator(folder: Path) -> bool:
 
 def _common(net: Eagle1 | Eagle3, target: Any, tokens: int, verifier_name: str | None) -> dict[str, Any]:
     """Everything but what the two kinds differ in. There must be no `model_type`, or transformers would look for such a model."""
-    kind, name = "eagle" if isinstance(net, Eagle1) else net.kind, verifier_name or name_of(target.config)
+    kind, name = "eagle" if isinstance(net, Eagle1) else net.kind, verifier_name or config_path(target.config)
     if not name:
         raise ValueError("the target has no name: give verifier_name=, the path or hub name it is served by")
     method = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}

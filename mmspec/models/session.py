@@ -1,0 +1,216 @@
+"""One generation over a target: the cache, every row's committed values, and the draft under way."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.processors.pipeline import History
+from mmspec.core.records import Context, Draft, Scored
+from mmspec.models.compat import many_shapes
+from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates
+from mmspec.models.layout import Layout, draft_layout, prompt_layout
+from mmspec.models.module_copy import uncompiled
+from mmspec.models.slot_cache import SlotCache
+from mmspec.models.stack import numbered, stack, tapped
+
+if TYPE_CHECKING:
+    from mmspec.models.target import HFTarget
+
+_SHAPES = 128  # that a process may compile of one model
+ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
+
+
+class HFSession:
+    """One generation over one `HFTarget`: the cache, every row's committed length and ids, and the draft under way.
+
+    Args:
+        target: the target.
+        cache: its cache.
+        state: what the family keeps for the session.
+        context: ids of the packed prompt [B, P - 1] without the last one.
+        lengths: ids of each row [B].
+    """
+
+    def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor):
+        self.target, self.cache, self.state = target, cache, state
+        self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P - 1] not cached yet, and each row's number
+        self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
+        self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
+        self._own_distributions = isinstance(target.family, OwnDistributions)
+        self.bound = 0  # an upper bound on any row's committed slots, known without asking the device
+        self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=context.dtype, device=context.device)
+        self.slots: Tensor | None = None  # [B, N] of the draft under way
+        self.scored = 0  # its columns scored so far
+        self.linear = True
+        self.watched: tuple[int, ...] = ()
+        self.ahead: PrecomputedStates | None = None
+        self.draft: Draft | None = None  # under way, as last scored
+
+    def watch(self, states: Sequence[int]) -> None:
+        """Let `score` return hidden states from now on, concatenated.
+
+        Args:
+            states: their numbers, as in `models.stack`.
+        """
+        self.watched = numbered(states, len(stack(self.target.model)))
+
+    @torch.no_grad()
+    def score(self, draft: Draft) -> Scored:
+        """Score every node of a draft not scored before in this round, in one forward. A draft may grow between calls.
+
+        Args:
+            draft: the draft, N columns.
+
+        Returns:
+            The distributions after the new nodes, and the watched hidden states.
+
+        Raises:
+            ValueError: for a branching draft where the target takes chains only.
+        """
+        self._check_shape(draft)
+        first, prompt, self.draft = self.scored, self.context, draft
+        layout = self.place(draft, first)
+        fresh = draft.size - first
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or ahead.draft is not draft or self.target.captured is not None or isinstance(self.target.family, OwnScoring):
+            logits, hidden = self._forward(layout, fresh, captured=prompt is None)  # prompts differ in length: not worth capturing
+        else:
+            with ahead.done(self, layout):
+                logits, hidden = self._forward(layout, fresh, captured=False)
+        own = layout.slots[:, -fresh:]
+        self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
+        healthy = None if getattr(self.target.processors, "repairs", False) else (logits < torch.inf).flatten(1).all(-1)
+        p = self.distributions(logits, draft, layout, first)
+        if hidden is None or prompt is None:
+            return Scored(p, hidden, healthy=healthy)
+        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+
+    def _check_shape(self, draft: Draft) -> None:
+        if not draft.linear and not (self.target.trees and getattr(self.target.family, "trees", True)):
+            raise ValueError(
+                f"{type(self.target.model).__name__} is exact with chains only, but the draft branches: leave tree out, "
+                "or choose a drafter that drafts chains, such as lookup or a model"
+            )
+
+    def distribution(self, logits: Tensor, draft: Draft, first: int) -> Categorical:
+        """Apply the target's processors to a drafter's logits over the target's values. Only after the first `score`.
+
+        Args:
+            logits: [B, M, V], after the columns from `first` on.
+            draft: a draft that the target has not scored.
+            first: the first of the columns.
+
+        Returns:
+            Distributions [B, M], each with the history of its own node.
+        """
+        if self.target.processors.idle:
+            return Categorical(logits.float())
+        return self.distributions(logits.float(), draft, self.place(draft, first), first)
+
+    def place(self, draft: Draft, first: int) -> Layout:
+        """Place the columns of a draft, after the prompt if that is not cached yet; the cache grows if needed.
+
+        Args:
+            draft: the draft.
+            first: the first column to place.
+
+        Returns:
+            Their layout.
+        """
+        self.make_room(draft.size)
+        return self._layout(draft, first)
+
+    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Any:
+        """Make distributions from logits.
+
+        Args:
+            logits: [B, M, V] after the draft's columns from `first` on.
+            draft: the draft.
+            layout: where those columns are.
+            first: the first of the columns.
+
+        Returns:
+            Distributions [B, M].
+        """
+        self.ids[self._rows, layout.slots] = layout.ids
+        if self.target.processors.idle and not self._own_distributions:
+            return Categorical(logits)
+        visible = layout.visible[:, first - draft.size :]
+        history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        if self._own_distributions:
+            return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
+        return Categorical(self.target.processors(logits, history))
+
+    def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
+        target = self.target
+        self.cache.point(layout.slots, layout.visible.shape[-1])
+        if target.captured is not None:  # hooks would become part of the captured graph: it returns every state
+            model = target.captured if captured else uncompiled(target.captured)  # the prompt's run sets up transformers' recorders
+            layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides would depend on the draft
+            with many_shapes(_SHAPES):
+                logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
+            return logits.to(torch.float32, copy=True), hidden  # the next replay of the graph overwrites its output
+        family, model = target.own()
+        with tapped(model, self.watched) as found:
+            if isinstance(family, OwnScoring):
+                logits = family.scored(self, layout, fresh)
+            else:
+                logits, _ = family.forward(model, layout, self.cache, self.state, fresh)
+        return logits.float(), torch.cat([found[state] for state in self.watched], -1) if self.watched else None
+
+    @torch.no_grad()
+    def commit(self, keep: Tensor, most: int) -> None:
+        """Move the kept columns of the draft under way to the committed slots, and drop the rest.
+
+        Args:
+            keep: columns [B, K] in path order, -1 padded.
+            most: largest number of kept columns in a row.
+        """
+        if not self.linear:  # kept columns of a chain are already in place
+            scratch = self.cache.capacity - 1
+            source = torch.where(keep >= 0, self.slots.gather(1, keep.clamp_min(0)), scratch)
+            target = torch.where(keep >= 0, self.lengths[:, None] + (keep >= 0).cumsum(1) - 1, scratch)
+            self.cache.gather(source, target)
+            self.ids[self._rows, target] = self.ids[self._rows, source]
+        self.lengths = self.lengths + (keep >= 0).sum(1)
+        self.bound += most
+        self.slots, self.scored = None, 0
+
+    def make_room(self, columns: int) -> None:
+        """Grow the cache unless it has slots for more columns after the committed ones.
+
+        Args:
+            columns: how many.
+        """
+        waiting = 0 if self.context is None else self.context[0].shape[1]
+        needed = self.bound + waiting + columns + 1
+        if needed > self.cache.capacity:
+            self.cache.reserve(-(-needed // ROUND) * ROUND)
+            more = self.ids.new_zeros(len(self.ids), self.cache.capacity - self.ids.shape[1] + 1, *self.ids.shape[2:])
+            self.ids = torch.cat([self.ids[:, :-1], more], 1)
+
+    def _layout(self, draft: Draft, first: int) -> Layout:
+        scratch, self.linear = self.cache.capacity - 1, draft.linear
+        if self.context is None:
+            return draft_layout(draft, first, self.lengths, self.view(draft.size), scratch)
+        (context, self.lengths), self.context = self.context, None
+        self.bound = context.shape[1]
+        view = self.view(draft.size)
+        return draft_layout(draft, first, self.lengths, view, scratch).behind(prompt_layout(context, self.lengths, view, scratch))
+
+    def view(self, columns: int) -> int:
+        """Compute the number of slots in view: all but the scratch slot, or as many as are in use, rounded up.
+
+        Args:
+            columns: columns after the committed ones.
+
+        Returns:
+            Slots.
+        """
+        most = self.cache.capacity - 1
+        return most if self.target.static else min(-(-(self.bound + columns) // ROUND) * ROUND, most)
