@@ -55,7 +55,8 @@ class Sharing(Protocol):
 class DraftSource(Protocol):
     """Weights or settings from which a guide is made for each generation."""
 
-    def guide(self, session: HFSession) -> Guide: ...
+    def guide(self, session: HFSession) -> Guide:
+        """Return the guide of one generation on the target session `session`."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,13 @@ class GuidedDrafter:
 
 
 class GuidedSession:
+    """Drafting session of one generation: grows drafts with a guide."""
+
     def __init__(self, guide: Guide, shape: Shape):
         self.guide, self.shape = guide, shape
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         own = None if budget.length == 0 else self.guide.root(pending)
         if own is None:
             return pending
@@ -88,6 +92,7 @@ class GuidedSession:
         return draft
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         self.guide.observe(draft, scored, verdict)
 
 
@@ -100,15 +105,19 @@ class ViewGuide:
         self.view = view
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return pending if self.view.ready else None
 
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         return self.view.score(draft)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.view.close()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         pass
 
 

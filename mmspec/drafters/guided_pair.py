@@ -18,6 +18,7 @@ class GuidedPair:
     source: DraftSource
 
     def guide(self, session: Any) -> Guide:
+        """Return the guide of one generation on the target session `session`."""
         return TwinGuide(self.source.guide(session.twins)) if isinstance(session, PairedSession) else self.source.guide(session)
 
 
@@ -30,6 +31,7 @@ class TwinGuide:
         self.guide, self.most = guide, guide.most
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         own = self.guide.root(twice(pending))
         if own is None:
             return None
@@ -37,10 +39,13 @@ class TwinGuide:
         return replace(own, nodes=own.nodes[:rows], parents=own.parents[:rows], start=own.start[:rows], drift=pending.drift)
 
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         return self.guide.score(twice(draft))
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.guide.close()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         self.guide.observe(twice(draft), scored, twice_verdict(verdict))

@@ -12,10 +12,13 @@ class NoDraft:
     """Proposes nothing: every round commits one value."""
 
     def begin(self, prompt: Any, session: Any) -> "NoDraft":
+        """Open the drafting session of one generation."""
         return self
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         return pending
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         pass

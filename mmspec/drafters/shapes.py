@@ -24,7 +24,8 @@ UNRUN = 1 << 30
 
 
 class Shape(Protocol):
-    def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]: ...
+    def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
@@ -77,6 +78,7 @@ class Chain:
         return () if self.stop is None else self.stop.reads
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         allowed, stop = budget.draft_tokens, self.stop
         reach = torch.ones_like(draft.start, dtype=torch.float32)
         steps = torch.arange(budget.length, device=draft.start.device)
@@ -163,6 +165,7 @@ class Comb:
             raise ValueError(f"width is {self.width}: a comb needs at least 1 draft token a level (1 is a chain)")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         spine, beside = draft, []
         steps = torch.arange(budget.length, device=draft.start.device)
         keys = noise.draft_token(draft.start[:, None] + steps, draft.start)

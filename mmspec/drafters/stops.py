@@ -25,7 +25,8 @@ class Stop(Protocol):
     """Ends a row's chain; rows that have ended hold PAD. `reads` are the hidden states of the drafter it looks at, see `models.stack`."""
 
     @property
-    def reads(self) -> tuple[int, ...]: ...
+    def reads(self) -> tuple[int, ...]:
+        """The hidden states that this object needs."""
 
     def before(self, distribution: Categorical) -> Tensor | None:
         """[B] bool: end here, without a draft from `distribution` [B, 1, V]? None: never."""
@@ -51,9 +52,11 @@ class Confidence:
             raise ValueError(f"the threshold of stop_below is {self.threshold!r}: give a probability between 0 and 1")
 
     def before(self, distribution: Categorical) -> Tensor | None:
+        """See `Stop.before`."""
         return distribution.prob(distribution.mode())[:, 0] < self.threshold
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
         return None, reach
 
 
@@ -74,13 +77,16 @@ class Learned:
 
     @property
     def reads(self) -> tuple[int, ...]:
+        """The hidden states that this object needs."""
         return self.states
 
     def before(self, distribution: Categorical) -> Tensor | None:
+        """See `Stop.before`."""
         return None
 
     @torch.no_grad()
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
         if scored.hidden is None:
             raise ValueError("the drafter hands out no hidden states: a learned stop needs a ModelDrafter over a transformers model")
         log_q = scored.p.last(1).log_prob(value)[:, 0]

@@ -31,6 +31,7 @@ class Recommender:
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return self.model.device
 
 

@@ -67,6 +67,7 @@ class CostModel:
         return self
 
     def begin(self) -> ControlSession:
+        """Open a session on `prompt`; see `Target.begin`."""
         size = self.sizes.setdefault(self.search.rows.bit_length(), Size(self.patience))
         self.choice = size.choose(self.search)
         return _Call(size, self.search, self.choice.levels)
@@ -128,6 +129,7 @@ class Held:
             self.levels.setdefault(level, Fading()).add(float(level < start + accepted), self.call)
 
     def share(self, level: int) -> float:
+        """Hand this draft's partial forward to the target; see `Sharing.share`."""
         return self.levels[level].mean(0.5, 0.1) if level in self.levels else 0.5
 
     def going(self, search: SearchSize) -> list[float]:

@@ -37,6 +37,7 @@ class ItemGuide:
         self.count = _running(allowed.double()).expand(len(scores), -1)
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
         forest: Forest = draft.aux
         parents = forest.state[:, -children.state.shape[1] :, None]
         above, mass = self._below(self.mass, parents), self._below(self.mass, children.state)
@@ -47,6 +48,7 @@ class ItemGuide:
         return torch.where(children.valid, mass.log() - above.clamp_min(1e-300).log(), -torch.inf).float()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         pass
 
     def _below(self, running: Tensor, state: Tensor) -> Tensor:
@@ -75,9 +77,11 @@ class ItemDistribution(ABC):
 
     @classmethod
     @abstractmethod
-    def restored(cls, state: Mapping[str, Any]) -> Self: ...
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild the object from the `state` that was saved."""
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> ItemGuide:
+        """Return the guide of one beam search; see `BeamSource.beam_guide`."""
         if SHOWN not in prompt:
             raise ValueError(
                 f"the prompt does not tell which items it shows: pass histories, or add {SHOWN!r} to it as Catalogue.shown gives it"

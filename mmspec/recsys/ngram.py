@@ -71,6 +71,7 @@ class ItemNGram(ItemDistribution):
         return scores
 
     def state(self) -> dict[str, Any]:
+        """Return the tensors and settings to save."""
         state: dict[str, Any] = {"popularity": self.popularity, "mark": self.mark, "orders": len(self.orders)}
         for number, order in enumerate(self.orders, 1):
             table = {name: getattr(order.next, name) for name in ("start", "path", "weight", "most")}
@@ -79,6 +80,7 @@ class ItemNGram(ItemDistribution):
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "ItemNGram":
+        """Rebuild the object from the `state` that was saved."""
         orders = []
         for number in range(1, state["orders"] + 1):
             start, path, weight, most, keys, rest = (

@@ -56,11 +56,13 @@ class Retriever(ItemDistribution):
         return padded.scatter(1, place, self.again * padded.gather(1, place))[:, :-1]
 
     def state(self) -> dict[str, Any]:
+        """Return the tensors and settings to save."""
         own = {name: getattr(self, name) for name in ("popularity", "within", "popular", "again", "mark")}
         return own | {name: getattr(self.near, name) for name in ("start", "path", "weight", "most")}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Retriever":
+        """Rebuild the object from the `state` that was saved."""
         near = Followers(state["start"], state["path"], state["weight"], state["most"])
         return cls(state["popularity"], near, state["within"], state["popular"], state["again"], state["mark"])
 

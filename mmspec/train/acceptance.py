@@ -25,12 +25,15 @@ class Judgements:
 
     @property
     def reads(self) -> tuple[int, ...]:
+        """The hidden states that this object needs."""
         return self.states
 
     def before(self, distribution: Categorical) -> Tensor | None:
+        """See `Stop.before`."""
         return None
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
         if scored.hidden is None:
             raise ValueError("the drafter hands out no hidden states: collect judgements of a model or a trained drafter")
         self._round.append((scored.hidden[:, -1].float().cpu(), scored.p.last(1).log_prob(value)[:, 0].float().cpu()))

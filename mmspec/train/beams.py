@@ -56,6 +56,7 @@ class BeamRows:
     past: Tensor  # [B, T] bool: the distribution is one inside the history, else one that the search behind it asks for
 
     def to(self, device: torch.device | str) -> "BeamRows":
+        """Return this object with its tensors on `device`."""
         return BeamRows(*(getattr(self, name).to(device) for name in self.__slots__))
 
 

@@ -30,6 +30,7 @@ class Answered:
         return self.inputs["input_ids"][self.own]
 
     def to(self, device: Any) -> "Answered":
+        """Return this object with its tensors on `device`."""
         return Answered({key: value.to(device) for key, value in self.inputs.items()}, self.own.to(device))
 
 

@@ -87,6 +87,7 @@ class FeatureNet(nn.Module, ABC):
         return own if known is None else own.new_full((*own.shape[:-1], size), -torch.inf).index_copy_(-1, known, own)
 
     def guide(self, session: HFSession) -> "FeatureGuide":
+        """Return the guide of one generation on the target session `session`."""
         return FeatureGuide(self, session)
 
     def rotate(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,6 +112,7 @@ class Eagle1(FeatureNet):
         self.layers[0].input_layernorm = nn.Identity()
 
     def take(self, features: Tensor) -> Tensor:
+        """Map the target's states [B, M, F] to the drafter's width; see `FeatureNet.take`."""
         return features
 
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
@@ -119,6 +121,7 @@ class Eagle1(FeatureNet):
         return self.layers[0](x, attention_mask=mask, position_embeddings=rope, past_key_values=cache, use_cache=True)
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Return logits over the drafter's own vocabulary; see `FeatureNet.own_logits`."""
         return head(state)
 
 
@@ -197,6 +200,7 @@ class Eagle3(FeatureNet):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
+        """Return options for a target with transformers' `config`; see `FeatureNet.fit`."""
         layers = config.num_hidden_layers
         middle = layers // 2
         low, high = (2, layers - 3) if layers > 6 else (max(middle - 1, 0), middle + 1)  # the papers' choice, or its neighbours
@@ -229,11 +233,13 @@ class Eagle3(FeatureNet):
 
     @property
     def vocabulary(self) -> Tensor | None:
+        """The target id of each of the drafter's values; see `FeatureNet.vocabulary`."""
         if self.lm_head.out_features == len(self.t2d):
             return None
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def take(self, features: Tensor) -> Tensor:
+        """Map the target's states [B, M, F] to the drafter's width; see `FeatureNet.take`."""
         x = features if self.input_norm is None else self.input_norm(features)
         if self.fc_norm is not None:
             x = torch.cat([norm(part) for norm, part in zip(self.fc_norm, x.split(self.width, -1), strict=True)], -1)
@@ -244,4 +250,5 @@ class Eagle3(FeatureNet):
         return self.norm(out) if self.norm_output else out
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Return logits over the drafter's own vocabulary; see `FeatureNet.own_logits`."""
         return self.lm_head(state if self.norm_output else self.norm(state))

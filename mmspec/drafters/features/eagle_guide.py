@@ -43,6 +43,7 @@ class EagleFamily:
     def forward(
         self, model: "FeatureNet", layout: Layout, cache: SlotCache, state: EagleFeed, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         value = (self.embed if model.embed_tokens is None else model.embed_tokens)(layout.ids)
         value, positions, visible = state.prompt.over(value, layout.positions), state.prompt.along(layout.positions), layout.visible
         if model.window is not None:
@@ -73,6 +74,7 @@ class FeatureGuide:
         self.level = 0  # draft tokens on the paths of the draft under way
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if self.session is None:
             prompt = self.net.reading(self._columns(draft, scored))
             cache = SlotCache(1, -(-(prompt.values.shape[1] + _RESERVE) // 64) * 64)
@@ -81,6 +83,7 @@ class FeatureGuide:
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.session is None or self.fresh is None:
             return None
         self.fresh = self.fresh.packed()
@@ -88,6 +91,7 @@ class FeatureGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         assert self.session is not None
         feed, first = self.session.state, self.session.scored
         if first:
@@ -100,6 +104,7 @@ class FeatureGuide:
         return Scored(scored.p, feed.come_out[:, first:])
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.session is not None
         assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)

@@ -177,6 +177,7 @@ class Glide(nn.Module):
         return after(x + self.mlp(inside(x)))
 
     def guide(self, session: HFSession) -> "GlideGuide":
+        """Return the guide of one generation on the target session `session`."""
         return GlideGuide(self, session)
 
 
@@ -199,6 +200,7 @@ class Reader:
     def forward(
         self, model: Glide, layout: Layout, cache: SlotCache, state: Made, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         out = model(self.embed(layout.ids), layout.positions, layout.visible[:, None], cache, self.across())
         state.out = out[:, -keep:]
         return self.head(state.out), None
@@ -233,6 +235,7 @@ class GlideGuide:
         self.fresh: Fresh | None = None
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         keep = verdict.keep[:, : draft.height + 1]
         values, real = verdict.values[:, : draft.height + 1], keep >= 0
         if not self.begun:  # the prompt's last value was the first pending token
@@ -242,6 +245,7 @@ class GlideGuide:
         self.fresh = Fresh(values, values[..., None][..., :0], real).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.fresh is None:
             return None
         self.fresh = self.fresh.packed()
@@ -249,9 +253,11 @@ class GlideGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         return Scored(self.session.score(draft).p, self.made.out)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)
         self.session.commit(torch.where(self.fresh.real, columns, -1), len(columns))

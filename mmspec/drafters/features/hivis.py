@@ -33,7 +33,9 @@ class HiViS(Eagle1):
         self.steps = nn.Parameter(torch.zeros(steps, self.hidden))
 
     def reading(self, columns: Columns) -> Columns:
+        """Return the columns read of the prompt; see `FeatureNet.reading`."""
         return columns if columns.vision_width is None else columns.kept(columns.vision_width.pictures[:, 1:] == 0, closing_up=True)
 
     def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
+        """Return the input state of a level; see `FeatureNet.enter`."""
         return state + self.steps[min(level, len(self.steps) - 1)]

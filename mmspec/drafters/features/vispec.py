@@ -63,6 +63,7 @@ class ViSpec(Eagle1):
             self.mix.weight.copy_(torch.eye(self.hidden, 2 * self.hidden))  # as if there were no pictures
 
     def check_sight(self, session: HFSession) -> None:
+        """Raise ValueError for vision inputs this net cannot read; see `FeatureNet.check_sight`."""
         if isinstance(session.target.family, Mllama):
             raise ValueError(
                 f"a {self.kind} drafter reads pictures that stand in the prompt, but {type(session.target.model).__name__}'s come in "
@@ -90,6 +91,7 @@ class ViSpec(Eagle1):
         return mixed.kept(text[..., 0] | (left < tokens), closing_up=False)
 
     def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
+        """Return the input state of a level; see `FeatureNet.enter`."""
         return self.mix(torch.cat([state, torch.zeros_like(state) if beside is None else beside.expand_as(state)], -1))
 
 

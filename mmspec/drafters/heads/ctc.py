@@ -53,6 +53,7 @@ class CTC(nn.Module):
         return CtcFrames(torch.cat([head(feature), self.blank(feature)], -1).float().log_softmax(-1), feature)
 
     def guide(self, session: HFSession) -> "CTCGuide":
+        """Return the guide of one generation on the target session `session`."""
         return CTCGuide(self, session)
 
 
@@ -117,10 +118,12 @@ class CTCGuide:
         self.level = 0
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return None if self.hidden is None else pending
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         first, last = 0, torch.full_like(draft.nodes[:, :1], -1)
         if self.frames is None:
             assert self.hidden is not None
@@ -137,7 +140,9 @@ class CTCGuide:
         return Scored(self.session.distribution(self.frames.next_logits(state, last), draft, first), feature)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.frames = self.states = None
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         self.hidden = Fresh.of(draft, scored, verdict).packed().features[:, -1]

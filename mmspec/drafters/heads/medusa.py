@@ -59,6 +59,7 @@ class Heads(nn.Module, ABC):
         return head(feature)
 
     def guide(self, session: HFSession) -> "HeadsGuide":
+        """Return the guide of one generation on the target session `session`."""
         return HeadsGuide(self, session)
 
 
@@ -98,15 +99,19 @@ class Medusa(Heads):
         self.outputs = nn.ModuleList(nn.Linear(hidden, own_heads, bias=False) for _ in range(heads if own_heads else 0))
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return hidden
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return state
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return self.blocks[level](state)
 
     def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
+        """See `Heads.logits`."""
         own = self.outputs[level](feature) if len(self.outputs) else head(feature)
         return own.new_full((*own.shape[:-1], self.size), -torch.inf).index_copy_(-1, self.token_map, own) if self.size else own
 
@@ -136,12 +141,15 @@ class Latent(Heads):
             nn.init.eye_(latent.weight)  # type: ignore[arg-type]
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return hidden
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return state
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return self.maps[level](state)
 
 
@@ -160,13 +168,16 @@ class Hydra(Heads):
             nn.init.zeros_(linear.bias)
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return nn.functional.pad(torch.cat([hidden, value], -1), (0, (self.most - 1) * self.hidden))
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         seen = torch.cat([state[..., : (level + 1) * self.hidden], value], -1)
         return nn.functional.pad(seen, (0, state.shape[-1] - seen.shape[-1]))
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         inside = nn.functional.silu(self.enter[level](state[..., : (level + 2) * self.hidden]))
         return self.blocks[level](state[..., : self.hidden] + inside)
 
@@ -185,12 +196,15 @@ class Recurrent(Heads):
         nn.init.zeros_(self.enter.bias)
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return self._step(hidden, value.new_zeros(*value.shape[:-1], self.cell.hidden_size), value)
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return self._step(state[..., : self.hidden], state[..., self.hidden :], value)
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return state[..., : self.hidden] + nn.functional.silu(self.enter(state))
 
     def _step(self, hidden: Tensor, memory: Tensor, value: Tensor) -> Tensor:
@@ -218,15 +232,18 @@ class Amphista(Heads):
         nn.init.zeros_(self.leave.bias)
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         both = torch.cat([hidden, value], -1)
         x = torch.stack([enter(both) for enter in self.enter], -2)  # [..., K, H]
         mixed = self.leave(self.mix(x.flatten(0, -3)).view_as(x))
         return (hidden[..., None, :] + mixed).flatten(-2)
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return state
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return state[..., level * self.hidden : (level + 1) * self.hidden]
 
 
@@ -243,10 +260,12 @@ class HeadsGuide:
         self.level = 0
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return None if self.hidden is None else pending
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         first = 0 if self.states is None else self.states.shape[1]
         values = self.embed(draft.nodes[:, first:])
         assert self.hidden is not None
@@ -260,7 +279,9 @@ class HeadsGuide:
         return Scored(self.session.distribution(self.net.logits(feature, self.level, self.head), draft, first), feature)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.states, self.level = None, 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         self.hidden = Fresh.of(draft, scored, verdict).packed().features[:, -1:]

@@ -95,6 +95,7 @@ class ChainedMTP(nn.Module):
         return seen | (visible & (positions < k)[..., None])
 
     def guide(self, session: HFSession) -> "ChainGuide":
+        """Return the guide of one generation on the target session `session`."""
         return ChainGuide(self, session)
 
 
@@ -146,6 +147,7 @@ class Module:
     def forward(
         self, model: ChainedMTP, layout: Layout, cache: SlotCache, state: ModuleSession, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         mask = model.sees(self.k, layout.visible, layout.positions, layout.slot_positions)
         out = model(self.k, state.going_in, self.embed(layout.ids), layout.positions, mask[:, None], cache)
         state.take(out, keep)
@@ -173,12 +175,14 @@ class ChainGuide:
         self.level = self.scored = 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if not self.lanes:
             values, lengths, self.prompt = prompt_pairs(draft, scored)
             self.lanes = [self._lane(k, values, lengths) for k in range(len(self.net.layers))]
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.fresh is None:
             return None
         self.fresh = self.fresh.packed()
@@ -187,6 +191,7 @@ class ChainGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         k, fresh = min(self.level, len(self.lanes) - 1), draft.size - self.scored
         lane = self.lanes[k]
         lane.going_in = self._into(k, draft) if self.level == k else pick(lane.out, draft.parents[:, self.scored :])
@@ -196,6 +201,7 @@ class ChainGuide:
 
     @torch.no_grad()
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.fresh is not None
         assert self.roots is not None
         for k in range(self.level, len(self.lanes)):

@@ -68,6 +68,7 @@ class ParallelMTP(nn.Module):
         return self.norm(out), out if len(self.enter) else state
 
     def guide(self, session: HFSession) -> "ParallelGuide":
+        """Return the guide of one generation on the target session `session`."""
         return ParallelGuide(self, session)
 
 
@@ -100,6 +101,7 @@ class ParallelHeads:
     def forward(
         self, model: ParallelMTP, layout: Layout, cache: SlotCache, state: Trunk, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         see = partial(model.blocks.visible, visible=layout.visible, positions=layout.positions, slot_positions=layout.slot_positions)
         going_in, found = state.going_in, []
         for k in range(model.most):
@@ -124,6 +126,7 @@ class ParallelGuide:
         self.level = self.scored = 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if self.session is None:
             values, lengths, self.prompt = prompt_pairs(draft, scored)
             cache = SlotCache(self.most, -(-(values.shape[1] + _RESERVE) // 64) * 64)
@@ -131,6 +134,7 @@ class ParallelGuide:
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.fresh is None:
             return None
         self.fresh, self.level = self.fresh.packed(), 0
@@ -138,6 +142,7 @@ class ParallelGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         assert self.session is not None
         assert self.fresh is not None
         level, first, self.level, self.scored = self.level, self.scored, self.level + 1, draft.size
@@ -151,6 +156,7 @@ class ParallelGuide:
         return Scored(self.session.distribution(logits, draft, first), feature.expand(-1, draft.size - first, -1))
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.session is not None
         assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)

@@ -122,6 +122,7 @@ class RecurrentHead(nn.Module):
     # --- drafting -----------------------------------------------------------------------------------------------------
 
     def beam_guide(self, prompt: Any, session: Any, trie: Trie) -> "RecurrentGuide":
+        """Return the guide of one beam search; see `BeamSource.beam_guide`."""
         if trie.levels != self.levels:
             raise ValueError(f"this head drafts paths of {self.levels} tokens, but the catalogue's have {trie.levels}: train one for it")
         return RecurrentGuide(self, session)
@@ -144,6 +145,7 @@ class RecurrentGuide:
 
     @torch.no_grad()
     def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
         forest: Forest = draft.aux
         count = children.state.shape[1]
         first = draft.size - count
@@ -159,6 +161,7 @@ class RecurrentGuide:
         return self.net.of_tokens(self.net.distribution(self.state + self.hidden, level), children.token, level)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         assert scored.hidden is not None
         pending = verdict.pending
         parents = pending.parents[:, -pending.aux.beams :]

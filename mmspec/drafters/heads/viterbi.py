@@ -79,6 +79,7 @@ class JointPath:
             raise ValueError(f"k and omega are {self.k} and {self.omega}: at least 1 candidate, and an omega of 0 or more, are needed")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         spine, tops = draft, []
         for _ in range(budget.length):
             scores = score(spine).p.last(1).scores[:, 0].double().log_softmax(-1)

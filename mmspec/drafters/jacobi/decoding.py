@@ -33,4 +33,5 @@ class Jacobi:
             raise ValueError(f"window is {self.window}: give at least 1 draft token")
 
     def begin(self, prompt: Any, session: TargetSession) -> WindowSession:
+        """Open the drafting session of one generation."""
         return Window(None, Independent(self.draw), self.fill, self.window + 1).begin(prompt, session)

@@ -59,6 +59,7 @@ class FrozenSession:
         self.scored = 0  # columns of the draft under way whose distributions were given
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if budget.length == 0:
             return pending
         if self.plan.reuse == "root":
@@ -69,6 +70,7 @@ class FrozenSession:
         return self.plan.shape.grow(self._score, pending, budget, noise)[0]
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         if self.plan.reuse == "root":
             return
         if scored.hidden is None:

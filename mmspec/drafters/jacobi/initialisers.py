@@ -79,6 +79,7 @@ class Line:
         return before[..., None].expand(*drafted.shape, 1)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Record what the round committed."""
         pass
 
 
@@ -123,6 +124,7 @@ class Board:
         return torch.stack(found, -1)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Record what the round committed."""
         size = scored.p.scores.shape[-1]
         if size != self.raster.values:
             raise ValueError(

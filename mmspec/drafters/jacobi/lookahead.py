@@ -59,6 +59,7 @@ class Lookahead:
         return self.window + self.ngram - 2
 
     def begin(self, prompt: Any, session: TargetSession) -> "LookaheadSession":
+        """Open the drafting session of one generation."""
         return LookaheadSession(self, read_prompt(prompt, unread_by(session)))
 
 
@@ -98,6 +99,7 @@ class LookaheadSession:
         self.moved: Tensor | None = None  # [B] values committed since the window was drawn
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         self._open(pending)
         self._advance(pending.start, noise)
         if budget.length == 0:
@@ -111,6 +113,7 @@ class LookaheadSession:
         return pending.extend(values.clamp_min(0), parents, width=width, levels=min(budget.length, max(self.plan.depth, 1)))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         self.moved = verdict.count if self.moved is None else self.moved + verdict.count
         length = draft.height if draft.size > draft.roots else 0
         columns = min(self.plan.window, length - self.plan.ngram + 2)

@@ -59,6 +59,7 @@ class Proactive(Window):
         return self.depth - 1 + self.window - self.tree
 
     def begin(self, prompt: Any, session: TargetSession) -> "ProactiveSession":
+        """Open the drafting session of one generation."""
         return ProactiveSession(self)
 
 
@@ -88,6 +89,8 @@ def _form(width: int, depth: int, levels: int, device: torch.device) -> _Form:
 
 
 class ProactiveSession(WindowSession):
+    """Drafting session of one generation."""
+
     branches = True
 
     def __init__(self, plan: Proactive):

@@ -42,6 +42,7 @@ class Window:
             raise ValueError(f"initialiser {self.init.name!r} looks at the value above: give the window a raster, or start with left")
 
     def begin(self, prompt: Any, session: TargetSession) -> "WindowSession":
+        """Open the drafting session of one generation."""
         return WindowSession(self)
 
 
@@ -86,6 +87,7 @@ class WindowSession:
         return self.plan.window - 1
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         length, seen, start = min(self.levels, budget.length), self.seen, pending.start
         steps = torch.arange(length, device=start.device)
         position = start[:, None] + steps
@@ -108,6 +110,7 @@ class WindowSession:
         return pending.extend_chain(values, budget.draft_tokens, distribution if record else None)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         column, draft_token, reach = self.places(draft, verdict)
         self.seen = LastRound(draft, scored.p, column, (reach - verdict.accepted).clamp_min(0)[:, None], draft_token)
         self._board(draft).commit(draft, scored, verdict)

@@ -82,6 +82,7 @@ class BeamDrafter:
     spread: Any  # a Spread with `k` and `width`
 
     def begin(self, prompt: Any, session: TargetSession) -> "BeamGrower":
+        """Open the drafting session of one generation."""
         return BeamGrower(self, prompt, session)
 
 
@@ -93,6 +94,7 @@ class BeamGrower:
         self.guide: BeamGuide | None = None
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if budget.length == 0:
             return pending
         if self.guide is None:
@@ -106,6 +108,7 @@ class BeamGrower:
         return draft
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         if self.guide is not None:
             self.guide.observe(draft, scored, verdict)
 
@@ -145,6 +148,7 @@ class BeamModel:
     view: View = same_prompt
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> "ModelGuide":
+        """Return the guide of one beam search; see `BeamSource.beam_guide`."""
         own, _ = self.target.begin(self.view(prompt, session))
         return ModelGuide(own)
 
@@ -156,12 +160,14 @@ class ModelGuide:
         self.session = session
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
         distributions = self.session.score(draft).p
         count = children.state.shape[1]
         columns = torch.arange(distributions.scores.shape[1] - count, distributions.scores.shape[1], device=draft.nodes.device)
         return of_children(distributions, columns.expand(len(draft.start), -1), children)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         forest: Forest = draft.aux
         layers = forest.layers
         if not layers:  # nobody drafted: the committed columns wait for the next draft

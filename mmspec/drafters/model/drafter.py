@@ -25,6 +25,7 @@ class ModelDrafter:
     view: View = same_prompt
 
     def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        """Open the drafting session of one generation."""
         if getattr(self.view, "late", False):
             return self.later(prompt, session)
         return ModelSession(self._opened(prompt, session), self.shape)
@@ -77,6 +78,7 @@ class ModelSession:
         return self._session
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         self._forget()
         if budget.length == 0 or (self.after is not None and self.after.context is not None):
             return pending
@@ -96,6 +98,7 @@ class ModelSession:
         return scored
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         self._check_health(committed)
         if draft.size == draft.roots:  # nobody drafted, or what was drafted has been committed by others
             self._forget()

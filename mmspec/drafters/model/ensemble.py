@@ -54,6 +54,7 @@ class ViewEnsemble:
     weights: Weights = field(default_factory=Adaptive)
 
     def capture(self, reserve: int) -> "ViewEnsemble":
+        """Return this object with its forwards captured; see `HFTarget.capture`."""
         return replace(self, target=self.target.capture(reserve))
 
     def begin(self, prompt: Sequence[Mapping[str, Any]]) -> tuple["EnsembleSession", Draft]:
@@ -81,6 +82,7 @@ class EnsembleSession(HFSession):
         self.said: Tensor | None = None  # [V, B, N, X] what each view says after the columns of the draft under way
 
     def watch(self, states: Sequence[int]) -> None:
+        """Hand out hidden states `states` with every score; see `HFSession.watch`."""
         if states:
             raise ValueError("an ensemble of views has no hidden states of its own: leave the learned stop out, or draft with one view")
 
@@ -112,6 +114,7 @@ class EnsembleSession(HFSession):
         self.weighing.learn(p.probs(), said.gather(2, index), real)
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         super().commit(keep.repeat(self.views, 1), most)
 
 

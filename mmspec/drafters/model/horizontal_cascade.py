@@ -27,14 +27,18 @@ class HorizontalCascade:
             raise ValueError(f"draft tokens is {self.draft_tokens}: the first drafter of a relay makes at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "HorizontalCascadeSession":
+        """Open the drafting session of one generation."""
         return HorizontalCascadeSession(self.first.begin(prompt, session), self.draft_tokens, self.then.begin(prompt, session))
 
 
 class HorizontalCascadeSession:
+    """Drafting session of one generation."""
+
     def __init__(self, first: DraftSession, draft_tokens: int, then: DraftSession):
         self.first, self.draft_tokens, self.then = first, draft_tokens, then
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         head = self.first.propose(pending, Budget(budget.left, min(self.draft_tokens, budget.length)), noise)
         made = head.size - head.roots
         if budget.length <= self.draft_tokens:
@@ -54,6 +58,7 @@ class HorizontalCascadeSession:
         return replace(draft, drafter_healthy=_both(head.drafter_healthy, tail.drafter_healthy))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         kept = told(draft, scored, verdict)
         self.first.observe(*kept, committed)
         self.then.observe(*kept, committed)
@@ -76,16 +81,21 @@ class LaterNoise:
 
     @property
     def coupled(self) -> bool:
+        """True where draft tokens and target values share noise."""
         return self.outer.coupled
 
     def value(self, position: Tensor) -> Keys:
+        """Keys of the values committed at `position` [B, N]."""
         return self.outer.value(position)
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """Keys of the draft tokens at `position` [B, N] of the round that began at `start` [B]."""
         return self.outer.draft_token(position, self.start, branch + (1 << 22))
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the acceptance tests at `position` [B, N]."""
         return self.outer.accept(position, start)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the residual draws at `position` [B, N]."""
         return self.outer.residual(position, start)

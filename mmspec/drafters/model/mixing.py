@@ -32,7 +32,8 @@ class Weighing(Protocol):
 class Weights(Protocol):
     """How an ensemble is mixed. Carries nothing between generations."""
 
-    def begin(self, rows: int, views: int, device: torch.device) -> Weighing: ...
+    def begin(self, rows: int, views: int, device: torch.device) -> Weighing:
+        """Return the weights of one generation of `rows` rows and `views` views."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Static:
             raise ValueError(f"weights are {given}: give one number for every view, none below 0 and not all 0")
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Fixed":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         given = (1.0,) * views if self.weights is None else self.weights
         if len(given) != views:
             raise ValueError(f"{len(given)} weights for {views} views: give one number for every view")
@@ -72,6 +74,7 @@ class ConfidenceWeights:
     """Each draft token comes from the one view whose best value is the most probable."""
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Surest":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         return _Surest()
 
 
@@ -101,6 +104,7 @@ class Adaptive:
         _check_window(self.window)
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Searching":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         return _Searching(simplex(views, round(1 / self.step), device), rows, self.window)
 
 
@@ -114,6 +118,7 @@ class InverseKL:
         _check_window(self.window)
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Inverse":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         return _Inverse(torch.eye(views, device=device), rows, self.window)
 
 

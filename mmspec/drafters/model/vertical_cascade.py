@@ -46,6 +46,7 @@ class VerticalCascade:
             raise ValueError(f"rounds and draft tokens are {self.rounds} and {self.draft_tokens}: each must be at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "VerticalCascadeSession":
+        """Open the drafting session of one generation."""
         if hasattr(self.middle, "guide"):
             return VerticalCascadeSession(self, Beside(self.middle.guide(session)), self.inner.begin(prompt, session))  # type: ignore[arg-type]
         own, _ = self.middle.begin(self.view(prompt, session))  # type: ignore[union-attr]
@@ -63,10 +64,12 @@ class Beside:
         return self.guide.root(pending) is not None
 
     def score(self, draft: Draft) -> Scored:
+        """Score the draft; see `TargetSession.score`."""
         self.scored = draft.size
         return self.guide.score(on_pending(draft))  # values that waited are in the target's cache by now
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.guide.close()
         self.scored = 0
 
@@ -79,11 +82,13 @@ class VerticalCascadeSession(ModelSession):
         self.plan, self.inner = plan, inner
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if isinstance(self.session, Beside) and not self.session.ready(pending):
             return self.inner.propose(pending, replace(budget, length=0), noise)
         return super().propose(pending, budget, noise)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         super().observe(draft, scored, verdict, committed)
         self.inner.observe(*told(draft, scored, verdict), committed)
 
@@ -169,15 +174,19 @@ class InnerNoise:
     coupled: bool
 
     def value(self, position: Tensor) -> Keys:
+        """Keys of the values committed at `position` [B, N]."""
         return self._keys(1, position)
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """Keys of the draft tokens at `position` [B, N] of the round that began at `start` [B]."""
         return self.value(position) if self.coupled else self._keys(2, position, start, branch)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the acceptance tests at `position` [B, N]."""
         return self._keys(3, position, start)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the residual draws at `position` [B, N]."""
         return self._keys(4, position, start)
 
     def _keys(self, role: int, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:

@@ -76,6 +76,7 @@ class Overlap:
         return Categorical(scores)
 
     def to(self, device: torch.device) -> "Overlap":
+        """Return this object with its tensors on `device`."""
         return Overlap(self.to_drafter.to(device), self.to_target.to(device), self.shared.to(device), self.size)
 
 
@@ -93,6 +94,7 @@ class Translated:
         return TranslatedSession(session, self.overlap.to(pending.nodes.device)), pending
 
     def capture(self, reserve: int) -> "Translated":
+        """Return this object with its forwards captured; see `HFTarget.capture`."""
         capture = getattr(self.target, "capture", None)
         return self if capture is None else replace(self, target=capture(reserve))
 
@@ -111,9 +113,11 @@ class TranslatedSession:
 
     @property
     def scored(self) -> int:
+        """Number of columns of the draft that have been scored."""
         return self.session.scored
 
     def score(self, draft: Draft) -> Scored:
+        """Score the draft; see `TargetSession.score`."""
         found = self.session.score(replace(draft, nodes=self.overlap.read(draft.nodes)))
         own = found.p.scores
         self.size = own.shape[-1]
@@ -130,4 +134,5 @@ class TranslatedSession:
             self.session.learn(own, columns, real & some)  # type: ignore[attr-defined]
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.session.commit(keep, most)

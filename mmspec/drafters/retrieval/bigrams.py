@@ -58,6 +58,7 @@ class Bigrams:
         return torch.where(self.pairs[place] == pair, self.counts[place], 0)
 
     def to(self, device: torch.device | str) -> Self:
+        """Return this object with its tensors on `device`."""
         return replace(self, pairs=self.pairs.to(device), counts=self.counts.to(device))
 
     def save(self, path: str | Path) -> None:

@@ -27,6 +27,7 @@ class Copy:
     source: Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session))
 
     def _source(self, row: int, text: list[int]) -> list[int]:
@@ -41,6 +42,8 @@ class Copy:
 
 
 class CopyRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, source: list[int]):
         self.source, self.next = source, 0  # next: what to copy
         self.output: list[int] = []
@@ -49,12 +52,14 @@ class CopyRow:
             self.places.setdefault(token, []).append(place)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             self.output.append(token)
             expected = self.next < len(self.source) and self.source[self.next] == token
             self.next = self.next + 1 if expected else self._align(token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         there = self
         if behind:
             there = copy(self)

@@ -115,17 +115,22 @@ class Retrieval:
             raise ValueError(f"shortest is {self.shortest} and longest {self.longest}: give 1 <= shortest <= longest <= {_SORTED}")
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: RetrievalRow(self, text), lambda length: self.nodes, self.nodes, unread_by(session))
 
 
 class RetrievalRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: Retrieval, text: list[int]):
         self.plan, self.recent = plan, deque(text, plan.longest)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         self.recent.extend(tokens)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         store = self.plan.datastore
         size, found = store.find_longest([*self.recent, *behind], self.plan.longest, self.plan.shortest)
         stride = max(1, -(-len(found) // self.plan.hits))

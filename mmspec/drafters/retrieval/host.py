@@ -21,7 +21,8 @@ DraftTokens = tuple[list[int], list[int]]
 class HostRow(Protocol):
     """One row's text. It is fed every token in order and asked what may follow."""
 
-    def extend(self, tokens: Sequence[int]) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Draft tokens on paths of at most `limit` tokens, parents before their children, as if the text went on with `behind`.
@@ -61,6 +62,7 @@ class HostSession:
         self.ended: list[bool] = []
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if not self.rows:
             self._open(len(pending.start))
         if budget.length == 0:
@@ -77,6 +79,7 @@ class HostSession:
         return pending.extend(nodes, parents, linear=self.width == 1, width=self.width, levels=budget.length)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         for row, values in zip(self.rows, committed.values, strict=True):
             if values:
                 row.extend(values)

@@ -36,6 +36,7 @@ class Lookup:
         return index
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: LookupRow(self, text), unread=unread_by(session))
 
 
@@ -48,6 +49,7 @@ class Index:
         self.behind: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token behind its latest occurrence
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             end = len(self.tokens)
             # an n-gram is entered when its continuation is known, so the text's own last n-gram never finds itself
@@ -57,14 +59,18 @@ class Index:
 
 
 class LookupRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: Lookup, text: list[int]):
         self.own, self.references = Index(plan.min_ngram, plan.max_ngram), plan.index
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         self.own.extend(tokens)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         text = [*self.own.tokens[-self.own.longest :], *behind]
         for size in range(min(self.own.longest, len(text)), self.own.shortest - 1, -1):
             ngram = tuple(text[-size:])

@@ -39,12 +39,15 @@ class NGram:
         return np.empty((0, 0), np.int64) if self.table is None else self.table.cpu().numpy()
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(
             prompt, lambda row, text: NGramRow(self, text), lambda length: self.drafts * length, self.drafts, unread_by(session)
         )
 
 
 class NGramRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: NGram, text: list[int]):
         self.plan, self.successors = plan, plan.successors
         self.recent: list[int] = []  # the longest context
@@ -53,6 +56,7 @@ class NGramRow:
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             for context in self._contexts(self.recent):
                 followers = self.counts.setdefault(context, {})
@@ -62,6 +66,7 @@ class NGramRow:
             self.recent = self._push(self.recent, token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         tokens: list[int] = []
         parents: list[int] = []
         recent = self.recent

@@ -166,6 +166,7 @@ class PoolDrafter:
             raise ValueError(f"own is {self.own}: what an occurrence in the row's own text counts is 0 or more")
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         host = HostSession(prompt, self._open, lambda length: self.nodes, self.nodes, unread_by(session))
         if isinstance(self.keys, tuple) and host.texts is not None and len(host.texts) != len(self.keys):
             raise ValueError(f"{len(self.keys)} keys for {len(host.texts)} rows: give one key per row, or one for all")
@@ -180,6 +181,8 @@ class PoolDrafter:
 
 
 class PoolRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: PoolDrafter, pool: Pool | None, text: list[int]):
         self.plan, self.pool = plan, pool
         self.text: list[int] = []
@@ -187,6 +190,7 @@ class PoolRow:
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             end = len(self.text)
             for size in range(1, min(self.plan.longest, end) + 1):
@@ -194,6 +198,7 @@ class PoolRow:
             self.text.append(token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         recent = [*self.text[-self.plan.longest :], *behind][-self.plan.longest :]
         for start in range(len(recent)):
             counts = self._after(tuple(recent[start:]), limit)

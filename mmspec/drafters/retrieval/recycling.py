@@ -33,6 +33,7 @@ class Recycling:
             raise ValueError(f"width and nodes are {self.width} and {self.nodes}: each must be at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "RecyclingSession":
+        """Open the drafting session of one generation."""
         return RecyclingSession(self)
 
 
@@ -52,6 +53,7 @@ class RecyclingSession:
         self.shapes: dict[int, list[tuple[Tensor, Tensor]]] = {}  # templates on the device
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if self.links is None or budget.length == 0:
             return pending
         rows = torch.arange(len(pending.start), device=pending.start.device)[:, None]
@@ -70,6 +72,7 @@ class RecyclingSession:
         return pending.extend(torch.cat(values, 1), torch.cat(parents, 1), width=self.plan.width, levels=len(levels))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         size = scored.p.scores.shape[-1]
         if self.links is None:
             shape = (len(draft.start), size + 1, self.plan.width)

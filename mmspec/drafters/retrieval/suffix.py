@@ -44,6 +44,7 @@ class Suffix:
         return automaton
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session))
 
 
@@ -128,17 +129,21 @@ class Automaton:
 
 
 class SuffixRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: Suffix, text: list[int]):
         self.plan, self.own, self.corpus = plan, Automaton(), plan.automaton
         self.state, self.matched = 0, 0  # in the corpus
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             self.own.append(token)
             self.state, self.matched = self.corpus.step(self.state, self.matched, token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         own = max(0, self.own.link[self.own.last])  # the longest suffix that also occurs elsewhere
         match, state, matched = self.own.length[own], self.state, self.matched
         for token in behind:

@@ -79,6 +79,7 @@ class Adapter(nn.Module):
         return head(self.norm(state))
 
     def guide(self, session: HFSession) -> "AdapterGuide":
+        """Return the guide of one generation on the target session `session`."""
         return AdapterGuide(self, session)
 
     def _start_idle(self) -> None:
@@ -104,6 +105,7 @@ class AdapterFamily:
     def forward(
         self, model: Adapter, layout: Layout, cache: SlotCache, state: AdapterFeed, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         out = model(state.states, layout.positions, layout.visible[:, None], cache)
         return model.own_logits(out[:, -keep:], self.head), None
 
@@ -130,6 +132,7 @@ class AdapterGuide:
         self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # per round since: values [B, M], exit states [B, M, H], which are real
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         assert scored.hidden is not None
         if scored.context is not None:
             ids, lengths, self.prompt = scored.context.ids, scored.context.lengths, scored.context.hidden
@@ -153,6 +156,7 @@ class AdapterGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         assert self.session is not None
         first = self.view.scored
         self.view.score(on_pending(draft))
@@ -165,9 +169,11 @@ class AdapterGuide:
         return self.session.score(draft)
 
     def share(self, draft: Draft, origin: Tensor) -> None:
+        """Hand this draft's partial forward to the target; see `Sharing.share`."""
         self.view.hand_over(draft, origin)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.session is not None
         real = self.kept[0][2]
         columns = torch.arange(real.shape[1], device=real.device)

@@ -25,6 +25,7 @@ class EarlyExit:
     layer: int | None = None
 
     def guide(self, session: HFSession) -> "ExitGuide":
+        """Return the guide of one generation on the target session `session`."""
         half = -(-len(stack(session.target.model)) // 2)
         return ExitGuide(ShallowView(session, half if self.layer is None else self.layer))
 
@@ -35,4 +36,5 @@ class ExitGuide(ViewGuide):
     view: ShallowView
 
     def share(self, draft: Draft, origin: Tensor) -> None:
+        """Hand this draft's partial forward to the target; see `Sharing.share`."""
         self.view.hand_over(draft, origin)

@@ -45,6 +45,7 @@ class SkipLayers:
         return SkipLayers(*(tuple(index for kind, index in chosen if kind == name) for name in ("layers", "attention", "mlp")))
 
     def guide(self, session: HFSession) -> ViewGuide:
+        """Return the guide of one generation on the target session `session`."""
         if self.layers is None and self.attention is None and self.mlp is None:
             model = session.target.model
             return ViewGuide(PartialForward(session, skips_of([every_other(sublayers(model), 0.5)], session)))
@@ -66,6 +67,7 @@ class SimilarLayers:
         check_share(self.share, self.window)
 
     def guide(self, session: HFSession) -> "SimilarGuide":
+        """Return the guide of one generation on the target session `session`."""
         return SimilarGuide(self, session)
 
 

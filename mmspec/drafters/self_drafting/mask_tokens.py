@@ -53,6 +53,7 @@ class MaskTokens(nn.Module):
         self.embedding.data.copy_(target.get_input_embeddings().weight.detach().mean(0).expand_as(self.embedding))
 
     def guide(self, session: HFSession) -> "MaskGuide":
+        """Return the guide of one generation on the target session `session`."""
         return MaskGuide(self, session)
 
 
@@ -67,6 +68,7 @@ class MaskGuide:
         self.level = self.known = 0
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return pending if self.view.ready else None
 
     @torch.no_grad()
@@ -79,9 +81,11 @@ class MaskGuide:
         return Scored(self.session.distribution(logits, draft, first))
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.logits, self.level, self.known = None, 0, 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         pass
 
 

@@ -41,6 +41,7 @@ class Swift:
             raise ValueError(f"every, guided and trials are {self.every}, {self.guided}, {self.trials}: at least 1, 1 and 0")
 
     def guide(self, session: HFSession) -> "SwiftGuide":
+        """Return the guide of one generation on the target session `session`."""
         return SwiftGuide(self, session)
 
 
@@ -106,6 +107,7 @@ class SwiftGuide(ViewGuide):
         self._adopt()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if self.rounds == 0:
             self.since = self.session.lengths - 1
         self.rounds += 1

@@ -35,6 +35,7 @@ class Windowed:
             raise ValueError(f"sinks and window are {self.sinks} and {self.window}: see 0 or more first values and 1 or more last ones")
 
     def guide(self, session: HFSession) -> ViewGuide:
+        """Return the guide of one generation on the target session `session`."""
         return ViewGuide(WindowView(session, self.sinks, self.window))
 
 
@@ -49,6 +50,7 @@ class WindowView(PartialForward):
         self.taken: Tensor | None = None  # [B, kept] the slot that each slot of the buffer was copied from
 
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         if self.taken is None or self.kept + draft.size >= self.capacity:
             self._copy(draft)
         small = self._layout(draft, layout, fresh)
@@ -56,6 +58,7 @@ class WindowView(PartialForward):
             return run(self.session, small, fresh)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         super().close()
         self.taken = None
 

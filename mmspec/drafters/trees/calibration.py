@@ -68,6 +68,7 @@ class Calibration:
         return [hit / tried for hit, tried in zip(hits, tries, strict=True)]
 
     def to_json(self) -> dict[str, list[list[int]]]:
+        """Return plain data that `json.dump` can write."""
         return {"hits": self.hits, "tries": self.tries}
 
     @staticmethod

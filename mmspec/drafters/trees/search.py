@@ -41,6 +41,7 @@ class OptTree:
             raise ValueError(f"delta is {self.delta}: a gain in expected length is 0 or more, such as 0.2")
 
     def stops(self, levels: Sequence[Tensor], beam: Tensor, nodes: int) -> Tensor:
+        """Return which rows [B] end their search; see `GrowthStop.stops`."""
         return expected(levels, nodes) - expected(levels[:-1], nodes) <= self.delta
 
 
@@ -70,6 +71,7 @@ class DynamicDepth:
             raise ValueError(f"threshold is {self.threshold}: a log-probability is 0 or less, such as -0.7")
 
     def stops(self, levels: Sequence[Tensor], beam: Tensor, nodes: int) -> Tensor | None:
+        """Return which rows [B] end their search; see `GrowthStop.stops`."""
         return beam.logsumexp(-1) < self.threshold if len(levels) in self.depths else None
 
 
@@ -94,6 +96,7 @@ class ExpandRerank:
             raise ValueError(f"width, depth and nodes are {self.width}, {self.depth}, {self.nodes}: each must be at least 1")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         rows, roots, device = len(draft.start), draft.roots, draft.start.device
         most = min(self.depth, budget.length)
         values: list[Tensor] = []  # per level, [B, n] candidates: their token, path log-probability, parent candidate and column

@@ -64,6 +64,7 @@ class Template:
         return Template(found)
 
     def to_json(self) -> list[list[int]]:
+        """Return plain data that `json.dump` can write."""
         return [list(path) for path in self.paths]
 
     @property
@@ -143,6 +144,7 @@ class StaticTree:
         return self.template.depth
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         start, last, width = draft.start, draft.roots - 1, self.template.width
         stages = _stages(self.template, budget.length, start.device)
         if not stages:

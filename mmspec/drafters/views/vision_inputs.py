@@ -38,6 +38,7 @@ class Looking(Multimodal):
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
+        """Open the cache and the state of one generation; see the family protocol."""
         own = {key: value for key, value in inputs.items() if key not in (POOLED, KEPT)}
         model = own_copy(model)
         with _pooling(model, inputs.get(POOLED)):

@@ -95,6 +95,7 @@ class PatchCodec(nn.Module):
         return torch.cat([*stream.push(codes.tolist()), *stream.close()]) if len(codes) else self.centres.new_zeros(0)
 
     def stream(self) -> "PatchStream":
+        """Open a stream that decodes codes to sound piece by piece."""
         return PatchStream(self)
 
     def save(self, folder: Path) -> None:
@@ -107,6 +108,7 @@ class PatchCodec(nn.Module):
 
     @staticmethod
     def load(folder: Path) -> "PatchCodec":
+        """Load what `save` wrote, in eval mode."""
         codec = PatchCodec(PatchCodecConfig(**json.loads((folder / "codec.json").read_text(encoding="utf-8"))))
         codec.load_state_dict(read_bytes(folder / "codec.safetensors"), strict=False)
         return codec.eval()

@@ -18,10 +18,12 @@ class WholeStream:
         self.decode, self.steps = decode, []
 
     def push(self, steps: list[Any]) -> Iterator[Tensor]:
+        """Decode the next codes and return the sound they complete."""
         self.steps += steps
         return iter(())
 
     def close(self) -> Iterator[Tensor]:
+        """Return what is left of the stream; see `SoundStream.close`."""
         if self.steps:
             yield self.decode(self.steps)
 
@@ -87,6 +89,7 @@ class WindowCodec:
         return self.rate / self.samples
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         if self.behind is None:
             return WholeStream(lambda steps: self.decode(torch.tensor(steps)).flatten().float().cpu())
         return PartsStream(self, self._parts(self.behind))

@@ -125,6 +125,7 @@ class HFCodec:
         return self.model.decode(audio_codes=codes).audio_values.flatten().float().cpu()
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         return WholeStream(self.decode) if self.parts is None else PartsStream(self, self.parts)
 
 

@@ -45,6 +45,7 @@ class BarkFamily:
         return (self.size + torch.arange(length - 1, -1, -1, device=inputs.ids.device)).expand(len(inputs.ids), -1), inputs.mask
 
     def begin(self, model: Any, inputs: Any, capacity: int) -> tuple[SlotCache, Tensor | None]:
+        """Open the cache and the state of one generation; see the family protocol."""
         cache, embed = SlotCache(self.layers, capacity), model.input_embeds_layer
         if inputs.beside is None:
             return cache, None
@@ -54,6 +55,7 @@ class BarkFamily:
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Tensor | None, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         embeds = model.input_embeds_layer(layout.ids.clamp(max=self.size - 1))
         if state is not None:
             place = (state.shape[1] - 1 - (layout.ids - self.size)).clamp(0, state.shape[1] - 1)

@@ -207,6 +207,7 @@ class CodecLM(SpeechModel):
         return (*spoken, *self.extra)
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         return _Codes(self.codec.stream(), self.places, self.end)
 
 

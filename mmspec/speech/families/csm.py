@@ -138,6 +138,7 @@ class CsmModel(FrameModel):
     # --- sound --------------------------------------------------------------------------------------------------------
 
     def stream(self) -> "FrameStream":
+        """Open a stream that decodes codes to sound piece by piece."""
         return FrameStream(self.codec.stream(), self.model.config.codebook_eos_token_id)
 
 
@@ -194,9 +195,11 @@ class FrameStream:
         self.sound, self.end = sound, end
 
     def push(self, steps: list[list[int]]) -> Iterator[Tensor]:
+        """Decode the next codes and return the sound they complete."""
         return self.sound.push([step for step in steps if any(code != self.end for code in step[:-1])])
 
     def close(self) -> Iterator[Tensor]:
+        """Return what is left of the stream; see `SoundStream.close`."""
         return self.sound.close()
 
 

@@ -128,6 +128,7 @@ class DelayModel(SpeechModel):
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Texts, capacity: int) -> tuple[SlotCache, EncodedText]:
+        """Open the cache and the state of one generation; see the family protocol."""
         theirs = inputs.writer
         if (theirs.delays, theirs.size, theirs.start) != (self.delays, self.size, self.start):
             raise ValueError(
@@ -156,6 +157,7 @@ class DelayModel(SpeechModel):
     # --- sound --------------------------------------------------------------------------------------------------------
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         return DelayStream(self.codec.stream(), self.delays, self.codes)
 
 
@@ -168,10 +170,12 @@ class DelayStream:
         self.done = 0  # frames passed on
 
     def push(self, steps: list[list[int]]) -> Iterator[Tensor]:
+        """Decode the next codes and return the sound they complete."""
         self.steps += steps
         frames = undelayed(self.steps, self.delays, self.done)
         self.done += len(frames)
         return self.sound.push([frame for frame in frames if max(frame) < self.codes])
 
     def close(self) -> Iterator[Tensor]:
+        """Return what is left of the stream; see `SoundStream.close`."""
         return self.sound.close()

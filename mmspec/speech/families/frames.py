@@ -73,6 +73,7 @@ class FrameModel(SpeechModel):
         return ids[None, :, None].expand(rows, -1, self.books), inputs.mask.bool()
 
     def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.layers, capacity), inputs
 
     def forward(

@@ -66,6 +66,7 @@ class PocketFamily:
         return place[None, :, None].expand(*ids.shape, model.config.latent_dim), mask.to(model.device)
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Tensor]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(model.config.num_hidden_layers, capacity), embedded(model, inputs)
 
     def forward(

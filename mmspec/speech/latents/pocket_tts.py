@@ -37,6 +37,7 @@ class Spoken(DefaultStopping):
         self._over = torch.zeros(len(frames_left), 1, dtype=torch.bool, device=after.device)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        """Record what the round committed."""
         length = verdict.values.shape[1]
         place = draft.start[:, None] + torch.arange(length, device=draft.start.device)
         real = place < (draft.start + verdict.count)[:, None]

@@ -126,6 +126,7 @@ class Streams:
     count: int
 
     def begin(self, prompt: Any) -> tuple["StreamsSession", Draft]:
+        """Open a session on `prompt`; see `Target.begin`."""
         session, pending = self.target.begin(prompt)
         rows = len(pending.start) // self.count
         return StreamsSession(session, self.count), Draft.root(pending.nodes[:rows, 0], pending.start[:rows])
@@ -139,15 +140,18 @@ class StreamsSession:
 
     @property
     def scored(self) -> int:
+        """Number of columns of the draft that have been scored."""
         return self.session.scored
 
     def score(self, draft: Draft) -> Scored:
+        """Score the draft; see `TargetSession.score`."""
         nodes, parents, start = (torch.cat([part] * self.count) for part in (draft.nodes, draft.parents, draft.start))
         scored = self.session.score(replace(draft, nodes=nodes, parents=parents, start=start, q=None, drift=None, score=None))
         assert scored.healthy is not None
         return replace(scored, healthy=scored.healthy.view(self.count, -1).all(0))
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.session.commit(torch.cat([keep] * self.count), most)
 
 
@@ -186,6 +190,7 @@ class VibeVoiceFamily:
         return values, torch.cat([mask] + [last] * (self.streams - 1))
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Session]:
+        """Open the cache and the state of one generation; see the family protocol."""
         told, word = embedded(model, inputs), model.get_input_embeddings()
         start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(told)
         embeds = torch.cat([told, start, word(inputs["input_ids"].to(model.device))][: self.streams])

@@ -73,6 +73,7 @@ class Recogniser(nn.Module):
 
     @staticmethod
     def load(folder: Path) -> "Recogniser":
+        """Load what `save` wrote, in eval mode."""
         found = json.loads((folder / "recogniser.json").read_text(encoding="utf-8"))
         model = Recogniser(RecogniserConfig(**{**found, "words": tuple(found["words"])}))
         model.load_state_dict(read_bytes(folder / "recogniser.safetensors"), strict=False)

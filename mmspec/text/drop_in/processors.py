@@ -28,6 +28,7 @@ class ProcessorContext:
 
     @property
     def length(self) -> int:
+        """Number of tokens in the longest row."""
         return self.prompt.shape[1]
 
 

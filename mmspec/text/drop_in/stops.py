@@ -44,6 +44,7 @@ class StopTogether:
 
     @property
     def length(self) -> int:
+        """Number of tokens in the longest row."""
         return max(self.most if first is None else first for first in self.first)
 
 

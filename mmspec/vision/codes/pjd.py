@@ -55,6 +55,7 @@ class PJD:
             )
 
     def way(self, lines: RasterRows) -> RowMethod:
+        """The decoding method as the engine runs it."""
         start = math.ceil(self.coverage * lines.raster.width)
         rows = self.rows or 2 * math.ceil(lines.raster.width / start)
         drafter = RowWindow(lines.raster, self.couple, self.init, self.window)
@@ -87,6 +88,7 @@ class RowWindow:
     window: int
 
     def begin(self, prompt: Any, session: Any) -> "RowWindowSession":
+        """Open the drafting session of one generation."""
         return RowWindowSession(self, session)
 
 
@@ -98,12 +100,14 @@ class RowWindowSession:
         self.expected: Tensor | None = None
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         seen = self.inner.seen
         if seen is not None:  # what was seen in one line says nothing of another
             self.inner.seen = replace(seen, left=torch.where(pending.start == self.expected, seen.left[:, 0], 0)[:, None])
         return self.inner.propose(pending, budget, turned(noise, pending))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         # The distribution of a value that was put off is not used up, so distributions are counted by what was committed; lanes that ran
         # nothing saw none.
         self.expected = torch.where(draft.valid[:, 0], draft.start + verdict.count, -1)
@@ -118,6 +122,7 @@ class RowWindows(WindowSession):
         self.pictures = pictures
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         super().observe(draft, scored, verdict, committed)
         board = self._board(draft)
         assert isinstance(board, Board)  # the window has a raster

@@ -73,12 +73,15 @@ class TurnNoise(Noise):
     offset: int = 0
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """Keys of the draft tokens at `position` [B, N] of the round that began at `start` [B]."""
         return Noise.draft_token(self, position, start + self.offset, branch)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the acceptance tests at `position` [B, N]."""
         return Noise.accept(self, position, start + self.offset)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the residual draws at `position` [B, N]."""
         return Noise.residual(self, position, start + self.offset)
 
 
@@ -110,6 +113,7 @@ class RowStreamStopping(DefaultStopping):
         self.pending = self._schedule()
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        """Record what the round committed."""
         if self.log_q is not None:
             self._write(self.log_q, verdict, scored.p.log_prob(verdict.values[:, :1]).to(self.log_q.dtype))
         verdict, committed = super().commit(draft, scored, verdict)

@@ -30,6 +30,7 @@ class RowTarget:
     opening: Draft
 
     def begin(self, prompt: Any) -> tuple["RowSession", Draft]:
+        """Open a session on `prompt`; see `Target.begin`."""
         session, _ = self.target.begin(prompt)
         return RowSession(session), self.opening
 
@@ -102,6 +103,7 @@ class RowSession:
 
     @torch.no_grad()
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         assert self.slots is not None
         kept = self._each(keep)
         slots = torch.where(kept >= 0, self.slots.gather(2, kept.clamp_min(0)), self.scratch)
@@ -109,4 +111,5 @@ class RowSession:
         self.slots, self.scored = None, 0
 
     def watch(self, states: Any) -> None:
+        """Hand out hidden states `states` with every score; see `HFSession.watch`."""
         raise ValueError("drafters that read hidden states do not work by rows: use the none or a window drafter")

@@ -40,6 +40,7 @@ class ZipAR:
             raise ValueError(f"window is {self.window}: a row needs at least 1 token of the row above")
 
     def way(self, lines: RasterRows) -> RowMethod:
+        """The decoding method as the engine runs it."""
         width, height = lines.raster.width, lines.raster.height
         window = min(self.window, width)
         busy = width + (window < width or lines.ended)  # rounds a row is under way for, that of its last cell included
@@ -64,6 +65,7 @@ class Opening:
     """Remembers the first tokens of rows that widen their window, and the distributions they were drawn from. Proposes no draft tokens."""
 
     def begin(self, prompt: Any, session: Any) -> "OpeningSession":
+        """Open the drafting session of one generation."""
         return OpeningSession()
 
 
@@ -72,11 +74,13 @@ class OpeningSession:
         self.waiting: tuple[Tensor, Categorical, Tensor] | None = None
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if self.waiting is None:
             return replace(pending, aux=Candidate(pending.aux, pending.nodes[:, 0], None, torch.zeros_like(pending.aux.opening)))
         return replace(pending, aux=Candidate(pending.aux, *self.waiting))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         waits = draft.aux.front.opening & draft.valid[:, 0] & (verdict.count == 0)
         self.waiting = verdict.values[:, 0], scored.p, waits
 

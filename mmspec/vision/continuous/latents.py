@@ -101,6 +101,7 @@ class Latents:
         return ids, torch.ones(len(inputs), 1, dtype=torch.bool, device=inputs.device)
 
     def begin(self, model: Any, inputs: Tensor, capacity: int) -> tuple[SlotCache, Tensor]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.model.config.num_hidden_layers, capacity), self.model.prefix(inputs)
 
     def forward(

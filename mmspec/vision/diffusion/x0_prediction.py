@@ -57,6 +57,7 @@ class X0Prediction:
         return self.weight[step][..., None] * (x0.clamp(-self.most, self.most) - x0)
 
     def to(self, device: torch.device | str) -> "X0Prediction":
+        """Return this object with its tensors on `device`."""
         return X0Prediction(self.state.to(device), self.output.to(device), self.weight.to(device), self.most)
 
 

@@ -103,6 +103,7 @@ class ImageModel(ABC):
         return ids.expand(len(inputs.mask), -1), inputs.mask
 
     def begin(self, model: Any, inputs: Prompt, capacity: int) -> tuple[SlotCache, Prompt]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.layers, capacity), inputs
 
     def forward(

@@ -56,6 +56,7 @@ class Chameleon(ImageModel):
         return Raster.grid(height, width, self.codes, row_end=row_end, tail=range(first, first + self.tail))
 
     def resized(self, size: Size) -> "Chameleon":
+        """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         other = copy(self)
         other.raster = self._raster(size)
         return other
@@ -74,13 +75,17 @@ class Chameleon(ImageModel):
         return self.processor(text=texts, return_for_text_completion=True, padding=True, return_tensors="pt")
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.model.embed_tokens(self.vocabulary.tokens(values))
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         return states(self.model.model, embeds, layout, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.vocabulary.logits(hidden, self.model.lm_head.weight)
 
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return decoded(self.to_pictures, codes, "Chameleon")

@@ -47,6 +47,7 @@ class Emu3(ImageModel):
         return Raster.grid(height, width, self.codes, row_end=self.codes, tail=tail)
 
     def resized(self, size: Size) -> "Emu3":
+        """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         other = copy(self)
         other.raster = self._raster(size)
         return other
@@ -82,14 +83,18 @@ class Emu3(ImageModel):
                 )
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.decoder.embed_tokens(self.vocabulary.tokens(values))
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         return states(self.decoder, embeds, layout, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.vocabulary.logits(hidden, self.model.lm_head.weight)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return as_pictures(self.model.model.vqmodel.decode(codes))

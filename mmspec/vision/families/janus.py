@@ -64,14 +64,18 @@ class Janus(ImageModel):
         return torch.where((ids == config.bos_token_id) | (ids == image), ids, config.pad_token_id)
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.prepare_embeddings_for_image_generation(values)
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         return states(self.decoder, embeds, layout, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.model.model.generation_head(hidden)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return as_pictures(rearrange(self.model.decode_image_tokens(codes.flatten(1)), "b h w c -> b c h w"))

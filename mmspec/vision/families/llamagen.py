@@ -78,14 +78,18 @@ class LlamaGenPictures(ImageModel):
         return Prompt.of(self.model.cls_embedding(features.to(self.model.dtype)), mask)
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.tok_embeddings(values)
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         cells = (layout.positions - prompt.lengths[:, None]).clamp(min=-1, max=self.raster.length - 1)
         return self.model(embeds, cells, layout.visible[:, None], cache)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.model.output(hidden)
 
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return decoded(self.to_pictures, codes, type(self.model).__name__)
