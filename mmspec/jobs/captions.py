@@ -13,7 +13,7 @@ from mmspec.core.stats import Stats
 from mmspec.drafters.model.ensemble import Views
 from mmspec.drafters.views.text_views import retold
 from mmspec.jobs import Facts, Job, JsonLines, Lines, Processes, Reject, Report
-from mmspec.jobs.text import COUNTED, identity
+from mmspec.jobs.text import COUNTED, text_job_identity
 from mmspec.loading.text import Pair, load_pair
 from mmspec.run.config import Config
 from mmspec.text.inputs.clips import FrameSampling
@@ -222,7 +222,7 @@ def frame_counts(processor: Any, request: VisionPrompt) -> tuple[int, ...]:
         return (0,) * len(request.clips)
 
 
-def make_job(asked: CaptionJobSpec) -> Job:
+def make_caption_job(asked: CaptionJobSpec) -> Job:
     """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written."""
     from mmspec.utils.provenance import provenance
 
@@ -236,9 +236,9 @@ def make_job(asked: CaptionJobSpec) -> Job:
             "give --draft-length a number, so that a job that goes on says the same"
         )
     work = CaptionRecord(pair, asked.prompt, root, asked.sampling)
-    model, options = identity(pair)
-    seen = {"pictures": fingerprint(pair.processor.image_processor)}
-    seen |= {"clips": fingerprint(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
+    model, options = text_job_identity(pair)
+    seen = {"pictures": processor_digest(pair.processor.image_processor)}
+    seen |= {"clips": processor_digest(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
     sampling = {name: value for name, value in asdict(asked.sampling).items() if value is not None}
     return Job(
         source=source,
@@ -256,7 +256,7 @@ def make_job(asked: CaptionJobSpec) -> Job:
     )
 
 
-def fingerprint(processor: Any) -> str:
+def processor_digest(processor: Any) -> str:
     """A digest of all settings of an image or video processor."""
     return hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
 

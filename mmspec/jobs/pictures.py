@@ -13,7 +13,7 @@ from mmspec.vision.continuous.generation import WINDOW, ContinuousPictures, way_
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.generation import Pictures, generate
-from mmspec.vision.quality.contact_sheets import to_bytes
+from mmspec.vision.quality.contact_sheets import picture_bytes
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
@@ -67,7 +67,7 @@ class Draw:
     totals: PictureTotals = field(default_factory=PictureTotals)
 
     def __post_init__(self):
-        sampling_of(self.loaded, self.options)  # what it has no use for is told before anything is drawn
+        generate_options(self.loaded, self.options)  # what it has no use for is told before anything is drawn
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
         """The record as it is. ValueError for no prompt, a class the model has not, or a seed that is no number."""
@@ -87,11 +87,11 @@ class Draw:
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
         model = self.loaded.model
         seeds = [record.get("seed", self.seed + index) for index, record in batch]
-        out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **sampling_of(self.loaded, self.options))
+        out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **generate_options(self.loaded, self.options))
         self.totals.add(out)
         for row, (_, record) in enumerate(batch):
             picture = out.model.decode(out.tokens[row : row + 1])[0]
-            yield to_bytes(picture), record | {"seed": seeds[row]}
+            yield picture_bytes(picture), record | {"seed": seeds[row]}
 
     def measures(self) -> dict[str, float]:
         """What was counted so far."""
@@ -107,7 +107,7 @@ def _by_class(model: ImageModel) -> bool:
     return getattr(model.model.config, "condition", None) == "class"
 
 
-def sampling_of(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
+def generate_options(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
     """`options` as `generate` takes them, what is said of a head's chain in a `Sampling`. ValueError for that where codes are drawn."""
     rest = {name: value for name, value in options.items() if name not in ("head_steps", "sigma_out")}
     if not isinstance(loaded.model, ContinuousPictures):
@@ -129,7 +129,7 @@ def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, 
     return {"head": found.head, "head_steps": chain.steps, "sigma_out": chain.sigma_out, "window": window}
 
 
-def identity(work: Draw, drafts: bool) -> dict[str, str]:
+def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
     """What the pictures follow from beside prompts and options: fingerprints of the target, its config and codebook, of the text encoder,
     and, where the method `drafts` with it, of the trained net. Of continuous tokens also of the autoencoder and of the chain's numbers."""
     from mmspec.jobs.engine.fingerprints import weights
@@ -156,7 +156,7 @@ def _continuous_identity(work: Draw) -> dict[str, str]:
     if (way.accept is not None or way.form == "sets") and found.drafter is not None:
         facts["drafter"] = weights(found.drafter) + _config(found.drafter)
     if found.head != "mixture":
-        sampling = sampling_of(work.loaded, work.options)["sampling"].filled(found.model.config)
+        sampling = generate_options(work.loaded, work.options)["sampling"].filled(found.model.config)
         noise_schedule = sampling.noise_schedule(work.options.get("temperature", 1.0))
         tables = [
             [f"{x:.9g}" for x in table.tolist()]

@@ -174,7 +174,7 @@ def digest(*parts: Any) -> str:
     return found.hexdigest()
 
 
-def identity(recommender: Recommender, drafts: bool = True) -> dict[str, str]:
+def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -> dict[str, str]:
     """What recommendations follow from beside records and options: fingerprints of the target, its config, the catalogue, and, where it
     `drafts`, of the drafter. Drafts do not show in strict results, but in the last bit of a score."""
     from mmspec.jobs.engine.fingerprints import weights

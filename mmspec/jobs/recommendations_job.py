@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
-from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, identity
+from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, recommendation_job_identity
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.methods import mode_of
@@ -48,7 +48,7 @@ class RecommendationJobSpec:
     history_column: str = "history"
 
 
-def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) -> Job:
+def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) -> Job:
     """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written.
 
     Batch size and rows are among the options that make two jobs the same: users that are searched for together share their matrix
@@ -65,7 +65,7 @@ def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) ->
         asked.model, asked.catalogue, drafter, asked.dtype, device_of(Processes.here().device(asked.device))
     )
     mode = asked.mode or ("plain" if loaded.drafter is None else "strict")
-    mask = None if asked.only is None else only(asked.only, loaded.catalogue)
+    mask = None if asked.only is None else read_allowed_items(asked.only, loaded.catalogue)
     options = {"k": asked.k, "mode": mode, "width": asked.width, "unseen": asked.unseen, "temperature": asked.temperature}
     names = {"user": asked.user_column, "history": asked.history_column, "user_type": id_class}
     work = Recommend(loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed, **names)
@@ -82,7 +82,7 @@ def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) ->
         check=work.check,
         measures=work.measures,
         out=asked.out,
-        model=identity(loaded),
+        model=recommendation_job_identity(loaded),
         options=told,
         batch_size=asked.batch_size,
         shard_size=asked.shard_size,
@@ -173,7 +173,7 @@ def _users(work: Recommend, source: ParquetRows) -> Iterator[User]:
 # --- what is in stock ---------------------------------------------------------------------------------------------------
 
 
-def only(path: str, catalogue: Catalogue) -> Tensor:
+def read_allowed_items(path: str, catalogue: Catalogue) -> Tensor:
     """The items that a file names, [items] bool: one a line, or the column "item" of a Parquet file. ValueError names what is wrong."""
     items = _listed(path)
     if all(type(item) is int for item in catalogue.items):

@@ -13,7 +13,7 @@ from mmspec.run.options import rule_of
 from mmspec.speech.families.base import one_voice_each
 from mmspec.speech.generation import stream, synthesize
 from mmspec.speech.sound.audio import at_rate
-from mmspec.speech.sound.files import to_bytes
+from mmspec.speech.sound.files import sound_bytes
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
@@ -56,7 +56,7 @@ class Say:
         for wave, record, voice, seed in zip(out.waveforms, records, voices, seeds, strict=True):
             self.spent["sound"] += len(wave) / model.rate
             told = record | {"voice": voice, "seed": seed, "seconds": round(len(wave) / model.rate, 6)}
-            yield to_bytes(at_rate(wave, model.rate, rate), rate, self.form), told
+            yield sound_bytes(at_rate(wave, model.rate, rate), rate, self.form), told
 
     def _voice(self, record: dict[str, Any]) -> Any:
         return record.get("voice") or self.voice or next(iter(self.speaker.model.voices), None)
@@ -77,7 +77,7 @@ class Say:
         return {name: getattr(self.stats, name) for name in COUNTED} | {"drift": self.stats.drift or 0.0, **self.spent}
 
 
-def identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model, options) of a job: what its sounds follow from, besides the texts. Where files lie and what runs them is left out."""
     from mmspec.jobs.engine.fingerprints import weights
 

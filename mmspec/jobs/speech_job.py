@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes
-from mmspec.jobs.speech import Say, identity
+from mmspec.jobs.speech import Say, speech_job_identity
 from mmspec.loading.speech import Speaker, load_speaker
-from mmspec.speech.sound.files import SUBTYPES, to_bytes
+from mmspec.speech.sound.files import SUBTYPES, sound_bytes
 from mmspec.utils.devices import device_of
 
 OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
@@ -43,7 +43,7 @@ class SpeechJobSpec:
     dtype: str = "float32"
 
 
-def make_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
+def make_speech_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
     """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written."""
     from mmspec.utils.provenance import provenance
 
@@ -58,7 +58,7 @@ def make_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
             f"accept {asked.accept!r} draws otherwise with another draft length, and {asked.draft_length!r} follows the clock: "
             "give draft length a number, so that a job that goes on says the same"
         )
-    model, told = identity(work)
+    model, told = speech_job_identity(work)
     return Job(
         source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
         sink=NumberedFiles(f".{asked.form}", "sounds"),  # pyright: ignore[reportArgumentType] - its extension is the class's
@@ -82,4 +82,4 @@ def check_format(form: str, rate: int | None) -> None:
     if rate is not None and not 1000 <= rate <= 192_000:
         raise ValueError(f"sample rate is {rate}: give 1000 to 192000 samples a second")
     if rate is not None:
-        to_bytes(np.zeros(1, np.float32), rate, form)
+        sound_bytes(np.zeros(1, np.float32), rate, form)

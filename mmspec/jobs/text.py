@@ -75,7 +75,7 @@ def run_bulk(
         yield from work(numbered[first : first + batch_size])
 
 
-def identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+def text_job_identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
     """(model, options) of a job: what its outputs follow from, besides the prompts. Where files lie and what runs them is left out."""
     from mmspec.jobs.engine.fingerprints import weights
 

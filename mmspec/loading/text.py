@@ -12,7 +12,7 @@ from mmspec import minis
 from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
 from mmspec.run.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
-from mmspec.text.inputs.vision_inputs import VisionPrompt, look
+from mmspec.text.inputs.vision_inputs import VisionPrompt, process_vision_inputs
 from mmspec.utils.devices import device_of
 
 MINIS = {"mini": "text", "vlm": "vlm"}
@@ -75,7 +75,7 @@ class Pair:
             from mmspec.models.families.registry import SEES
 
             raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
-        found, target = look(self.processor, requests, self.name, self.chat), self.target
+        found, target = process_vision_inputs(self.processor, requests, self.name, self.chat), self.target
         exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
         dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
         return {key: value.to(target.device, dtypes[key]) for key, value in found.items()}

@@ -33,7 +33,7 @@ def load_images(folder: Path) -> dict[str, Any]:
         captions = T5Captions(_encoder(folder / "captions"), processor, model.config.prefix)
     target = LlamaGenPictures(
         model,
-        to_pictures=lambda codes: tokens.decode(vq, codes),
+        to_pictures=lambda codes: tokens.decode_codes(vq, codes),
         codebook=tokens.codebook(vq).detach(),
         captions=captions,
         labels=labels,

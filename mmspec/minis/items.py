@@ -53,7 +53,7 @@ def write_model(folder: Path, model: Any) -> None:
     write_folder(folder, json.loads(model.config.to_json_string()), weights, lambda found: (found / "config.json").exists())
 
 
-def note(folder: Path, part: str, facts: dict[str, Any]) -> None:
+def write_facts(folder: Path, part: str, facts: dict[str, Any]) -> None:
     """Write down `facts` about one `part` of the mini in `folder` ("target", or a drafter by name), and its card anew."""
     path = folder / FIGURES
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -65,7 +65,7 @@ def may_mirror(row: Mapping[str, Any]) -> bool:
     return row["group"] not in ("Symbols", "Flags") and not _SIDED.search(row["name"])
 
 
-def kinds(rows: Sequence[Mapping[str, Any]], least: int = 24) -> tuple[np.ndarray, list[str]]:
+def emoji_classes(rows: Sequence[Mapping[str, Any]], least: int = 24) -> tuple[np.ndarray, list[str]]:
     """A class for every emoji, [N], and the classes' names: "group: subgroup", or "group: other" for subgroups of fewer than `least`."""
     count = Counter((row["group"], row["subgroup"]) for row in rows)
     named = [f"{row['group']}: {row['subgroup'] if count[row['group'], row['subgroup']] >= least else 'other'}" for row in rows]

@@ -92,7 +92,7 @@ def _thing(pick: random.Random, corner: int) -> Thing:
     return Thing(pick.choice(list(COLOURS)), pick.choice(SHAPES), size, PLACES[corner], x, y, radius, tint)  # pyright: ignore
 
 
-def draw(scene: Scene) -> Image.Image:
+def draw_scene(scene: Scene) -> Image.Image:
     """The picture of a scene, SIDE x SIDE, RGB."""
     picture = Image.new("RGB", (SIDE * _FINE, SIDE * _FINE), BACKGROUNDS[scene.background])
     pen = ImageDraw.Draw(picture)
@@ -117,7 +117,7 @@ def _fill(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: floa
         pen.polygon([(x + radius * r * math.sin(a), low - radius * r * math.cos(a)) for r, a in zip(reach, turns, strict=True)], fill=ink)
 
 
-def caption(scene: Scene, name: str = "the picture") -> str:
+def scene_caption(scene: Scene, name: str = "the picture") -> str:
     """What a scene shows, in reading order."""
     first = f"{name} shows {_counted(len(scene.things), '', 'shape')} on a {scene.background} background."
     return " ".join([first, *(_told(thing) for thing in scene.things)])
@@ -125,7 +125,7 @@ def caption(scene: Scene, name: str = "the picture") -> str:
 
 def caption_pair(left: Scene, right: Scene) -> str:
     """What two pictures show."""
-    return f"{caption(left, 'the left picture')} {caption(right, 'the right picture')}"
+    return f"{scene_caption(left, 'the left picture')} {scene_caption(right, 'the right picture')}"
 
 
 def questions(scene: Scene, pick: random.Random) -> list[Question]:
@@ -133,7 +133,7 @@ def questions(scene: Scene, pick: random.Random) -> list[Question]:
     thing, at = pick.choice(scene.things), pick.choice(["in", "at"])
     here = f"{at} the {thing.place}"
     named = thing.shape if pick.random() < 0.7 else "shape"
-    asked = [Question(pick.choice(DESCRIBE), caption(scene), "describe"), _count(scene, pick), _presence(scene, pick)]
+    asked = [Question(pick.choice(DESCRIBE), scene_caption(scene), "describe"), _count(scene, pick), _presence(scene, pick)]
     told = f"the {named} in the {thing.place} is"
     asked.append(Question(f"what colour is the {named} {here}?", f"{told} {thing.colour}.", "colour"))
     sizing = pick.choice([f"what size is the {named} {here}?", f"is the {named} {here} small or large?"])
@@ -160,7 +160,7 @@ def questions_pair(left: Scene, right: Scene, pick: random.Random) -> list[Quest
     return [Question(pick.choice(DESCRIBE_BOTH), caption_pair(left, right), "describe"), count]
 
 
-def kinds(words: Sequence[str]) -> list[str]:
+def word_kinds(words: Sequence[str]) -> list[str]:
     """What each word of an answer takes from the picture: colour, shape, number, size, place, background; or "function": nothing."""
     found = [_KINDS.get(word, "function") for word in words]
     for turn, word in enumerate(words[1:]):

@@ -65,7 +65,7 @@ class ItemDistribution(ABC):
     """A source of such scores, built from histories over one catalogue: a frozen dataclass without slots, its tensors on any device."""
 
     kind: ClassVar[str]
-    mark: int  # `fingerprint` of the catalogue's paths
+    mark: int  # `path_checksum` of the catalogue's paths
 
     @abstractmethod
     def scores(self, shown: Tensor) -> Tensor:
@@ -123,12 +123,12 @@ class ItemDistribution(ABC):
             found = cls.restored(told | tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no whole {cls.kind}: {error} is missing or wrong; build it again") from None
-        if found.mark != fingerprint(catalogue):
+        if found.mark != path_checksum(catalogue):
             raise ValueError(f"{path} is of another catalogue: build the {cls.kind} from this one's histories")
         return found
 
 
-def fingerprint(catalogue: Catalogue) -> int:
+def path_checksum(catalogue: Catalogue) -> int:
     """A number that tells catalogues with different paths apart."""
     return zlib.crc32(catalogue.distinct.contiguous().numpy().tobytes())
 
@@ -217,7 +217,7 @@ class Followers:
         return scores.scatter_add(1, self.path[found].long().flatten(1), more.flatten(1))
 
 
-def counted(context: Tensor, path: Tensor, weight: Tensor, paths: int) -> tuple[Tensor, Tensor, Tensor]:
+def sum_counts(context: Tensor, path: Tensor, weight: Tensor, paths: int) -> tuple[Tensor, Tensor, Tensor]:
     """What entries of the same context and path weigh together: contexts, paths and sums, sorted by the two."""
     key, place = torch.unique(context * paths + path, return_inverse=True)
     return key // paths, key % paths, torch.zeros(len(key), dtype=torch.float64).index_add_(0, place, weight.double())

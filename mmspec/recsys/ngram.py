@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, counted, fingerprint
+from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, path_checksum, sum_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Order:
     @staticmethod
     def of(keys: Tensor, context: Tensor, path: Tensor, paths: int, most: int) -> "Order":
         """From events [E]: the number of the context each followed, and its path."""
-        context, path, count = counted(context, path, torch.ones(len(path)), paths)
+        context, path, count = sum_counts(context, path, torch.ones(len(path)), paths)
         whole = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, context, count)
         share = (count - _discount(count)) / whole[context]
         follow = Followers.of(context, path, share, len(keys), most)
@@ -57,7 +57,7 @@ class ItemNGram(ItemDistribution):
             if not bool(follow.any()):
                 break
             orders.append(Order.of(keys, code[:-1][follow], events.path[1:][follow], events.paths, most))
-        return ItemNGram(events.popularity, tuple(orders), fingerprint(catalogue))
+        return ItemNGram(events.popularity, tuple(orders), path_checksum(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
         paths = len(self.popularity)

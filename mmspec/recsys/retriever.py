@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, counted, fingerprint
+from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, path_checksum, sum_counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +41,10 @@ class Retriever(ItemDistribution):
         events = Flat.of(catalogue, histories)
         pairs = [_apart(events, gap) for gap in range(1, min(within, len(events.path)) + 1)]
         context, follower, share = (torch.cat(column) for column in zip(*pairs, strict=True))
-        before, path, weight = counted(context, follower, share, events.paths)
+        before, path, weight = sum_counts(context, follower, share, events.paths)
         whole = torch.zeros(events.paths, dtype=torch.float64).index_add_(0, before, weight)
         near = Followers.of(before, path, weight / whole[before], events.paths, neighbours)
-        return Retriever(events.popularity, near, within, popular, _again(events), fingerprint(catalogue))
+        return Retriever(events.popularity, near, within, popular, _again(events), path_checksum(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
         newest = shown[:, -self.within :]

@@ -253,18 +253,18 @@ def draw_for(rule: Accept) -> shapes.Draw:
         return shapes.Warped(rule.warp)
     if rule.uses_q:
         return shapes.sampled
-    return shapes.drawn if rule.coupled else shapes.best
+    return shapes.drawn if rule.coupled else shapes.most_likely
 
 
 def pick_for(rule: Accept) -> shapes.Pick:
     """How siblings are chosen for `rule`."""
     if isinstance(rule, Walk):
         if isinstance(rule.siblings, (WithReplacement, KSeq)):
-            return shapes.with_replacement
+            return shapes.draw_with_replacement
         if isinstance(rule.siblings, Hybrid):
             return shapes.top_and_one
-        return shapes.without_replacement if rule.uses_q else shapes.top
-    return shapes.without_replacement if rule.coupled else shapes.top
+        return shapes.draw_without_replacement if rule.uses_q else shapes.top
+    return shapes.draw_without_replacement if rule.coupled else shapes.top
 
 
 def control_of(draft_length: int | str | Control, drafter: Drafter) -> Control:

@@ -17,7 +17,7 @@ from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.generation import recommend
 from mmspec.train.item_head import item_example
-from mmspec.train.losses import mixture
+from mmspec.train.losses import weighted_loss
 
 _NONE = -1e4  # a log-probability so low that it counts for nothing, and has gradients that are no NaN
 
@@ -28,7 +28,7 @@ def best_items(model: Any, catalogue: Catalogue, histories: Sequence[Sequence[It
     return [items for part in parts for items in recommend(model, part, k, catalogue, mode="plain").items]
 
 
-def counted(
+def draft_coverage(
     target: Any, drafter: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int, width: int, rows: int = 100
 ) -> dict[str, Any]:
     """What a drafter earns in strict search: target `calls` a history and, as `levels`, of the first, second, ... level of a draft that
@@ -105,8 +105,8 @@ class BeamExample(nn.Module):
 
     def __init__(self, drafter: nn.Module, target: nn.Module, trie: Trie, search: dict[str, float], past: dict[str, float] | None = None):
         super().__init__()
-        self.drafter, self.search = drafter, mixture(search)
-        self.past = None if past == {} else mixture(past or search)
+        self.drafter, self.search = drafter, weighted_loss(search)
+        self.past = None if past == {} else weighted_loss(past or search)
         self._fixed = (target, trie)  # in a tuple, or the target would be a submodule
 
     def forward(self, rows: BeamRows) -> Tensor:
@@ -125,7 +125,12 @@ class BeamExample(nn.Module):
         children = trie.to(rows.ids.device).children(rows.state[counted][None], 0)
         with torch.no_grad():
             log_p = restricted(_logits(target, rows)[counted], children)
-        return log_p, restricted(_logits(self.drafter, rows)[counted], children), rows.value[counted], rows.past[counted]
+        return (
+            log_p,
+            restricted(_logits(self.drafter, rows)[counted], children),
+            rows.value[counted],
+            rows.past[counted],
+        )
 
 
 class HeadExample(nn.Module):

@@ -57,7 +57,7 @@ class ContinuousLoss(nn.Module):
 
     def forward(self, classes: Tensor, seen: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
         masked = hidden(self.model, tokens, generator)
-        states = told(self.model, classes, seen, masked)
+        states = context_states(self.model, classes, seen, masked)
         tokens = tokens.flatten(0, 1) if masked is None else tokens[masked]
         if self.model.config.head == "mixture":
             smoothed = tokens + DEQUANTISED * torch.randn(tokens.shape, generator=generator)
@@ -70,7 +70,7 @@ def hidden(model: Any, tokens: Tensor, generator: torch.Generator) -> Tensor | N
     return random_masks(len(tokens), tokens.shape[1], generator) if isinstance(model, MaskedAR) else None
 
 
-def told(model: Any, classes: Tensor, seen: Tensor, masked: Tensor | None) -> Tensor:
+def context_states(model: Any, classes: Tensor, seen: Tensor, masked: Tensor | None) -> Tensor:
     """States [M, D] of the tokens that `model` foretells: all of `seen` [B, T, d], or those that are `masked`."""
     return model.states(classes, seen).flatten(0, 1) if masked is None else model.states(classes, seen, masked)[masked]
 
@@ -111,14 +111,14 @@ def written(
     """
     tokens = torch.zeros(len(classes), model.config.grid**2, model.config.channels)
     for cell in range(tokens.shape[1]):
-        tokens[:, cell] = drawn(model, model.states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
+        tokens[:, cell] = draw_tokens(model, model.states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
         if mixed is not None:
-            other = drawn(mixed[0], mixed[0].states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
+            other = draw_tokens(mixed[0], mixed[0].states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
             tokens[:, cell] = torch.where(torch.rand(len(classes), 1, generator=generator) < mixed[1], other, tokens[:, cell])
     return tokens
 
 
-def drawn(model: Any, states: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator) -> Tensor:
+def draw_tokens(model: Any, states: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator) -> Tensor:
     """A token [M, d] from each of `states` [M, D]."""
     if noise_schedule is None:
         return mixture_drawn(generator, *model.head(states))
@@ -144,7 +144,7 @@ class PathExample(nn.Module):
         noise_schedule = self.noise_schedules[int(torch.randint(len(self.noise_schedules), (), generator=generator))]
         masked = hidden(self.draft, seen, generator)
         if share and masked is None:  # some tokens are the draft's own, as they stand before a draft token that is judged
-            made = self.paths(told(self.draft, classes, seen, None), noise_schedule, generator)[:, -1].view(seen.shape)
+            made = self.paths(context_states(self.draft, classes, seen, None), noise_schedule, generator)[:, -1].view(seen.shape)
             seen = torch.where(torch.rand(*seen.shape[:2], 1, generator=generator) < share, made, seen)
         gap = self.gap(classes, seen, masked, noise_schedule, generator)
         return (torch.erf((gap / 8).sqrt()) + self.pull * gap.sqrt()).mean()
@@ -160,8 +160,8 @@ class PathExample(nn.Module):
     ) -> Tensor:
         """K [M], estimated, of every token's chain."""
         with torch.no_grad():
-            told_p = told(self.frozen[0], classes, seen, masked)
-        told_q = told(self.draft, classes, seen, masked)
+            told_p = context_states(self.frozen[0], classes, seen, masked)
+        told_q = context_states(self.draft, classes, seen, masked)
         path = self.paths(told_q.detach(), noise_schedule, generator)
         stride = max(1, noise_schedule.steps // self.asked)
         steps = torch.randint(stride, (len(path), 1), generator=generator) + torch.arange(0, noise_schedule.steps, stride)  # [M, asked]
@@ -174,7 +174,7 @@ class PathExample(nn.Module):
     def facts(self, classes: Tensor, seen: Tensor, noise_schedule: NoiseSchedule, generator: torch.Generator) -> dict[str, float]:
         """K, what it foretells of acceptance, and the acceptance measured, over draft-made paths behind `seen`."""
         masked = hidden(self.draft, seen, generator)
-        told_p, told_q = (told(model, classes, seen, masked) for model in (self.frozen[0], self.draft))
+        told_p, told_q = (context_states(model, classes, seen, masked) for model in (self.frozen[0], self.draft))
         path = self.paths(told_q, noise_schedule, generator)
         mean_p = Denoiser(self.frozen[0].head, noise_schedule).means(told_p, path)
         mean_q = Denoiser(self.draft.head, noise_schedule, self.every).means(told_q, path)

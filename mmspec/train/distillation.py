@@ -17,7 +17,7 @@ from mmspec.drafters.features.eagle import FeatureNet
 from mmspec.drafters.features.reading import Columns, VisionView
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
-from mmspec.train.losses import Loss, mixture
+from mmspec.train.losses import Loss, weighted_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Aim:
     def __post_init__(self):
         if self.depth < 1:
             raise ValueError(f"Aim.depth is {self.depth}: a drafter needs at least one level")
-        mixture(self.distributions)
+        weighted_loss(self.distributions)
 
 
 class DistillationLoss(nn.Module):
@@ -165,7 +165,7 @@ class DistillationLoss(nn.Module):
 
     @property
     def _loss(self) -> Loss:
-        return mixture(self.aim.distributions)
+        return weighted_loss(self.aim.distributions)
 
     def _compared(self, window: RecordedWindow, whole: bool = False) -> Iterator[tuple[LevelDrafts, Tensor, Tensor, Tensor, Tensor]]:
         """Every level with log p, log q, the value that came and which places count, over the net's values or the target's `whole`."""

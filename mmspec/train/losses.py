@@ -94,7 +94,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def mixture(weights: dict[str, float]) -> Loss:
+def weighted_loss(weights: dict[str, float]) -> Loss:
     """A weighted sum of losses by name. ValueError lists the names there are."""
     for name in weights:
         if name not in LOSSES:

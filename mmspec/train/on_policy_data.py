@@ -34,7 +34,7 @@ class Answered:
         return Answered({key: value.to(device) for key, value in self.inputs.items()}, self.own.to(device))
 
 
-def answered(inputs: Mapping[str, Any], answers: Sequence[Tensor], pad: int) -> Answered:
+def with_answers(inputs: Mapping[str, Any], answers: Sequence[Tensor], pad: int) -> Answered:
     """The processor's `inputs`, padded on either side, each followed by its answer [A]. What goes with every token is 0 in answers."""
     mask = inputs["attention_mask"].bool()
     prompts = [ids[real] for ids, real in zip(inputs["input_ids"], mask, strict=True)]
@@ -124,10 +124,10 @@ class Course:
         """A function of `step` alone."""
         batch = step % (len(self.said) - 1)
         inputs, said = self.read(batch), self.said[batch]
-        seen = whole = answered(inputs, said, self.pad)
+        seen = whole = with_answers(inputs, said, self.pad)
         if not self.sees or (self.words and step % 4 == 3):
             view = self.words[(step // 4 if self.sees else step) % len(self.words)]
-            seen = answered(view(inputs, _Session(_Target(self.target, family_of(self.target)))), said, self.pad)
+            seen = with_answers(view(inputs, _Session(_Target(self.target, family_of(self.target)))), said, self.pad)
         q = distributions(drafter, seen)
         return F.cross_entropy(q, seen.said) if self.hard else divergence(self._distribution(whole, batch), q)
 

@@ -92,7 +92,7 @@ def record_answers(
     width = opening + answers.shape[1]
 
     def windows(first: int, end: int) -> RecordedWindow:
-        found = answered(target, ask(first, end), answers[first:end], lengths[first:end], states)
+        found = record_window(target, ask(first, end), answers[first:end], lengths[first:end], states)
         longest = found.ids.shape[1] - answers.shape[1]
         if longest > opening:
             raise ValueError(f"a prompt has {longest} positions, but windows have room for {opening}: raise opening")
@@ -102,7 +102,7 @@ def record_answers(
 
 
 @torch.no_grad()
-def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> RecordedWindow:
+def record_window(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> RecordedWindow:
     """Windows of prompts and the `answers` [B, L] of `lengths` [B] behind them, packed to the left, run just as in a generation."""
     session, pending = HFTarget(target, family_of(target)).begin({key: value.to(target.device) for key, value in inputs.items()})
     session.watch([*states, -1])
@@ -141,7 +141,7 @@ def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: C
             file.flush()
         (temporary / "states.json").write_text(json.dumps(wanted), encoding="utf-8")
         os.replace(temporary, folder)
-    return read(folder, wanted)
+    return read_recording(folder, wanted)
 
 
 def _parts(window: RecordedWindow) -> Iterator[tuple[str, np.ndarray]]:
@@ -153,7 +153,7 @@ def _parts(window: RecordedWindow) -> Iterator[tuple[str, np.ndarray]]:
         yield "pictures", window.pictures.to(torch.int16).cpu().numpy()
 
 
-def read(folder: Path, wanted: Sequence[int]) -> Recorded:
+def read_recording(folder: Path, wanted: Sequence[int]) -> Recorded:
     """The recording in `folder`. ValueError when it holds other states than `wanted`."""
     found = json.loads((folder / "states.json").read_text(encoding="utf-8"))
     if list(found) != list(wanted):

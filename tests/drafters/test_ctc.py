@@ -10,13 +10,13 @@ from torch.nn.functional import ctc_loss
 from mmspec.core.control import Fixed
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
-from mmspec.core.rules.siblings import without_replacement as without_replacement_rule
+from mmspec.core.rules.siblings import draw_without_replacement as without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.ctc import CTC, CtcFrames
-from mmspec.drafters.shapes import Chain, Comb, best, sampled, top, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, draw_without_replacement, most_likely, sampled, top
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow
 from tests.conftest import llama
@@ -43,7 +43,7 @@ def net():
 
 @pytest.fixture
 def drafter(net):
-    return GuidedDrafter(net, Chain(best))
+    return GuidedDrafter(net, Chain(most_likely))
 
 
 # --- the collapse -----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_trees_give_the_same_tokens(big, net, shape, rule):
 
 
 @pytest.mark.parametrize(
-    ("shape", "rule"), [(Chain(sampled), Token()), (Comb(pick=without_replacement), without_replacement_rule())], ids=["token", "tree"]
+    ("shape", "rule"), [(Chain(sampled), Token()), (Comb(pick=draw_without_replacement), without_replacement_rule())], ids=["token", "tree"]
 )
 def test_sampled_text_follows_the_targets_distribution(net, shape, rule):
     """Values 2 and 3 of 3,000 sampled texts, both drafted, against the target's exact joint distribution, and against one that must be
@@ -219,7 +219,7 @@ def test_training_leads_to_acceptance(distributions, tmp_path):
     assert all(agree > 0.9 for _, agree in example.acceptance(window))
     save_drafter(net, tmp_path / "net")
     inputs = prompt_of([5, 6, 7], [20, 21, 22, 23], [41])
-    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(best)), inputs, length=3)
+    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(most_likely)), inputs, length=3)
     assert out.sequences.tolist() == greedy(target, inputs)
     assert out.stats.accepted >= 0.9 * out.stats.drafted
 

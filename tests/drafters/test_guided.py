@@ -11,7 +11,7 @@ from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
 from mmspec.drafters.self_drafting.adapter import Adapter
-from mmspec.drafters.shapes import Chain, Comb, best, drawn, top
+from mmspec.drafters.shapes import Chain, Comb, drawn, most_likely, top
 from mmspec.train.distillation import RecordedWindow, unroll
 from tests.drafters.runs import greedy, plain, prompt_of, random_prompt, run
 from tests.drafters.test_contract import (  # noqa: F401  the same distributions, over the drafters below
@@ -71,7 +71,7 @@ def net(request, nets):
 
 @pytest.fixture
 def drafter(net):
-    return GuidedDrafter(net, Chain(best))
+    return GuidedDrafter(net, Chain(most_likely))
 
 
 # --- what is trained is what is run ---------------------------------------------------------------------------------------------------

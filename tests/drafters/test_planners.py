@@ -15,7 +15,7 @@ from mmspec.core.rules.match import Match
 from mmspec.core.rules.siblings import TopKSiblings, Walk, WithoutReplacement
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, Comb, sampled, top, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, draw_without_replacement, sampled, top
 from mmspec.drafters.trees.calibration import Calibration, measure_costs
 from mmspec.drafters.trees.planners import expected_length, sequoia, sparse_tree
 from mmspec.drafters.trees.static import StaticTree, Template
@@ -118,7 +118,7 @@ WORLDS = {
     "flat": (Walk(TopKSiblings()), top, ranked(FLAT, 8), FLAT),
     "peaked": (Walk(TopKSiblings()), top, ranked(PEAKED, 8), PEAKED),
     "flat match": (Match(), top, ranked(FLAT, 8), FLAT),
-    "drawn": (Walk(WithoutReplacement()), without_replacement, (P, Q), DRAWN),
+    "drawn": (Walk(WithoutReplacement()), draw_without_replacement, (P, Q), DRAWN),
 }
 
 

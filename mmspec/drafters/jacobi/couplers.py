@@ -18,7 +18,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.token import ratio
-from mmspec.drafters.shapes import Draw, best, drawn, sampled
+from mmspec.drafters.shapes import Draw, drawn, most_likely, sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class SharedGumbel:
         return distribution.sample(noise.shared(position)), distribution
 
 
-fresh, greedy, target_noise = Independent(sampled), Independent(best), Independent(drawn)
+fresh, greedy, target_noise = Independent(sampled), Independent(most_likely), Independent(drawn)
 maximal, gumbel = Maximal(), SharedGumbel()
 COUPLERS: dict[str, Coupler] = {
     "fresh": fresh,

@@ -162,7 +162,7 @@ def _nearest(lifts: list[Tensor], ahead: WindowAhead) -> Tensor:
     return lifts[-1][place]
 
 
-def chosen(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:
+def choose_neighbour(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:
     """One of the `neighbours` [B, W, S] of each position, FREE ones excepted, all others equally likely. [B, W]"""
     if neighbours.shape[-1] == 1:
         return neighbours[..., 0].clamp_min(0)
@@ -171,7 +171,7 @@ def chosen(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) ->
     return neighbours.gather(-1, coin[..., None])[..., 0].clamp_min(0)
 
 
-def mixture(neighbours: Tensor, like: Categorical) -> Categorical:
-    """The distribution of `chosen`, over as many values as `like` [B, W]."""
+def neighbour_distribution(neighbours: Tensor, like: Categorical) -> Categorical:
+    """The distribution of `choose_neighbour`, over as many values as `like` [B, W]."""
     weights = torch.zeros_like(like.scores)
     return Categorical.of(weights.scatter_add_(-1, neighbours.clamp_min(0), (neighbours >= 0).to(weights.dtype)))

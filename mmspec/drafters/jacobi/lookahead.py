@@ -18,8 +18,8 @@ from mmspec.core.decode import TargetSession
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.drafters.retrieval.host import read_prompt, unread_by
-from mmspec.drafters.shapes import Draw, best
+from mmspec.drafters.retrieval.host import prompt_ids, unread_by
+from mmspec.drafters.shapes import Draw, most_likely
 
 _NONE = -1  # stands in the pool where there is no value
 
@@ -32,7 +32,7 @@ class Lookahead:
     7B models on large GPUs. The round's length caps every path, so the window runs whole from a length of `window` + `ngram` - 2 on; a
     column that does not fit stays as it is. Each row has its own pool of its `pool` latest n-grams, from its prompt at first if `seeded`,
     so a row's output does not depend on its batch. `draw` is one of shapes' draws: `drawn` fits coupled and match, whose draw the
-    window then takes, `best` takes the most likely value. Draft tokens are point masses, for rules that judge trees.
+    window then takes, `most_likely` takes the most likely value. Draft tokens are point masses, for rules that judge trees.
     """
 
     ngram: int = 4
@@ -40,7 +40,7 @@ class Lookahead:
     draft_tokens: int = 4
     pool: int = 1024
     seeded: bool = True
-    draw: Draw = best
+    draw: Draw = most_likely
 
     def __post_init__(self):
         if self.ngram < 2 or min(self.window, self.draft_tokens) < 1:
@@ -60,11 +60,11 @@ class Lookahead:
 
     def begin(self, prompt: Any, session: TargetSession) -> "LookaheadSession":
         """Open the drafting session of one generation."""
-        return LookaheadSession(self, read_prompt(prompt, unread_by(session)))
+        return LookaheadSession(self, prompt_ids(prompt, unread_by(session)))
 
 
 @lru_cache(maxsize=64)
-def template(plan: Lookahead, length: int) -> tuple[list[int], list[int], list[int]]:
+def round_template(plan: Lookahead, length: int) -> tuple[list[int], list[int], list[int]]:
     """Every draft token of a round of `length`: its place among pool and window values, its parent draft token (-1: the pending token) and
     its depth.
 
@@ -185,5 +185,5 @@ class LookaheadSession:
 
     def _table(self, length: int, device: torch.device) -> Tensor:
         if length not in self.tables:
-            self.tables[length] = torch.tensor(template(self.plan, min(length, self.plan.depth)), device=device)
+            self.tables[length] = torch.tensor(round_template(self.plan, min(length, self.plan.depth)), device=device)
         return self.tables[length]

@@ -17,7 +17,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import Raster
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal
-from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, chosen, mixture, uniform
+from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, choose_neighbour, neighbour_distribution, uniform
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,12 @@ class WindowSession:
         neighbours = board.neighbours(ahead, values)
         if neighbours is not None:
             own = ahead.seen | (neighbours < 0).all(-1)
-            values = torch.where(own, values, chosen(neighbours, noise, position, start))
-            distribution = distribution.where(own, mixture(neighbours, distribution)) if self.branches or q is not None else distribution
+            values = torch.where(own, values, choose_neighbour(neighbours, noise, position, start))
+            distribution = (
+                distribution.where(own, neighbour_distribution(neighbours, distribution))
+                if self.branches or q is not None
+                else distribution
+            )
         return self.lay_out(pending, budget, noise, values, distribution, q is not None)
 
     def lay_out(self, pending: Draft, budget: Budget, noise: Noise, values: Tensor, distribution: Categorical, record: bool) -> Draft:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _LONGEST = 16  # tokens compared to tell places apart
 _NEAREST = 64  # places compared on either side of the expected one
@@ -65,7 +65,7 @@ class CopyRow:
             there = copy(self)
             there.output = self.output[-_LONGEST:]
             there.extend(behind)
-        return chain(self.source[there.next : there.next + limit])
+        return token_chain(self.source[there.next : there.next + limit])
 
     def _align(self, token: int) -> int:
         """Where to copy on after `token` came unexpected."""

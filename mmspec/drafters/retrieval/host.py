@@ -23,6 +23,7 @@ class HostRow(Protocol):
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append committed tokens; see `HostRow.extend`."""
+        ...
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Draft tokens on paths of at most `limit` tokens, parents before their children, as if the text went on with `behind`.
@@ -32,7 +33,7 @@ class HostRow(Protocol):
         ...
 
 
-def chain(tokens: list[int]) -> DraftTokens:
+def token_chain(tokens: list[int]) -> DraftTokens:
     """Tokens one after the other."""
     return tokens, list(range(-1, len(tokens) - 1))
 
@@ -57,7 +58,7 @@ class HostSession:
         width: int = 1,
         unread: Sequence[int] = (),
     ) -> None:
-        self.texts, self.open_row, self.columns, self.width = read_prompt(prompt, unread), open_row, columns, width
+        self.texts, self.open_row, self.columns, self.width = prompt_ids(prompt, unread), open_row, columns, width
         self.rows: list[HostRow] = []
         self.ended: list[bool] = []
 
@@ -101,7 +102,7 @@ def unread_by(session: Any) -> tuple[int, ...]:
     return (*getattr(family, "placeholders", ()), *getattr(family, "never_generated_ids", ()))
 
 
-def read_prompt(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
+def prompt_ids(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
     """Every row's ids without padding and those `unread`, an encoder's source first, then what the decoder was given; None where the
     prompt has no ids."""
     texts, left_out = None, frozenset(unread)

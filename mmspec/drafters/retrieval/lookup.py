@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _END = -1  # stands between references; no token has this id
 
@@ -75,11 +75,11 @@ class LookupRow:
         for size in range(min(self.own.longest, len(text)), self.own.shortest - 1, -1):
             ngram = tuple(text[-size:])
             if ngram in self.own.behind:
-                return chain(self._repeat(self.own.behind[ngram], limit, behind))
+                return token_chain(self._repeat(self.own.behind[ngram], limit, behind))
             if ngram in self.references.behind:
                 start = self.references.behind[ngram]
                 copied = self.references.tokens[start : start + limit]
-                return chain(copied[: copied.index(_END)] if _END in copied else copied)
+                return token_chain(copied[: copied.index(_END)] if _END in copied else copied)
         return [], []
 
     def _repeat(self, start: int, limit: int, behind: Sequence[int]) -> list[int]:

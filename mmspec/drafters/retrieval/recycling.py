@@ -38,7 +38,7 @@ class Recycling:
 
 
 @lru_cache(maxsize=64)
-def template(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
+def likeliest_tree(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
     """The tree of the `nodes` likeliest paths, at most `levels` long, level by level."""
     chances = [(1 - _FALL) * _FALL**rank for rank in range(width)]
     return sparse_tree([chances] * levels, nodes).levels
@@ -84,7 +84,7 @@ class RecyclingSession:
 
     def _shape(self, length: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         if length not in self.shapes:
-            levels = template(self.plan.width, self.plan.nodes, length)
+            levels = likeliest_tree(self.plan.width, self.plan.nodes, length)
             self.shapes[length] = [(torch.tensor(above, device=device), torch.tensor(rank, device=device)) for above, rank in levels]
         return self.shapes[length]
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.decode import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _REACH = 64  # contexts counted per token: bounds the work on long runs of one token, where every shorter run is a context
 
@@ -152,4 +152,4 @@ class SuffixRow:
         book, state, match = (self.corpus, state, matched) if matched > match else (self.own, own, match)
         if match < self.plan.min_match:
             return [], []
-        return chain(book.follow(state, min(limit, int(self.plan.factor * match)), self.plan.min_match, self.plan.min_chance))
+        return token_chain(book.follow(state, min(limit, int(self.plan.factor * match)), self.plan.min_match, self.plan.min_chance))

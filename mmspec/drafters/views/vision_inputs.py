@@ -176,11 +176,11 @@ class Pruned:
         columns = torch.arange(ids.shape[1], device=ids.device)
         behind = torch.where(packed, columns, -1).amax(1) + 1  # the text behind the last picture, or the last position
         weights = importance(session, torch.minimum(behind, lengths - 1))[:, : ids.shape[1]]
-        kept = ~packed | chosen(weights, packed, self.keep, self.top) | (columns == lengths[:, None] - 1)
+        kept = ~packed | select_positions(weights, packed, self.keep, self.top) | (columns == lengths[:, None] - 1)
         return {**self.base(prompt, session), KEPT: torch.zeros_like(mask).scatter(1, order, kept) & mask}
 
 
-def chosen(weights: Tensor, of: Tensor, keep: float, top: float = 1.0) -> Tensor:
+def select_positions(weights: Tensor, of: Tensor, keep: float, top: float = 1.0) -> Tensor:
     """[B, P] bool: the share `keep` (rounded up) of the positions `of` [B, P] bool; of these `top` by `weights` [B, P], the rest evenly."""
     have = of.sum(1, keepdim=True)
     count = torch.ceil(have * keep - 1e-6).long()

@@ -100,7 +100,7 @@ def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], know
     return voices
 
 
-def sampling_of(config: Any) -> dict[str, Any]:
+def sampling_defaults(config: Any) -> dict[str, Any]:
     """What transformers' `generate` samples with under `config`: temperature 0 where it does not sample."""
     if not config.do_sample:
         return {"temperature": 0.0}

@@ -21,7 +21,7 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.sound.stream import SoundStream
 
@@ -56,7 +56,7 @@ class CsmModel(FrameModel):
         self.rate, self.pace = self.codec.rate, self.codec.pace
         self.voices = tuple(getattr(letters, "voices", ()))
         self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
-        drawn = sampling_of(model.generation_config)
+        drawn = sampling_defaults(model.generation_config)
         least = drawn.pop("min_p", None)
         self.sampling = SpeechSampling(**drawn, last=(MinP(least),) if least else ())
         self.depth = CsmDepth(model, depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
@@ -211,4 +211,4 @@ def depth_processors(config: Any) -> Pipeline:
         )
     if not config.do_sample:
         return pipeline(temperature=0.0)
-    return pipeline(**sampling_of(config))
+    return pipeline(**sampling_defaults(config))

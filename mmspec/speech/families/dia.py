@@ -16,7 +16,7 @@ from mmspec.core.stopping import EndTest
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
-from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
 from mmspec.speech.sampling.delay import EndAt, EndsInFirst, NotYet
 
@@ -53,7 +53,7 @@ class Dia(DelayModel):
         self.start, self.end, self.pad = decoder.bos_token_id, decoder.eos_token_id, decoder.pad_token_id
         self.layers, self.longest, self.lead = decoder.num_hidden_layers, decoder.max_position_embeddings - 1, max(self.delays) + 1
         self.letters = letters_of(processor, config.encoder_config.max_position_embeddings)
-        self.sampling = SpeechSampling(**sampling_of(model.generation_config), guidance=model.generation_config.guidance_scale)
+        self.sampling = SpeechSampling(**sampling_defaults(model.generation_config), guidance=model.generation_config.guidance_scale)
         self._sounding(codec)
 
     @property

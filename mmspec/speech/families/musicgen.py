@@ -13,7 +13,7 @@ from mmspec.core.processors.pipeline import Processor
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
-from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
 from mmspec.speech.sampling.delay import NoMore, NotYet
 
@@ -34,7 +34,7 @@ class Musicgen(DelayModel):
         self.delays, self.codes = tuple(range(config.num_codebooks)), config.vocab_size
         self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, config.num_codebooks - 1
         self.letters = letters_of(processor)
-        self.sampling = SpeechSampling(**sampling_of(generation), guidance=generation.guidance_scale)
+        self.sampling = SpeechSampling(**sampling_defaults(generation), guidance=generation.guidance_scale)
         self._sounding(model.audio_encoder if codec is None else codec)
 
     @property

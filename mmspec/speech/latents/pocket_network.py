@@ -67,7 +67,7 @@ class PocketFamily:
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Tensor]:
         """Open the cache and the state of one generation; see the family protocol."""
-        return SlotCache(model.config.num_hidden_layers, capacity), embedded(model, inputs)
+        return SlotCache(model.config.num_hidden_layers, capacity), embed_pocket_prompt(model, inputs)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Tensor, keep: int, states: Sequence[int] = ()
@@ -97,7 +97,7 @@ class PocketFamily:
         return LatentDistribution(mean, torch.zeros_like(mean[..., :1]), ending)
 
 
-def embedded(model: Any, inputs: Inputs) -> Tensor:
+def embed_pocket_prompt(model: Any, inputs: Inputs) -> Tensor:
     """Embeddings [B, P, D] of prompts, as the class's own forward makes them."""
     net, config = model.model, model.config
     ids = inputs["input_ids"].to(model.device)

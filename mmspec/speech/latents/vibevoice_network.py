@@ -191,7 +191,7 @@ class VibeVoiceFamily:
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Session]:
         """Open the cache and the state of one generation; see the family protocol."""
-        told, word = embedded(model, inputs), model.get_input_embeddings()
+        told, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
         start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(told)
         embeds = torch.cat([told, start, word(inputs["input_ids"].to(model.device))][: self.streams])
         said = torch.full((len(told), capacity), self.ids.start, device=model.device)
@@ -273,7 +273,7 @@ class VibeVoiceFamily:
         return Gaussian(torch.cat([number.to(mean), mean], -1), scale)
 
 
-def embedded(model: Any, inputs: Inputs) -> Tensor:
+def embed_vibevoice_prompt(model: Any, inputs: Inputs) -> Tensor:
     """Embeddings [B, P, D] of prompts, as the class's own forward makes them; voices without the noise it would add to them."""
     net, ids = model.model, inputs["input_ids"].to(model.device)
     embeds = model.get_input_embeddings()(ids)

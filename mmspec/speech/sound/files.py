@@ -17,7 +17,7 @@ SUBTYPES = {"wav": "FLOAT", "flac": "PCM_24", "ogg": "VORBIS"}
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-def format_of(path: str | Path) -> str:
+def sound_format(path: str | Path) -> str:
     """The format a file's name asks for. ValueError lists the ones there are."""
     ending = Path(path).suffix.lower().removeprefix(".")
     if ending not in SUBTYPES:
@@ -25,7 +25,7 @@ def format_of(path: str | Path) -> str:
     return ending
 
 
-def to_bytes(wave: Tensor | np.ndarray, rate: int, form: str = "wav") -> bytes:
+def sound_bytes(wave: Tensor | np.ndarray, rate: int, form: str = "wav") -> bytes:
     """The file of `wave` [T], a key of `SUBTYPES`, at `rate`."""
     import soundfile
 

@@ -77,7 +77,7 @@ def has_template(processor: Any) -> bool:
     return getattr(processor, "chat_template", None) is not None
 
 
-def look(processor: Any, requests: Sequence[VisionPrompt], name: str, chat: bool = False) -> dict[str, Any]:
+def process_vision_inputs(processor: Any, requests: Sequence[VisionPrompt], name: str, chat: bool = False) -> dict[str, Any]:
     """What `processor` makes of `requests`, padded to one length. ValueError where pictures, clips and prompts do not go together."""
     seen = {"images": [list(each.pictures) for each in requests]} if any(each.pictures for each in requests) else {}
     clips = [clip for each in requests for clip in each.clips]

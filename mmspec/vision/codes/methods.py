@@ -39,7 +39,7 @@ from mmspec.drafters.jacobi.proactive import Proactive
 from mmspec.drafters.jacobi.windows import Window
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Shape
-from mmspec.drafters.shapes import without_replacement as drawn_siblings
+from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.vision.codes.pjd import PJD

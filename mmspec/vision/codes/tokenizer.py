@@ -73,7 +73,7 @@ def latents(model: VQModel, pixels: Tensor) -> Tensor:
     return model.encode(F.pixel_unshuffle(pixels, patch(model))).latents.float()
 
 
-def draw(model: VQModel, quantised: Tensor) -> Tensor:
+def vectors_to_pixels(model: VQModel, quantised: Tensor) -> Tensor:
     """The picture that code vectors [B, D, h, w] stand for: [B, C, H, W], about [-1, 1]."""
     return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True, return_dict=False)[0].float(), patch(model))
 
@@ -86,14 +86,14 @@ def nearest(model: VQModel, found: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def encode(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
+def encode_codes(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
     """Codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
     pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
     return torch.cat([nearest(model, latents(model, some.to(model.device))) for some in pixels.split(batch)])
 
 
 @torch.no_grad()
-def decode_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
+def codes_to_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
     """Pictures [B, C, H, W] in [-1, 1] of codes [B, h, w]. ValueError when a code is not in the codebook."""
     count = len(codebook(model))
     if codes.dim() != 3 or not len(codes):
@@ -101,12 +101,12 @@ def decode_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
     if not 0 <= int(codes.min()) <= int(codes.max()) < count:
         raise ValueError(f"codes reach from {int(codes.min())} to {int(codes.max())}: the codebook has 0 to {count - 1}")
     vectors = rearrange(codebook(model)[codes.long().to(model.device)], "b h w d -> b d h w")
-    return torch.cat([draw(model, some) for some in vectors.split(batch)]).clamp(-1, 1)
+    return torch.cat([vectors_to_pixels(model, some) for some in vectors.split(batch)]).clamp(-1, 1)
 
 
-def decode(model: VQModel, codes: Tensor) -> list[Image.Image]:
+def decode_codes(model: VQModel, codes: Tensor) -> list[Image.Image]:
     """PIL pictures of codes [B, h, w]."""
-    return as_pictures(decode_pixels(model, codes))
+    return as_pictures(codes_to_pixels(model, codes))
 
 
 def encode_all(
@@ -120,7 +120,7 @@ def encode_all(
     pixels, table = as_tensor(pictures), []
     for version in range(versions):
         shown = vary(pixels, torch.Generator().manual_seed(seed + version), mirror=mirror) if version else pixels
-        table.append(encode(model, shown).flatten(1).to(torch.int16).cpu())
+        table.append(encode_codes(model, shown).flatten(1).to(torch.int16).cpu())
     return torch.stack(table, 1)
 
 
@@ -171,10 +171,10 @@ class TokenizerLoss(nn.Module):
     def forward(self, pixels: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         found = latents(self.model, pixels)
         if noise is not None:
-            return draw(self.model, found + noise), found.square().mean() + 0 * codebook(self.model).sum()
+            return vectors_to_pixels(self.model, found + noise), found.square().mean() + 0 * codebook(self.model).sum()
         with torch.autocast(found.device.type, enabled=False):
             quantised, commitment, _ = self.model.quantize(found)
-        return draw(self.model, quantised), commitment
+        return vectors_to_pixels(self.model, quantised), commitment
 
 
 def rebuilding_loss(rebuilt: Tensor, pixels: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, Comb, Shape, sampled, with_replacement
+from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement, sampled
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.continuous.ar import ContinuousAR
@@ -63,7 +63,7 @@ class ContinuousMethod:
     def shape(self) -> Shape:
         """How its drafts grow."""
         if self.siblings > 1:
-            return Comb(self.siblings, with_replacement)
+            return Comb(self.siblings, draw_with_replacement)
         draw: Any = recorded if self.form == "path" else sampled
         return Chain(draw)
 

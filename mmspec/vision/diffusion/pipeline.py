@@ -24,7 +24,7 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.frozen import FrozenTarget
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, Comb, Shape, with_replacement
+from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
 
 _FIRST = -1  # the output position whose numbers are a chain's first state
@@ -102,7 +102,7 @@ def denoise(
     target = DiffusionTarget.of(pipeline, steps, eta)
     if siblings < 1:
         raise ValueError(f"siblings is {siblings}: at least 1 state is drafted at every step (1 is a chain)")
-    shape = Chain() if siblings == 1 else Comb(siblings, with_replacement)
+    shape = Chain() if siblings == 1 else Comb(siblings, draw_with_replacement)
     proposer, rule = _drafter(drafter, target, eta, shape), _rule(accept or ("token" if siblings == 1 else "d-grs"))
     control = Fixed(0) if isinstance(proposer, NoDraft) else _control(draft_length)
     return chains(target, proposer, rule, count, control=control, seed=seed, on_step=on_step)

@@ -16,7 +16,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, cells_of, decoded
-from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stack_prompts, states, tokens_on
 
 
 class Chameleon(ImageModel):
@@ -67,7 +67,7 @@ class Chameleon(ImageModel):
         inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Chameleon")
         ids, mask = tokens_on(inputs, self.model.device)
         if guided:
-            ids, mask = stacked((ids, mask), negative_tokens(inputs, len(ids), self.model.device, "Chameleon"))
+            ids, mask = stack_prompts((ids, mask), negative_tokens(inputs, len(ids), self.model.device, "Chameleon"))
         return Prompt.of(self.model.model.embed_tokens(ids), mask)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:

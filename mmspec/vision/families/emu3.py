@@ -13,7 +13,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures, cells_of
-from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stack_prompts, states, tokens_on
 
 ENDS = ("<|extra_201|>", "<|image end|>")
 """The tokens that end the frame and the picture; the text's own end follows."""
@@ -64,7 +64,7 @@ class Emu3(ImageModel):
             away = (
                 tokens_on(self._tokenize([self.negative] * len(ids)), device) if own else negative_tokens(inputs, len(ids), device, "Emu3")
             )
-            ids, mask = stacked((ids, mask), away)
+            ids, mask = stack_prompts((ids, mask), away)
         return Prompt.of(self.decoder.embed_tokens(ids), mask)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures
-from mmspec.vision.families.tokens import prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.families.tokens import prompt_tokens, stack_prompts, states, tokens_on
 
 
 class Janus(ImageModel):
@@ -44,7 +44,7 @@ class Janus(ImageModel):
         inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Janus")
         ids, mask = tokens_on(inputs, self.model.device)
         if guided:
-            ids, mask = stacked((ids, mask), (self._silenced(ids), mask))
+            ids, mask = stack_prompts((ids, mask), (self._silenced(ids), mask))
         return Prompt.of(self.decoder.get_input_embeddings()(ids), mask)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:

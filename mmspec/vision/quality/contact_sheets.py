@@ -14,7 +14,7 @@ RAMP = ((238, 243, 250), (74, 144, 217), (24, 44, 110))
 _GAP, _TEXT = 8, 15  # pixels between pictures, and a label's height
 
 
-def format_of(path: str | Path) -> str:
+def picture_format(path: str | Path) -> str:
     """The format a file's name asks for. ValueError lists the ones there are."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
@@ -22,7 +22,7 @@ def format_of(path: str | Path) -> str:
     return FORMATS[suffix]
 
 
-def to_bytes(picture: Image.Image, form: str = "PNG") -> bytes:
+def picture_bytes(picture: Image.Image, form: str = "PNG") -> bytes:
     """The bytes of a picture file."""
     buffer = io.BytesIO()
     picture.save(buffer, format=form)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.checkpoints.published.records import Hints, Reading, number, only, prefixed
+from mmspec.drafters.checkpoints.published.records import Hints, Reading, number, prefixed, require_values
 from mmspec.models.stack import numbered, stack
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -40,7 +40,7 @@ def eagle1(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
 def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
     """The one layer is `midlayer` or, in `speculators` files, `layers.0`; maps between vocabularies are left out where they are equal."""
     nested = config.get("eagle_config") or {}
-    only(nested, use_aux_hidden_state=True)
+    require_values(nested, use_aux_hidden_state=True)
     layer, weights = sizes(config, hints), own_weights(weights, hints)
     values = number(config, "draft_vocab_size") if config.get("draft_vocab_size") is not None else layer["vocab_size"]
     width = number(config, "target_hidden_size") if config.get("target_hidden_size") is not None else layer["hidden_size"]
@@ -60,7 +60,7 @@ def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
 
 def sizes(config: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
     """A LlamaConfig's options for the one layer that `config` describes. ValueError names the key that asks for anything else."""
-    only(config, num_hidden_layers=1, quantization_config=None, logit_scale=1.0, partial_rotary_factor=1.0, is_causal=True)
+    require_values(config, num_hidden_layers=1, quantization_config=None, logit_scale=1.0, partial_rotary_factor=1.0, is_causal=True)
     found = {key: number(config, key) for key in _REQUIRED}
     found |= {key: config[key] for key in _TAKEN if config.get(key) is not None}
     has = config.get("vocab_size") is not None

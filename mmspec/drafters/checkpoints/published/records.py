@@ -41,7 +41,7 @@ def number(config: Mapping[str, Any], key: str) -> int:
     return config[key]
 
 
-def only(config: Mapping[str, Any], **supported: Any) -> None:
+def require_values(config: Mapping[str, Any], **supported: Any) -> None:
     """ValueError unless every key, where given, has the one value that is supported."""
     for key, value in supported.items():
         if config.get(key, value) not in (value, None):

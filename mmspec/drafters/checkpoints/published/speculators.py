@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
-from mmspec.drafters.checkpoints.published.records import Hints, Reading, only, prefixed
+from mmspec.drafters.checkpoints.published.records import Hints, Reading, prefixed, require_values
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.models.compat import name_of
 from mmspec.models.stack import numbered, stack
@@ -26,10 +26,10 @@ def read_speculators(config: Mapping[str, Any], weights: Mapping[str, Tensor], h
         raise ValueError(f"speculators_model_type {kind!r} in config.json is not supported; valid: eagle, eagle3")
     if not isinstance(layer, Mapping):
         raise ValueError("config.json has no mapping called transformer_layer_config: it is not whole")
-    only(layer, model_type="llama")
+    require_values(layer, model_type="llama")
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
     if kind == "eagle":
-        only(config, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer")
+        require_values(config, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer")
         return eagle1({**layer, "bias": config.get("fusion_bias", False)}, kept, hints, _EAGLE1)
     return eagle3({**layer, **{key: value for key, value in config.items() if value is not None}}, kept, hints)
 
