@@ -157,7 +157,7 @@ class Fresh:
     @staticmethod
     def of(draft: Draft, scored: Scored, verdict: Verdict) -> "Fresh":
         """Return the values a round committed, aligned with the hidden states of the kept nodes before them."""
-        assert scored.hidden is not None, "the session hands out no hidden states: call its watch() first"
+        assert scored.hidden is not None, "the session returns no hidden states: call its watch() first"
         columns = draft.roots + draft.height  # one root, or a draft that is nothing but roots
         keep = verdict.keep[:, :columns]
         return Fresh(verdict.values[:, :columns], pick(scored.hidden, keep), keep >= 0)

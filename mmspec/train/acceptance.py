@@ -35,7 +35,7 @@ class Judgements:
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         """See `Stop.after`."""
         if scored.hidden is None:
-            raise ValueError("the drafter hands out no hidden states: collect judgements of a model or a trained drafter")
+            raise ValueError("the drafter returns no hidden states: collect judgements of a model or a trained drafter")
         self._round.append((scored.hidden[:, -1].float().cpu(), scored.p.last(1).log_prob(value)[:, 0].float().cpu()))
         return None, reach
 

@@ -206,7 +206,7 @@ def test_a_row_stops_the_same_alone_and_in_a_batch(big, small):
 
 def test_missing_states_are_said_in_one_line(big, small):
     table = pair(3, 6, 1)[1]
-    with pytest.raises(ValueError, match="TableSession hands out no hidden states"):
+    with pytest.raises(ValueError, match="TableSession returns no hidden states"):
         ModelDrafter(table, Chain(sampled, Learned(head(3)))).begin(1, None)
     with pytest.raises(ValueError, match="reads 7 numbers, but the drafter's states hold 32"):
         run(big, drafter(small, Chain(most_likely, Learned(head(7)))), ONE)

@@ -1,6 +1,6 @@
-"""A feature net at work in one generation.
+"""The guide of feature drafters.
 
-Columns of draft tokens are forgotten after each round, so what is kept was made from the target's states only.
+Columns of draft tokens are dropped after each round, so the cache holds only columns made from the target's states.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _RESERVE = 192
 
 @dataclass
 class EagleFeed:
-    """What `EagleFamily` hands a net beside the ids: the prompt, the states that go in, and all that came out for the draft under way."""
+    """Inputs of `EagleFamily` beside the ids: the prompt, the states of the next forward, and all outputs of the current draft."""
 
     prompt: Columns
     going_in: Tensor | None = None  # [B, M, H] for the columns of the coming forward
@@ -34,7 +34,7 @@ class EagleFeed:
 
 @dataclass(frozen=True)
 class EagleFamily:
-    """The family of feature nets: it lets a session run one as it runs any model, slots, masks, positions and processors included."""
+    """Family of feature nets: lets an `HFSession` run one like any model."""
 
     embed: Any
     head: Any
@@ -55,7 +55,7 @@ class EagleFamily:
 
 
 class FeatureGuide:
-    """A feature net at work in one generation: its own session, and the committed values it has not run yet."""
+    """Guide of a feature net: its own session, and the committed values it has not run yet."""
 
     most = None
 
