@@ -10,7 +10,7 @@ from torch.nn.functional import ctc_loss
 from mmspec.core.control import Fixed
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
-from mmspec.core.rules.siblings import draw_without_replacement as without_replacement_rule
+from mmspec.core.rules.siblings import without_replacement as without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net

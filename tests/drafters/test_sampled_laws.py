@@ -4,7 +4,7 @@ distribution."""
 import pytest
 import torch
 
-from mmspec.core.rules.siblings import draw_without_replacement as without_replacement_rule
+from mmspec.core.rules.siblings import without_replacement as without_replacement_rule
 from mmspec.core.rules.token import Token
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
