@@ -387,7 +387,7 @@ def test_eagle3_in_the_speculators_format(deep, tmp_path, variant):
         ({"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "hidden state 9 does not exist: the model has 7 layers"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]},
-            "what leaves layer 7, the last, before the final norm: that state is not handed out",
+            "what leaves layer 7, the last, before the final norm: that state is not available",
         ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False in config.json is not supported: only True is"),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "config.json and tensors make no speculators drafter"),

@@ -18,10 +18,12 @@ _NEAREST = 64  # places compared on either side of the expected one
 
 @dataclass(frozen=True)
 class Copy:
-    """Copies a source: for correction, rewriting, transcripts with a draft.
+    """Copies a source text: for correction, rewriting and transcripts (SAD, Sun et al. 2021).
 
-    After a mismatch the copy goes on where the source holds the longest suffix of the output, the nearest such place among equals.
-    `source` is the ids every row copies, or one sequence of ids per row; by default each row copies its own prompt.
+    After a mismatch, copying continues where the source holds the longest suffix of the output, at the nearest such place.
+
+    Args:
+        source: token ids that every row copies, or one sequence of ids per row; by default each row's own prompt.
     """
 
     source: Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None
@@ -68,12 +70,12 @@ class CopyRow:
         return token_chain(self.source[there.next : there.next + limit])
 
     def _align(self, token: int) -> int:
-        """Where to copy on after `token` came unexpected."""
+        """The place to continue from after the unexpected `token`."""
         places = self.places.get(token, [])
         near = bisect_left(places, self.next)
         near_by = places[max(0, near - _NEAREST) : near + _NEAREST]
         if not near_by:
-            return self.next + 1  # the source does not know it: suppose it stands for one token there
+            return self.next + 1  # not in the source: assume that it replaces one token
         return 1 + max(near_by, key=lambda place: (self._agreement(place), -abs(place - self.next)))
 
     def _agreement(self, place: int) -> int:

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (PLD, Saxena 2023), and LLMA (Yang et al. 2023) when reference texts are given."""
+"""Prompt lookup decoding (PLD, Saxena 2023), and LLMA (Yang et al. 2023) with reference texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,17 @@ _END = -1  # stands between references; no token has this id
 
 @dataclass(frozen=True)
 class Lookup:
-    """Copies what followed the latest occurrence of the text's last n-gram, longest n first.
+    """Prompt lookup (PLD, Saxena 2023; with references LLMA, Yang et al. 2023): copies the continuation of the text's last n-gram.
 
-    The row's own prompt and output are searched, then `references`: token ids of texts the output may quote, shared by all rows.
+    The row's own prompt and output are searched for the latest occurrence, longest n first, then `references`.
+
+    Args:
+        max_ngram: longest n-gram looked up.
+        min_ngram: shortest n-gram looked up.
+        references: token ids of texts that the output may quote, shared by all rows.
+
+    Raises:
+        ValueError: unless 1 <= `min_ngram` <= `max_ngram`.
     """
 
     max_ngram: int = 3
@@ -28,7 +36,7 @@ class Lookup:
 
     @cached_property
     def index(self) -> "Index":
-        """The references' n-grams, indexed once and only read from then on."""
+        """Index of the references' n-grams, built once."""
         index = Index(self.min_ngram, self.max_ngram)
         for reference in self.references:
             index.extend([int(token) for token in reference])
@@ -41,7 +49,7 @@ class Lookup:
 
 
 class Index:
-    """Where each n-gram of a text last had something behind it. Grows token by token, with a few dictionary writes for each."""
+    """Position after the latest occurrence of each n-gram of a text. Grows token by token."""
 
     def __init__(self, shortest: int, longest: int):
         self.shortest, self.longest = shortest, longest
@@ -83,6 +91,6 @@ class LookupRow:
         return [], []
 
     def _repeat(self, start: int, limit: int, behind: Sequence[int]) -> list[int]:
-        """The text, then `behind`, from `start` on. A copy that reaches the end goes on with what it has copied: the match may be near."""
+        """The text followed by `behind`, from `start` on. A copy that reaches the end continues with what it has copied."""
         copied = [*self.own.tokens[start : start + limit], *behind][:limit]
         return [copied[i % len(copied)] for i in range(limit)]

@@ -1,4 +1,4 @@
-"""Token Recycling (Luo et al. 2024): the target's own runners-up, kept for every token, are the next round's tree."""
+"""Token Recycling (Luo et al. 2024): the target's runners-up after every token form the next round's tree."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,11 +18,17 @@ _FALL = 0.4  # a token's candidate of rank r is taken to be right with chance (1
 
 @dataclass(frozen=True)
 class Recycling:
-    """Remembers the target's `width` likeliest values after each token and drafts `nodes` draft tokens by breadth-first search from the
-    last.
+    """Token Recycling (Luo et al. 2024): stores the target's most likely values after each token and drafts a tree by breadth-first search.
 
-    The tree's shape is fixed: the likeliest paths if candidates are right with chances that fall geometrically by rank. Each row
-    has its own memory, which starts empty, so a row's output does not depend on its batch or on earlier generations.
+    The form of the tree is fixed: the most probable paths if the probability of candidates falls geometrically by rank. Each row has its
+    own memory, empty at first, so a row's output does not depend on its batch.
+
+    Args:
+        width: candidates stored per token.
+        nodes: draft tokens of a tree.
+
+    Raises:
+        ValueError: for sizes below 1.
     """
 
     width: int = 4
@@ -39,13 +45,13 @@ class Recycling:
 
 @lru_cache(maxsize=64)
 def likeliest_tree(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
-    """The tree of the `nodes` likeliest paths, at most `levels` long, level by level."""
+    """Return the tree of the `nodes` most probable paths of at most `levels` tokens, level by level."""
     chances = [(1 - _FALL) * _FALL**rank for rank in range(width)]
     return sparse_tree([chances] * levels, nodes).levels
 
 
 class RecyclingSession:
-    """One generation's memory: `links[b, v]` are the candidates after value v in row b, -1 where there are none."""
+    """Memory of one generation: `links[b, v]` are the candidates after value v in row b, -1 where there are none."""
 
     def __init__(self, plan: Recycling):
         self.plan = plan
@@ -90,7 +96,9 @@ class RecyclingSession:
 
 
 def _newest(draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, N] bool: which nodes speak for their value. Of a value's nodes the last kept one does, else the last: writes never collide."""
+    """[B, N] bool: the node that each value's candidates are taken from: the last kept one, else the last. One per value, so writes never
+    collide.
+    """
     columns = torch.arange(draft.size, device=draft.start.device)
     kept = (verdict.keep[:, None, :] == columns[:, None]).any(-1)
     trust = columns + draft.size * kept

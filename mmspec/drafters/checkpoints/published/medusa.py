@@ -16,12 +16,12 @@ _OUTPUT = re.compile(r"outputs\.(\d+)\.weight")
 
 
 def is_medusa_name(name: str) -> bool:
-    """Whether a tensor called `name` may belong to a Medusa head."""
+    """Return True if a tensor called `name` may belong to a Medusa head."""
     return _NAME.fullmatch(name) is not None
 
 
 def read_medusa(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """vLLM's names where the config is vLLM's, else the authors'."""
+    """Read Medusa heads: vLLM's names where the config is vLLM's, else the authors'."""
     if config.get("model_type") == "medusa" or any(name.removeprefix("medusa_heads.").startswith("blocks.") for name in weights):
         return _vllm(config, weights, hints)
     return _original(config, weights, hints)
