@@ -1,4 +1,4 @@
-"""Many pictures through one model, batch by batch: the work of a job, and what tells one job from another."""
+"""Many pictures through one model: the worker of picture jobs, and what identifies such a job."""
 
 import hashlib
 import json
@@ -29,6 +29,7 @@ class PictureTotals:
     exactness: str = ""
 
     def add(self, out: Pictures) -> None:
+        """Add the counts of one generation."""
         stats = out.stats
         self.pictures += len(out.sequences)
         for name in COUNTED:
@@ -45,20 +46,21 @@ class PictureTotals:
 
     @property
     def compression(self) -> float:
-        """Codes and controls, or vectors, a forward: 1 for plain decoding."""
+        """Codes and controls, or vectors, a forward; 1 for plain decoding."""
         return self.counts["tokens"] / max(1, self.counts["row_calls"])
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the totals as plain data."""
         figures = {"pictures": self.pictures, "forwards": self.forwards, "step_compression": self.compression, "seconds": self.seconds}
         return figures | {"exactness": self.exactness, "drift": self.drift} | self.counts
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A worker of `mmspec.jobs`: a picture file for each record's "prompt" (or "class"), by its "seed" or else by seed + index.
+    """Worker that writes a picture file for each record's "prompt" (or "class"), with its "seed" or else seed + index.
 
-    `options` go to `mmspec.vision.generate` (`head_steps` and `sigma_out` as its `sampling`). Pictures are decoded one by one, so that the
-    bytes of those that are codes do not depend on the batch.
+    `options` go to `mmspec.vision.generate` (`head_steps` and `sigma_out` as its `sampling`). Pictures are decoded one by one, so that for
+    models of codes the bytes do not depend on the batch.
     """
 
     loaded: Loaded
@@ -70,7 +72,7 @@ class Draw:
         generate_options(self.loaded, self.options)  # what it has no use for is told before anything is drawn
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record as it is. ValueError for no prompt, a class the model has not, or a seed that is no number."""
+        """Return the record. ValueError for a missing prompt, an unknown class, or an invalid seed."""
         prompt, seed = wanted(record), record.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ValueError(f"seed is {seed!r}: give a whole number, or leave it out")
@@ -81,7 +83,7 @@ class Draw:
         elif _by_class(model):
             model.encode([prompt], guided=False)
         elif not isinstance(prompt, str):
-            raise ValueError(f"prompt {prompt!r} is not a text: give a caption")
+            raise ValueError(f"prompt {prompt!r} is not text: give a caption")
         return record
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
@@ -94,12 +96,12 @@ class Draw:
             yield picture_bytes(picture), record | {"seed": seeds[row]}
 
     def measures(self) -> dict[str, float]:
-        """What was counted so far."""
+        """Return the counts so far."""
         return self.totals.counts | {"pictures": self.totals.pictures, "drift": self.totals.drift or 0.0}
 
 
 def wanted(record: dict[str, Any]) -> Any:
-    """What a record asks for."""
+    """Return the prompt or class of a record."""
     return record["class"] if record.get("class") is not None else record.get("prompt")
 
 
@@ -108,7 +110,9 @@ def _by_class(model: ImageModel) -> bool:
 
 
 def generate_options(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` as `generate` takes them, what is said of a head's chain in a `Sampling`. ValueError for that where codes are drawn."""
+    """Return `options` as `generate` takes them, with settings of a head's chain in a `Sampling`. ValueError for those where the model has
+    codes.
+    """
     rest = {name: value for name, value in options.items() if name not in ("head_steps", "sigma_out")}
     if not isinstance(loaded.model, ContinuousPictures):
         if said := [name for name in ("head_steps", "sigma_out") if options.get(name) is not None]:
@@ -118,7 +122,7 @@ def generate_options(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The head that draws by `method`, its steps and noise, and the tokens in flight. Nothing for models of codes."""
+    """Return the head that `method` uses, its steps and noise, and the tokens in flight; nothing for models of codes."""
     if not isinstance(loaded.model, ContinuousPictures):
         return {}
     found = loaded.model.fit(method)
@@ -130,8 +134,9 @@ def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, 
 
 
 def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
-    """What the pictures follow from beside prompts and options: fingerprints of the target, its config and codebook, of the text encoder,
-    and, where the method `drafts` with it, of the trained net. Of continuous tokens also of the autoencoder and of the chain's numbers."""
+    """Return what the pictures depend on beside prompts and options: fingerprints of target, config, codebook and text encoder and, where
+    the method `drafts` with it, of the trained net; for continuous tokens also of the autoencoder and the chain's numbers.
+    """
     from mmspec.jobs.engine.fingerprints import weights
 
     if isinstance(work.loaded.model, ContinuousPictures):

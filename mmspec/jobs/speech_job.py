@@ -1,6 +1,7 @@
 """A job of speech: texts in (one a line, or JSON lines), numbered sound files out, by every engine of `mmspec.jobs`.
 
->>> report = mmspec.jobs.run(partial(make_job, Asked(texts=Path("lines.txt"), out=Path("out"), voice="jackson")))
+>>> spec = SpeechJobSpec(texts=Path("lines.txt"), out=Path("out"), voice="jackson")
+>>> report = mmspec.jobs.run(partial(make_speech_job, spec))
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "m
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechJobSpec:
-    """What a job is asked for; plain values, so that it can be sent to other machines."""
+    """Settings of a speech job; plain values that can be sent to other machines."""
 
     texts: Path
     out: Path
@@ -44,7 +45,7 @@ class SpeechJobSpec:
 
 
 def make_speech_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
-    """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written."""
+    """Return the job. ValueError for missing files and invalid settings, before anything is written."""
     from mmspec.utils.provenance import provenance
 
     source = Lines(asked.texts, "text")  # what is not there is told before a model is loaded
@@ -76,7 +77,7 @@ def make_speech_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job
 
 
 def check_format(form: str, rate: int | None) -> None:
-    """ValueError, before anything is said, where `form` is unknown or holds no sound of `rate` samples a second."""
+    """Raise ValueError if `form` is unknown or does not support `rate` samples a second."""
     if form not in SUBTYPES:
         raise ValueError(f"unknown format {form!r}; valid: {', '.join(SUBTYPES)}")
     if rate is not None and not 1000 <= rate <= 192_000:

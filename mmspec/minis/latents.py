@@ -17,7 +17,7 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def load_continuous_model(folder: Path) -> Any:
-    """The causal or masked model in `folder`, in float32. FileNotFoundError, naming the recipe, when it is not there."""
+    """Return the causal or masked model in `folder`, in float32. FileNotFoundError, naming the recipe, if it is missing."""
     from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
     from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
@@ -36,9 +36,9 @@ HEADS = ("diffusion", "mixture", "masked")
 
 
 def load_latents(folder: Path, head: str) -> dict[str, Any]:
-    """The parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
+    """Return the parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
 
-    The first of `HEADS` knows the others, so that every way of drawing finds a head it is made for; who asks for another gets that alone.
+    The first of `HEADS` holds the others too, so that every method finds its head; any other is returned alone.
     """
     from mmspec.vision.continuous.autoencoder import load_autoencoder
     from mmspec.vision.continuous.generation import ContinuousPictures

@@ -16,7 +16,7 @@ from mmspec.core.decode import Generation
 from mmspec.core.noise import Noise
 from mmspec.core.rules.base import TOKEN_EXACT, UNMETERED
 from mmspec.core.stats import Stats
-from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, check_drafter
+from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, require_masked_drafter
 from mmspec.vision.continuous.mar import MaskedAR
 from mmspec.vision.continuous.masked_sets import Canvas, SetPlan, SetWriter
 
@@ -106,7 +106,7 @@ def generate_masked(
         _plainly(target, canvas, 0, plan.iterations, noise)
         spent = {"score": perf_counter() - began}
     elif method == "cspd-compat":
-        small = check_drafter(model, drafter)
+        small = require_masked_drafter(model, drafter)
         if annealed is not None:
             raise ValueError(f"annealed is {annealed}, but cspd-compat shares the noise of every step between sets: leave it out")
         plan.noise_schedules[0].check_token("cspd-compat")
