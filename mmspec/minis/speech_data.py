@@ -38,6 +38,8 @@ _WHEN = ("now", "today", "tomorrow", "tonight", "again", "this morning")
 
 @dataclass(frozen=True)
 class SpokenClip:
+    """One recorded digit."""
+
     digit: int
     speaker: str
     index: int

@@ -40,6 +40,7 @@ class PictureQuestion:
 
     @property
     def prompt(self) -> str:
+        """The prompt as the processor reads it."""
         return prompt(self.question.text, len(self.pictures))
 
 

@@ -1,4 +1,4 @@
-"""The modes of `recommend` by name: how winners are chosen, and how draft tokens are chosen for them."""
+"""The modes of `recommend` by name: how beams are selected, and how draft tokens are selected for them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ from mmspec.drafters.model.beams import Anchored
 
 @dataclass(frozen=True)
 class BeamMethod:
-    """A rule over the trie, k beams and a temperature; and the spread of draft tokens over k beams, a width and a temperature."""
+    """A mode of `recommend`: a rule made of the trie, k beams and a temperature, and a spread of draft tokens made of k, a width and a
+    temperature.
+    """
 
     rule: Callable[[Trie, int, float], BeamRule]
     spread: Callable[[int, int, float], Any]
@@ -45,7 +47,7 @@ METHODS: dict[str, BeamMethod] = {
 
 
 def mode_of(name: str) -> BeamMethod:
-    """The mode called `name`. ValueError lists the names there are."""
+    """Return the mode called `name`. ValueError lists the names."""
     if name not in METHODS:
         raise ValueError(f"unknown mode {name!r}; valid: {', '.join(METHODS)}")
     return METHODS[name]

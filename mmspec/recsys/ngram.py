@@ -1,7 +1,7 @@
-"""An n-gram over whole items as the drafter: P(next item | the last items), counted in histories.
+"""An n-gram model over whole items as drafter: P(next item | the last items), counted in histories.
 
-Absolute discounting (Ney, Essen & Kneser 1994), interpolated as Chen & Goodman (1999) do: every count gives up the same part of one
-event, and what a context gives up goes to the context one item shorter, in the end to popularity.
+Absolute discounting (Ney, Essen & Kneser 1994), interpolated as in Chen & Goodman (1999): every count gives up the same part of one event,
+which goes to the context one item shorter and finally to popularity.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, p
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Contexts of one length. A context's number stands where its key does: (number of its newest items) * P + its oldest item."""
+    """Contexts of one length. A context's key is (number of its newest items) * P + its oldest item."""
 
     keys: Tensor  # [C] sorted
     next: Followers  # their discounted probabilities
@@ -25,7 +25,7 @@ class Order:
 
     @staticmethod
     def of(keys: Tensor, context: Tensor, path: Tensor, paths: int, most: int) -> "Order":
-        """From events [E]: the number of the context each followed, and its path."""
+        """Count events [E], given the number of the context of each and its path."""
         context, path, count = sum_counts(context, path, torch.ones(len(path)), paths)
         whole = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, context, count)
         share = (count - _discount(count)) / whole[context]
@@ -35,7 +35,15 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class ItemNGram(ItemDistribution):
-    """A distribution of the next path given up to `len(orders)` paths before it."""
+    """N-gram model over items as a drafter of `recommend`: distribution of the next path given up to `len(orders)` paths before it.
+
+    Make one with `ItemNGram.of`, `save` it and `load` it.
+
+    Args:
+        popularity: [P] probability of each path without context.
+        orders: counts of contexts of one path, of two, ...
+        mark: checksum of the catalogue's paths.
+    """
 
     popularity: Tensor  # [P]
     orders: tuple[Order, ...]  # contexts of one path, of two, ...
@@ -44,7 +52,17 @@ class ItemNGram(ItemDistribution):
 
     @staticmethod
     def of(catalogue: Catalogue, histories: Sequence[Sequence[Item]], order: int = 3, most: int = 64) -> "ItemNGram":
-        """Count contexts of up to `order` items; each keeps its `most` likeliest followers, and what others had goes to the shorter one."""
+        """Count contexts of up to `order` items.
+
+        Args:
+            catalogue: the catalogue.
+            histories: lists of items.
+            order: items of the longest context.
+            most: followers kept per context, the most likely ones.
+
+        Raises:
+            ValueError: for sizes below 1, unknown items or no items.
+        """
         if order < 1 or most < 1:
             raise ValueError(f"order is {order} and most {most}: give a context of at least 1 item, and at least 1 follower")
         events = Flat.of(catalogue, histories)
@@ -60,6 +78,7 @@ class ItemNGram(ItemDistribution):
         return ItemNGram(events.popularity, tuple(orders), path_checksum(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
+        """Return scores [B, P] of all paths; see `ItemDistribution.scores`."""
         paths = len(self.popularity)
         scores, code = self.popularity.expand(len(shown), -1), shown[:, -1]
         for length, order in enumerate(self.orders[: shown.shape[1]], 1):

@@ -1,6 +1,6 @@
-"""A retriever as the drafter: what everyone takes and what followed a user's newest items, no model call at all.
+"""A retriever as drafter: popularity and co-occurrence with a user's newest items, without a model call.
 
-Item-to-item co-occurrence is the oldest recommender at scale (Linden et al. 2003). Here it only draft tokens: the target decides.
+Item-to-item co-occurrence is the oldest recommender at scale (Linden et al. 2003). Here it only drafts; the target decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,19 @@ from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, p
 
 @dataclass(frozen=True, eq=False)
 class Retriever(ItemDistribution):
-    """A path's score: `popular` times its share of all events, and the rest shared among the newest `within` items (1, 1/2, 1/3, ...),
-    each saying which paths followed it how often. Paths a history shows already are weighed by `again`, the share of repeats.
+    """Co-occurrence counts as a drafter of `recommend`.
+
+    A path's score is `popular` times its share of all events; the rest is shared among the newest `within` items with weights 1, 1/2, 1/3,
+    ..., each by how often the path followed it. Paths that the history contains are weighted by `again`. Make one with `Retriever.of`,
+    `save` it and `load` it.
+
+    Args:
+        popularity: [P] share of each path of all events.
+        near: the paths that follow each path.
+        within: number of newest items that count.
+        popular: weight of popularity, above 0 and at most 1.
+        again: share of repeated events.
+        mark: checksum of the catalogue's paths.
     """
 
     popularity: Tensor  # [P]
@@ -33,7 +44,18 @@ class Retriever(ItemDistribution):
     def of(
         catalogue: Catalogue, histories: Sequence[Sequence[Item]], neighbours: int = 64, within: int = 5, popular: float = 0.1
     ) -> "Retriever":
-        """Count `histories`: an event 1 to `within` places after another weighs 1, 1/2, 1/3, ...; each path keeps its `neighbours` best."""
+        """Count `histories`.
+
+        Args:
+            catalogue: the catalogue.
+            histories: lists of items.
+            neighbours: followers kept per path.
+            within: an event 1 to `within` places after another counts 1, 1/2, 1/3, ...
+            popular: weight of popularity.
+
+        Raises:
+            ValueError: for values out of range, unknown items or no items.
+        """
         if neighbours < 1 or within < 1 or not 0 < popular <= 1:
             raise ValueError(
                 f"neighbours is {neighbours}, within {within} and popular {popular}: give 1 or more of the first two, and 0 < popular <= 1"
@@ -47,6 +69,7 @@ class Retriever(ItemDistribution):
         return Retriever(events.popularity, near, within, popular, _again(events), path_checksum(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
+        """Return scores [B, P] of all paths; see `ItemDistribution.scores`."""
         newest = shown[:, -self.within :]
         share = 1 / torch.arange(newest.shape[1], 0, -1, device=shown.device) * (newest >= 0)
         share = (1 - self.popular) * share / share.sum(1, keepdim=True).clamp_min(1e-9)

@@ -56,6 +56,7 @@ class ContinuousLoss(nn.Module):
         self.model, self.schedule, self.levels = model, schedule, levels
 
     def forward(self, classes: Tensor, seen: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the loss of `tokens` [B, T, d]."""
         masked = hidden(self.model, tokens, generator)
         states = context_states(self.model, classes, seen, masked)
         tokens = tokens.flatten(0, 1) if masked is None else tokens[masked]
@@ -66,12 +67,12 @@ class ContinuousLoss(nn.Module):
 
 
 def hidden(model: Any, tokens: Tensor, generator: torch.Generator) -> Tensor | None:
-    """Which of `tokens` [B, T, d] a masked model does not see, [B, T] bool; None for causal ones, which foretell every token."""
+    """Return which of `tokens` [B, T, d] a masked model does not see, [B, T] bool; None for causal models."""
     return random_masks(len(tokens), tokens.shape[1], generator) if isinstance(model, MaskedAR) else None
 
 
 def context_states(model: Any, classes: Tensor, seen: Tensor, masked: Tensor | None) -> Tensor:
-    """States [M, D] of the tokens that `model` foretells: all of `seen` [B, T, d], or those that are `masked`."""
+    """Return states [M, D] of the tokens that `model` predicts: all of `seen` [B, T, d], or those that are `masked`."""
     return model.states(classes, seen).flatten(0, 1) if masked is None else model.states(classes, seen, masked)[masked]
 
 
@@ -103,11 +104,14 @@ def mixture_drawn(generator: torch.Generator, logits: Tensor, means: Tensor, sca
 def written(
     model: Any, classes: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator, mixed: tuple[Any, float] | None = None
 ) -> Tensor:
-    """Tokens [B, T, d] that `model` writes for `classes` [B], position by position, nothing cached: pictures to look at and to learn on.
+    """Generate tokens [B, T, d] for `classes` [B], position by position without a cache.
 
-    `noise_schedule` is the chain of a diffusion head. With `mixed` = (another model, a share), that share of the tokens is drawn by the
-    other one,
-    each behind what both have written: the contexts that drafting meets.
+    Args:
+        model: the model.
+        classes: [B] class numbers.
+        noise_schedule: chain of a diffusion head, None for mixtures.
+        generator: random generator.
+        mixed: (another model, a share): that share of the tokens is drawn by the other model, as in drafting.
     """
     tokens = torch.zeros(len(classes), model.config.grid**2, model.config.channels)
     for cell in range(tokens.shape[1]):
@@ -119,7 +123,7 @@ def written(
 
 
 def draw_tokens(model: Any, states: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator) -> Tensor:
-    """A token [M, d] from each of `states` [M, D]."""
+    """Draw a token [M, d] for each of `states` [M, D]."""
     if noise_schedule is None:
         return mixture_drawn(generator, *model.head(states))
     noise = torch.randn(len(states), noise_schedule.steps + 1, model.config.channels, generator=generator)
@@ -141,6 +145,7 @@ class PathExample(nn.Module):
         self.frozen = (target,)  # in a tuple: neither trained nor saved with the draft
 
     def forward(self, classes: Tensor, seen: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
+        """Return the distillation loss, a scalar."""
         noise_schedule = self.noise_schedules[int(torch.randint(len(self.noise_schedules), (), generator=generator))]
         masked = hidden(self.draft, seen, generator)
         if share and masked is None:  # some tokens are the draft's own, as they stand before a draft token that is judged
@@ -192,7 +197,7 @@ class PathExample(nn.Module):
 
 
 def ask(head: nn.Module, path: Tensor, steps: Tensor, states: Tensor, noise_schedule: NoiseSchedule) -> Tensor:
-    """What `head` says at `steps` [M, m] of chains [M, S + 1, d], told `states` [M, D]: [M, m, d]."""
+    """Return the output [M, m, d] of `head` at `steps` [M, m] of chains [M, S + 1, d], given `states` [M, D]."""
     x, told = path.take_along_dim(steps[..., None], 1), states[:, None].expand(-1, steps.shape[1], -1)
     return head(x.flatten(0, 1), noise_schedule.timesteps[steps].flatten(), told.flatten(0, 1)).view(x.shape).float()
 
@@ -210,6 +215,7 @@ class MixtureExample(nn.Module):
         self.draft, self.frozen, self.pull = draft, (target,), pull
 
     def forward(self, classes: Tensor, seen: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
+        """Return the distillation loss, a scalar."""
         if share:
             with torch.no_grad():
                 made = mixture_drawn(generator, *self.draft.head(self.draft.states(classes, seen)))

@@ -1,7 +1,6 @@
-"""Drafters of models that see, taught on what their target answers: text-only ones (Gagrani et al. 2024) and ones with eyes (MASSV, 2025).
-
-A lesson is an answer behind two prompts, the target's and the drafter's view of it: positions differ, the answer's distributions are
-compared.
+"""On-policy training of drafters of vision-language models: text-only ones (Gagrani et al. 2024) and ones with a vision tower (MASSV,
+2025).
+A training example is an answer after two prompts, the target's and the drafter's view of it; the distributions of the answer are compared.
 """
 
 import copy
@@ -60,22 +59,23 @@ def _joined(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> A
 
 
 def distributions(model: nn.Module, example: Answered) -> Tensor:
-    """[T, V]: the logits that judge each id of the answers."""
+    """Return the logits [T, V] of each id of the answers."""
     logits = model(**example.inputs, use_cache=False).logits
     return logits[:, :-1][example.own[:, 1:]].float()
 
 
 def divergence(target: Tensor, drafter: Tensor) -> Tensor:
-    """KL(p || q) a token, of logits [T, V], over the values both have: heads of one tokenizer may be padded differently."""
+    """Return KL(p || q) a token, of logits [T, V], over the shared values: the heads may be padded differently."""
     size = min(target.shape[-1], drafter.shape[-1])
     p, q = (logits[:, :size].log_softmax(-1) for logits in (target, drafter))
     return F.kl_div(q, p, log_target=True, reduction="batchmean")
 
 
 def with_eyes_of(target: Any, reader: Any) -> Any:
-    """A model of the target's class whose language model is `reader`, with the target's vision tower, frozen, and a new projector.
+    """Return a model of the target's class with the language model `reader`, the target's frozen vision tower and a new projector.
 
-    ValueError where the class keeps its tower and projector under other names than LLaVA's.
+    Raises:
+        ValueError: if the class names its tower and projector differently from LLaVA.
     """
     if not all(hasattr(target.model, part) for part in ("vision_tower", "multi_modal_projector", "language_model")):
         raise ValueError(
@@ -104,11 +104,10 @@ class _Session(NamedTuple):
 
 @dataclass
 class Course:
-    """What `target` said to batches of prompts, as lessons of a drafter; the last batch is left out.
+    """Training examples from `target`'s answers to batches of prompts; the last batch is left out.
 
-    A drafter that `sees` reads the pictures three times in four, or always where there are no `words`. Otherwise it reads one of the
-    `words` in turn, views of the prompts as text: all of them work afterwards. `hard` lessons are the answers alone, others the
-    target's distributions on them.
+    A drafter that `sees` reads the pictures in three of four steps, or always without `words`. Otherwise it reads the prompts through one
+    of the text views `words` in turn. `hard` examples are the answers only, others the target's distributions on them.
     """
 
     target: Any
@@ -121,7 +120,7 @@ class Course:
     known: dict[int, Tensor] = field(default_factory=dict)
 
     def loss(self, drafter: nn.Module, step: int) -> Tensor:
-        """A function of `step` alone."""
+        """Return the loss of `drafter` at `step`, a function of `step` alone."""
         batch = step % (len(self.said) - 1)
         inputs, said = self.read(batch), self.said[batch]
         seen = whole = with_answers(inputs, said, self.pad)

@@ -1,4 +1,4 @@
-"""Hidden states of a target over text it wrote, recorded once on disk and read window by window in training."""
+"""A target's hidden states on text it wrote, recorded on disk and read window by window in training."""
 
 import json
 import os
@@ -62,9 +62,9 @@ class Recorded:
 
 @torch.no_grad()
 def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder: Path, rows: int = 16) -> Recorded:
-    """Run `target` over windows `ids` [N, W] and keep hidden states `states` and the last; `own` [N, W] bool marks its own text.
+    """Run `target` over windows `ids` [N, W] and store hidden states `states` and the last; `own` [N, W] bool marks its own text.
 
-    The folder appears whole or not at all; a recording of the same states that is already there is read instead.
+    The folder is written atomically; an existing recording of the same states is read instead.
     """
     layers = len(stack(target))
     wanted = [*numbered(states, layers), layers]
@@ -154,7 +154,7 @@ def _parts(window: RecordedWindow) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def read_recording(folder: Path, wanted: Sequence[int]) -> Recorded:
-    """The recording in `folder`. ValueError when it holds other states than `wanted`."""
+    """Return the recording in `folder`. ValueError if it holds states other than `wanted`."""
     found = json.loads((folder / "states.json").read_text(encoding="utf-8"))
     if list(found) != list(wanted):
         raise ValueError(f"{folder} holds hidden states {found}, but {list(wanted)} are needed: delete it or choose another folder")

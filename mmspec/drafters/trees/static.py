@@ -78,6 +78,7 @@ class Template:
 
     @property
     def depth(self) -> int:
+        """Number of levels."""
         return len(self.paths[-1])
 
     @cached_property
@@ -148,6 +149,7 @@ class StaticTree:
 
     @property
     def depth(self) -> int:
+        """Number of levels."""
         return self.template.depth
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:

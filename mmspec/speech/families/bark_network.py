@@ -16,7 +16,7 @@ from mmspec.models.slot_cache import SlotCache
 
 @dataclass(frozen=True, slots=True)
 class BarkPrompt:
-    """Ids [B, P], and where `beside` [B, P] is not negative those whose embeddings are added to them. Then ids stand for no values."""
+    """Ids [B, P], and ids `beside` [B, P] whose embeddings are added where they are not negative."""
 
     ids: Tensor
     mask: Tensor  # [B, P] bool
@@ -35,10 +35,12 @@ class BarkFamily:
 
     @staticmethod
     def of(model: Any) -> "BarkFamily":
+        """Return the family of `model`."""
         refuse_unsupported(model)
         return BarkFamily(model.config.num_layers, model.config.input_vocab_size)
 
     def prompt(self, model: Any, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return the ids and the mask of a prompt; see the family protocol."""
         if inputs.beside is None:
             return inputs.ids, inputs.mask
         length = inputs.ids.shape[1]
@@ -86,7 +88,7 @@ def _seeing_by_the_mask_alone(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EndOnceLikely:
-    """Nothing but `end` where its probability is above `least`: the class's `min_eos_p`."""
+    """Processor: only `end` is allowed once its probability is above `least` (the class's `min_eos_p`)."""
 
     end: int
     least: float
@@ -98,7 +100,7 @@ class EndOnceLikely:
 
 
 def ragged(rows: list[list[int]], device: Any) -> BarkPrompt:
-    """Prompts of ids alone."""
+    """Return prompts of ids only."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)

@@ -33,7 +33,7 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class PromptParts:
-    """What a prompt was made of, so that a drafter can embed it by its own tables."""
+    """The rows of a prompt and the model that embedded them, so that a drafter can embed them with its own tables."""
 
     rows: tuple[Inputs, ...]  # one prompt each
     model: Any  # that embedded them
@@ -112,9 +112,11 @@ class CsmModel(FrameModel):
     # --- the backbone -------------------------------------------------------------------------------------------------
 
     def embed(self, frames: Tensor) -> Tensor:
+        """Return embeddings [R, M, D] of frames [R, M, K]."""
         return self.model.backbone_model.embed_tokens(frames)
 
     def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+        """Run the backbone; returns its last hidden states and the logits of code 0."""
         backbone = self.model.backbone_model
         return backbone(
             inputs_embeds=embeds,
@@ -127,11 +129,13 @@ class CsmModel(FrameModel):
     # --- the distribution of a frame -------------------------------------------------------------------------------------------
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> DepthFrame:
+        """Return the distribution of the frame after each column; see `FrameModel.distribution`."""
         scores = self.model.lm_head(raw.to(self.model.lm_head.weight.dtype)).float()
         return DepthFrame(torch.cat([raw, processors(scores, frame_history(history, 0))], -1), self.depth, self.writer)
 
     @cached_property
     def ends(self) -> EndTest:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Test for the frame that ends a row."""
         end = self.model.config.codebook_eos_token_id
         return lambda values: (values[..., :-1] == end).all(-1)
 
@@ -151,14 +155,17 @@ class CsmDepth:
 
     @property
     def books(self) -> int:
+        """Codes per frame."""
         return self.model.config.num_codebooks
 
     def told(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Return the logits of every code given `codes` [M, K], in one run."""
         hidden, first = self._parts(hidden)
         out = self.model.depth_decoder(_placed(codes[:, :-1]), backbone_last_hidden_state=hidden, use_cache=True)  # fails without, M = 1
         return torch.cat([first[:, None], self._scores(out.logits)], 1)
 
     def written(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+        """Write the codes from number `first` on, each chosen by `choose`, in one run a code."""
         hidden, scores = self._parts(hidden)
         codes = codes.clone()
         if first == 0:

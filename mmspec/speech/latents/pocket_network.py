@@ -61,6 +61,7 @@ class PocketFamily:
     noise: Noise
 
     def prompt(self, model: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the ids and the mask of a prompt; see the family protocol."""
         ids, mask = text_prompt(inputs)
         place = PLACE + torch.arange(ids.shape[1] - 1, -1, -1, device=model.device, dtype=torch.float32)
         return place[None, :, None].expand(*ids.shape, model.config.latent_dim), mask.to(model.device)
@@ -88,6 +89,7 @@ class PocketFamily:
         return hidden[:, -keep:], None
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> LatentDistribution:
+        """Return the distributions of the next latents from states [B, N, D]."""
         model, keys = self.sampler.model, self.noise.aligned(history.position)
         ending = model.eos_head(raw.to(model.dtype))[..., 0].float()
         if self.sigma > 0:

@@ -43,6 +43,7 @@ class Ids:
 
     @staticmethod
     def of(config: Any) -> "Ids":
+        """Return the ids named by a model's config."""
         every = sorted({config.audio_token_id, config.audio_bos_token_id, config.audio_eos_token_id, config.eos_token_id})
         return Ids(tuple(every), *(every.index(i) for i in (config.audio_token_id, config.audio_bos_token_id, config.eos_token_id)))
 
@@ -73,7 +74,7 @@ class DenoisedLatent:
 
 
 class Hearing:
-    """What frames sound like when heard again. The state after every position is kept for a while: nothing need be taken back."""
+    """Encodes generated frames again. The states after recent positions are kept, so that rejected frames need no rollback."""
 
     def __init__(self, model: Any, rows: int):
         self.net, self.dtype, self.row = model.model, model.dtype, torch.arange(rows, device=model.device)
@@ -178,6 +179,7 @@ class VibeVoiceFamily:
 
     @property
     def streams(self) -> int:
+        """Number of streams: three with guidance, else one."""
         return 1 if self.sampler.guidance == 1 else 3
 
     def prompt(self, model: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:

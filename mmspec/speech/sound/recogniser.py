@@ -19,6 +19,8 @@ from mmspec.utils.packed_files import read_bytes, save_bytes
 
 @dataclass(frozen=True)
 class RecogniserConfig:
+    """Sizes of a recogniser."""
+
     words: tuple[str, ...]
     rate: int = 8000
     hop: int = 80

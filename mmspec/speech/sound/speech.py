@@ -1,4 +1,4 @@
-"""What was said. `tokens` are the steps of every row: ids, frames of K codes, or latents of d numbers."""
+"""The result of `mmspec.speech.synthesize`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,18 @@ from mmspec.speech.sound.audio import save
 
 @dataclass(frozen=True)
 class Speech:
-    """What was said. `tokens` are the steps of every row: ids, frames of K codes, or latents of d numbers."""
+    """Result of `synthesize`.
+
+    Attributes:
+        waveforms: float32 [T] samples of each row.
+        sample_rate: samples a second.
+        tokens: the steps of every row, right-padded: ids [B, S], frames of K codes [B, S, K] or latents [B, S, d].
+        lengths: [B] steps of each row, the end included.
+        stats: counts of forwards, draft tokens and rounds.
+        first_sound: seconds from the call to each row's first piece of sound; nan without sound.
+        worst_gap: largest number of seconds between two pieces of a row; nan with fewer than two.
+        seconds: seconds of the whole call, sound included.
+    """
 
     waveforms: list[Tensor] = field(repr=False)  # [T] float32 each
     sample_rate: int
@@ -24,13 +35,20 @@ class Speech:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of sound, over the whole batch."""
+        """Seconds of work per second of sound, over the whole batch."""
         return self.seconds * self.sample_rate / max(1, sum(map(len, self.waveforms)))
 
     def save(self, path: str | Path) -> list[Path]:
-        """Write the sound: `path` itself for one utterance, else numbered beside it (out-0.wav, out-1.wav). Returns the paths written.
+        """Write the sound, atomically.
 
-        The ending says the format: .wav, .flac or .ogg. Each file has a temporary name until it is whole.
+        Args:
+            path: file name ending in .wav, .flac or .ogg. With several rows they are numbered (out-0.wav, out-1.wav).
+
+        Returns:
+            The paths written.
+
+        Raises:
+            ValueError: for another ending.
         """
         path = Path(path)
         many = len(self.waveforms) > 1

@@ -42,15 +42,17 @@ def make_tokenizer(*, size: int, colours: int, patch: int, channels: Sequence[in
 
 
 def colours(model: VQModel) -> int:
+    """Return the number of colour channels of the pictures."""
     return 3 if model.config["in_channels"] % 3 == 0 else 1
 
 
 def patch(model: VQModel) -> int:
+    """Return the side of the blocks that pictures are folded into."""
     return round((model.config["in_channels"] / colours(model)) ** 0.5)
 
 
 def codebook(model: VQModel) -> Tensor:
-    """The codes' vectors, [K, D]."""
+    """Return the vectors of the codes, [K, D]."""
     return model.quantize.embedding.weight
 
 
@@ -66,7 +68,7 @@ def as_tensor(pictures: Tensor | np.ndarray | Sequence[Image.Image]) -> Tensor:
 
 
 def latents(model: VQModel, pixels: Tensor) -> Tensor:
-    """What the encoder says, before quantising: [B, D, h, w] float32."""
+    """Return the encoder's output before quantisation, [B, D, h, w] float32."""
     side = model.config["sample_size"] * patch(model)
     if tuple(pixels.shape[1:]) != (colours(model), side, side):
         raise ValueError(f"pictures are {tuple(pixels.shape[1:])}: this tokenizer takes ({colours(model)}, {side}, {side}); resize them")
@@ -74,12 +76,12 @@ def latents(model: VQModel, pixels: Tensor) -> Tensor:
 
 
 def vectors_to_pixels(model: VQModel, quantised: Tensor) -> Tensor:
-    """The picture that code vectors [B, D, h, w] stand for: [B, C, H, W], about [-1, 1]."""
+    """Return pictures [B, C, H, W], about [-1, 1], of code vectors [B, D, h, w]."""
     return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True, return_dict=False)[0].float(), patch(model))
 
 
 def nearest(model: VQModel, found: Tensor) -> Tensor:
-    """Codes [B, h, w] of latents [B, D, h, w]: those of the nearest vectors."""
+    """Return the codes [B, h, w] of the vectors nearest to latents [B, D, h, w]."""
     height, width = found.shape[2:]
     codes = torch.cdist(rearrange(found, "b d h w -> (b h w) d"), codebook(model)).argmin(-1)
     return rearrange(codes, "(b h w) -> b h w", h=height, w=width)
@@ -87,14 +89,14 @@ def nearest(model: VQModel, found: Tensor) -> Tensor:
 
 @torch.no_grad()
 def encode_codes(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
-    """Codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
+    """Return codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
     pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
     return torch.cat([nearest(model, latents(model, some.to(model.device))) for some in pixels.split(batch)])
 
 
 @torch.no_grad()
 def codes_to_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
-    """Pictures [B, C, H, W] in [-1, 1] of codes [B, h, w]. ValueError when a code is not in the codebook."""
+    """Return pictures [B, C, H, W] in [-1, 1] of codes [B, h, w]. ValueError for a code outside the codebook."""
     count = len(codebook(model))
     if codes.dim() != 3 or not len(codes):
         raise ValueError(f"codes are {tuple(codes.shape)}: give [B, h, w] with B >= 1, in raster order")
@@ -105,7 +107,7 @@ def codes_to_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
 
 
 def decode_codes(model: VQModel, codes: Tensor) -> list[Image.Image]:
-    """PIL pictures of codes [B, h, w]."""
+    """Return PIL pictures of codes [B, h, w]."""
     return as_pictures(codes_to_pixels(model, codes))
 
 
@@ -169,6 +171,7 @@ class TokenizerLoss(nn.Module):
         self.model = model
 
     def forward(self, pixels: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the reconstruction and the commitment loss of `pixels` [B, C, H, W]."""
         found = latents(self.model, pixels)
         if noise is not None:
             return vectors_to_pixels(self.model, found + noise), found.square().mean() + 0 * codebook(self.model).sum()

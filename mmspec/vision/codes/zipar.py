@@ -23,12 +23,18 @@ from mmspec.vision.codes.rows import RowMethod
 
 @dataclass(frozen=True)
 class ZipAR:
-    """A row starts when the row above has `window` tokens. From the width on nothing is left out: the picture is plain decoding's.
+    """ZipAR (He et al. 2024, arXiv 2412.04062): a row starts when the row above has `window` tokens.
 
-    `adaptive` makes `window` the least: the row's first token is drawn then, and judged again with every token more of the row above,
-    until it is accepted or that row is complete; no row starts sooner than after `window` + 1 tokens. `meter` measures the drift of
-    fixed windows, at the price of one plain forward over the finished picture. An adaptive first token follows no distribution that is at
-    hand, as when it is accepted says something of its value: those pictures cannot be metered.
+    With a window of the full width, pictures equal plain decoding's.
+
+    Args:
+        window: tokens of the row above that a row needs.
+        adaptive: `window` is the minimum: the row's first token is drawn then, and judged again with every further token of the row above
+            until it is accepted or that row is complete. Not metered.
+        meter: measure the drift of fixed windows, at the cost of one plain forward over the finished picture.
+
+    Raises:
+        ValueError: for a window below 1.
     """
 
     window: int = 8
@@ -52,7 +58,7 @@ class ZipAR:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The first tokens that wait to be judged."""
+    """First tokens of rows that are not accepted yet."""
 
     front: Front
     value: Tensor  # [L]
@@ -62,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Opening:
-    """Remembers the first tokens of rows that widen their window, and the distributions they were drawn from. Proposes no draft tokens."""
+    """Keeps the first tokens of rows that widen their window, and their distributions. Proposes no draft tokens."""
 
     def begin(self, prompt: Any, session: Any) -> "OpeningSession":
         """Open the drafting session of one generation."""
@@ -70,6 +76,8 @@ class Opening:
 
 
 class OpeningSession:
+    """Drafting session of one generation; keeps the first tokens of rows and proposes none."""
+
     def __init__(self):
         self.waiting: tuple[Tensor, Categorical, Tensor] | None = None
 
@@ -110,4 +118,5 @@ class Reopen:
         return deferred(verdict, front.opening & ~front.complete & ~kept[:, 0])
 
     def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        """Return the distribution of committed tokens: the target's."""
         return p

@@ -116,6 +116,7 @@ class AutoencoderLoss(nn.Module):
         self.model, self.noise = model, noise
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss terms of `pixels` [B, C, H, W]."""
         mean, logvar = posterior(self.model, pixels)
         drawn = mean + (logvar / 2).exp() * torch.randn_like(mean)
         spread = drawn.detach().std((0, 2, 3), keepdim=True) * torch.rand(len(mean), 1, 1, 1, device=mean.device) * self.noise

@@ -83,6 +83,7 @@ class SetPlan:
 
     @property
     def iterations(self) -> int:
+        """Number of iterations."""
         return len(self.sizes)
 
 
@@ -96,6 +97,7 @@ class Canvas:
         self.order = noise.shared(torch.arange(cells, device=device)).uniform().argsort(1)  # [B, N]
 
     def copy(self) -> "Canvas":
+        """Return an independent copy."""
         other = object.__new__(Canvas)
         other.tokens, other.hidden, other.order = self.tokens.clone(), self.hidden.clone(), self.order
         return other
@@ -105,7 +107,7 @@ class Canvas:
         return self.order[:, first : first + count]
 
     def put(self, cells: Tensor, tokens: Tensor) -> None:
-        """Settle `tokens` [B, M, d] in `cells` [B, M]."""
+        """Write `tokens` [B, M, d] to `cells` [B, M]."""
         self.tokens.scatter_(1, cells[..., None].expand_as(tokens), tokens.to(self.tokens.dtype))
         self.hidden.scatter_(1, cells, False)
 
@@ -142,7 +144,7 @@ class SetWriter:
         return keys.normal(self.model.config.channels).to(self.model.dtype)
 
     def write(self, canvas: Canvas, first: int, iteration: int, noise: Noise) -> Tensor:
-        """Settle the cells that come `first` in `iteration`, drawn from the model's own distribution; they are returned, [B, M]."""
+        """Draw and commit the cells that come `first` in `iteration`; returns them, [B, M]."""
         cells = canvas.cells(first, self.plan.sizes[iteration])
         tokens, _ = self.chains(self.told(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
         canvas.put(cells, tokens)

@@ -15,7 +15,7 @@ _GAP, _TEXT = 8, 15  # pixels between pictures, and a label's height
 
 
 def picture_format(path: str | Path) -> str:
-    """The format a file's name asks for. ValueError lists the ones there are."""
+    """Return the format of a picture's file name. ValueError lists the formats."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}: name a picture that ends in {', '.join(FORMATS)}")
@@ -23,7 +23,7 @@ def picture_format(path: str | Path) -> str:
 
 
 def picture_bytes(picture: Image.Image, form: str = "PNG") -> bytes:
-    """The bytes of a picture file."""
+    """Return the file contents of a picture."""
     buffer = io.BytesIO()
     picture.save(buffer, format=form)
     return buffer.getvalue()
