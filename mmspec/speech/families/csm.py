@@ -64,7 +64,7 @@ class CsmModel(FrameModel):
     # --- prompts ------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> FramePrompt:
-        """Prompts from texts, or from what the processor returned for one prompt each. ValueError for one it cannot take."""
+        """Return prompts from texts, or from the class's processor output for one prompt each. ValueError for an invalid one."""
         if isinstance(texts, (str, Mapping)) or not texts:
             raise ValueError("texts must be a list of texts, or of inputs for one prompt each: give at least one")
         return self._prompt(tuple(self._inputs(text, voice) for text, voice in zip(texts, voices, strict=True)))
@@ -148,7 +148,7 @@ class CsmModel(FrameModel):
 
 @dataclass(frozen=True)
 class CsmDepth:
-    """The depth decoder behind its processors. Its state is the backbone's last hidden state and, behind it, the scores of code 0."""
+    """The depth decoder with its processors. Its state is the backbone's last hidden state followed by the scores of code 0."""
 
     model: Any
     distributions: Pipeline

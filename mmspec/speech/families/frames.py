@@ -95,5 +95,5 @@ class FrameModel(SpeechModel):
 
 
 def frame_history(history: History, book: int) -> History:
-    """One book's history: what processors of single ids read."""
+    """Return one book's history, as processors of single ids read it."""
     return History(history.ids[..., book], history.visible, history.position)

@@ -43,8 +43,7 @@ class FlowSampler:
 
 @dataclass(frozen=True)
 class LatentDistribution(Gaussian):
-    """Distributions of latents, and beside them what the states they are drawn after say of the end of speech. Parts of it are plain
-    Gaussians."""
+    """Distributions of latents, with the logits of the end of speech after the same states. Parts of it are plain Gaussians."""
 
     ending: Tensor  # [...] logits
 
@@ -147,7 +146,7 @@ def _check_voices(model: Any, inputs: Inputs, places: int) -> None:
 
 
 def budget(model: Any, inputs: Inputs) -> list[int]:
-    """Frames every row may take, by the ids of its own text: what the class allows the longest of a batch."""
+    """Return the largest number of frames of every row, by the ids of its own text, as the class allows."""
     ids, mask = text_prompt(inputs)
     other = torch.tensor(pocket_placeholders(model), device=ids.device)
     words = (~torch.isin(ids, other) & mask).sum(1).tolist()

@@ -158,7 +158,7 @@ class StreamsSession:
 
 @dataclass
 class Session:
-    """One generation: embedded prompts, what was heard, and for second rows which ids stand in which slots."""
+    """State of one generation: embedded prompts, the re-encoded frames and, for the further streams, the ids in each slot."""
 
     embeds: Tensor  # [R, P, D]
     hearing: Hearing
@@ -241,10 +241,10 @@ class VibeVoiceFamily:
         return torch.where(said >= PLACE, self.ids.start, said).round().clamp(0, len(self.ids.all) - 1).long()
 
     def _unprompted(self, layout: Layout, cache: SlotCache, state: Session) -> tuple[Tensor, Tensor]:
-        """What columns of the second stream see [B, M, S] and their positions [B, M].
+        """Return which slots the columns of the second stream see [B, M, S], and their positions [B, M].
 
-        The class runs that stream on what comes before a frame, and begins it anew at every start of sound. So a column sees itself and,
-        from the last start on, all that a frame came after.
+        The class runs that stream on the columns before a frame, and restarts it at every start of sound. So a column sees itself and,
+        from the last start on, all columns that preceded a frame.
         """
         visible, slots, said = (part.chunk(3)[1] for part in (layout.visible, layout.slots, layout.ids[..., 0]))
         more, view = cache.capacity - state.said.shape[1], visible.shape[-1]

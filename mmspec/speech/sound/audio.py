@@ -40,7 +40,12 @@ def at_rate(wave: Tensor, rate: int, wanted: int) -> Tensor:
 
 
 def read_sound(path: str | Path, rate: int) -> Tensor:
-    """The sound in a file, mono, float32 [T], at `rate`. ValueError or FileNotFoundError in one line for what cannot be read."""
+    """Return the sound in a file, mono, float32 [T], at `rate`.
+
+    Raises:
+        ValueError: if the file cannot be read.
+        FileNotFoundError: if it is missing.
+    """
     import soundfile
 
     if not Path(path).is_file():

@@ -1,6 +1,6 @@
-"""A small recogniser of a closed set of words: what was said, for scoring speech that models made. Trained by `speech/train_recogniser.py`.
+"""A small recogniser of a closed set of words, for scoring synthetic speech. Trained by `speech/train_recogniser.py`.
 
-Convolutions over a log-mel spectrogram and connectionist temporal classification (Graves et al. 2006): every 20 ms a word or nothing.
+Convolutions over a log-mel spectrogram and connectionist temporal classification (Graves et al. 2006): a word or nothing every 20 ms.
 """
 
 import json

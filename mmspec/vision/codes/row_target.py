@@ -1,8 +1,7 @@
-"""An image model whose engine rows are lanes: all lines under way run in one forward, each column at the slot of its raster position.
+"""An image model whose engine rows are lanes: all active lines run in one forward, each column at the slot of its raster position.
 
-A column sees what is committed and earlier in raster order, wherever it was decoded, and the earlier columns of its own lane. So a draft
-token never sees another line's draft tokens, and nothing sees a slot that has not been written: a cache is full of zeros where the rest of
-the line above will stand, and zeros attract attention too.
+A column sees committed values that are earlier in raster order, wherever they were decoded, and the earlier columns of its own lane. So it
+never sees draft tokens of another line, nor slots that have not been written, whose zeros would attract attention.
 """
 
 from dataclasses import dataclass

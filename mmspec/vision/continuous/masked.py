@@ -1,8 +1,8 @@
-"""Pictures by a masked model: plainly, with fewer iterations or steps, or by the published way of drafting.
+"""Pictures by a masked model: plain decoding, with fewer iterations or steps, or the published way of drafting.
 
-These ways do not run in the engine's loop: a masked model has no order that a chain of draft tokens could follow and no cache to go on
-from, and the one published way of drafting for it judges no prefix. Fewer iterations, fewer steps of the head, and steps that become fewer
-along the iterations (DiSA) need no draft at all: they are what a draft has to beat.
+These methods do not run in the engine's loop: a masked model has no order for a chain of draft tokens and no cache, and the published way
+of drafting for it judges no prefix. Fewer iterations, fewer steps of the head, and steps that decrease along the iterations (DiSA) need no
+draft; they are the baselines of drafting.
 """
 
 from collections.abc import Sequence

@@ -113,14 +113,14 @@ class Canvas:
 
 
 class SetWriter:
-    """A model that writes sets for pictures of `classes` [B], and what that took: `calls` of its transformer, `head_calls` in a row."""
+    """A model that writes sets of cells for pictures of `classes` [B], with counts of its transformer (`calls`) and head (`head_calls`)."""
 
     def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan):
         self.model, self.classes, self.plan = model, classes, plan
         self.calls, self.head_calls = 0, 0
 
     def told(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
-        """What the head is told of `cells` [B, M], given all that is committed: [B, M, D], or with guidance [B, M, 2 D + 1]."""
+        """Return the head's input for `cells` [B, M], given all committed cells: [B, M, D], or with guidance [B, M, 2 D + 1]."""
         scale, classes, tokens, hidden = self.plan.scales[iteration], self.classes, canvas.tokens, canvas.hidden
         self.calls += 1
         if scale is None:
@@ -153,7 +153,7 @@ class SetWriter:
 
 @dataclass(frozen=True)
 class GuidedSets:
-    """A head under classifier-free guidance: from what it says without the class, `scale` times the way to what it says with it."""
+    """A head under classifier-free guidance: from the unconditional output, `scale` times the way to the conditional one."""
 
     head: Any
 

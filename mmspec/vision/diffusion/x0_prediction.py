@@ -1,6 +1,6 @@
-"""The picture that a diffusion network foresees at each step, x0 = state x + output out, and what clipping it does to the step's mean.
-
-Tables are found as those of `core.distributions.noise_schedule` are: by asking diffusers' own schedulers, number by number.
+"""The clean picture that a diffusion network predicts at each step, x0 = state x + output out, and the effect of clipping on the step's
+mean.
+Tables are obtained as in `core.distributions.noise_schedule`: from diffusers' own schedulers, number by number.
 
 T steps, D numbers of a state.
 """

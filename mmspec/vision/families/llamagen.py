@@ -34,10 +34,15 @@ class T5Captions:
 
 
 class LlamaGenPictures(ImageModel):
-    """A `LlamaGen` with what turns prompts into its conditions and codes into pictures.
+    """A `LlamaGen` with its prompts' encoder and its picture decoder.
 
-    `to_pictures` makes PIL pictures of codes [B, height, width] (a VQ tokenizer's decoder); without it only codes can be had.
-    `captions` gives features of texts; class models have `labels`, one name a class, or take class numbers.
+    Args:
+        model: the network.
+        to_pictures: maps codes [B, height, width] to PIL pictures, such as a VQ tokenizer's decoder; without it only codes are available.
+        codebook: [K, d] vectors of the codes.
+        captions: maps texts to features, for caption models.
+        labels: one name a class, for class models.
+        drafter: the trained net that methods draft with when none is given.
     """
 
     def __init__(
