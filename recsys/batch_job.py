@@ -25,7 +25,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.jobs import Report, Stopped, run
-from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_job
+from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommendation_job
 from mmspec.minis.shop import Shop
 from mmspec.recsys import METHODS, Catalogue
 from mmspec.utils.files import whole
@@ -90,7 +90,7 @@ def recommend(args: argparse.Namespace) -> Report | None:
     names = ("users", "out", "model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "seed", "rows")
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
     asked = RecommendationJobSpec(**{name: getattr(args, name) for name in names})
-    return run(partial(make_job, asked), engine=args.engine)
+    return run(partial(make_recommendation_job, asked), engine=args.engine)
 
 
 def main() -> None:

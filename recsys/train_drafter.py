@@ -27,12 +27,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.minis import HOME
-from mmspec.minis.items import note, write_counts, write_model
+from mmspec.minis.items import write_counts, write_facts, write_model
 from mmspec.minis.shop import examples
 from mmspec.recsys import Catalogue
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.train import Fit, fit
-from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, counted
+from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, draft_coverage
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
 SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -89,7 +89,7 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
     held = [items[:-1] for items in data.held[: min(200, args.held)]]
 
     def validate(module: nn.Module, step: int) -> None:
-        found = counted(target, drafter.eval(), data.catalogue, held, *SETTINGS[1])
+        found = draft_coverage(target, drafter.eval(), data.catalogue, held, *SETTINGS[1])
         print(f"step {step}: {found['calls']:.3f} calls a user, levels {found['levels']}", flush=True)
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=max(1, args.steps // 4), mixed_precision=args.precision)
@@ -141,9 +141,9 @@ def main() -> None:
         else:
             write_model(args.out / "drafter", drafter)
     minutes, test = round((time.perf_counter() - begun) / 60, 1), [items[:-1] for items in data.test[: args.held]]
-    facts = {f"k {k}, width {width}": counted(target, drafter, data.catalogue, test, k, width) for k, width in SETTINGS}
+    facts = {f"k {k}, width {width}": draft_coverage(target, drafter, data.catalogue, test, k, width) for k, width in SETTINGS}
     print("\n".join(f"{name}: {row['calls']:.3f} calls a user, levels {row['levels']}" for name, row in facts.items()))
-    note(args.out, args.kind, {"parameters": size, "learnt": learnt, "users": len(test), "minutes": minutes, "calls": facts})
+    write_facts(args.out, args.kind, {"parameters": size, "learnt": learnt, "users": len(test), "minutes": minutes, "calls": facts})
 
 
 if __name__ == "__main__":

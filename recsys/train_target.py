@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.minis.items import note
+from mmspec.minis.items import write_facts
 from mmspec.minis.shop import Shop, examples
 from mmspec.recsys import Catalogue, metrics, recommend
 from mmspec.recsys.baselines import CoOccurrence
@@ -142,7 +142,7 @@ def main() -> None:
     data.catalogue.write(args.out / "catalogue.parquet")
     write_json(args.work / "facts.json", facts)
     if simulated:
-        note(args.out, "target", facts)
+        write_facts(args.out, "target", facts)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.jobs import Stopped, run
-from mmspec.jobs.speech_job import SpeechJobSpec, make_job
+from mmspec.jobs.speech_job import SpeechJobSpec, make_speech_job
 from mmspec.loading.speech import Speaker
 from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
 from mmspec.minis.speech_data import VOICES
@@ -71,14 +71,14 @@ def main() -> None:
                 args |= {"texts": Path(folder, "in.jsonl"), "out": Path(folder, "out"), "batch_size": 2, "shard_size": 2}
                 asked = [{"text": "one two"}, {"text": "six", "voice": "theo", "seed": 7}, {"text": "42"}, {"text": "ten", "voice": "x"}]
                 args["texts"].write_text("\n".join([*map(json.dumps, [*asked, {"text": "the end"}]), "no JSON"]), encoding="utf-8")
-                report = run(partial(make_job, SpeechJobSpec(**args), tiny()), engine)
+                report = run(partial(make_speech_job, SpeechJobSpec(**args), tiny()), engine)
                 assert report
                 assert (report.outputs, report.rejects) == (3, 3)
                 assert len(list((args["out"] / "sounds").glob("*.wav"))) == 3
         elif args["texts"] is None or args["out"] is None:
             parser.error("give a file of texts and --out FOLDER, or --smoke")
         else:
-            report = run(partial(make_job, SpeechJobSpec(**args)), engine)
+            report = run(partial(make_speech_job, SpeechJobSpec(**args)), engine)
     except (ValueError, FileNotFoundError) as error:
         parser.error(" ".join(str(error).split()))
     except Stopped as error:

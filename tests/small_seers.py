@@ -70,7 +70,7 @@ def drawn(folder: Path, count: int = 5) -> list[Path]:
     """Pictures of scenes, 0.png and so on."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, scene in enumerate(scenes.scenes(3, count)):
-        scenes.draw(scene).save(folder / f"{number}.png")
+        scenes.draw_scene(scene).save(folder / f"{number}.png")
     return sorted(folder.glob("*.png"))
 
 

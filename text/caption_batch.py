@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmspec.jobs import Report, Stopped, run
-from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_job, one_file
+from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_caption_job, one_file
 from mmspec.loading.text import named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.text.inputs.clips import FrameSampling
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def ask(args: argparse.Namespace) -> Report | None:
-    report = run(partial(make_job, asked_for(args)), args.engine)
+    report = run(partial(make_caption_job, asked_for(args)), args.engine)
     if report is not None:
         one_file(report, args.out)
     return report
@@ -94,7 +94,7 @@ def smoke(args: argparse.Namespace) -> Report | None:
         args.drafter, args.max_new_tokens, args.batch_size, args.shard_size = "lookup", 6, 2, 2
         args.pictures.mkdir()
         for number, scene in enumerate(scenes.scenes(0, 2)):
-            scenes.draw(scene).save(args.pictures / f"{number}.png")
+            scenes.draw_scene(scene).save(args.pictures / f"{number}.png")
         (args.pictures / "2.png").write_bytes(b"broken")
         processor = sights.new_processor()
         processor.save_pretrained(args.model)

@@ -49,14 +49,14 @@ def untrained(args: argparse.Namespace) -> Subject:
     processor = sights.new_processor()
     target, small = (sights.new_llava(processor, width=32, layers=layers, heads=2, feed=64, vision_width=16).eval() for layers in (2, 1))
     drafters = {"untrained, own": (small, "own"), "untrained, drop": (small, "drop")}
-    return Subject(target, drafters, processor, scenes_for(processor, args), scenes.kinds)
+    return Subject(target, drafters, processor, scenes_for(processor, args), scenes.word_kinds)
 
 
 def mini(args: argparse.Namespace) -> Subject:
     vlm = mmspec.load("vlm")
     newline, (text, small) = mmspec.text.view("newline", vlm.processor), (vlm.drafters[name] for name in ("text", "vlm"))
     drafters = {"text, newline": (text, newline), "vlm, own": (small, "own"), "vlm, newline": (small, newline)}
-    return Subject(vlm.target, drafters, vlm.processor, scenes_for(vlm.processor, args), scenes.kinds)
+    return Subject(vlm.target, drafters, vlm.processor, scenes_for(vlm.processor, args), scenes.word_kinds)
 
 
 def given(args: argparse.Namespace) -> Subject:
@@ -64,7 +64,7 @@ def given(args: argparse.Namespace) -> Subject:
     from mmspec.jobs.captions import load_seeing, view_named
     from mmspec.run.config import Config, DrafterSection, TargetSection
     from mmspec.text.inputs.pictures import pictures_in, read_picture
-    from mmspec.text.inputs.vision_inputs import VisionPrompt, look
+    from mmspec.text.inputs.vision_inputs import VisionPrompt, process_vision_inputs
 
     if args.drafter is None or args.pictures is None:
         raise ValueError("--model needs --drafter and --pictures")
@@ -73,7 +73,7 @@ def given(args: argparse.Namespace) -> Subject:
     files = [Path(args.pictures) / name for name in pictures_in(args.pictures)[: args.requests]]
     asked = [VisionPrompt(args.prompt, (read_picture(file).resize((args.side, args.side)),)) for file in files]
     parts = [asked[first : first + args.batch_size] for first in range(0, len(asked), args.batch_size)]
-    batches = [look(pair.processor, part, pair.name, chat=bool(pair.chat)) for part in parts if len(part) > 1]
+    batches = [process_vision_inputs(pair.processor, part, pair.name, chat=bool(pair.chat)) for part in parts if len(part) > 1]
     batches = [{key: value.to(pair.target.device) for key, value in batch.items() if hasattr(value, "to")} for batch in batches]
     if not batches:
         raise ValueError(f"{args.pictures} has {len(files)} pictures: two or more are needed, or they cannot change places")

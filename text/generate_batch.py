@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmspec.jobs import Job, JsonLines, Lines, Processes, Stopped, run
-from mmspec.jobs.text import Continue, identity
+from mmspec.jobs.text import Continue, text_job_identity
 from mmspec.loading.text import load_pair, named_drafter
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.provenance import provenance
@@ -34,7 +34,7 @@ def make_job(args: argparse.Namespace) -> Job:
     )
     source = Lines(args.prompts)
     work = Continue(load_pair(config))
-    model, options = identity(work.pair)
+    model, options = text_job_identity(work.pair)
     return Job(
         source=source,
         sink=JsonLines(),

@@ -79,7 +79,7 @@ def main() -> None:
     def seen(seed: int, rows: int) -> tuple[Tensor, Tensor]:
         """Pixels [B, 3, H, W] and what their patches' corners hold [field, B, patch]."""
         found = list(scenes.scenes(seed, rows))
-        pixels = processor.image_processor([scenes.draw(scene) for scene in found], return_tensors="pt")["pixel_values"]
+        pixels = processor.image_processor([scenes.draw_scene(scene) for scene in found], return_tensors="pt")["pixel_values"]
         return pixels, torch.tensor([corner_labels(scene) for scene in found]).transpose(0, 1)
 
     def corners(module: nn.Module, turn: int) -> Tensor:

@@ -85,7 +85,7 @@ def requests(args: argparse.Namespace) -> list[tuple[tuple, str]]:
 
 
 def shown(picture):
-    return read_picture(picture) if isinstance(picture, Path) else scenes.draw(picture)
+    return read_picture(picture) if isinstance(picture, Path) else scenes.draw_scene(picture)
 
 
 def read(pair, asked: list[tuple[tuple, str]], first: int, end: int) -> dict:

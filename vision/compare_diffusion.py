@@ -27,7 +27,7 @@ from mmspec.core.rules.token import Token
 from mmspec.drafters.jacobi.frozen import FrozenTarget
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Comb, with_replacement
+from mmspec.drafters.shapes import Comb, draw_with_replacement
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
 from mmspec.utils.files import write_json
@@ -105,7 +105,7 @@ def ways(lengths: list[int], only: str, net: DiffusionTarget | None = None) -> d
             table[f"frozen, {reuse}, {length}"] = (FrozenTarget(reuse), length, Token())
         table[f"frozen, output, {length}"] = (FrozenTarget(hold="output"), length, Token())
         table[f"frozen, block, {length}"] = (FrozenTarget(), length, Block())
-        table[f"frozen, 4 siblings, {length}"] = (FrozenTarget(shape=Comb(4, with_replacement)), length, dgrs())
+        table[f"frozen, 4 siblings, {length}"] = (FrozenTarget(shape=Comb(4, draw_with_replacement)), length, dgrs())
         if net is not None:
             table[f"smaller net, {length}"] = (ModelDrafter(net), length, Token())
     return {name: way for name, way in table.items() if only in name or name == "plain"}

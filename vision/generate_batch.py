@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Stopped, run
-from mmspec.jobs.pictures import Draw, identity
+from mmspec.jobs.pictures import Draw, picture_job_identity
 from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, check_decoder, is_continuous, load_image_model
 from mmspec.utils.provenance import provenance
@@ -57,7 +57,7 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
         work=work,
         check=work.check,
         out=args.out,
-        model=identity(work, drafts=not vectors and method_of(options["method"]).shape is not None),
+        model=picture_job_identity(work, drafts=not vectors and method_of(options["method"]).shape is not None),
         options=options | {"seed": args.seed, "dtype": args.dtype} | ({"batch_size": args.batch_size} if vectors else {}),
         batch_size=args.batch_size,
         shard_size=args.shard_size,

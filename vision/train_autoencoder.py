@@ -42,11 +42,11 @@ def report(model, held: torch.Tensor, path: Path) -> dict:
     """Held-out PSNR (dB) without and with noise on the unit-scaled tokens, the posterior's noise, and a sheet to look at."""
     generator = torch.Generator().manual_seed(0)
     _, logvar = auto.posterior(model, held[:500])
-    tokens = auto.encode(model, held)
-    drawn = auto.encode(model, held, generator)
+    tokens = auto.encode_tokens(model, held)
+    drawn = auto.encode_tokens(model, held, generator)
     noise = torch.randn(tokens.shape, generator=generator)
-    rebuilt = {str(level): auto.decode_pixels(model, drawn + level * noise) for level in NOISES}
-    means = auto.decode_pixels(model, tokens)
+    rebuilt = {str(level): auto.tokens_to_pixels(model, drawn + level * noise) for level in NOISES}
+    means = auto.tokens_to_pixels(model, tokens)
     sheet([held, means, *rebuilt.values()], path)
     share = (logvar / 2).exp().mean((0, 2, 3)) / auto.scale(model)[1]
     return {

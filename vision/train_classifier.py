@@ -27,7 +27,7 @@ def read(name: str) -> tuple[list, list[str]]:
         parts = [[torch.tensor(each) for each in pictures.fashion(data, part)] for part in ("train", "test")]
         return [(shown, kind.long(), torch.ones(len(kind), dtype=torch.bool)) for shown, kind in parts], list(pictures.FASHION)
     found, rows = pictures.emoji(data)
-    kind, names = pictures.kinds(rows)
+    kind, names = pictures.emoji_classes(rows)
     columns = [torch.tensor(each) for each in (found, kind, [pictures.may_mirror(row) for row in rows])]
     held = torch.tensor(pictures.held_out(len(rows)))
     return [tuple(column[pick] for column in columns) for pick in (~held, held)], names
@@ -37,7 +37,7 @@ def rebuilt(vq, shown: torch.Tensor, versions: int, mirror: torch.Tensor) -> tor
     """What the tokenizer makes of pictures and of varied ones, bytes [N, versions, C, H, W]."""
     codes = tokens.encode_all(vq, shown, versions=versions, mirror=mirror)
     side = round(codes.shape[-1] ** 0.5)
-    pixels = torch.cat([as_bytes(tokens.decode_pixels(vq, some)) for some in codes.view(-1, side, side).split(1024)])
+    pixels = torch.cat([as_bytes(tokens.codes_to_pixels(vq, some)) for some in codes.view(-1, side, side).split(1024)])
     return pixels.view(len(shown), versions, *pixels.shape[1:])
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     plan = Fit(steps=args.steps, lr=3e-3, warmup=100, weight_decay=0.05, checkpoint_every=500, mixed_precision=args.precision)
     fit(model, loss, plan, args.work / "checkpoint.pt", title=args.set, validate=validate)
     save_classifier(model, args.out)
-    final, seen = load_classifier(args.out), tokens.decode_pixels(vq, tokens.encode(vq, held))
+    final, seen = load_classifier(args.out), tokens.codes_to_pixels(vq, tokens.encode_codes(vq, held))
     facts = {"parameters": sum(p.numel() for p in final.parameters()), "classes": len(names), "steps": args.steps}
     for title, pixels in (("originals", tokens.as_tensor(held)), ("rebuilt", seen)):
         facts |= {f"held-out {key}, {title}": value for key, value in accuracy(final, pixels, held_kind).items()}

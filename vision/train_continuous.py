@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.minis import pictures
-from mmspec.minis.latents import continuous_model, save_model
+from mmspec.minis.latents import load_continuous_model, save_model
 from mmspec.train import Fit, fit
 from mmspec.train.continuous import ContinuousLoss, MixtureExample, PathExample, Table, dropped, noisy, written
 from mmspec.vision.continuous import autoencoder as auto
@@ -101,7 +101,7 @@ def main() -> None:
     noise_schedules = [NoiseSchedule.of(scheduler(), steps, SIGMA) for steps in CHAINS]
     own, example = train, ContinuousLoss(model, scheduler(), args.levels)
     if args.draft:
-        target = continuous_model(folder / "target").requires_grad_(False)
+        target = load_continuous_model(folder / "target").requires_grad_(False)
         if args.head != "masked":
             own = own_pictures(target, args.work / "own.pt", 4 if args.smoke else WRITTEN)
         example = MixtureExample(model, target) if args.head == "mixture" else PathExample(model, target, noise_schedules, every=args.every)

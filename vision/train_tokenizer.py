@@ -57,8 +57,8 @@ def sheet(pairs: torch.Tensor, path: Path, across: int = 16) -> None:
 
 def report(model, held: torch.Tensor, path: Path) -> dict[str, float]:
     """Held-out PSNR (dB, the mean over pictures), how many codes are used, and a sheet to look at."""
-    codes = tokens.encode(model, held)
-    rebuilt = tokens.decode_pixels(model, codes)
+    codes = tokens.encode_codes(model, held)
+    rebuilt = tokens.codes_to_pixels(model, codes)
     sheet(torch.stack([held[:64], rebuilt[:64]]), path)
     error = ((rebuilt - held) / 2).square().flatten(1).mean(1).clamp(min=1e-10)
     count = len(tokens.codebook(model))

@@ -178,7 +178,7 @@ def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | 
     if given["engine"] not in ("local", "ray"):
         raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
     from mmspec.jobs import run
-    from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_job, one_file
+    from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_caption_job, one_file
     from mmspec.text.inputs.clips import FrameSampling
 
     asking = CaptionJobSpec(
@@ -193,7 +193,7 @@ def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | 
         given["shard_size"],
         FrameSampling(given["fps"], given["frames"]),
     )
-    report = run(partial(make_job, asking), engine=given["engine"])
+    report = run(partial(make_caption_job, asking), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return
     common.some_output(report, "pictures", "line" if files[0].endswith(".jsonl") else "picture")

@@ -8,14 +8,14 @@ from mmspec.loading.text import Pair
 def hear(pair: Pair, path: str) -> dict[str, Any]:
     """The features of a sound file: mono, at the recogniser's rate. ValueError when it cannot be read, or is longer than one window."""
     from mmspec.models.families.registry import HEARS
-    from mmspec.speech.sound.audio import read
+    from mmspec.speech.sound.audio import read_sound
 
     if pair.target.config.model_type in HEARS:
         raise ValueError(f"{pair.name} hears within a prompt: call mmspec.text.generate with what its processor returned for both")
     if not pair.hears:
         raise ValueError(f"{pair.name} reads text, not sound: leave --audio out and give a prompt")
     extractor = pair.processor.feature_extractor
-    wave = read(path, extractor.sampling_rate)
+    wave = read_sound(path, extractor.sampling_rate)
     most = getattr(extractor, "n_samples", None)
     if len(wave) == 0:
         raise ValueError(f"audio file {path} is empty: give one with sound in it")

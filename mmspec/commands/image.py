@@ -72,9 +72,9 @@ def image(
     options = {name: value for name, value in options.items() if value is not None}
     with whole(out, binary=True) as sink:  # before heavy imports: a place that cannot be written to is known at once
         common.begin(verbose)
-        from mmspec.vision.quality.contact_sheets import format_of
+        from mmspec.vision.quality.contact_sheets import picture_format
 
-        form = format_of(out)
+        form = picture_format(out)
         given = {"model": model, "device": device, "dtype": dtype, "guidance": guidance, "seed": seed, "grid": grid}
         request, draws = _drawn(prompt, [method] + ([compare] if compare else []), options, given)
         sink.write(_page(draws, form))
@@ -135,11 +135,11 @@ def _check_for_codes(continuous: bool, model: str, options: dict[str, Any]) -> N
 def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]) -> Drawn:
     import torch
 
-    from mmspec.jobs.pictures import PictureTotals, drawn_by, sampling_of
+    from mmspec.jobs.pictures import PictureTotals, drawn_by, generate_options
     from mmspec.vision import generate
 
     totals, images, codes, shown = PictureTotals(), [], [], 0
-    settings = sampling_of(loaded, options)
+    settings = generate_options(loaded, options)
 
     def committed(step: Any) -> None:
         nonlocal shown
@@ -160,16 +160,16 @@ def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict
 
 def _page(draws: list[Drawn], form: str) -> bytes:
     """The picture itself, or a sheet of all; with two methods a row of each, under its name and figures."""
-    from mmspec.vision.quality.contact_sheets import sheet, to_bytes
+    from mmspec.vision.quality.contact_sheets import picture_bytes, sheet
 
     pictures = draws[0].images
     if len(draws) > 1:
         figures = [f"{d.method}: {d.totals.forwards:.0f} forwards, {d.totals.seconds:.2f} s" for d in draws]
-        return to_bytes(sheet([d.images for d in draws], figures), form)
+        return picture_bytes(sheet([d.images for d in draws], figures), form)
     if len(pictures) == 1:
-        return to_bytes(pictures[0].convert("RGB"), form)
+        return picture_bytes(pictures[0].convert("RGB"), form)
     columns = min(8, len(pictures), max(1, round(len(pictures) ** 0.5 * 1.5)))
-    return to_bytes(sheet([pictures[first : first + columns] for first in range(0, len(pictures), columns)]), form)
+    return picture_bytes(sheet([pictures[first : first + columns] for first in range(0, len(pictures), columns)]), form)
 
 
 def _same(first: Drawn, second: Drawn) -> int:

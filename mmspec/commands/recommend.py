@@ -94,12 +94,12 @@ def _length(text: str) -> int | str:
 
 def _job(given: dict[str, Any]) -> None:
     from mmspec.jobs import run
-    from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_job
+    from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommendation_job
 
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
     asked = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
-    report = run(partial(make_job, asked), engine=given["engine"])
+    report = run(partial(make_recommendation_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return
     common.some_output(report, "users", "row")
@@ -126,7 +126,7 @@ def _few(given: dict[str, Any]) -> None:
     from rich.console import Console
 
     from mmspec.jobs.recommendations import Recommend
-    from mmspec.jobs.recommendations_job import only
+    from mmspec.jobs.recommendations_job import read_allowed_items
     from mmspec.loading.recsys import load_recommender
     from mmspec.recsys.methods import method_of
     from mmspec.utils.devices import device_of
@@ -143,7 +143,7 @@ def _few(given: dict[str, Any]) -> None:
         modes.append("plain")
     asked = [(None, _items(text, told.catalogue)) for text in given["history"] or ()] + _simulated(given, told)
     options = {name: given[name] for name in ("k", "width", "draft_length", "unseen", "temperature")}
-    options["allowed"] = None if given["only"] is None else only(given["only"], told.catalogue)
+    options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], told.catalogue)
     works = [Recommend(told, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
     users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(asked)]
     with common.progress("users", len(works) * len(users)) as done:

@@ -111,9 +111,9 @@ def _few(given: dict[str, Any]) -> None:
         sinks = [stack.enter_context(whole(each, binary=True)) for each in paths]
         common.begin(given["verbose"])
         from mmspec.jobs.speech_job import check_format
-        from mmspec.speech.sound.files import format_of
+        from mmspec.speech.sound.files import sound_format
 
-        form = format_of(path)
+        form = sound_format(path)
         check_format(form, given["sample_rate"])
         if given["stream"] and (form != "wav" or given["sample_rate"]):
             raise ValueError("--stream writes a wav at the model's own rate: end the file in .wav, and leave --sample-rate out")
@@ -143,7 +143,7 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
     from mmspec.core.stats import Stats
     from mmspec.speech import synthesize
     from mmspec.speech.sound.audio import at_rate
-    from mmspec.speech.sound.files import GrowingWav, to_bytes
+    from mmspec.speech.sound.files import GrowingWav, sound_bytes
     from mmspec.utils.devices import device_of
 
     with Console(stderr=True).status(f"loading {given['model']}"):
@@ -172,7 +172,7 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
             stats.exactness = out.stats.exactness
             for row, wave in enumerate(out.waveforms):
                 if not growing:
-                    sinks[first + row].write(to_bytes(at_rate(wave, own, rate), rate, form))
+                    sinks[first + row].write(sound_bytes(at_rate(wave, own, rate), rate, form))
                 found.append(_figures(out, row))
     return loaded, found, stats
 
@@ -235,13 +235,13 @@ def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats:
 def _job(given: dict[str, Any]) -> None:
     common.begin(given["verbose"])
     from mmspec.jobs import run
-    from mmspec.jobs.speech_job import SpeechJobSpec, make_job
+    from mmspec.jobs.speech_job import SpeechJobSpec, make_speech_job
 
     names = ("model", "drafter", "accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "sample_rate")
     names += ("seed", "batch_size", "shard_size", "device", "dtype")
     places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": given["form"] or "wav"}
     asked = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
-    report = run(partial(make_job, asked), engine=given["engine"])
+    report = run(partial(make_speech_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells
         return
     common.some_output(report, "texts", "line")

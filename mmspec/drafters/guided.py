@@ -1,7 +1,8 @@
-"""Drafters that read the target: heads, feature drafters and the target itself run short, all through one small interface.
+"""Drafters that read the target's states: heads, feature drafters and partial forwards of the target, behind one interface.
 
-A `Guide` gives distributions for a growing draft from what the target's session knows. A shape grows the draft, a `GuidedSession` hangs it
-on the pending token. Guides draft from the second round on: the first one runs the prompt, and before it there is nothing to read.
+A `Guide` returns distributions for a growing draft, computed from the target's session. A shape grows the draft, and a `GuidedSession`
+attaches it to the pending token. Guides draft from the second round on, because the first round runs the prompt and no states exist before
+it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,35 +21,38 @@ from mmspec.models.target import HFSession
 
 
 class Guide(Protocol):
-    """One generation's source of distributions. `most` bounds the draft tokens on a path; None: there is no bound."""
+    """Source of distributions for one generation. `most` is the largest number of draft tokens on a path, None for no bound."""
 
     most: int | None
 
     def root(self, pending: Draft) -> Draft | None:
-        """What a draft grows from: the pending token, behind committed values not run yet; None while there is nothing to read."""
+        """Return the roots a draft grows from: committed values that have not been run, then the pending token. None in the first round."""
         ...
 
     def score(self, draft: Draft) -> Scored:
-        """Distributions after the columns not scored before, from the last root on. A shape scores one level of its draft a call."""
+        """Return distributions after the columns not scored before, from the last root on. A shape scores one level of the draft a call."""
         ...
 
     def close(self) -> None:
-        """The draft is finished: keep what its roots brought and forget its draft tokens."""
+        """End the draft: commit its roots and forget its draft tokens."""
         ...
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        """What the target said of the finished draft, and what it kept."""
+        """Take in the target's scores of the finished draft and the accept rule's verdict."""
         ...
 
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A guide whose work on a draft spares the target some of its own."""
+    """Protocol of guides that hand their partial forward of a draft to the target."""
 
     def share(self, draft: Draft, origin: Tensor) -> None:
-        """`draft` is what the target will score. `origin` [B, G]: the column each draft token had when scored here, past the end if none.
+        """Hand over the partial forward of `draft`. Called before `close`.
 
-        Columns count from the pending token. Called before `close`.
+        Args:
+            draft: the draft that the target will score.
+            origin: [B, G] column that each draft token had when it was scored here, counted from the pending token; past the end if it was
+                not scored.
         """
         ...
 
@@ -56,26 +60,41 @@ class Sharing(Protocol):
 class DraftSource(Protocol):
     """Weights or settings from which a guide is made for each generation."""
 
-    def guide(self, session: HFSession) -> Guide: ...
+    def guide(self, session: HFSession) -> Guide:
+        """Return the guide of one generation on the target session `session`."""
+        ...
 
 
 @dataclass(frozen=True)
 class GuidedDrafter:
-    """Drafts in the given `shape` with the distributions of `source`'s guide."""
+    """Drafts in the given shape with the distributions of a trained net or of a partial forward of the target.
+
+    Args:
+        source: a net of `mmspec.drafters.heads` or `mmspec.drafters.features`, or a self-drafting source such as `EarlyExit`.
+        shape: form of a draft: `Chain`, `Comb`, `StaticTree` or `ExpandRerank`.
+    """
 
     source: DraftSource
     shape: Shape = field(default_factory=Chain)
 
     def begin(self, prompt: Any, session: Any) -> "GuidedSession":
-        """`session` must be an `HFSession`: guides look into it."""
+        """Open the drafting session of one generation.
+
+        Args:
+            prompt: the target's prompt; not read.
+            session: the target's `HFSession`.
+        """
         return GuidedSession(self.source.guide(session), self.shape)
 
 
 class GuidedSession:
+    """Drafting session of one generation: grows drafts with a guide."""
+
     def __init__(self, guide: Guide, shape: Shape):
         self.guide, self.shape = guide, shape
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         own = None if budget.length == 0 else self.guide.root(pending)
         if own is None:
             return pending
@@ -89,11 +108,12 @@ class GuidedSession:
         return draft
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         self.guide.observe(draft, scored, verdict)
 
 
 class ViewGuide:
-    """The target itself as a guide, through a side view of its session. The first round runs the prompt and is not drafted for."""
+    """Guide that runs the target itself through a partial forward on its session's cache. The first round is not drafted."""
 
     most = None
 
@@ -101,20 +121,24 @@ class ViewGuide:
         self.view = view
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return pending if self.view.ready else None
 
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         return self.view.score(draft)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.view.close()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         pass
 
 
 def on_pending(draft: Draft) -> Draft:
-    """`draft` without the roots before its last one, which is the pending token."""
+    """Return `draft` with the pending token as its only root."""
     lag = draft.roots - 1
     if lag == 0:
         return draft
@@ -125,7 +149,7 @@ def on_pending(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Newly committed values, each with the target's hidden states at the value before it: what the target knew when it said it."""
+    """Newly committed values, each with the target's hidden states at the value before it."""
 
     values: Tensor  # [B, M]
     features: Tensor  # [B, M, F]
@@ -133,25 +157,26 @@ class Fresh:
 
     @staticmethod
     def of(draft: Draft, scored: Scored, verdict: Verdict) -> "Fresh":
-        """What a round committed. The values after the kept nodes are the committed ones, so the two line up."""
-        assert scored.hidden is not None, "the session hands out no hidden states: call its watch() first"
+        """Return the values a round committed, aligned with the hidden states of the kept nodes before them."""
+        assert scored.hidden is not None, "the session returns no hidden states: call its watch() first"
         columns = draft.roots + draft.height  # one root, or a draft that is nothing but roots
         keep = verdict.keep[:, :columns]
         return Fresh(verdict.values[:, :columns], pick(scored.hidden, keep), keep >= 0)
 
     def behind(self, earlier: "Fresh | None") -> "Fresh":
+        """Return these values appended to `earlier` ones."""
         if earlier is None:
             return self
         pairs = ((earlier.values, self.values), (earlier.features, self.features), (earlier.real, self.real))
         return Fresh(*(torch.cat(pair, 1) for pair in pairs))
 
     def packed(self) -> "Fresh":
-        """Real columns last, so that the last column is every row's newest value."""
+        """Return the columns sorted so that real ones come last: the last column is the newest value of every row."""
         order = torch.argsort(self.real.long(), dim=1, stable=True)
         return Fresh(self.values.gather(1, order), pick(self.features, order), self.real.gather(1, order))
 
     def rooted(self, pending: Draft) -> Draft:
-        """The packed values as the roots of a draft; its last root is the pending token."""
+        """Return the packed values as the roots of a draft; its last root is the pending token."""
         columns = torch.arange(self.values.shape[1], device=self.values.device)
         before = torch.where(columns > 0, columns - 1, CONTEXT)
         first = self.real & ~torch.cat([torch.zeros_like(self.real[:, :1]), self.real[:, :-1]], 1)
@@ -160,7 +185,7 @@ class Fresh:
 
 
 def prompt_pairs(draft: Draft, scored: Scored) -> tuple[Tensor, Tensor, Tensor]:
-    """The prompt's values after its first [B, P], how many a row has [B], and the hidden states before them [B, P, F]."""
+    """Return the prompt's values after the first [B, P], their number per row [B], and the hidden states before them [B, P, F]."""
     context = scored.context
     assert context is not None, "this round did not run the prompt"
     after = torch.cat([context.ids[:, 1:], draft.nodes[:, :1]], 1)[:, : context.ids.shape[1]]
@@ -169,19 +194,19 @@ def prompt_pairs(draft: Draft, scored: Scored) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pick(states: Tensor, columns: Tensor) -> Tensor:
-    """`states` [B, N, F] at `columns` [B, M], whose -1 mean nothing: [B, M, F]."""
+    """Return `states` [B, N, F] at `columns` [B, M] as [B, M, F]. Columns of -1 give arbitrary states."""
     index = columns.clamp_min(0)[..., None]
     return states.gather(1, index.expand(*columns.shape, states.shape[-1]))
 
 
 def head_of(model: Any) -> Any:
-    """`model`'s map from last hidden states to logits, its soft cap included."""
+    """Return the map of `model` from last hidden states to logits, including its soft cap."""
     head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
     return head if cap is None else lambda hidden: cap * torch.tanh(head(hidden) / cap)
 
 
 def words_of(session: HFSession) -> tuple[Any, Any, int]:
-    """How a session's target embeds ids, its map from last hidden states to logits, and how many values it has."""
+    """Return the input embedding of a session's target, its map from last hidden states to logits, and its vocabulary size."""
     family, model = session.target.family, session.target.model
     if isinstance(family, OwnValues):
         return partial(family.embedded, state=session.state), family.logits, family.values
@@ -189,7 +214,7 @@ def words_of(session: HFSession) -> tuple[Any, Any, int]:
 
 
 def check_width(net: str, wanted: int, model: Any) -> None:
-    """ValueError unless `model`'s hidden states are as wide as the drafter was made for."""
+    """Raise ValueError unless the hidden states of `model` are `wanted` wide."""
     width = model.config.get_text_config(decoder=True).hidden_size
     if width != wanted:
         raise ValueError(
@@ -201,5 +226,5 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads
 
 
 def llama_sizes(config: Any) -> dict[str, Any]:
-    """The sizes of a target of transformers' `config`, as a LlamaConfig's: those of a layer made to stand beside it."""
+    """Return the sizes in transformers' `config` as options of a LlamaConfig."""
     return {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}

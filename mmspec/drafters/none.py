@@ -1,4 +1,4 @@
-"""No drafter: plain decoding through the same loop, the baseline of every comparison."""
+"""No drafter: plain decoding through the same loop; the baseline of every comparison."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,16 @@ from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 
 @dataclass(frozen=True)
 class NoDraft:
-    """Proposes nothing: every round commits one value."""
+    """Plain decoding: proposes no draft tokens, so every round commits one value."""
 
     def begin(self, prompt: Any, session: Any) -> "NoDraft":
+        """Open the drafting session of one generation."""
         return self
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         return pending
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         pass

@@ -1,8 +1,8 @@
-"""Shapes a model drafter grows: chains and combs, and how draft tokens are drawn. Trees stand in `trees` (static) and `search`.
+"""Shapes of drafts: chains and combs, and how draft tokens are drawn. Trees are in `mmspec.drafters.trees`.
 
-A shape calls `score` on its growing draft and decides what hangs where. It returns the finished draft and, for each draft token, the
-column it has in the draft that was scored; draft tokens that were never run get a column past its end. In a chain these are the last ones,
-unless the shape `replaces` what it had scored: a class attribute, True where no draft token of the finished chain has been run.
+A shape calls `score` on its growing draft and returns the finished draft and, for each draft token, its column in the scored draft. Draft
+tokens that were never run get a column past the end: in a chain the last ones. The class attribute `replaces` is True for shapes in which
+no draft token of the finished chain has been run.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,18 @@ UNRUN = 1 << 30
 
 
 class Shape(Protocol):
-    def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]: ...
+    """Protocol of shapes: how a draft grows."""
+
+    def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column [B, G] that each draft token was scored in.
+
+        Args:
+            score: returns the distributions after the new columns of a draft.
+            draft: the roots that the draft grows from.
+            budget: draft tokens and values allowed per row.
+            noise: the noise of the round.
+        """
+        ...
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
@@ -34,23 +45,23 @@ Draw = Callable[[Distribution, Keys], tuple[Tensor, Distribution | None]]
 
 
 def sampled(distribution: Distribution, keys: Keys) -> tuple[Tensor, Distribution | None]:
-    """Drawn from the drafter's distribution, which is recorded: for rules that read q."""
+    """Draw from the drafter's distribution and record it as q. For rules that read q."""
     return distribution.sample(keys), distribution
 
 
 def drawn(distribution: Distribution, keys: Keys) -> tuple[Tensor, Distribution | None]:
-    """Drawn from the drafter's distribution without recording it: for coupled and match, which need no q."""
+    """Draw from the drafter's distribution without recording it. For the coupled and match rules, which need no q."""
     return distribution.sample(keys), None
 
 
-def best(distribution: Distribution, keys: Keys) -> tuple[Tensor, Distribution | None]:
-    """The drafter's most likely value: a point mass."""
+def most_likely(distribution: Distribution, keys: Keys) -> tuple[Tensor, Distribution | None]:
+    """Take the drafter's most likely value: a point mass."""
     return distribution.mode(), None
 
 
 @dataclass(frozen=True)
 class Warped:
-    """Drawn after `warp`, temperature and truncation; the distribution before it is recorded: for rules that read that one."""
+    """Draw after `warp` (temperature and truncation) and record the distribution before it. For rules that read that one."""
 
     warp: Pipeline
 
@@ -61,10 +72,15 @@ class Warped:
 
 @dataclass(frozen=True)
 class Chain:
-    """As many draft tokens as the round asks for, one by one; a row's chain ends early where `stop` says so.
+    """A chain of draft tokens, one after the other.
 
-    Rows that have ended hold PAD and cost their columns. With `early`, drafting ends when no row goes on: one look at the device
-    for every draft token, and drafts of changing size, in exchange for the drafter's forwards.
+    Rows that have ended hold PAD in the remaining columns.
+
+    Args:
+        draw: how a draft token is drawn: `sampled`, `drawn`, `most_likely` or `Warped`.
+        stop: ends a row's chain early; see `mmspec.drafters.stops`.
+        early: end the drafting when every row has ended. Saves forwards of the drafter, at one host synchronisation per draft token and
+            drafts of varying size.
     """
 
     draw: Draw = sampled
@@ -73,10 +89,11 @@ class Chain:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The drafter's hidden states that `grow` needs to see."""
+        """Hidden states of the drafter that `grow` reads."""
         return () if self.stop is None else self.stop.reads
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         allowed, stop = budget.draft_tokens, self.stop
         reach = torch.ones_like(draft.start, dtype=torch.float32)
         steps = torch.arange(budget.length, device=draft.start.device)
@@ -113,34 +130,34 @@ Pick = Callable[[Any, Keys, int], tuple[Tensor, Tensor, bool]]
 recorded."""
 
 
-def without_replacement(distribution: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
-    """Gumbel top-k: for WithoutReplacement, and with the target's own noise for coupled."""
+def draw_without_replacement(distribution: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
+    """Draw siblings without replacement (Gumbel top-k). For WithoutReplacement and, with the target's noise, for the coupled rule."""
     values = keys.choose_distinct(distribution.scores, count)
     return values, distribution.scores.gather(-1, values) > -torch.inf, True
 
 
-def with_replacement(distribution: Distribution, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
-    """Independent draws, from a distribution of any values: for WithReplacement, KSeq and DGRS."""
+def draw_with_replacement(distribution: Distribution, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
+    """Draw siblings independently, from any distribution. For WithReplacement, KSeq and DGRS."""
     streams = keys.branch(count)
     values = torch.stack([distribution.sample(streams[..., sibling]) for sibling in range(count)], 2)
     return values, torch.ones(values.shape[:3], dtype=torch.bool, device=values.device), True
 
 
 def at_most(distribution: Distribution, count: int) -> int:
-    """`count` siblings, or as many as the distribution has values."""
+    """Return `count`, or the number of values of the distribution where that is smaller."""
     return min(count, distribution.scores.shape[-1]) if isinstance(distribution, Categorical) else count
 
 
 def top(distribution: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
-    """The most likely values: for match, greedy, TopK and threshold rules."""
+    """Take the most likely values as siblings. For match, greedy, TopK and threshold rules."""
     scores, values = distribution.scores.topk(count, -1)
     return values, scores > -torch.inf, False
 
 
 def top_and_one(distribution: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
-    """The most likely values and one drawn from the rest: for Hybrid."""
+    """Take the most likely values and draw one from the rest. For Hybrid."""
     if count == 1:
-        return without_replacement(distribution, keys, 1)
+        return draw_without_replacement(distribution, keys, 1)
     values = distribution.scores.topk(count - 1, -1).values, distribution.scores.topk(count - 1, -1).indices
     rest = distribution.scores.scatter(-1, values[1], -torch.inf)
     last = keys.choose(rest)[..., None]
@@ -150,19 +167,25 @@ def top_and_one(distribution: Categorical, keys: Keys, count: int) -> tuple[Tens
 
 @dataclass(frozen=True)
 class Comb:
-    """A chain whose every node has `width - 1` siblings that are not drafted on: a tree at the drafter's cost of a chain.
+    """A chain in which every node has further siblings that are not drafted on. Costs as many drafter forwards as a chain.
 
-    A refused draft token is often replaced by the drafter's next choice, and a sibling that is taken still earns the value after it.
+    Args:
+        width: siblings per level, including the chain's own token.
+        pick: how siblings are picked; see `draw_without_replacement`.
+
+    Raises:
+        ValueError: if `width` is below 1.
     """
 
     width: int = 3
-    pick: Pick = without_replacement
+    pick: Pick = draw_without_replacement
 
     def __post_init__(self):
         if self.width < 1:
             raise ValueError(f"width is {self.width}: a comb needs at least 1 draft token a level (1 is a chain)")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         spine, beside = draft, []
         steps = torch.arange(budget.length, device=draft.start.device)
         keys = noise.draft_token(draft.start[:, None] + steps, draft.start)
@@ -175,11 +198,15 @@ class Comb:
         if not beside:
             return spine, _in_order(spine)
         values, parents = (torch.cat([level[i] for level in beside], 1) for i in (0, 1))
-        q = None if spine.q is None else joined([distribution.at(torch.zeros_like(above)) for _, above, distribution in beside])
+        q = (
+            None
+            if spine.q is None
+            else concatenate_distributions([distribution.at(torch.zeros_like(above)) for _, above, distribution in beside])
+        )
         final = spine.extend(values, parents, q, width=self.width, levels=budget.length)
         return final, torch.cat([_in_order(spine), torch.full_like(parents, UNRUN)], 1)
 
 
-def joined(distributions: Sequence[Any]) -> Any:
-    """Batches of distributions, one after the other along the node axis."""
+def concatenate_distributions(distributions: Sequence[Any]) -> Any:
+    """Concatenate batches of distributions along the node axis."""
     return reduce(lambda one, two: one.cat(two), distributions)

@@ -1,8 +1,8 @@
 """Where a chain of draft tokens ends within a round: by the drafter's confidence, or by a learned estimate of acceptance.
 
-A stop is asked twice a draft token. `before` sees the distribution the draft token will be drawn from and may keep it from being made.
-`after` sees the draft token too and decides about the draft tokens behind it only. That split is what keeps every rule exact: were a draft
-token dropped because of its own value, the draft tokens that remain would no longer follow q.
+`before` sees the distribution of the next draft token and may end the chain before it is drawn. `after` sees the drawn token too, and may
+only end the chain behind it. Dropping a draft token because of its own value would change the distribution of those that remain, which
+must be q.
 """
 
 import json
@@ -22,26 +22,41 @@ from mmspec.utils.weights import fill, read_mapping, read_tensors
 
 
 class Stop(Protocol):
-    """Ends a row's chain; rows that have ended hold PAD. `reads` are the hidden states of the drafter it looks at, see `models.stack`."""
+    """Ends a row's chain. `reads` are the hidden states of the drafter that it needs; see `mmspec.models.stack`."""
 
     @property
-    def reads(self) -> tuple[int, ...]: ...
+    def reads(self) -> tuple[int, ...]:
+        """Hidden states of the drafter that the stop reads."""
+        ...
 
     def before(self, distribution: Categorical) -> Tensor | None:
-        """[B] bool: end here, without a draft from `distribution` [B, 1, V]? None: never."""
+        """Return [B] bool: end the chain before a draft token from `distribution` [B, 1, V]. None: never."""
         ...
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Once `value` [B, 1] is drawn from the last distribution of `scored`: [B] bool, end behind it (None: never), and the new `reach`.
+        """Decide whether chains end behind the draft token just drawn.
 
-        `reach` [B] is the stop's memory of the round, 1 at first: the chance it gives the draft tokens made so far to be accepted.
+        Args:
+            scored: the drafter's scores; the last distribution is the one `value` was drawn from.
+            value: [B, 1] the draft token.
+            reach: [B] state of the stop in this round, 1 at first: the estimated probability that all draft tokens so far are accepted.
+
+        Returns:
+            [B] bool, True where the chain ends (None: nowhere), and the new `reach`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """Ends where the drafter's best probability falls below `threshold` (BiLD, Kim et al. 2023; Kangaroo, Liu et al. 2024)."""
+    """Stop where the drafter's largest probability falls below `threshold` (BiLD, Kim et al. 2023; Kangaroo, Liu et al. 2024).
+
+    Args:
+        threshold: probability between 0 and 1.
+
+    Raises:
+        ValueError: for a threshold out of range.
+    """
 
     threshold: float = 0.4
     reads = ()
@@ -51,17 +66,27 @@ class Confidence:
             raise ValueError(f"the threshold of stop_below is {self.threshold!r}: give a probability between 0 and 1")
 
     def before(self, distribution: Categorical) -> Tensor | None:
+        """See `Stop.before`."""
         return distribution.prob(distribution.mode())[:, 0] < self.threshold
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
         return None, reach
 
 
 @dataclass(frozen=True)
 class Learned:
-    """SpecDec++ (Huang et al. 2024): ends where the chance that some draft token is rejected, 1 - prod_j f(x_j), exceeds `risk`.
+    """Stop where the estimated probability of a rejection, 1 - prod_j f(x_j), exceeds `risk` (SpecDec++, Huang et al. 2024).
 
-    f is `head`, on the drafter's device; `states` are the hidden states it was trained on. At least one draft token is always made.
+    At least one draft token is always made.
+
+    Args:
+        head: the acceptance head f, on the drafter's device.
+        risk: probability between 0 and 1.
+        states: hidden states the head was trained on, numbered as in `mmspec.models.stack`.
+
+    Raises:
+        ValueError: for a risk out of range.
     """
 
     head: "AcceptanceHead"
@@ -74,25 +99,35 @@ class Learned:
 
     @property
     def reads(self) -> tuple[int, ...]:
+        """The hidden states that this object needs."""
         return self.states
 
     def before(self, distribution: Categorical) -> Tensor | None:
+        """See `Stop.before`."""
         return None
 
     @torch.no_grad()
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
         if scored.hidden is None:
-            raise ValueError("the drafter hands out no hidden states: a learned stop needs a ModelDrafter over a transformers model")
+            raise ValueError("the drafter returns no hidden states: a learned stop needs a ModelDrafter over a transformers model")
         log_q = scored.p.last(1).log_prob(value)[:, 0]
         reach = reach * self.head(scored.hidden[:, -1], log_q).sigmoid().to(reach.dtype)
         return 1 - reach > self.risk, reach
 
 
 class AcceptanceHead(nn.Module):
-    """Logit of the chance that the target accepts a draft token x, if it accepted those before it.
+    """Logit of the probability that the target accepts a draft token x, given that it accepted those before it (SpecDec++).
 
-    Input is the drafter's hidden state before x, [..., hidden] (the one q comes from), and log q(x): of x itself the head sees no
-    more than the drafter's probability, so that no draft token has to be run before it is judged.
+    Reads the drafter's hidden state before x [..., hidden] and log q(x), so that x need not be run before it is judged.
+
+    Args:
+        hidden: width of the drafter's hidden states.
+        width: width of the head's layers; `hidden` by default.
+        blocks: number of residual blocks.
+
+    Raises:
+        ValueError: for sizes out of range.
     """
 
     kind = "acceptance head"
@@ -132,7 +167,12 @@ class AcceptanceHead(nn.Module):
 
     @staticmethod
     def load(folder: str | Path) -> "AcceptanceHead":
-        """The head saved in `folder`, in eval mode. FileNotFoundError where there is none, ValueError, in one line, for broken files."""
+        """Load the head saved in `folder`, in eval mode.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if its files are broken.
+        """
         folder = Path(folder)
         for name in ("acceptance.json", "acceptance.safetensors"):
             if not (folder / name).is_file():
@@ -146,10 +186,16 @@ class AcceptanceHead(nn.Module):
 
 
 def acceptance_loss(logits: Tensor, accepted: Tensor, real: Tensor | None = None, rejected_weight: float = 6.0) -> Tensor:
-    """SpecDec++'s weighted binary cross-entropy: the mean over `real` [...] draft tokens, a rejected one counted `rejected_weight` times.
+    """Weighted binary cross-entropy of SpecDec++.
 
-    `accepted` [...] says what the target did, or gives the chance min(1, p(x) / q(x)) that it accepts. Rejections are rarer, and a
-    draft token too many costs more than one too few.
+    Args:
+        logits: [...] the head's logits.
+        accepted: [...] whether the target accepted, or the probability min(1, p(x) / q(x)) that it does.
+        real: [...] bool, the draft tokens that count; all by default.
+        rejected_weight: weight of a rejected draft token. Rejections are rarer, and one draft token too many costs more than one too few.
+
+    Returns:
+        The mean loss, a scalar.
     """
     accepted = accepted.to(logits.dtype)
     loss = -accepted * logsigmoid(logits) - rejected_weight * (1 - accepted) * logsigmoid(-logits)

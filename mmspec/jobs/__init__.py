@@ -1,4 +1,4 @@
-"""Bulk work of any modality: streams of records, shards that are finished or not, results that appear whole or not at all.
+"""Jobs of any modality: streams of records in, shards of outputs out, resumable after an interruption at any point.
 
 >>> from mmspec.jobs import Job, JsonLines, Lines, run
 >>> report = run(Job(source=Lines(path), sink=JsonLines(), work=work, out=out, model={"weights": ...}, options={"seed": 0}))

@@ -1,4 +1,4 @@
-"""Questions about pictures and clips, one request or a job of many: what `mmspec caption` and `text/caption_batch.py` run."""
+"""Questions about pictures and clips, one request or a job of many: used by `mmspec caption` and `text/caption_batch.py`."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from mmspec.core.stats import Stats
 from mmspec.drafters.model.ensemble import Views
 from mmspec.drafters.views.text_views import retold
 from mmspec.jobs import Facts, Job, JsonLines, Lines, Processes, Reject, Report
-from mmspec.jobs.text import COUNTED, identity
+from mmspec.jobs.text import COUNTED, text_job_identity
 from mmspec.loading.text import Pair, load_pair
 from mmspec.run.config import Config
 from mmspec.text.inputs.clips import FrameSampling
@@ -29,7 +29,7 @@ Asking = tuple[dict[str, Any], VisionPrompt]
 
 @dataclass(frozen=True)
 class CaptionJobSpec:
-    """What a job is asked for: `inputs` are pictures and clips, one folder, or one file of JSON lines."""
+    """Settings of a caption job: `inputs` are pictures and clips, one folder, or one file of JSON lines."""
 
     config: Config
     inputs: tuple[str, ...]
@@ -44,7 +44,7 @@ class CaptionJobSpec:
 
 
 def load_seeing(config: Config, chat: bool | None = None, views: str | None = None, captions: Sequence[str] = ()) -> Pair:
-    """The pair of `config`, which must see. ValueError, in one line, where it does not, or where the view is not to be had."""
+    """Return the pair of `config`. ValueError if it reads no pictures, or the view is not available."""
     if captions and "caption" not in (views or "").split("+"):
         raise ValueError("--caption is what the caption view reads: give --view caption too")
     pair = load_pair(config)
@@ -64,7 +64,7 @@ def load_seeing(config: Config, chat: bool | None = None, views: str | None = No
 
 
 def view_named(names: str, processor: Any, captions: Sequence[str] = ()) -> Any:
-    """The view called `names`, or the ensemble of several joined by +. `captions`: one for all pictures, or one each."""
+    """Return the view called `names`, or the ensemble of several joined by +. `captions`: one for all pictures, or one each."""
 
     def one(name: str) -> Any:
         if name != "caption":
@@ -81,7 +81,7 @@ def view_named(names: str, processor: Any, captions: Sequence[str] = ()) -> Any:
 
 @dataclass(frozen=True)
 class SameCaption:
-    """A view with the same words for every picture, however many a batch holds."""
+    """View with the same caption for every picture."""
 
     ids: tuple[int, ...]
     brackets: tuple[int, ...] = ()
@@ -92,13 +92,14 @@ class SameCaption:
 
 @dataclass(frozen=True)
 class PictureFolder:
-    """A source of `mmspec.jobs`: a record {"file": path} a picture or clip. `files` are told apart by names below `root` and bytes."""
+    """Source of pictures and clips: a record {"file": path} each. The fingerprint reads names below `root` and bytes."""
 
     files: tuple[str, ...]
     root: Path = Path()
     unit: ClassVar[str] = "picture"
 
     def facts(self) -> Facts:
+        """Return the number of files and the digest of their names and bytes."""
         digest = hashlib.sha256(b"pictures\n")
         for name in self.files:
             path = self.root / name
@@ -111,13 +112,14 @@ class PictureFolder:
         return Facts(len(self.files), digest.hexdigest())
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """Yield the records of wanted files; see `Source.read`."""
         for index, name in enumerate(self.files):
             if wanted(index):
                 yield index, {"file": name}
 
 
 def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
-    """(the source, the folder its files are relative to). ValueError for what is not there."""
+    """Return the source, and the folder its files are relative to. ValueError for missing files."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         return PictureFolder(tuple(pictures_and_clips_in(inputs[0])), Path(inputs[0])), Path(inputs[0])
     if len(inputs) == 1 and Path(inputs[0]).suffix == ".jsonl":
@@ -132,10 +134,10 @@ def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
 
 @dataclass(frozen=True)
 class CaptionRecord:
-    """A worker of `mmspec.jobs`: answers a record's "prompt", or else `prompt`, about its "file" or "files"; adds "answer" and "tokens".
+    """Worker that answers a record's "prompt", or else `prompt`, about its "file" or "files"; adds "answer" and "tokens".
 
     Record i draws with seed + i, so under an exact rule its output does not depend on its batch. Requests with pictures, with clips and
-    with both are decoded apart: processors pad clips to one length or refuse to mix them.
+    with both are decoded separately, because processors pad clips to one length or refuse to mix them.
     """
 
     pair: Pair
@@ -145,7 +147,7 @@ class CaptionRecord:
     stats: Stats = field(default_factory=Stats)
 
     def check(self, record: dict[str, Any]) -> Asking:
-        """(the record to tell, the request). ValueError, the reason of a reject, for pictures that cannot be read."""
+        """Return (the record, the request). ValueError, the reason of a reject, for pictures that cannot be read."""
         files: Any = record["files"] if "files" in record else [record.get("file")]
         if not isinstance(files, list) or not files or not all(isinstance(each, str) and each for each in files):
             raise ValueError('no "file" with the path of a picture in it, nor "files" with a list of them')
@@ -172,7 +174,7 @@ class CaptionRecord:
         yield from groups.values()
 
     def _found(self, rows: Sequence[tuple[int, VisionPrompt]]) -> dict[int, list[int] | Reject]:
-        """The answers of `rows` by index. Where they cannot be taken together, each half is tried, down to the ones to reject."""
+        """The answers of `rows` by index. If they cannot be processed together, each half is tried, down to single requests to reject."""
         try:
             inputs = self._looked([request for _, request in rows])
         except ValueError as error:
@@ -189,7 +191,7 @@ class CaptionRecord:
         return [ids[:length].tolist() for ids, length in zip(out.sequences, out.lengths, strict=True)]
 
     def _looked(self, requests: Sequence[VisionPrompt]) -> dict[str, Any]:
-        """What the target takes. ValueError where one of the requests does not go together, or is too long."""
+        """The target's inputs. ValueError if the requests do not fit together or one is too long."""
         from mmspec.models.families.registry import positions_of
 
         inputs = self.pair.inputs(requests)
@@ -202,14 +204,14 @@ class CaptionRecord:
         return inputs
 
     def measures(self) -> dict[str, float]:
-        """What was counted so far."""
+        """Return the counts so far."""
         return {name: getattr(self.stats, name) for name in COUNTED}
 
 
 def frame_counts(processor: Any, request: VisionPrompt) -> tuple[int, ...]:
-    """How many frames are taken of each clip, where clips of one batch must have as many; else a 0 for each.
+    """Return how many frames are taken of each clip, where clips of one batch need equal numbers; else 0 for each.
 
-    Models that take patches with a grid for each clip (Qwen-VL, GLM-4V) have clips of any length in one batch.
+    Models with a grid of patches for each clip (Qwen-VL, GLM-4V) allow clips of any length in one batch.
     """
     if not reads_clips(processor):
         return (0,) * len(request.clips)
@@ -222,8 +224,8 @@ def frame_counts(processor: Any, request: VisionPrompt) -> tuple[int, ...]:
         return (0,) * len(request.clips)
 
 
-def make_job(asked: CaptionJobSpec) -> Job:
-    """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written."""
+def make_caption_job(asked: CaptionJobSpec) -> Job:
+    """Return the job. ValueError for missing files and invalid settings, before anything is written."""
     from mmspec.utils.provenance import provenance
 
     source, root = source_of(asked.inputs)  # what is not there is told before a model is loaded
@@ -236,9 +238,9 @@ def make_job(asked: CaptionJobSpec) -> Job:
             "give --draft-length a number, so that a job that goes on says the same"
         )
     work = CaptionRecord(pair, asked.prompt, root, asked.sampling)
-    model, options = identity(pair)
-    seen = {"pictures": fingerprint(pair.processor.image_processor)}
-    seen |= {"clips": fingerprint(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
+    model, options = text_job_identity(pair)
+    seen = {"pictures": processor_digest(pair.processor.image_processor)}
+    seen |= {"clips": processor_digest(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
     sampling = {name: value for name, value in asdict(asked.sampling).items() if value is not None}
     return Job(
         source=source,
@@ -256,15 +258,16 @@ def make_job(asked: CaptionJobSpec) -> Job:
     )
 
 
-def fingerprint(processor: Any) -> str:
+def processor_digest(processor: Any) -> str:
     """A digest of all settings of an image or video processor."""
     return hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def job_folder(out: str | Path) -> Path:
-    """Where the job of `out` lies: beside it where it is one file, answers.jsonl and answers.job, else `out` itself.
+    """Return the job's folder for `out`: answers.job beside a file answers.jsonl, else `out` itself.
 
-    ValueError where `out` is a file of something else.
+    Raises:
+        ValueError: if `out` is a file of something else.
     """
     path = Path(out)
     if path.suffix != ".jsonl":
@@ -278,7 +281,7 @@ def job_folder(out: str | Path) -> Path:
 
 
 def one_file(report: Report, out: str | Path) -> None:
-    """The job's answers as one file, whole or not at all, where `out` asks for one."""
+    """Write the job's answers to one file, atomically, if `out` names a file."""
     if Path(out).suffix == ".jsonl":
         with whole(out, binary=True) as sink:
             for part in sorted(report.out.glob("part-*.jsonl")):

@@ -1,4 +1,4 @@
-"""Many pictures through one model, batch by batch: the work of a job, and what tells one job from another."""
+"""Many pictures through one model: the worker of picture jobs, and what identifies such a job."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.generation import Pictures, generate
-from mmspec.vision.quality.contact_sheets import to_bytes
+from mmspec.vision.quality.contact_sheets import picture_bytes
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
@@ -30,6 +30,7 @@ class PictureTotals:
     exactness: str = ""
 
     def add(self, out: Pictures) -> None:
+        """Add the counts of one generation."""
         stats = out.stats
         self.pictures += len(out.sequences)
         for name in COUNTED:
@@ -46,20 +47,21 @@ class PictureTotals:
 
     @property
     def compression(self) -> float:
-        """Codes and controls, or vectors, a forward: 1 for plain decoding."""
+        """Codes and controls, or vectors, a forward; 1 for plain decoding."""
         return self.counts["tokens"] / max(1, self.counts["row_calls"])
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the totals as plain data."""
         figures = {"pictures": self.pictures, "forwards": self.forwards, "step_compression": self.compression, "seconds": self.seconds}
         return figures | {"exactness": self.exactness, "drift": self.drift} | self.counts
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A worker of `mmspec.jobs`: a picture file for each record's "prompt" (or "class"), by its "seed" or else by seed + index.
+    """Worker that writes a picture file for each record's "prompt" (or "class"), with its "seed" or else seed + index.
 
-    `options` go to `mmspec.vision.generate` (`head_steps` and `sigma_out` as its `sampling`). Pictures are decoded one by one, so that the
-    bytes of those that are codes do not depend on the batch.
+    `options` go to `mmspec.vision.generate` (`head_steps` and `sigma_out` as its `sampling`). Pictures are decoded one by one, so that for
+    models of codes the bytes do not depend on the batch.
     """
 
     loaded: Loaded
@@ -68,10 +70,10 @@ class Draw:
     totals: PictureTotals = field(default_factory=PictureTotals)
 
     def __post_init__(self):
-        sampling_of(self.loaded, self.options)  # what it has no use for is told before anything is drawn
+        generate_options(self.loaded, self.options)  # what it has no use for is told before anything is drawn
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record as it is. ValueError for no prompt, a class the model has not, or a seed that is no number."""
+        """Return the record. ValueError for a missing prompt, an unknown class, or an invalid seed."""
         prompt, seed = wanted(record), record.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ValueError(f"seed is {seed!r}: give a whole number, or leave it out")
@@ -82,25 +84,25 @@ class Draw:
         elif _by_class(model):
             model.encode([prompt], guided=False)
         elif not isinstance(prompt, str):
-            raise ValueError(f"prompt {prompt!r} is not a text: give a caption")
+            raise ValueError(f"prompt {prompt!r} is not text: give a caption")
         return record
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
         model = self.loaded.model
         seeds = [record.get("seed", self.seed + index) for index, record in batch]
-        out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **sampling_of(self.loaded, self.options))
+        out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **generate_options(self.loaded, self.options))
         self.totals.add(out)
         for row, (_, record) in enumerate(batch):
             picture = out.model.decode(out.tokens[row : row + 1])[0]
-            yield to_bytes(picture), record | {"seed": seeds[row]}
+            yield picture_bytes(picture), record | {"seed": seeds[row]}
 
     def measures(self) -> dict[str, float]:
-        """What was counted so far."""
+        """Return the counts so far."""
         return self.totals.counts | {"pictures": self.totals.pictures, "drift": self.totals.drift or 0.0}
 
 
 def wanted(record: dict[str, Any]) -> Any:
-    """What a record asks for."""
+    """Return the prompt or class of a record."""
     return record["class"] if record.get("class") is not None else record.get("prompt")
 
 
@@ -108,8 +110,10 @@ def _by_class(model: ImageModel) -> bool:
     return getattr(model.model.config, "condition", None) == "class"
 
 
-def sampling_of(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
-    """`options` as `generate` takes them, what is said of a head's chain in a `Sampling`. ValueError for that where codes are drawn."""
+def generate_options(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options` as `generate` takes them, with settings of a head's chain in a `Sampling`. ValueError for those where the model has
+    codes.
+    """
     rest = {name: value for name, value in options.items() if name not in ("head_steps", "sigma_out")}
     if not isinstance(loaded.model, ContinuousPictures):
         if said := [name for name in ("head_steps", "sigma_out") if options.get(name) is not None]:
@@ -119,7 +123,7 @@ def sampling_of(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The head that draws by `method`, its steps and noise, and the tokens in flight. Nothing for models of codes."""
+    """Return the head that `method` uses, its steps and noise, and the tokens in flight; nothing for models of codes."""
     if not isinstance(loaded.model, ContinuousPictures):
         return {}
     found = loaded.model.fit(method)
@@ -130,9 +134,10 @@ def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, 
     return {"head": found.head, "head_steps": chain.steps, "sigma_out": chain.sigma_out, "window": window}
 
 
-def identity(work: Draw, drafts: bool) -> dict[str, str]:
-    """What the pictures follow from beside prompts and options: fingerprints of the target, its config and codebook, of the text encoder,
-    and, where the method `drafts` with it, of the trained net. Of continuous tokens also of the autoencoder and of the chain's numbers."""
+def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
+    """Return what the pictures depend on beside prompts and options: fingerprints of target, config, codebook and text encoder and, where
+    the method `drafts` with it, of the trained net; for continuous tokens also of the autoencoder and the chain's numbers.
+    """
     from mmspec.jobs.engine.fingerprints import weights
 
     if isinstance(work.loaded.model, ContinuousPictures):
@@ -157,7 +162,7 @@ def _continuous_identity(work: Draw) -> dict[str, str]:
     if (way.accept is not None or way.form == "sets") and found.drafter is not None:
         facts["drafter"] = weights(found.drafter) + _config(found.drafter)
     if found.head != "mixture":
-        sampling = sampling_of(work.loaded, work.options)["sampling"].filled(found.model.config)
+        sampling = generate_options(work.loaded, work.options)["sampling"].filled(found.model.config)
         noise_schedule = sampling.noise_schedule(work.options.get("temperature", 1.0))
         tables = [
             [f"{x:.9g}" for x in table.tolist()]

@@ -1,4 +1,4 @@
-"""Many users through one recommender, batch by batch: the work of a job, and what tells one job from another."""
+"""Many users through one recommender: the worker of recommendation jobs, and what identifies such a job."""
 
 import hashlib
 import json
@@ -36,6 +36,7 @@ class RecommendationTotals:
     exactness: str = ""
 
     def add(self, out: Recommendations) -> None:
+        """Add the counts of one search."""
         self.users += len(out.items)
         self.items += sum(map(len, out.items))
         for name, source in COUNTED.items():
@@ -50,16 +51,17 @@ class RecommendationTotals:
         return self.counts["row_calls"] / max(1, self.users)
 
     def measures(self) -> dict[str, float]:
+        """Return the counts so far."""
         return {"users": self.users, "recommendations": self.items, **self.counts, "seconds": self.seconds, "drift": self.drift}
 
 
 @dataclass(frozen=True)
 class Recommend:
-    """A worker of `mmspec.jobs`: the best items for every record's user id and history, as rows of user_id, rank, item and score.
+    """Worker that recommends the best items for every record's user id and history, as rows of user_id, rank, item and score.
 
     `options` go to `recommend`: k, mode, width, draft_length, unseen, allowed, temperature. A batch is searched in parts of `rows` users
-    whose histories are equally long, as nearly as can be, so that little is padding; which users share a part follows from the batch
-    alone. Record i of the input draws with `seed` + i where a mode draws. A user for whom nothing is left to recommend is a `Reject`.
+    with histories of similar length, to save padding; the parts follow from the batch alone. Record i of the input draws with `seed` + i
+    where a mode draws. A user without any item to recommend is a `Reject`.
     """
 
     recommender: Recommender
@@ -87,7 +89,7 @@ class Recommend:
         return None if limit is None else limit - catalogue.levels
 
     def check(self, record: dict[str, Any]) -> User:
-        """(user id, history). ValueError, for people, for what is null, empty, of another type or not in the catalogue."""
+        """Return (user id, history). ValueError for values that are null, empty, of another type or not in the catalogue."""
         user, history, catalogue = record[self.user], record[self.history], self.recommender.catalogue
         if user is None:
             raise ValueError(f"{self.user} is null: give every user an id")
@@ -106,11 +108,11 @@ class Recommend:
             if item not in catalogue:
                 raise ValueError(f"item {_short(item)} is not in the catalogue of {len(catalogue)} items")
         if self._positions is not None and (length := len(catalogue.tokens(history))) > self._positions:
-            raise ValueError(f"{self.history} takes {length} tokens, and the model has room for {self._positions}: show fewer items")
+            raise ValueError(f"{self.history} takes {length} tokens, and the model has room for {self._positions}: give fewer items")
         return user, history
 
     def __call__(self, batch: Sequence[tuple[int, User]]) -> list[Any]:
-        """Columns a user, or a `Reject`, in the order of the batch."""
+        """Return columns for each user, or a `Reject`, in the order of the batch."""
         found: list[Any] = [None] * len(batch)
         for part in self.parts([user for _, user in batch]):
             out = self.search([batch[place][1][1] for place in part], [self.seed + batch[place][0] for place in part])
@@ -119,26 +121,26 @@ class Recommend:
         return found
 
     def parts(self, users: Sequence[User]) -> Iterator[list[int]]:
-        """Which users are searched for together: numbers of `users`, shortest histories first."""
+        """Yield the numbers of `users` that are searched together, shortest histories first."""
         most = self.recommender.catalogue.most
         order = sorted(range(len(users)), key=lambda place: min(len(users[place][1]), most))
         for first in range(0, len(order), self.rows):
             yield order[first : first + self.rows]
 
     def search(self, histories: Sequence[Sequence[Any]], seeds: Sequence[int]) -> Recommendations:
-        """One call of `recommend`, counted."""
+        """Call `recommend` once and count it."""
         told = self.recommender
         out = recommend(told.model, histories, catalogue=told.catalogue, drafter=told.drafter, seed=list(seeds), **self.options)
         self.totals.add(out)
         return out
 
     def rehearse(self) -> None:
-        """Search for a user who has one item: what does not go together is told by its ValueError before a job begins."""
+        """Search for a user with one item, so that invalid options raise their ValueError before a job begins."""
         told = self.recommender
         recommend(told.model, [told.catalogue.items[:1]], catalogue=told.catalogue, drafter=told.drafter, **self.options)
 
     def measures(self) -> dict[str, float]:
-        """What was counted so far."""
+        """Return the counts so far."""
         return self.totals.measures()
 
 
@@ -163,7 +165,7 @@ def _short(value: Any) -> str:
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 over tensors, and over what JSON can hold."""
+    """Return the SHA-256 over tensors and JSON data."""
     found = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -174,9 +176,12 @@ def digest(*parts: Any) -> str:
     return found.hexdigest()
 
 
-def identity(recommender: Recommender, drafts: bool = True) -> dict[str, str]:
-    """What recommendations follow from beside records and options: fingerprints of the target, its config, the catalogue, and, where it
-    `drafts`, of the drafter. Drafts do not show in strict results, but in the last bit of a score."""
+def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -> dict[str, str]:
+    """Return what recommendations depend on beside records and options: fingerprints of target, config, catalogue and, where it `drafts`,
+    drafter.
+
+    Drafts do not change strict results, except for the last bit of a score.
+    """
     from mmspec.jobs.engine.fingerprints import weights
 
     catalogue, drafter = recommender.catalogue, recommender.drafter

@@ -1,6 +1,7 @@
 """A job of recommendations: Parquet in (user id, history), Parquet out (user id, rank, item, score), by every engine of `mmspec.jobs`.
 
->>> report = mmspec.jobs.run(partial(make_job, Asked(users=Path("users.parquet"), out=Path("out"), k=20)))
+>>> spec = RecommendationJobSpec(users=Path("users.parquet"), out=Path("out"), k=20)
+>>> report = mmspec.jobs.run(partial(make_recommendation_job, spec))
 """
 
 import json
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
-from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, identity
+from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, recommendation_job_identity
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.methods import method_of
@@ -24,7 +25,7 @@ from mmspec.utils.devices import device_of
 
 @dataclass(frozen=True, kw_only=True)
 class RecommendationJobSpec:
-    """What a job is asked for; plain values, so that it can be sent to other machines."""
+    """Settings of a recommendation job; plain values that can be sent to other machines."""
 
     users: Path  # a Parquet file, or a folder of them
     out: Path
@@ -48,11 +49,11 @@ class RecommendationJobSpec:
     history_column: str = "history"
 
 
-def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) -> Job:
-    """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written.
+def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) -> Job:
+    """Return the job. ValueError for missing files and invalid settings, before anything is written.
 
-    Batch size and rows are among the options that make two jobs the same: users that are searched for together share their matrix
-    products, and those round otherwise in other company, by about 1e-6 of a score.
+    Batch size and rows are part of the job's identity: users that are searched together share their matrix products, whose rounding
+    changes scores by about 1e-6.
     """
     from mmspec.utils.provenance import provenance
 
@@ -65,7 +66,7 @@ def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) ->
         asked.model, asked.catalogue, drafter, asked.dtype, device_of(Processes.here().device(asked.device))
     )
     mode = asked.mode or ("plain" if loaded.drafter is None else "strict")
-    mask = None if asked.only is None else only(asked.only, loaded.catalogue)
+    mask = None if asked.only is None else read_allowed_items(asked.only, loaded.catalogue)
     options = {"k": asked.k, "mode": mode, "width": asked.width, "unseen": asked.unseen, "temperature": asked.temperature}
     names = {"user": asked.user_column, "history": asked.history_column, "user_type": id_class}
     work = Recommend(loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed, **names)
@@ -82,7 +83,7 @@ def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) ->
         check=work.check,
         measures=work.measures,
         out=asked.out,
-        model=identity(loaded),
+        model=recommendation_job_identity(loaded),
         options=told,
         batch_size=asked.batch_size,
         shard_size=asked.shard_size,
@@ -92,7 +93,7 @@ def make_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) ->
 
 
 def _ids(source: ParquetRows, asked: RecommendationJobSpec) -> tuple[str, type]:
-    """What the output's user ids are: (Parquet's name, Python's class)."""
+    """Type of the output's user ids: (Parquet's name, Python's class)."""
     found = source.types[asked.user_column]
     if found in ("string", "large_string", "string_view"):
         return "string", str
@@ -115,7 +116,7 @@ def _item_type(catalogue: Catalogue) -> str:
 
 
 def _length(asked: RecommendationJobSpec, work: Recommend, source: ParquetRows) -> int:
-    """Levels drafted a round. "auto" is committed once: a job that goes on, and its other processes, do as its manifest says."""
+    """Levels drafted a round. "auto" is decided once and stored in the manifest."""
     levels, loaded = work.recommender.catalogue.levels, work.recommender
     mode = method_of(work.options["mode"])
     if mode.plain or loaded.drafter is None:
@@ -131,7 +132,7 @@ def _length(asked: RecommendationJobSpec, work: Recommend, source: ParquetRows) 
 
 
 def _committed(out: Path) -> int | None:
-    """What the manifest of a job that was begun says."""
+    """The stored levels of a job that was begun, or None."""
     try:
         found = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["options"]["draft_length"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -140,7 +141,7 @@ def _committed(out: Path) -> int | None:
 
 
 def _awaited(out: Path, patience: float = 600.0) -> int:
-    """What process 0 of a launch commits."""
+    """The levels stored by process 0 of a launch."""
     end = time.monotonic() + patience
     while (found := _committed(out)) is None:
         if time.monotonic() > end:
@@ -150,7 +151,7 @@ def _awaited(out: Path, patience: float = 600.0) -> int:
 
 
 def _fastest(work: Recommend, source: ParquetRows) -> int:
-    """What the cost model comes to on the first users: as many levels as there are, or none."""
+    """The cost model's choice on the first users: all levels, or none."""
     from mmspec.recsys.cost import OPENING, CostModel
 
     users, cost = list(islice(_users(work, source), work.rows)), CostModel()
@@ -173,8 +174,10 @@ def _users(work: Recommend, source: ParquetRows) -> Iterator[User]:
 # --- what is in stock ---------------------------------------------------------------------------------------------------
 
 
-def only(path: str, catalogue: Catalogue) -> Tensor:
-    """The items that a file names, [items] bool: one a line, or the column "item" of a Parquet file. ValueError names what is wrong."""
+def read_allowed_items(path: str, catalogue: Catalogue) -> Tensor:
+    """Return the items that a file lists, [items] bool: one a line, or the column "item" of a Parquet file. ValueError for unknown
+    items.
+    """
     items = _listed(path)
     if all(type(item) is int for item in catalogue.items):
         items = [int(item) if isinstance(item, str) and item.removeprefix("-").isdecimal() else item for item in items]

@@ -1,4 +1,4 @@
-"""Many texts through one speech model, batch by batch: the work of a job, and what tells one job from another."""
+"""Many texts through one speech model: the worker of speech jobs, and what identifies such a job."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ from mmspec.run.rules import rule_of
 from mmspec.speech.families.base import one_voice_each
 from mmspec.speech.generation import stream, synthesize
 from mmspec.speech.sound.audio import at_rate
-from mmspec.speech.sound.files import to_bytes
+from mmspec.speech.sound.files import sound_bytes
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
 
 @dataclass(frozen=True)
 class Say:
-    """A worker of `mmspec.jobs`: a sound file for each record's "text", in its "voice" or else `voice`, by its "seed" or else seed + index.
+    """Worker that writes a sound file for each record's "text", in its "voice" or else `voice`, with its "seed" or else seed + index.
 
-    `options` go to `mmspec.speech.synthesize`. Sound is made row by row, so that its bytes do not depend on the batch.
+    `options` go to `mmspec.speech.synthesize`. Sound is decoded row by row, so that its bytes do not depend on the batch.
     """
 
     speaker: Speaker
@@ -35,7 +35,7 @@ class Say:
     spent: dict[str, float] = field(default_factory=lambda: {"sound": 0.0, "work": 0.0})  # seconds
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record as it is. ValueError for a text the model cannot say, a voice it has not, or a seed that is no number."""
+        """Return the record. ValueError for a text that cannot be spoken, an unknown voice, or an invalid seed."""
         text, seed = record.get("text"), record.get("seed", 0)
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise ValueError(f"seed is {seed!r}: give a whole number, or leave it out")
@@ -56,29 +56,29 @@ class Say:
         for wave, record, voice, seed in zip(out.waveforms, records, voices, seeds, strict=True):
             self.spent["sound"] += len(wave) / model.rate
             told = record | {"voice": voice, "seed": seed, "seconds": round(len(wave) / model.rate, 6)}
-            yield to_bytes(at_rate(wave, model.rate, rate), rate, self.form), told
+            yield sound_bytes(at_rate(wave, model.rate, rate), rate, self.form), told
 
     def _voice(self, record: dict[str, Any]) -> Any:
         return record.get("voice") or self.voice or next(iter(self.speaker.model.voices), None)
 
     @property
     def token_exact(self) -> bool:
-        """Whether drafter and draft length leave no trace in the sound."""
+        """True if the sound does not depend on drafter and draft length."""
         temperature = self.options.get("temperature", self.speaker.model.sampling.temperature)
         return rule_of(self.options.get("accept", "exact"), temperature).exactness == TOKEN_EXACT
 
     def rehearse(self) -> None:
-        """Begin to say an example: what does not go together is told by its ValueError before a job begins."""
+        """Begin to synthesize an example, so that invalid options raise their ValueError before a job begins."""
         text = next(iter(self.speaker.examples.get("texts", ())), "a")
         next(stream(self.speaker.model, text, self.speaker.drafter, voice=self._voice({}), **self.options), None)
 
     def measures(self) -> dict[str, float]:
-        """What was counted so far."""
+        """Return the counts so far."""
         return {name: getattr(self.stats, name) for name in COUNTED} | {"drift": self.stats.drift or 0.0, **self.spent}
 
 
-def identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(model, options) of a job: what its sounds follow from, besides the texts. Where files lie and what runs them is left out."""
+def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (model, options): what the sounds of a job depend on beside the texts. Paths and devices are left out."""
     from mmspec.jobs.engine.fingerprints import weights
 
     model: Any = work.speaker.model

@@ -1,6 +1,7 @@
 """A job of speech: texts in (one a line, or JSON lines), numbered sound files out, by every engine of `mmspec.jobs`.
 
->>> report = mmspec.jobs.run(partial(make_job, Asked(texts=Path("lines.txt"), out=Path("out"), voice="jackson")))
+>>> spec = SpeechJobSpec(texts=Path("lines.txt"), out=Path("out"), voice="jackson")
+>>> report = mmspec.jobs.run(partial(make_speech_job, spec))
 """
 
 from collections.abc import Sequence
@@ -10,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes
-from mmspec.jobs.speech import Say, identity
+from mmspec.jobs.speech import Say, speech_job_identity
 from mmspec.loading.speech import Speaker, load_speaker
-from mmspec.speech.sound.files import SUBTYPES, to_bytes
+from mmspec.speech.sound.files import SUBTYPES, sound_bytes
 from mmspec.utils.devices import device_of
 
 OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
@@ -20,7 +21,7 @@ OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "m
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechJobSpec:
-    """What a job is asked for; plain values, so that it can be sent to other machines."""
+    """Settings of a speech job; plain values that can be sent to other machines."""
 
     texts: Path
     out: Path
@@ -43,8 +44,8 @@ class SpeechJobSpec:
     dtype: str = "float32"
 
 
-def make_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
-    """The job. What is not there, or does not go together, is told by a ValueError of one line before anything is written."""
+def make_speech_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
+    """Return the job. ValueError for missing files and invalid settings, before anything is written."""
     from mmspec.utils.provenance import provenance
 
     source = Lines(asked.texts, "text")  # what is not there is told before a model is loaded
@@ -58,7 +59,7 @@ def make_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
             f"accept {asked.accept!r} draws otherwise with another draft length, and {asked.draft_length!r} follows the clock: "
             "give draft length a number, so that a job that goes on says the same"
         )
-    model, told = identity(work)
+    model, told = speech_job_identity(work)
     return Job(
         source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
         sink=NumberedFiles(f".{asked.form}", "sounds"),  # pyright: ignore[reportArgumentType] - its extension is the class's
@@ -76,10 +77,10 @@ def make_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job:
 
 
 def check_format(form: str, rate: int | None) -> None:
-    """ValueError, before anything is said, where `form` is unknown or holds no sound of `rate` samples a second."""
+    """Raise ValueError if `form` is unknown or does not support `rate` samples a second."""
     if form not in SUBTYPES:
         raise ValueError(f"unknown format {form!r}; valid: {', '.join(SUBTYPES)}")
     if rate is not None and not 1000 <= rate <= 192_000:
         raise ValueError(f"sample rate is {rate}: give 1000 to 192000 samples a second")
     if rate is not None:
-        to_bytes(np.zeros(1, np.float32), rate, form)
+        sound_bytes(np.zeros(1, np.float32), rate, form)

@@ -1,4 +1,4 @@
-"""Many prompts through one pair, batch by batch; and what tells one pair from another."""
+"""Many prompts through one pair: the worker of text jobs, and what identifies such a job."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
 @dataclass(frozen=True)
 class Continue:
-    """A worker of `mmspec.jobs`: continues a record's "prompt", and gives the record with "text" and "tokens" (ids) added.
+    """Worker that continues a record's "prompt" and adds "text" and "tokens" (ids) to the record.
 
-    Record i draws with seed + i, so under an exact rule its output does not depend on the batch it was in.
+    Record i draws with seed + i, so under an exact rule its output does not depend on its batch.
     """
 
     pair: Pair
@@ -25,7 +25,7 @@ class Continue:
     stats: Stats = field(default_factory=Stats)  # counts over everything that was run
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record as it is; ValueError when it holds no prompt, or one too long for the model."""
+        """Return the record. ValueError for a missing prompt, or one too long for the model."""
         prompt = record.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError('no "prompt" with text in it')
@@ -53,14 +53,14 @@ class Continue:
             yield record | {"text": self.pair.decode(ids), "tokens": ids}
 
     def measures(self) -> dict[str, float]:
-        """What was counted so far."""
+        """Return the counts so far."""
         return {name: getattr(self.stats, name) for name in COUNTED}
 
 
 def run_bulk(
     pair: Pair, records: Sequence[dict[str, Any]], batch_size: int, stats: Stats, stops: Sequence[Any] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Continue every record, in order. Prompts are checked before anything runs; ValueError names the one that is wrong."""
+    """Continue every record, in order. All prompts are checked first; ValueError names an invalid one."""
     if batch_size < 1:
         raise ValueError(f"batch size is {batch_size}: give at least 1")
     work = Continue(pair, stops, stats)
@@ -75,8 +75,8 @@ def run_bulk(
         yield from work(numbered[first : first + batch_size])
 
 
-def identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(model, options) of a job: what its outputs follow from, besides the prompts. Where files lie and what runs them is left out."""
+def text_job_identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (model, options): what the outputs of a job depend on beside the prompts. Paths and devices are left out."""
     from mmspec.jobs.engine.fingerprints import weights
 
     settings = pair.target.config.to_dict()

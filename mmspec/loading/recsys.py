@@ -1,4 +1,6 @@
-"""Recommenders by name: the shipped mini, a folder of one's own training, a transformers checkpoint. `trust_remote_code` stays off."""
+"""Recommenders by name: the shipped mini, a folder written by the training recipe, a transformers checkpoint. `trust_remote_code` is
+off.
+"""
 
 import os
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ class Recommender:
 
     @property
     def device(self) -> torch.device:
+        """Device of the model's weights."""
         return self.model.device
 
 
@@ -97,7 +100,7 @@ def _catalogue(name: str, home: Path, given: str | Path | None) -> Catalogue:
         return Catalogue.read(given)
     if (home / CATALOGUE).exists():
         return Catalogue.read(home / CATALOGUE)
-    raise ValueError(f"no catalogue: there is no {CATALOGUE} in {name}, so give the file with the model's items and their paths")
+    raise ValueError(f"no catalogue: {name} has no {CATALOGUE}; give the file with the model's items and their paths")
 
 
 def _named(drafter: str, home: Path) -> str:
@@ -112,7 +115,7 @@ def _named(drafter: str, home: Path) -> str:
 
 
 def _drafter(name: str, model: Any, catalogue: Catalogue, dtype: str, device: torch.device | str) -> Any:
-    """A small model, a net that reads the target's states, or counts, as `recommend` takes them."""
+    """A small model, a net that reads the target's states, or item counts, as `recommend` takes them."""
     from mmspec.drafters.checkpoints.load import is_drafter, load_drafter
 
     if name.endswith(".safetensors"):
@@ -121,12 +124,12 @@ def _drafter(name: str, model: Any, catalogue: Catalogue, dtype: str, device: to
         return _checkpoint(f"drafter {name}", _place(name), dtype, device)
     net = load_drafter(name, model)
     if not hasattr(net, "beam_guide"):
-        raise ValueError(f"drafter {name} is a {type(net).__name__}, which drafts no beams: give a small model, or a head for items")
+        raise ValueError(f"drafter {name} is a {type(net).__name__}, which cannot draft beams: give a small model, or a head for items")
     return net
 
 
 def _counts(name: str, catalogue: Catalogue) -> Any:
-    """A retriever or an n-gram, whichever the file holds."""
+    """The retriever or n-gram in a file."""
     for kind in (Retriever, ItemNGram):
         try:
             return kind.load(name, catalogue)

@@ -1,4 +1,4 @@
-"""Speakers by name: the shipped mini, a folder of one's own training, a speech model of transformers. `trust_remote_code` stays off."""
+"""Speech models by name: the shipped mini, a folder written by the training recipe, a transformers model. `trust_remote_code` is off."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ def _parts(name: str) -> dict[str, Any]:
 
 
 def _drafter(name: str, own: Mapping[str, Any], target: SpeechModel) -> Any:
-    """What `synthesize` takes for a drafter called `name`."""
+    """The drafter called `name`, as `synthesize` takes it."""
     if name == "none":
         return None
     if name in own:

@@ -1,7 +1,8 @@
-"""Speech models of transformers by folder or hub name. `trust_remote_code` stays off.
+"""Speech models of transformers by folder or hub name. `trust_remote_code` is off.
 
-A class that speaks by itself (Bark, CSM, Dia, MusicGen) says all there is to know. A codec language model is any causal model beside a
-codec, and its folder does not say which ids are codes: a layout does, given by the caller or as `speech.json` in the folder, such as
+Classes that generate speech (Bark, CSM, Dia, MusicGen) need no further information. A codec language model is any causal model with a
+codec, and its folder does not say which ids are codes: that is given by a layout, passed by the caller or stored as `speech.json` in the
+folder, such as
 
     {"codec": "HKUSTAudio/xcodec2-hf", "pattern": "<|s_{}|>", "end": "<|SPEECH_GENERATION_END|>", "template": "{text}"}
 
@@ -28,7 +29,17 @@ NEEDED = ("codec", "pattern", "end")
 def load_checkpoint(
     name: str, layout: Mapping[str, Any] | None = None, dtype: str = "float32", device: torch.device | str = "cpu"
 ) -> SpeechModel:
-    """The speech model in a folder or under a hub name. ValueError, in one line, for what cannot be had. Codecs run in float32."""
+    """Return the speech model in a folder or under a hub name. Codecs run in float32.
+
+    Args:
+        name: folder or hub name.
+        layout: which ids are codes; see the module's description. Read from `speech.json` by default.
+        dtype: float32, bfloat16, float16 or auto.
+        device: device of model and codec.
+
+    Raises:
+        ValueError: if the model cannot be loaded.
+    """
     import transformers as hf
 
     try:
@@ -52,7 +63,7 @@ def load_checkpoint(
 
 
 def _layout(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is `given`, or stands in the folder. ValueError names what is missing or unknown."""
+    """The layout `given`, or that of the folder. ValueError names what is missing or unknown."""
     layout: dict[str, Any] = _written(name) if given is None else dict(given)
     missing, unknown = [key for key in NEEDED if key not in layout], [key for key in layout if key not in LAYOUT]
     if missing or unknown:

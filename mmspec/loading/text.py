@@ -1,6 +1,6 @@
-"""A target with its drafter and tokenizer, by name or path: what commands and recipes run on.
+"""A target with its drafter and tokenizer, by name or path, for commands and recipes.
 
-`trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
+`trust_remote_code` is off: no code of a checkpoint is executed.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
 from mmspec.run.config import Config, DrafterSection
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
-from mmspec.text.inputs.vision_inputs import VisionPrompt, look
+from mmspec.text.inputs.vision_inputs import VisionPrompt, process_vision_inputs
 from mmspec.utils.devices import device_of
 
 MINIS = {"mini": "text", "vlm": "vlm"}
 """Names of the shipped pairs on the command line, and in `mmspec.load`."""
-_BESIDES = 0.02  # models that see have tokens for pictures that their drafters lack
+_BESIDES = 0.02  # vision-language models have picture tokens that their drafters lack
 _TRAINED = ("stop_below", "states", "layer_ids")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Everything `mmspec.text.generate` needs besides the prompt. `drafter` and `accept` are what it takes under these names."""
+    """Everything `mmspec.text.generate` needs besides the prompt. `drafter` and `accept` are its arguments of these names."""
 
     name: str
     target: Any
@@ -41,28 +41,30 @@ class Pair:
 
     @property
     def tokenizer(self) -> Any:
+        """The target's tokenizer."""
         return getattr(self.processor, "tokenizer", self.processor)
 
     @property
     def hears(self) -> bool:
-        """Whether the target reads sound instead of text."""
+        """True if the target reads sound instead of text."""
         return self.target.main_input_name == "input_features"
 
     @property
     def sees(self) -> bool:
-        """Whether the target reads pictures between words."""
+        """True if the target reads pictures within its prompt."""
         from mmspec.models.families.registry import SEES
 
         return self.target.config.model_type in SEES
 
     @property
     def exactness(self) -> str:
+        """Exactness of the pair's accept rule."""
         from mmspec.run.rules import rule_of
 
         return rule_of(self.accept, self.config.run.temperature).exactness
 
     def inputs(self, prompts: Sequence[str | VisionPrompt]) -> dict[str, Any]:
-        """The prompts [B, P] as the target takes them: all with pictures, or none."""
+        """Return the prompts [B, P] as the target takes them: all with pictures, or none."""
         if self.hears:
             raise ValueError(f"{self.name} reads sound, not text: run it with mmspec text --audio FILE")
         if any(isinstance(each, VisionPrompt) for each in prompts):
@@ -76,13 +78,13 @@ class Pair:
             from mmspec.models.families.registry import SEES
 
             raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
-        found, target = look(self.processor, requests, self.name, self.chat), self.target
+        found, target = process_vision_inputs(self.processor, requests, self.name, self.chat), self.target
         exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
         dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
         return {key: value.to(target.device, dtypes[key]) for key, value in found.items()}
 
     def wrapped(self, prompt: str) -> str:
-        """The prompt as the target reads it."""
+        """Return the prompt in the target's chat template, if `chat` is set."""
         if not self.chat:
             return prompt
         if getattr(self.tokenizer, "chat_template", None) is None:
@@ -90,6 +92,7 @@ class Pair:
         return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
 
     def decode(self, ids: list[int]) -> str:
+        """Return the text of `ids`."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
@@ -97,7 +100,7 @@ class Pair:
         return self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
 
     def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
-        """`mmspec.text.generate` with this pair's settings; `changes` override them."""
+        """Call `mmspec.text.generate` with this pair's settings; `changes` override them."""
         from mmspec import text
 
         run = self.config.run
@@ -120,7 +123,7 @@ class Pair:
 
 
 def load_pair(config: Config) -> Pair:
-    """The target, drafter and rule that `config` names. ValueError, in one line, for what cannot be had."""
+    """Return the target, drafter and rule that `config` names. ValueError for what cannot be loaded."""
     device = device_of(config.target.device)
     accept = rule(config)
     name, examples, mini = config.target.path, (), None
@@ -166,7 +169,7 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
 
 
 def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any) -> Any:
-    """What the `name` of a part of a cascade or relay stands for, as `generate` takes a drafter."""
+    """The part `name` of a cascade, as `generate` takes a drafter."""
     kind, path = named_drafter(name)
     found = _with_drafter(replace(pair, config=replace(pair.config, drafter=DrafterSection(kind=kind, path=path))), mini, device)
     if found.own_tokenizer is not None:
@@ -175,12 +178,12 @@ def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any
 
 
 def shaped(kind: str) -> bool:
-    """Whether drafters of this kind grow trees and know how sure they are."""
+    """Return True if drafters of this kind grow trees and have confidences."""
     return kind in ("trained", *SELF_DRAFTING, *_owned())
 
 
 def _owned() -> tuple[str, ...]:
-    """Names of the minis' own drafters. "model" is a mini's drafter model: of mini vlm, the one that sees."""
+    """Names of the minis' own drafters. "model" is a mini's drafter model; for mini vlm, the one that reads pictures."""
     return ("model", "vlm", "text", *dict.fromkeys(shipped_drafters("text") + shipped_drafters("vlm")))
 
 
@@ -218,7 +221,7 @@ def _trained(section: DrafterSection, target: Any) -> Any:
 
 
 def _model_free(section: DrafterSection) -> Any:
-    """A drafter by name; without options the name itself, which `generate` fits to the rule."""
+    """A drafter by name; without options the name itself, which `generate` resolves for the rule."""
     kind, options = section.kind, section.options
     if kind == "datastore":
         from mmspec.drafters.retrieval.datastore import Retrieval
@@ -246,23 +249,23 @@ def _datastore(path: str | None) -> Any:
 
 
 def _same(tokenizer: Any, processor: Any) -> bool:
-    """Whether two vocabularies number the same tokens alike, but for a few that one of them has besides."""
+    """True if two vocabularies number the same tokens alike, apart from a few extra ones."""
     few, many = sorted((each.get_vocab() for each in (tokenizer, getattr(processor, "tokenizer", processor))), key=len)
     return len(many) - len(few) <= _BESIDES * len(many) and few.items() <= many.items()
 
 
 def _aligned(pair: Pair, tokenizer: Any) -> Pair:
-    """A drafter of another vocabulary: draft tokens come from the tokens both have."""
+    """A drafter of another vocabulary: draft tokens come from the shared tokens."""
     from mmspec.text import aligned_drafter
 
     if pair.config.drafter.tree is not None:
-        raise ValueError(f"{pair.drafter_name} has another vocabulary than {pair.name}, and then draft tokens form a chain: leave tree out")
+        raise ValueError(f"{pair.drafter_name} has another vocabulary than {pair.name}, which supports chains only: leave tree out")
     drafter = aligned_drafter(pair.target, pair.tokenizer, pair.model, tokenizer, pair.config.run.temperature, pair.accept)
     return replace(pair, drafter=drafter, own_tokenizer=tokenizer)
 
 
 def rule(config: Config) -> Any:
-    """The accept rule of `config`: "exact", or an object."""
+    """Return the accept rule of `config`: "exact", or an object."""
     kind, options = config.accept.kind, config.accept.options
     if kind == "exact" and not options:
         return kind
@@ -270,7 +273,9 @@ def rule(config: Config) -> Any:
 
 
 def named_drafter(name: str) -> tuple[str, str | None]:
-    """(kind, path) that a drafter on the command line means: a kind, the folder of a trained one, or the path or hub name of a model."""
+    """Return (kind, path) of a drafter named on the command line: a kind, the folder of a trained one, or the path or hub name of a
+    model.
+    """
     if name in ("none", *DRAFTERS, *_owned()) or ":" in name:
         return name, None
     if name.endswith(".npy"):

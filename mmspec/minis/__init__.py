@@ -1,4 +1,4 @@
-"""Small models that ship with mmspec, really trained by the recipes in this repository; each has a card."""
+"""Small models that ship with mmspec, trained by the recipes in this repository; each has a card."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,13 @@ continuous: Fashion-MNIST as continuous tokens by a diffusion head; continuous-m
 
 
 def shipped_drafters(name: str = "text") -> tuple[str, ...]:
-    """Names of the trained drafters that ship with a mini beside its drafter model."""
+    """Return the names of the trained drafters that ship with a mini, besides its drafter model."""
     return tuple(sorted(path.parent.name for path in (HOME / name / "drafters").glob("*/config.json")))
 
 
 @dataclass(frozen=True)
 class Mini:
-    """Trained and ready: `target` is the `model` of the public call, `drafters` are its drafters by name, `examples` its inputs."""
+    """A mini: `target` is the `model` of the public call, `drafters` are its drafters by name, `examples` its inputs."""
 
     target: Any
     drafters: dict[str, Any]
@@ -30,7 +30,7 @@ class Mini:
 
 
 def load(name: str) -> Mini:
-    """The mini called `name`. ValueError lists the names there are."""
+    """Return the mini called `name`. ValueError lists the names."""
     if name not in NAMES:
         raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
     import torch
@@ -54,7 +54,7 @@ def _loaded(name: str) -> Mini:
 
 
 def load_text(folder: Path) -> Mini:
-    """The text mini in `folder`, as `text/train_mini.py` writes it. FileNotFoundError when it is not there."""
+    """Return the text mini in `folder`, as written by `text/train_mini.py`. FileNotFoundError if it is missing."""
     from transformers import PreTrainedTokenizerFast
 
     from mmspec.drafters.checkpoints.load import load_drafter
@@ -74,35 +74,35 @@ def load_text(folder: Path) -> Mini:
 
 
 def load_vision(folder: Path, part: str) -> Mini:
-    """`part` ("emoji" or "fashion") of the vision mini in `folder`. FileNotFoundError when it is not there."""
+    """Return `part` ("emoji" or "fashion") of the vision mini in `folder`. FileNotFoundError if it is missing."""
     from mmspec.minis.images import load_images
 
     return Mini(**load_images(folder / part), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_continuous(folder: Path, head: str) -> Mini:
-    """The mini of continuous tokens in `folder` whose target has a `head`. FileNotFoundError when it is not there."""
+    """Return the mini of continuous tokens in `folder` whose target has a `head`. FileNotFoundError if it is missing."""
     from mmspec.minis.latents import load_latents
 
     return Mini(**load_latents(folder, head), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_speech(folder: Path) -> Mini:
-    """The mini that speaks in `folder`. FileNotFoundError when it is not there."""
+    """Return the speech mini in `folder`. FileNotFoundError if it is missing."""
     from mmspec.minis.speech_model import load_utterances
 
     return Mini(**load_utterances(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_vlm(folder: Path) -> Mini:
-    """The mini that sees in `folder`. FileNotFoundError when it is not there."""
+    """Return the vision-language mini in `folder`. FileNotFoundError if it is missing."""
     from mmspec.minis.vlm_model import load_sights
 
     return Mini(**load_sights(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
 
 
 def load_recsys(folder: Path) -> Mini:
-    """The mini recommender in `folder`. FileNotFoundError when it is not there."""
+    """Return the recommender mini in `folder`. FileNotFoundError if it is missing."""
     from mmspec.minis.items import load_items
 
     return Mini(**load_items(folder), card=(folder / "card.md").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Captions of the emoji of mini vision, and the tokenizer of the text encoder that reads them."""
+"""Captions of the emoji of mini vision, and the tokenizer of their text encoder."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 def captions_of(row: Mapping[str, Any]) -> list[str]:
-    """What an emoji may be called: its name (most often), its name and a keyword, a few keywords, a keyword and its subgroup."""
+    """Return the captions of an emoji: its name (most often), its name and a keyword, a few keywords, a keyword and its subgroup."""
     name, kind = row["name"].lower(), row["subgroup"] or row["group"].lower()  # one or two emoji have no subgroup, some no keywords
     words = [str(word).lower() for word in row["keywords"]] or [kind]
     return [name] * 4 + [f"a {name}", f"{name}, {words[0]}", ", ".join(words[:3]), f"{words[-1]}, {kind}"]

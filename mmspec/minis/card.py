@@ -11,13 +11,13 @@ from mmspec.utils.packing import packed, unpacked
 
 
 def as_stored(model: Any) -> Any:
-    """`model`, its weights rounded to what is read back once they are stored as bytes: so that what ships is what is measured."""
+    """Return `model` with its weights rounded to their stored form, so that measurements hold for the shipped files."""
     model.load_state_dict(unpacked(packed(model.state_dict())))
     return model
 
 
 def write_text_mini(folder: Path, target: Any, drafter: Any, tokenizer: Any, *, prompts: list[str], card: str) -> None:
-    """Write mini text to `folder`: it appears whole or not at all."""
+    """Write mini text to `folder`, atomically."""
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -33,6 +33,7 @@ def write_text_mini(folder: Path, target: Any, drafter: Any, tokenizer: Any, *, 
 
 
 def text_card(steps: int, drafter_steps: int, facts: dict[str, float], prompts: int) -> str:
+    """Return the card of mini text."""
     rows = "\n".join(f"| {name} | {value:.3f} |" for name, value in facts.items())
     return CARD.format(steps=steps, drafter_steps=drafter_steps, rows=rows, prompts=prompts)
 
@@ -57,7 +58,7 @@ speculative decoding on a machine without a GPU; what they say is not to be reli
 
 
 def drafter_card(args: Any, aim: Any, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
-    """The card of a drafter that `text/train_drafter.py` trained with `args`."""
+    """Return the card of a drafter trained by `text/train_drafter.py` with `args`."""
     source = args.prompts.name if args.prompts else "openings of the mini's training documents (see its card)"
     options = {**args.options, **({"values": args.vocabulary} if args.vocabulary else {})}
     rows = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))

@@ -1,4 +1,4 @@
-"""The tokenizer of mini speech: a voice, letters, and behind them the codes of the sound, all in one vocabulary."""
+"""The tokenizer of mini speech: voices, letters, and after them the codes of the sound, in one vocabulary."""
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -12,7 +12,7 @@ FIRST_CODE = 64
 
 
 def letter_tokenizer() -> PreTrainedTokenizerFast:
-    """Small letters one by one; anything else is <unk>. The ids end before `FIRST_CODE`."""
+    """Return a tokenizer of small letters; anything else is <unk>. The ids end before `FIRST_CODE`."""
     special = ["<pad>", "<end>", "<speak>", "<unk>", *(f"<{voice}>" for voice in VOICES)]
     vocabulary = {token: index for index, token in enumerate([*special, *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

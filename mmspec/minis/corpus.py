@@ -1,4 +1,4 @@
-"""The text corpus of the minis, read from the data folder (MMSPEC_DATA); nothing of it ships."""
+"""The text corpus of the minis, read from the data folder (MMSPEC_DATA); none of it ships."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def documents(data: Path) -> list[str]:
-    """One string a document, every twentieth held out by the caller."""
+    """Return one string a document; the caller holds out every twentieth."""
 
     def rows(path):
         with gzip.open(data / path, "rt", encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def documents(data: Path) -> list[str]:
 
 
 def openings(held: list[str]) -> list[str]:
-    """Example prompts from held-out documents: worded sums up to the answer, stories and plays up to a few words."""
+    """Return example prompts from held-out documents: worded sums up to the answer, stories and plays up to a few words."""
     sums = [text.split("Answer:")[0] + "Answer:" for text in held if "Answer:" in text]
     others = [[text[:width].rsplit(" ", 1)[0] for text in held if text.startswith(kind)] for kind, width in (("Story", 120), ("Play", 160))]
     return sums[:8] + others[0][:4] + others[1][:4]

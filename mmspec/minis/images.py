@@ -10,9 +10,10 @@ CAPTIONS = ("a red apple", "grinning face", "green heart", "dog face", "pizza", 
 
 
 def load_images(folder: Path) -> dict[str, Any]:
-    """The parts of the set in `folder` (fashion or emoji): `target`, `drafters`, `processor`, `examples`.
+    """Return the parts of the set in `folder` (fashion or emoji): `target`, `drafters`, `processor`, `examples`.
 
-    FileNotFoundError, naming the recipe, where the target is not there.
+    Raises:
+        FileNotFoundError: naming the recipe, if there is no target.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +34,7 @@ def load_images(folder: Path) -> dict[str, Any]:
         captions = T5Captions(_encoder(folder / "captions"), processor, model.config.prefix)
     target = LlamaGenPictures(
         model,
-        to_pictures=lambda codes: tokens.decode(vq, codes),
+        to_pictures=lambda codes: tokens.decode_codes(vq, codes),
         codebook=tokens.codebook(vq).detach(),
         captions=captions,
         labels=labels,
@@ -43,7 +44,7 @@ def load_images(folder: Path) -> dict[str, Any]:
 
 
 def load_judge(folder: Path) -> Any:
-    """The classifier that scores pictures of the set in `folder`; see `mmspec.vision.quality.classifier`."""
+    """Return the classifier that scores pictures of the set in `folder`; see `mmspec.vision.quality.classifier`."""
     from mmspec.vision.quality.classifier import load_classifier
 
     return load_classifier(folder / "classifier")

@@ -11,9 +11,10 @@ RETRIEVER = "retriever.safetensors"
 
 
 def load_items(folder: Path) -> dict[str, Any]:
-    """`target`, `drafters`, `catalogue`, `processor` (the same) and `examples`, histories of customers nobody trained on.
+    """Return `target`, `drafters`, `catalogue`, `processor` (the same) and `examples`, histories that were not trained on.
 
-    FileNotFoundError, naming the recipe, where the target is not there.
+    Raises:
+        FileNotFoundError: naming the recipe, if there is no target.
     """
     from mmspec.drafters.checkpoints.load import load_drafter
     from mmspec.minis.weights import llama
@@ -34,7 +35,7 @@ def load_items(folder: Path) -> dict[str, Any]:
 
 
 def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours: int = 16) -> Any:
-    """What needs no training: a retriever counted in `past` histories, which is returned, and the first of `test` as examples."""
+    """Write what needs no training: a retriever counted in `past` histories, which is returned, and the first of `test` as examples."""
     from mmspec.recsys import Retriever
 
     retriever = Retriever.of(catalogue, past, neighbours)
@@ -46,15 +47,15 @@ def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours:
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """A transformers model with tied embeddings in half precision, as `mmspec.minis.weights.llama` reads it; an older one is replaced."""
+    """Write a transformers model with tied embeddings in half precision, as `mmspec.minis.weights.llama` reads it; an older one is replaced."""
     from mmspec.utils.weights import write_folder
 
     weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     write_folder(folder, json.loads(model.config.to_json_string()), weights, lambda found: (found / "config.json").exists())
 
 
-def note(folder: Path, part: str, facts: dict[str, Any]) -> None:
-    """Write down `facts` about one `part` of the mini in `folder` ("target", or a drafter by name), and its card anew."""
+def write_facts(folder: Path, part: str, facts: dict[str, Any]) -> None:
+    """Record `facts` about one `part` of the mini in `folder` ("target", or a drafter by name), and rewrite its card."""
     path = folder / FIGURES
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     known = dict(sorted((known | {part: facts}).items()))
@@ -64,7 +65,7 @@ def note(folder: Path, part: str, facts: dict[str, Any]) -> None:
 
 
 def card(known: dict[str, dict[str, Any]]) -> str:
-    """The card, from what was noted of each part."""
+    """Return the card, from the recorded facts of each part."""
     target, drafters = known.get("target", {}), {name: facts for name, facts in known.items() if name != "target"}
     quality = [f"| {name} | {row['recall@10']:.3f} | {row['NDCG@10']:.3f} |" for name, row in target.get("table", {}).items()]
     settings = next((list(facts["calls"]) for facts in drafters.values()), [])

@@ -16,8 +16,8 @@ def save_model(model: Any, folder: Path) -> None:
     save_bytes(model.state_dict(), folder / "model.safetensors")
 
 
-def continuous_model(folder: Path) -> Any:
-    """The causal or masked model in `folder`, in float32. FileNotFoundError, naming the recipe, when it is not there."""
+def load_continuous_model(folder: Path) -> Any:
+    """Return the causal or masked model in `folder`, in float32. FileNotFoundError, naming the recipe, if it is missing."""
     from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
     from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
@@ -36,9 +36,9 @@ HEADS = ("diffusion", "mixture", "masked")
 
 
 def load_latents(folder: Path, head: str) -> dict[str, Any]:
-    """The parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
+    """Return the parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
 
-    The first of `HEADS` knows the others, so that every way of drawing finds a head it is made for; who asks for another gets that alone.
+    The first of `HEADS` holds the others too, so that every method finds its head; any other is returned alone.
     """
     from mmspec.vision.continuous.autoencoder import load_autoencoder
     from mmspec.vision.continuous.methods import ContinuousPictures
@@ -46,8 +46,10 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
     autoencoder = load_autoencoder(folder / "autoencoder")
 
     def one(head: str, others: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
-        model = continuous_model(folder / head / "target")
-        drafters = {path.parent.name: continuous_model(path.parent) for path in sorted((folder / head / "drafters").glob("*/config.json"))}
+        model = load_continuous_model(folder / head / "target")
+        drafters = {
+            path.parent.name: load_continuous_model(path.parent) for path in sorted((folder / head / "drafters").glob("*/config.json"))
+        }
         labels = [str(label) for _, label in sorted(model.config.id2label.items())]
         to_pictures = partial(_pictures, autoencoder)
         return ContinuousPictures(model, to_pictures, labels, next(iter(drafters.values()), None), others), drafters
@@ -60,6 +62,6 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
 
 def _pictures(autoencoder: Any, tokens: Any) -> Any:
     """PIL pictures of tokens [B, h, w, d]."""
-    from mmspec.vision.continuous.autoencoder import decode
+    from mmspec.vision.continuous.autoencoder import decode_tokens
 
-    return decode(autoencoder, tokens.flatten(1, 2))
+    return decode_tokens(autoencoder, tokens.flatten(1, 2))

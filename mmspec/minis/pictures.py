@@ -1,4 +1,4 @@
-"""The picture sets of the minis, read from the data folder (MMSPEC_DATA) as uint8 arrays; nothing of them ships."""
+"""The picture sets of the minis, read from the data folder (MMSPEC_DATA) as uint8 arrays; none of them ships."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ _SIDED = re.compile(r"left|right|clock|thirty|number|letter|word|symbol|dollar|e
 
 
 def fashion(data: Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Fashion-MNIST: grey pictures [N, 28, 28] on black and classes [N], named in FASHION. `part` is "train" or "test", as published."""
+    """Return Fashion-MNIST: grey pictures [N, 28, 28] on black and classes [N], named in FASHION. `part` is "train" or "test"."""
     if part not in ("train", "test"):
         raise ValueError(f"part is {part!r}: Fashion-MNIST has 'train' and 'test'")
     start = data / "fashion-mnist" / ("train" if part == "train" else "t10k")
@@ -29,7 +29,9 @@ def fashion(data: Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array of bytes in a gzipped IDX file: two zeros, the type (8 = bytes), the number of sides, each side as 4 bytes, the bytes."""
+    """Return the array of bytes in a gzipped IDX file: two zeros, the type (8 = bytes), the number of axes, each size as 4 bytes, the
+    data.
+    """
     with gzip.open(path, "rb") as file:
         raw = file.read()
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
@@ -42,7 +44,9 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def emoji(data: Path) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Noto emoji on white: pictures [N, 64, 64, 3] and their captions (name, group, subgroup, keywords), in the caption file's order."""
+    """Return Noto emoji on white: pictures [N, 64, 64, 3] and their captions (name, group, subgroup, keywords), in the caption file's
+    order.
+    """
     folder = data / "noto-emoji-64"
     rows = [json.loads(line) for line in (folder / "captions.jsonl").read_text(encoding="utf-8").splitlines() if line.strip()]
     with zipfile.ZipFile(folder / "images_64.zip") as box:
@@ -56,17 +60,19 @@ def _on_white(raw: bytes) -> np.ndarray:
 
 
 def held_out(count: int) -> np.ndarray:
-    """Which of `count` emoji are kept from training: every tenth, [count] bool."""
+    """Return which of `count` emoji are kept from training: every tenth, [count] bool."""
     return np.arange(count) % 10 == 0
 
 
 def may_mirror(row: Mapping[str, Any]) -> bool:
-    """Whether an emoji says the same in a mirror: not with writing, hands of clocks, maps, sides or arrows in it."""
+    """Return True if an emoji keeps its meaning in a mirror: not with writing, clock hands, maps, sides or arrows."""
     return row["group"] not in ("Symbols", "Flags") and not _SIDED.search(row["name"])
 
 
-def kinds(rows: Sequence[Mapping[str, Any]], least: int = 24) -> tuple[np.ndarray, list[str]]:
-    """A class for every emoji, [N], and the classes' names: "group: subgroup", or "group: other" for subgroups of fewer than `least`."""
+def emoji_classes(rows: Sequence[Mapping[str, Any]], least: int = 24) -> tuple[np.ndarray, list[str]]:
+    """Return a class for every emoji [N], and the classes' names: "group: subgroup", or "group: other" for subgroups of fewer than
+    `least`.
+    """
     count = Counter((row["group"], row["subgroup"]) for row in rows)
     named = [f"{row['group']}: {row['subgroup'] if count[row['group'], row['subgroup']] >= least else 'other'}" for row in rows]
     names = sorted(set(named))

@@ -1,6 +1,6 @@
-"""Scenes drawn by this program, and everything that can be said about them: what mini vlm learns from.
+"""Synthetic scenes with their captions and questions: the training data of mini vlm.
 
-A scene is a square with a shape in some of its four corners. The same seed gives the same scenes, pictures, captions and questions.
+A scene is a square with shapes in some of its four corners. The same seed gives the same scenes, pictures, captions and questions.
 """
 
 import math
@@ -71,13 +71,13 @@ class Question:
 
 
 def scenes(seed: int, count: int, most: int = 4) -> Iterator[Scene]:
-    """`count` scenes of one to `most` things."""
+    """Yield `count` scenes of one to `most` things."""
     pick = random.Random(f"scenes {seed}")
     return (scene(pick, most) for _ in range(count))
 
 
 def scene(pick: random.Random, most: int = 4) -> Scene:
-    """The next scene of a stream."""
+    """Return the next scene of a random stream."""
     many = pick.choices(range(1, most + 1), [0.15, 0.4, 0.3, 0.15][:most])[0]
     corners = sorted(pick.sample(range(4), many))
     return Scene(tuple(_thing(pick, corner) for corner in corners), pick.choice(list(BACKGROUNDS)))
@@ -92,8 +92,8 @@ def _thing(pick: random.Random, corner: int) -> Thing:
     return Thing(pick.choice(list(COLOURS)), pick.choice(SHAPES), size, PLACES[corner], x, y, radius, tint)  # pyright: ignore
 
 
-def draw(scene: Scene) -> Image.Image:
-    """The picture of a scene, SIDE x SIDE, RGB."""
+def draw_scene(scene: Scene) -> Image.Image:
+    """Return the picture of a scene, SIDE x SIDE, RGB."""
     picture = Image.new("RGB", (SIDE * _FINE, SIDE * _FINE), BACKGROUNDS[scene.background])
     pen = ImageDraw.Draw(picture)
     for thing in scene.things:
@@ -117,23 +117,23 @@ def _fill(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: floa
         pen.polygon([(x + radius * r * math.sin(a), low - radius * r * math.cos(a)) for r, a in zip(reach, turns, strict=True)], fill=ink)
 
 
-def caption(scene: Scene, name: str = "the picture") -> str:
-    """What a scene shows, in reading order."""
+def scene_caption(scene: Scene, name: str = "the picture") -> str:
+    """Return the description of a scene, in reading order."""
     first = f"{name} shows {_counted(len(scene.things), '', 'shape')} on a {scene.background} background."
     return " ".join([first, *(_told(thing) for thing in scene.things)])
 
 
 def caption_pair(left: Scene, right: Scene) -> str:
-    """What two pictures show."""
-    return f"{caption(left, 'the left picture')} {caption(right, 'the right picture')}"
+    """Return the description of two pictures."""
+    return f"{scene_caption(left, 'the left picture')} {scene_caption(right, 'the right picture')}"
 
 
 def questions(scene: Scene, pick: random.Random) -> list[Question]:
-    """A request to describe the scene, and a question of every other kind; `pick` chooses what is asked about and in which words."""
+    """Return a request to describe the scene and one question of every other kind; `pick` chooses subjects and wording."""
     thing, at = pick.choice(scene.things), pick.choice(["in", "at"])
     here = f"{at} the {thing.place}"
     named = thing.shape if pick.random() < 0.7 else "shape"
-    asked = [Question(pick.choice(DESCRIBE), caption(scene), "describe"), _count(scene, pick), _presence(scene, pick)]
+    asked = [Question(pick.choice(DESCRIBE), scene_caption(scene), "describe"), _count(scene, pick), _presence(scene, pick)]
     told = f"the {named} in the {thing.place} is"
     asked.append(Question(f"what colour is the {named} {here}?", f"{told} {thing.colour}.", "colour"))
     sizing = pick.choice([f"what size is the {named} {here}?", f"is the {named} {here} small or large?"])
@@ -152,7 +152,7 @@ def questions(scene: Scene, pick: random.Random) -> list[Question]:
 
 
 def questions_pair(left: Scene, right: Scene, pick: random.Random) -> list[Question]:
-    """A request to describe two pictures, and a count in one of them."""
+    """Return a request to describe two pictures, and a count in one of them."""
     side, asked = pick.choice([("left", left), ("right", right)])
     colour, shape = _sought(asked, pick)
     answer = _number(asked, colour, shape, f"the {side} picture")
@@ -160,8 +160,10 @@ def questions_pair(left: Scene, right: Scene, pick: random.Random) -> list[Quest
     return [Question(pick.choice(DESCRIBE_BOTH), caption_pair(left, right), "describe"), count]
 
 
-def kinds(words: Sequence[str]) -> list[str]:
-    """What each word of an answer takes from the picture: colour, shape, number, size, place, background; or "function": nothing."""
+def word_kinds(words: Sequence[str]) -> list[str]:
+    """Return what each word of an answer takes from the picture: colour, shape, number, size, place, background, or "function" for
+    nothing.
+    """
     found = [_KINDS.get(word, "function") for word in words]
     for turn, word in enumerate(words[1:]):
         if word in ("picture", "pictures") and found[turn] == "place":  # "the left picture" is which picture, not where in it

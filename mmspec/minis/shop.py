@@ -71,7 +71,7 @@ class Shop:
 
     @staticmethod
     def of(seed: int = 0) -> "Shop":
-        """The shop of a seed: other seeds stock other things."""
+        """Return the shop of a seed; other seeds give other items."""
         draw = np.random.default_rng(seed)
         kinds = [kind.strip() for line in DEPARTMENTS.values() for kind in line.split(",")]
         each = len(kinds) // len(DEPARTMENTS)
@@ -102,15 +102,15 @@ class Shop:
         return len(self.names)
 
     def histories(self, users: int | Sequence[int], seed: int = 0) -> list[list[int]]:
-        """What customers bought, oldest first, 5 to LONGEST items each: the first `users` of them, or those numbered so.
+        """Return what customers bought, oldest first, 5 to LONGEST items each: the first `users` of them, or those of the given numbers.
 
-        A customer is told by (seed, number) alone, whoever else is asked for.
+        A history depends on (seed, number) only.
         """
         items, lengths = self.draw(users, seed)
         return [row[:length].tolist() for row, length in zip(items, lengths, strict=True)]
 
     def draw(self, users: int | Sequence[int], seed: int = 0) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """`histories` as one array [U, LONGEST], -1 behind the end, and the lengths [U]."""
+        """Return `histories` as one array [U, LONGEST], -1 after the end, and the lengths [U]."""
         who = np.arange(users) if isinstance(users, int) else np.asarray(users)
         if not len(who):
             return np.zeros((0, LONGEST), np.int16), np.zeros(0, np.int64)
@@ -126,7 +126,7 @@ class Shop:
 
 
 class _Walk:
-    """Customers on their way through the shop: their tastes, and what they have bought so far."""
+    """State of customers in the simulation: their tastes, and what they have bought so far."""
 
     def __init__(self, shop: Shop, chance: "_Chance"):
         self.shop, self.chance = shop, chance
@@ -141,7 +141,7 @@ class _Walk:
         self.bought = np.zeros((count, shop.maker.shape[0], SIDE), bool)
 
     def buy(self, count: int, step: int) -> NDArray[np.int64]:
-        """What the first `count` customers buy at `step`, [count]."""
+        """Return what the first `count` customers buy at `step`, [count]."""
         some, shop, rows = self.chance.first(count), self.shop, np.arange(count)
         kind, fresh = self._next_kind(some, count, step)
         maker, colour = shop.maker[kind], shop.colour[kind]  # [count, SIDE]
@@ -169,7 +169,7 @@ class _Walk:
 
 
 class _Chance:
-    """Random numbers that depend on (seed, user, what they are for) alone: a hash of the three, so that order and company do not matter."""
+    """Random numbers that depend on (seed, user, role) only, by a hash of the three."""
 
     def __init__(self, seed: int, users: NDArray[np.integer]):
         self.seed, self.users = seed, users
@@ -218,7 +218,7 @@ def _looks(draw: np.random.Generator) -> NDArray[np.int64]:
 
 
 def examples(catalogue: Any) -> Any:
-    """A `mmspec.recsys.histories.Data` of a shop's customers: training ones (seed 0) without end, others (1, 2) to measure on."""
+    """Return a `mmspec.recsys.histories.Data` of a shop's customers: unlimited training ones (seed 0), others (1, 2) to measure on."""
     from mmspec.recsys.histories import Data
 
     shop = Shop.of()

@@ -38,6 +38,8 @@ _WHEN = ("now", "today", "tomorrow", "tonight", "again", "this morning")
 
 @dataclass(frozen=True)
 class SpokenClip:
+    """One recorded digit."""
+
     digit: int
     speaker: str
     index: int
@@ -70,7 +72,7 @@ def digits(text: str) -> list[int] | None:
     return None if None in found else found  # pyright: ignore[reportReturnType]
 
 
-def joined(found: list[SpokenClip], pick: random.Random) -> Tensor:
+def join_clips(found: list[SpokenClip], pick: random.Random) -> Tensor:
     """The clips one after the other, a short gap before, between and after them."""
     parts = [torch.zeros(pick.randrange(160, 480))]
     for clip in found:
@@ -88,7 +90,7 @@ def numbers(found: list[SpokenClip], count: int, seed: int, longest: int = 6) ->
     for _ in range(count):
         speaker, length = pick.choice(SPEAKERS), pick.randint(1, longest)
         chosen = [pick.choice(shelf[speaker, pick.randrange(10)]) for _ in range(length)]
-        made.append((words([clip.digit for clip in chosen]), speaker, joined(chosen, pick)))
+        made.append((words([clip.digit for clip in chosen]), speaker, join_clips(chosen, pick)))
     return made
 
 

@@ -54,4 +54,5 @@ def load_utterances(folder: Path) -> dict[str, Any]:
 
 
 def load_recogniser(folder: Path) -> Recogniser:
+    """Return the recogniser that scores mini speech."""
     return Recogniser.load(folder / "recogniser")

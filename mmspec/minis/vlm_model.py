@@ -41,6 +41,7 @@ class PictureQuestion:
 
     @property
     def prompt(self) -> str:
+        """The prompt as the processor reads it."""
         return prompt(self.question.text, len(self.pictures))
 
 
@@ -75,13 +76,13 @@ def batch(turn: int, rows: int) -> list[PictureQuestion]:
 
 def inputs_of(processor: Any, examples: Sequence[PictureQuestion]) -> Any:
     """The processor's inputs for the examples' prompts, padded on the left: ready for `generate`."""
-    pictures = [scenes.draw(scene) for each in examples for scene in each.pictures]
+    pictures = [scenes.draw_scene(scene) for each in examples for scene in each.pictures]
     return processor(images=pictures, text=[each.prompt for each in examples], padding=True, return_tensors="pt")
 
 
 def example(processor: Any, examples: Sequence[PictureQuestion]) -> dict[str, Tensor]:
     """Prompts and answers padded on the right, and labels [B, S]: -100 where no answer is."""
-    pictures = [scenes.draw(scene) for each in examples for scene in each.pictures]
+    pictures = [scenes.draw_scene(scene) for each in examples for scene in each.pictures]
     texts = [f"{each.prompt}{each.question.answer}{END}" for each in examples]
     found = processor(images=pictures, text=texts, padding=True, padding_side="right", return_tensors="pt")
     ids = found["input_ids"]

@@ -1,4 +1,4 @@
-"""What a model must beat: the items that most people took, and those that people took next."""
+"""Baselines of recommendation: popularity and co-occurrence."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from mmspec.recsys.catalogue import Item
 
 @dataclass(frozen=True)
 class CoOccurrence:
-    """How often an item came `within` places after another; nearer ones weigh more. `within` 0 leaves popularity alone.
+    """Counts how often an item came up to `within` places after another; nearer ones weigh more. `within` 0 is popularity.
 
-    What a user has already taken is never recommended again.
+    Items that a user already has are not recommended.
     """
 
     counts: Counter[Item]
@@ -21,6 +21,7 @@ class CoOccurrence:
 
     @staticmethod
     def of(histories: Sequence[Sequence[Item]], within: int = 1) -> "CoOccurrence":
+        """Count `histories`."""
         after: defaultdict[Item, defaultdict[Item, float]] = defaultdict(lambda: defaultdict(float))
         for history in histories:
             for gap in range(1, within + 1):
@@ -31,7 +32,7 @@ class CoOccurrence:
         )
 
     def recommend(self, histories: Sequence[Sequence[Item]], k: int) -> list[list[Item]]:
-        """Each user's k best, by what followed the newest items; the most popular ones fill what is left."""
+        """Return each user's k best items by what followed the newest items; popular items fill the rest."""
         popular = [item for item, _ in self.counts.most_common(k + max(map(len, histories), default=0))]
         return [self._one(history, k, popular) for history in histories]
 

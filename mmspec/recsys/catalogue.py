@@ -1,6 +1,6 @@
 """A catalogue: items, the semantic-id path of each, and how histories are written for a model.
 
-Paths have one length and are the model's own token ids. Several items may share a path: a path is then recommended once, and brings
+Paths have equal lengths and consist of the model's token ids. Several items may share a path: the path is then recommended once and yields
 its items in the catalogue's order.
 """
 
@@ -24,9 +24,20 @@ _KEY = b"mmspec.catalogue"
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """Items and their `paths` [items, L] in token ids; `names` are for people.
+    """Items and their semantic-id paths.
 
     A history is written as `before`, the paths of its newest `most` items, oldest first, and `after`.
+
+    Args:
+        items: the items, whole numbers or texts.
+        paths: [items, L] token ids of each item's path.
+        before: token ids before a history.
+        after: token ids after a history.
+        most: largest number of items of a history.
+        names: names of the items for display, or None.
+
+    Raises:
+        ValueError: for paths, items or names that do not fit.
     """
 
     items: tuple[Item, ...]
@@ -57,7 +68,9 @@ class Catalogue:
 
     @staticmethod
     def of(paths: Mapping[Item, Sequence[int]], **options: Any) -> "Catalogue":
-        """From every item's path in token ids. ValueError where their lengths differ."""
+        """Return a catalogue from every item's path in token ids. ValueError for different lengths. `options` are the fields after
+        `paths`.
+        """
         lengths = {len(path) for path in paths.values()}
         if len(lengths) > 1:
             raise ValueError(f"paths have lengths {', '.join(map(str, sorted(lengths)))}: all must be equally long")
@@ -65,7 +78,18 @@ class Catalogue:
 
     @staticmethod
     def of_codes(items: Sequence[Item], codes: Tensor, size: int | None = None, offset: int = 0, **options: Any) -> "Catalogue":
-        """From `codes` [items, L] of codebooks with `size` entries: code c of level l is token offset + l * size + c."""
+        """Return a catalogue from quantiser codes.
+
+        Args:
+            items: the items.
+            codes: [items, L] codes; code c of level l is token `offset` + l * `size` + c.
+            size: entries of a codebook; the largest code plus 1 by default.
+            offset: token id of code 0 of level 0.
+            options: the fields of `Catalogue` after `paths`.
+
+        Raises:
+            ValueError: for codes out of range.
+        """
         size = int(codes.max()) + 1 if size is None else size
         if int(codes.min()) < 0 or int(codes.max()) >= size:
             raise ValueError(f"codes run from {int(codes.min())} to {int(codes.max())}: they must be in 0..{size - 1}")
@@ -80,6 +104,7 @@ class Catalogue:
 
     @property
     def levels(self) -> int:
+        """Tokens of a path."""
         return self.paths.shape[1]
 
     @cached_property
@@ -93,17 +118,17 @@ class Catalogue:
 
     @property
     def distinct(self) -> Tensor:
-        """The distinct paths in order, [P, L], on the CPU: those the trie is made of."""
+        """Distinct paths in order [P, L], on the CPU; the trie is made of them."""
         return self._sorted[0]
 
     @cached_property
     def trie(self) -> Trie:
-        """Over the distinct paths, on the CPU."""
+        """Trie of the distinct paths, on the CPU."""
         return Trie.of(self.distinct)
 
     @cached_property
     def leaf(self) -> Tensor:
-        """The number of each item's path among the distinct ones, [items]."""
+        """Number of each item's path among the distinct ones, [items]."""
         return self._sorted[1]
 
     @cached_property
@@ -115,36 +140,36 @@ class Catalogue:
         return tuple(map(tuple, shelves))
 
     def row(self, item: Item) -> int:
-        """An item's row. ValueError for one that is not in the catalogue."""
+        """Return an item's row. ValueError for an unknown item."""
         try:
             return self._rows[item]
         except (KeyError, TypeError):
             raise ValueError(f"item {item!r} is not in the catalogue of {len(self)} items") from None
 
     def shelf(self, leaf: int) -> tuple[int, ...]:
-        """The rows of the items on distinct path `leaf`, in the catalogue's order."""
+        """Return the rows of the items on distinct path `leaf`, in the catalogue's order."""
         return self._shelves[leaf]
 
     def mask(self, items: Sequence[Item]) -> Tensor:
-        """Which items are among `items`, [len(self)] bool: what `recommend` takes as `allowed`. ValueError for an unknown item."""
+        """Return [len(self)] bool, True for `items`: the argument `allowed` of `recommend`. ValueError for an unknown item."""
         mask = torch.zeros(len(self), dtype=torch.bool)
         mask[[self.row(item) for item in items]] = True
         return mask
 
     def only(self, mask: Tensor) -> Tensor:
-        """[P] or [B, P] bool: the distinct paths on which some item of `mask` ([items] or [B, items] bool) stands."""
+        """Return the distinct paths with an item of `mask` ([items] or [B, items] bool), [P] or [B, P] bool."""
         counts = torch.zeros(*mask.shape[:-1], len(self.distinct), dtype=torch.long)
         return counts.index_add_(-1, self.leaf, mask.long().cpu()) > 0
 
     def tokens(self, history: Sequence[Item]) -> list[int]:
-        """A history as the model reads it. ValueError for an empty one, or an item that is not in the catalogue."""
+        """Return a history as the model reads it. ValueError for an empty one, or an unknown item."""
         if not history:
             raise ValueError("history is empty: a user needs at least one item")
         rows = [self.row(item) for item in history]
         return [*self.before, *self.paths[rows[-self.most :]].flatten().tolist(), *self.after]
 
     def inputs(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """Histories as `input_ids` and `attention_mask` [B, P], padded on the left. ValueError names the history that is wrong."""
+        """Return histories as `input_ids` and `attention_mask` [B, P], padded on the left. ValueError names an invalid history."""
         if not len(histories):
             raise ValueError("there are no histories: give at least one")
         lines = []
@@ -159,18 +184,18 @@ class Catalogue:
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
     def shown(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> Tensor:
-        """The items that `inputs` shows, as numbers of distinct paths [B, H], newest last, -1 before the first."""
+        """Return the items that `inputs` shows, as numbers of distinct paths [B, H], newest last, -1 before the first."""
         rows = [[self.row(item) for item in history[-self.most :]] for history in histories]
         width = max(map(len, rows))
         table = torch.tensor([[-1] * (width - len(row)) + row for row in rows])
         return torch.where(table >= 0, self.leaf[table], -1).to(device)
 
     def name(self, item: Item) -> str:
-        """What people call an item."""
+        """Return the display name of an item."""
         return str(item) if self.names is None else self.names[self.row(item)]
 
     def write(self, path: str | Path) -> None:
-        """One Parquet file: columns `item`, `path` and, where there are any, `name`; how histories are written is in its metadata."""
+        """Write a Parquet file with columns `item`, `path` and, where given, `name`; the other fields are in its metadata."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -186,7 +211,14 @@ class Catalogue:
 
     @staticmethod
     def read(path: str | Path) -> "Catalogue":
-        """As `write` leaves it. Without the metadata, with the defaults. ValueError, in one line, for what cannot be read."""
+        """Read a Parquet file with columns `item` and `path`, such as `write` leaves.
+
+        Args:
+            path: the file. Without metadata the other fields have their defaults.
+
+        Raises:
+            ValueError: if the file cannot be read.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -1,11 +1,11 @@
-"""Plain or speculative, whichever is faster here: a small explicit cost model, kept from call to call.
+"""Cost model: chooses plain or speculative search, whichever is faster on this machine.
 
-A draft trades rounds for columns. Where a forward waits for memory columns are nearly free and drafting wins; where it is busy with
-arithmetic (a CPU, a large batch) they cost what they cost and plain search may win. So the seconds of a round are fitted as a line,
+A draft trades rounds for columns. Where a forward is bound by memory, columns are nearly free and drafting is faster; where it is bound by
+arithmetic (a CPU, a large batch), plain search may be faster. The seconds of a round are fitted as
 
     seconds = fixed + per column * columns of the whole batch + per level * levels drafted,
 
-how often each level's draft tokens hold is a running share, and the two give the seconds of a whole search, either way.
+the acceptance of each level is a running mean, and both together predict the seconds of a search.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ FADE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SearchSize:
-    """What one call asks for: `rows` histories of up to `prompt` tokens, `k` beams, `width` draft tokens a level."""
+    """Size of one call: `rows` histories of up to `prompt` tokens, `k` beams, `width` draft tokens a level, `levels` levels."""
 
     rows: int = 1
     prompt: int = 1
@@ -33,24 +33,30 @@ class SearchSize:
     levels: int = 64
 
     def columns(self, turn: int, drafted: int) -> int:
-        """Columns that round `turn` scores in the whole batch, with so many levels of draft tokens."""
+        """Return the columns that round `turn` scores in the whole batch, with `drafted` levels of draft tokens."""
         return self.rows * ((self.k if turn else self.prompt) + self.width * drafted)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a call was searched, and why, in one sentence."""
+    """The choice of one call: levels drafted a round (0: plain search), and the reason in one sentence."""
 
     levels: int  # drafted a round: 0 is plain
     why: str
 
 
 class CostModel:
-    """A `Control`: chooses for each whole search whether to draft all levels or none, apart for every batch size (in powers of two).
+    """Control of `recommend` that chooses for each search whether to draft all levels or none, separately for every batch size.
 
-    Both ways are measured first; then the faster one is used, and the slower one tried again after `patience` calls, twice as many,
-    and so on, as often as it loses again (and the longer the slower it is). What is recommended does not depend on the choice in modes
-    that give plain search's items. `choice` tells the last one.
+    Batch sizes are grouped by powers of two. Both ways are measured first. Then the faster one is used, and the slower one is tried again
+    after `patience` calls, then after twice as many, and so on. In modes that return plain search's items the choice does not change the
+    result. `choice` is the last one.
+
+    Args:
+        patience: calls before the slower way is tried again, at least 1.
+
+    Raises:
+        ValueError: if `patience` is below 1.
     """
 
     def __init__(self, patience: int = 8):
@@ -62,11 +68,12 @@ class CostModel:
         self.search = SearchSize()
 
     def at(self, search: SearchSize) -> "CostModel":
-        """This model, told what the next search is."""
+        """Set the size of the next search and return this model."""
         self.search = search
         return self
 
     def begin(self) -> ControlSession:
+        """Open the control session of one search."""
         size = self.sizes.setdefault(self.search.rows.bit_length(), Size(self.patience))
         self.choice = size.choose(self.search)
         return _Call(size, self.search, self.choice.levels)
@@ -100,38 +107,40 @@ class _Call:
 
 @dataclass
 class Fading:
-    """A mean whose old observations count for less and less, from one call to the next that brings new ones."""
+    """A mean in which older observations count for less, from call to call."""
 
     total: float = 0.0
     weight: float = 0.0
     last: int = 0
 
     def add(self, value: float, call: int, weight: float = 1.0) -> None:
+        """Add `value`, observed in `call`, with `weight`."""
         fade = FADE ** (call - self.last)
         self.total, self.weight, self.last = fade * self.total + weight * value, fade * self.weight + weight, call
 
     def mean(self, prior: float, worth: float) -> float:
+        """Return the mean, with `prior` counted as an observation of weight `worth`."""
         return (self.total + prior * worth) / (self.weight + worth)
 
 
 @dataclass
 class Held:
-    """How often each level's draft tokens hold, where the levels before them did."""
+    """Acceptance of each level's draft tokens, given that the levels before were accepted."""
 
     call: int = 0
     levels: dict[int, Fading] = field(default_factory=dict)
 
     def saw(self, start: int, accepted: int, levels: int) -> None:
-        """A row with `start` levels committed had the draft tokens on `accepted` more right, and those after them, if any could be,
-        wrong."""
+        """Record a row with `start` levels committed whose next `accepted` levels of draft tokens were right."""
         for level in range(start, min(start + accepted + 1, levels - 1)):
             self.levels.setdefault(level, Fading()).add(float(level < start + accepted), self.call)
 
     def share(self, level: int) -> float:
+        """Return the estimated acceptance of `level`."""
         return self.levels[level].mean(0.5, 0.1) if level in self.levels else 0.5
 
     def going(self, search: SearchSize) -> list[float]:
-        """The chance that a batch needs a first round, a second, ...: its rows end apart, and it goes on until all have."""
+        """Return the probability that a batch needs a first round, a second, ...; it continues until all rows have ended."""
         levels = search.levels
         within = [0.0] * levels + [1.0]  # by levels committed: the chance that a row ends in the rounds looked at so far
         chances: list[float] = []
@@ -141,7 +150,7 @@ class Held:
         return chances
 
     def _after(self, start: int, within: list[float], levels: int) -> float:
-        """A row's chance to end after one round more."""
+        """Probability that a row ends after one more round."""
         reach, total = 1.0, 0.0
         for level in range(start, levels - 1):
             share = self.share(level)
@@ -152,7 +161,7 @@ class Held:
 
 @dataclass
 class SearchCosts:
-    """What was seen of searches that draft, or of those that do not."""
+    """Observations of searches that draft, or of those that do not."""
 
     rounds: deque[tuple[tuple[float, float, float], float]] = field(default_factory=lambda: deque(maxlen=48))  # (features, seconds)
     beside: Fading = field(default_factory=Fading)  # seconds measured over those expected, in logarithms: what the line leaves out
@@ -160,7 +169,7 @@ class SearchCosts:
 
 
 class Size:
-    """Everything known at one batch size."""
+    """Everything measured at one batch size."""
 
     def __init__(self, patience: int):
         self.patience = self.wait = patience
@@ -172,9 +181,11 @@ class Size:
 
     @property
     def warm(self) -> bool:
+        """True once both ways have been measured."""
         return self.call > 1
 
     def choose(self, search: SearchSize) -> Choice:
+        """Return the choice for the next search."""
         self.call += 1
         self.held.call = self.call
         at, self.retry = f"at {search.rows} user{'s' * (search.rows != 1)}", False
@@ -202,13 +213,13 @@ class Size:
         return best, f"{_name(best)}: {told}"
 
     def finished(self, search: SearchSize, drafts: bool, seconds: float) -> None:
-        """A whole search took so long."""
+        """Record the seconds of a search."""
         if self.warm and seconds > 0:
             expected = self._by_line(search, drafts)
             self.ways[drafts].beside.add(float(np.log(seconds / expected)), self.call)
 
     def expected(self, search: SearchSize, drafts: bool) -> float:
-        """Seconds of a whole search."""
+        """Return the predicted seconds of a search."""
         return self._by_line(search, drafts) * float(np.exp(self.ways[drafts].beside.mean(0.0, 0.0)))
 
     def _by_line(self, search: SearchSize, drafts: bool) -> float:
@@ -221,7 +232,9 @@ class Size:
         return max(total, 1e-9)
 
     def line(self) -> np.ndarray:
-        """[3] seconds: fixed, per column, per level drafted; none below 0. By relative errors, so that long rounds do not rule."""
+        """Coefficients [3] in seconds: fixed, per column, per level drafted; none below 0. Fitted to relative errors, so that long rounds
+        do not dominate.
+        """
         seen = [entry for way in self.ways.values() for entry in way.rounds]
         features, seconds = np.array([entry[0] for entry in seen]), np.array([entry[1] for entry in seen]).clip(1e-9)
         scale = np.abs(features).max(0).clip(1e-9)

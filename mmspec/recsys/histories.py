@@ -1,4 +1,4 @@
-"""Histories to learn from, in batches, and those kept apart to measure on (leave-one-out)."""
+"""Batches of training histories, and histories held out to measure on (leave-one-out)."""
 
 import json
 import random
@@ -17,7 +17,7 @@ BLOCK = 8  # batches that are drawn together, and sorted by length, so that rows
 
 @dataclass(frozen=True)
 class Data:
-    """What a recommender is trained and measured on. The last item of a `held` or `test` history is what is to be found."""
+    """Training and test data of a recommender. The last item of a `held` or `test` history is the one to predict."""
 
     catalogue: Catalogue
     users: Callable[[int, int], Sequence[Sequence[Item]]]  # training histories from number `first` up to, without it, `end`

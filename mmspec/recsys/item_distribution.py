@@ -1,8 +1,8 @@
-"""Scores of whole items as distributions over a trie: what counts histories can draft for a beam search, without any model.
+"""Scores of whole items as distributions over a trie, so that counts of histories can draft for a beam search without a model.
 
 A score for every path gives every node a mass, the sum over the paths below it, and the distribution after a node is its children's share
-of its own. So popularity, co-occurrence or any other retriever drafts levels exactly as a language model does, and a strict rule makes the
-outcome exact whatever it says. LASER (Xi et al. 2025) drafts texts from what it retrieves; this does so for items.
+of its mass. So popularity, co-occurrence or any other retriever drafts levels as a language model does, and a strict rule keeps the result
+exact. LASER (Xi et al. 2025) drafts texts from what it retrieves; this does so for items.
 """
 
 import json
@@ -27,8 +27,7 @@ _KEY = "mmspec.items"
 
 
 class ItemGuide:
-    """One generation's distribution from non-negative `scores` [B, P] of the distinct paths. A node without mass says: any path below
-    it."""
+    """Guide of one beam search from scores [B, P] >= 0 of the distinct paths. Nodes without mass are uniform over the paths below them."""
 
     def __init__(self, trie: Trie, scores: Tensor):
         self.span, first = trie.span, trie.starts[-1]
@@ -37,6 +36,7 @@ class ItemGuide:
         self.count = _running(allowed.double()).expand(len(scores), -1)
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
         forest: Forest = draft.aux
         parents = forest.state[:, -children.state.shape[1] :, None]
         above, mass = self._below(self.mass, parents), self._below(self.mass, children.state)
@@ -47,6 +47,7 @@ class ItemGuide:
         return torch.where(children.valid, mass.log() - above.clamp_min(1e-300).log(), -torch.inf).float()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         pass
 
     def _below(self, running: Tensor, state: Tensor) -> Tensor:
@@ -60,27 +61,31 @@ def _running(values: Tensor) -> Tensor:
 
 
 class ItemDistribution(ABC):
-    """A source of such scores, built from histories over one catalogue: a frozen dataclass without slots, its tensors on any device."""
+    """A source of item scores counted in histories over one catalogue. Subclasses are frozen dataclasses without slots; tensors may be on
+    any device.
+    """
 
     kind: ClassVar[str]
-    mark: int  # `fingerprint` of the catalogue's paths
+    mark: int  # `path_checksum` of the catalogue's paths
 
     @abstractmethod
     def scores(self, shown: Tensor) -> Tensor:
-        """Scores >= 0 [B, P] of all paths for histories `shown` [B, H]: numbers of paths, newest last, -1 before the first."""
+        """Return scores >= 0 [B, P] of all paths for histories `shown` [B, H]: numbers of paths, newest last, -1 before the first."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """All that `restored` needs: tensors and plain numbers."""
+        """Return all that `restored` needs: tensors and plain numbers."""
 
     @classmethod
     @abstractmethod
-    def restored(cls, state: Mapping[str, Any]) -> Self: ...
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        """Rebuild the object from the `state` that was saved."""
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> ItemGuide:
+        """Return the guide of one beam search; see `BeamSource.beam_guide`."""
         if SHOWN not in prompt:
             raise ValueError(
-                f"the prompt does not tell which items it shows: pass histories, or add {SHOWN!r} to it as Catalogue.shown gives it"
+                f"the prompt does not contain the items of the history: pass histories, or add {SHOWN!r} as Catalogue.shown returns it"
             )
         scores = self.to(trie.token.device).scores(prompt[SHOWN].to(trie.token.device))
         if scores.shape[1] != trie.size:
@@ -88,7 +93,7 @@ class ItemDistribution(ABC):
         return ItemGuide(trie, scores)
 
     def to(self, device: torch.device | str) -> Self:
-        """This on `device`, made once for each."""
+        """Return this object on `device`; cached per device."""
         places = vars(self).setdefault("_places", {})
         if str(device) not in places:
             state = self.state()
@@ -98,7 +103,7 @@ class ItemDistribution(ABC):
         return places[str(device)]
 
     def save(self, path: str | Path) -> None:
-        """One safetensors file, which appears whole or stays as it was."""
+        """Write a safetensors file, atomically."""
         from safetensors.torch import save
 
         from mmspec.utils.files import whole
@@ -111,7 +116,7 @@ class ItemDistribution(ABC):
 
     @classmethod
     def load(cls, path: str | Path, catalogue: Catalogue) -> Self:
-        """As `save` left it. ValueError, in one line, for what cannot be read or is of another catalogue."""
+        """Read what `save` wrote for `catalogue`. ValueError for broken files and other catalogues."""
         told, tensors = _read(Path(path))
         if told.pop("kind", None) != cls.kind:
             raise ValueError(f"{path} holds no {cls.kind}: give a file that {cls.__name__}.save wrote")
@@ -119,13 +124,13 @@ class ItemDistribution(ABC):
             found = cls.restored(told | tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no whole {cls.kind}: {error} is missing or wrong; build it again") from None
-        if found.mark != fingerprint(catalogue):
+        if found.mark != path_checksum(catalogue):
             raise ValueError(f"{path} is of another catalogue: build the {cls.kind} from this one's histories")
         return found
 
 
-def fingerprint(catalogue: Catalogue) -> int:
-    """A number that tells catalogues with different paths apart."""
+def path_checksum(catalogue: Catalogue) -> int:
+    """Return a checksum of the catalogue's paths."""
     return zlib.crc32(catalogue.distinct.contiguous().numpy().tobytes())
 
 
@@ -147,7 +152,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Histories one behind the other, as numbers of paths."""
+    """Concatenated histories, as numbers of paths."""
 
     path: Tensor  # [E]
     user: Tensor  # [E]
@@ -155,7 +160,7 @@ class Flat:
 
     @staticmethod
     def of(catalogue: Catalogue, histories: Sequence[Sequence[Item]]) -> "Flat":
-        """ValueError, naming the history, for an item that is not in the catalogue."""
+        """Return the events of `histories`. ValueError, naming the history, for an unknown item."""
         rows: list[int] = []
         for number, history in enumerate(histories):
             try:
@@ -169,19 +174,19 @@ class Flat:
         return Flat(catalogue.leaf[torch.tensor(rows)], user, len(catalogue.distinct))
 
     def after(self, gap: int) -> Tensor:
-        """[E - gap] bool: are an event and the one `gap` places later of one user?"""
+        """Return [E - gap] bool: True where an event and the one `gap` places later belong to one user."""
         return self.user[gap:] == self.user[: len(self.user) - gap]
 
     @property
     def popularity(self) -> Tensor:
-        """[P] how likely each path is, one more event counted for each."""
+        """Return [P] the probability of each path, with one event added for each."""
         counts = torch.bincount(self.path, minlength=self.paths) + 1.0
         return (counts / counts.sum()).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """The paths that follow each of C contexts, heaviest first, as sparse rows."""
+    """The paths that follow each of C contexts, by descending weight, as sparse rows."""
 
     start: Tensor  # [C + 1] where a context's entries begin
     path: Tensor  # [E] int32
@@ -190,7 +195,7 @@ class Followers:
 
     @staticmethod
     def of(context: Tensor, path: Tensor, weight: Tensor, contexts: int, most: int) -> "Followers":
-        """The `most` heaviest of each context among entries [E] sorted by context and path."""
+        """Return the `most` heaviest entries of each context, from entries [E] sorted by context and path."""
         order = torch.argsort(weight, descending=True, stable=True)
         order = order[torch.argsort(context[order], stable=True)]
         begin = torch.searchsorted(context, torch.arange(contexts))
@@ -199,12 +204,12 @@ class Followers:
         return Followers(start, path[kept].int(), weight[kept].float(), int((start[1:] - start[:-1]).max()))
 
     def total(self) -> Tensor:
-        """[C] what a context's entries weigh together."""
+        """Return [C] the summed weight of a context's entries."""
         sums = pad(self.weight.double().cumsum(0), (1, 0))
         return (sums[self.start[1:]] - sums[self.start[:-1]]).float()
 
     def added(self, scores: Tensor, context: Tensor, share: Tensor) -> Tensor:
-        """`scores` [B, P] and, `share` [B, R] times, what follows `context` [B, R]; -1 is none."""
+        """Return `scores` [B, P] plus `share` [B, R] times the followers of `context` [B, R]; -1 is none."""
         row = context.clamp_min(0)
         found = self.start[row][..., None] + torch.arange(self.most, device=row.device)
         valid = (found < self.start[row + 1][..., None]) & (context >= 0)[..., None]
@@ -213,7 +218,7 @@ class Followers:
         return scores.scatter_add(1, self.path[found].long().flatten(1), more.flatten(1))
 
 
-def counted(context: Tensor, path: Tensor, weight: Tensor, paths: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What entries of the same context and path weigh together: contexts, paths and sums, sorted by the two."""
+def sum_counts(context: Tensor, path: Tensor, weight: Tensor, paths: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the weights of entries with the same context and path; returns contexts, paths and sums, sorted."""
     key, place = torch.unique(context * paths + path, return_inverse=True)
     return key // paths, key % paths, torch.zeros(len(key), dtype=torch.float64).index_add_(0, place, weight.double())

@@ -1,4 +1,4 @@
-"""The modes of `recommend` by name: how winners are chosen, and how draft tokens are chosen for them."""
+"""The modes of `recommend` by name: how beams are selected, and how draft tokens are selected for them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ from mmspec.run.registry import unknown
 
 @dataclass(frozen=True)
 class BeamMethod:
-    """A rule over the trie, k beams and a temperature; and the spread of draft tokens over k beams, a width and a temperature."""
+    """A mode of `recommend`: a rule made of the trie, k beams and a temperature, and a spread of draft tokens made of k, a width and a
+    temperature.
+    """
 
     rule: Callable[[Trie, int, float], BeamRule]
     spread: Callable[[int, int, float], Any]
@@ -47,7 +49,7 @@ METHODS: dict[str, BeamMethod] = {
 
 
 def method_of(name: str) -> BeamMethod:
-    """The method called `name`. ValueError suggests the nearest name and lists all."""
+    """Return the method called `name`. ValueError suggests the nearest name and lists all."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]

@@ -1,7 +1,7 @@
-"""How good a ranking is, averaged over users: recall, NDCG, and how much of the catalogue is ever shown.
+"""Ranking metrics averaged over users: recall, NDCG, and coverage of the catalogue.
 
-`found` holds each user's items, best first; `truths` what each user then chose: one item (leave-one-out) or several. A user without
-truths is left out of the average. Where fewer than k items were found, the missing ranks count as wrong.
+`found` holds each user's items, best first; `truths` the items each user chose: one (leave-one-out) or several. Users without truths are
+left out. Missing ranks, where fewer than k items were found, count as wrong.
 """
 
 from collections.abc import Callable, Collection, Hashable, Sequence
@@ -13,17 +13,17 @@ Truths = Sequence[Collection[Item]]
 
 
 def recall(found: Found, truths: Truths, k: int) -> float:
-    """The mean share of a user's truths that are among the first k. With one truth each this is the hit rate."""
+    """Return the mean share of a user's truths among the first k; with one truth each, the hit rate."""
     return _mean(found, truths, k, lambda top, wanted: len(wanted.intersection(top)) / len(wanted))
 
 
 def ndcg(found: Found, truths: Truths, k: int) -> float:
-    """The mean discounted gain of the first k (1 / log2(rank + 1) for each truth), over the best that k ranks and the truths allow."""
+    """Return the mean NDCG of the first k: gain 1 / log2(rank + 1) for each truth, relative to the best possible."""
     return _mean(found, truths, k, lambda top, wanted: _gain(item in wanted for item in top) / _gain([True] * min(k, len(wanted))))
 
 
 def coverage(found: Found, k: int, items: int) -> float:
-    """The share of a catalogue of `items` that is among some user's first k."""
+    """Return the share of a catalogue of `items` that is among some user's first k."""
     if items < 1:
         raise ValueError(f"items is {items}: a catalogue has at least one item")
     return len({item for row in found for item in row[:k]}) / items

@@ -1,7 +1,7 @@
-"""An n-gram over whole items as the drafter: P(next item | the last items), counted in histories.
+"""An n-gram model over whole items as drafter: P(next item | the last items), counted in histories.
 
-Absolute discounting (Ney, Essen & Kneser 1994), interpolated as Chen & Goodman (1999) do: every count gives up the same part of one
-event, and what a context gives up goes to the context one item shorter, in the end to popularity.
+Absolute discounting (Ney, Essen & Kneser 1994), interpolated as in Chen & Goodman (1999): every count gives up the same part of one event,
+which goes to the context one item shorter and finally to popularity.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, counted, fingerprint
+from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, path_checksum, sum_counts
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Contexts of one length. A context's number stands where its key does: (number of its newest items) * P + its oldest item."""
+    """Contexts of one length. A context's key is (number of its newest items) * P + its oldest item."""
 
     keys: Tensor  # [C] sorted
     next: Followers  # their discounted probabilities
@@ -25,8 +25,8 @@ class Order:
 
     @staticmethod
     def of(keys: Tensor, context: Tensor, path: Tensor, paths: int, most: int) -> "Order":
-        """From events [E]: the number of the context each followed, and its path."""
-        context, path, count = counted(context, path, torch.ones(len(path)), paths)
+        """Count events [E], given the number of the context of each and its path."""
+        context, path, count = sum_counts(context, path, torch.ones(len(path)), paths)
         whole = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, context, count)
         share = (count - _discount(count)) / whole[context]
         follow = Followers.of(context, path, share, len(keys), most)
@@ -35,7 +35,15 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class ItemNGram(ItemDistribution):
-    """A distribution of the next path given up to `len(orders)` paths before it."""
+    """N-gram model over items as a drafter of `recommend`: distribution of the next path given up to `len(orders)` paths before it.
+
+    Make one with `ItemNGram.of`, `save` it and `load` it.
+
+    Args:
+        popularity: [P] probability of each path without context.
+        orders: counts of contexts of one path, of two, ...
+        mark: checksum of the catalogue's paths.
+    """
 
     popularity: Tensor  # [P]
     orders: tuple[Order, ...]  # contexts of one path, of two, ...
@@ -44,7 +52,17 @@ class ItemNGram(ItemDistribution):
 
     @staticmethod
     def of(catalogue: Catalogue, histories: Sequence[Sequence[Item]], order: int = 3, most: int = 64) -> "ItemNGram":
-        """Count contexts of up to `order` items; each keeps its `most` likeliest followers, and what others had goes to the shorter one."""
+        """Count contexts of up to `order` items.
+
+        Args:
+            catalogue: the catalogue.
+            histories: lists of items.
+            order: items of the longest context.
+            most: followers kept per context, the most likely ones.
+
+        Raises:
+            ValueError: for sizes below 1, unknown items or no items.
+        """
         if order < 1 or most < 1:
             raise ValueError(f"order is {order} and most {most}: give a context of at least 1 item, and at least 1 follower")
         events = Flat.of(catalogue, histories)
@@ -57,9 +75,10 @@ class ItemNGram(ItemDistribution):
             if not bool(follow.any()):
                 break
             orders.append(Order.of(keys, code[:-1][follow], events.path[1:][follow], events.paths, most))
-        return ItemNGram(events.popularity, tuple(orders), fingerprint(catalogue))
+        return ItemNGram(events.popularity, tuple(orders), path_checksum(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
+        """Return scores [B, P] of all paths; see `ItemDistribution.scores`."""
         paths = len(self.popularity)
         scores, code = self.popularity.expand(len(shown), -1), shown[:, -1]
         for length, order in enumerate(self.orders[: shown.shape[1]], 1):
@@ -71,6 +90,7 @@ class ItemNGram(ItemDistribution):
         return scores
 
     def state(self) -> dict[str, Any]:
+        """Return the tensors and settings to save."""
         state: dict[str, Any] = {"popularity": self.popularity, "mark": self.mark, "orders": len(self.orders)}
         for number, order in enumerate(self.orders, 1):
             table = {name: getattr(order.next, name) for name in ("start", "path", "weight", "most")}
@@ -79,6 +99,7 @@ class ItemNGram(ItemDistribution):
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "ItemNGram":
+        """Rebuild the object from the `state` that was saved."""
         orders = []
         for number in range(1, state["orders"] + 1):
             start, path, weight, most, keys, rest = (

@@ -1,6 +1,6 @@
-"""A retriever as the drafter: what everyone takes and what followed a user's newest items, no model call at all.
+"""A retriever as drafter: popularity and co-occurrence with a user's newest items, without a model call.
 
-Item-to-item co-occurrence is the oldest recommender at scale (Linden et al. 2003). Here it only draft tokens: the target decides.
+Item-to-item co-occurrence is the oldest recommender at scale (Linden et al. 2003). Here it only drafts; the target decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,24 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, counted, fingerprint
+from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, path_checksum, sum_counts
 
 
 @dataclass(frozen=True, eq=False)
 class Retriever(ItemDistribution):
-    """A path's score: `popular` times its share of all events, and the rest shared among the newest `within` items (1, 1/2, 1/3, ...),
-    each saying which paths followed it how often. Paths a history shows already are weighed by `again`, the share of repeats.
+    """Co-occurrence counts as a drafter of `recommend`.
+
+    A path's score is `popular` times its share of all events; the rest is shared among the newest `within` items with weights 1, 1/2, 1/3,
+    ..., each by how often the path followed it. Paths that the history contains are weighted by `again`. Make one with `Retriever.of`,
+    `save` it and `load` it.
+
+    Args:
+        popularity: [P] share of each path of all events.
+        near: the paths that follow each path.
+        within: number of newest items that count.
+        popular: weight of popularity, above 0 and at most 1.
+        again: share of repeated events.
+        mark: checksum of the catalogue's paths.
     """
 
     popularity: Tensor  # [P]
@@ -33,7 +44,18 @@ class Retriever(ItemDistribution):
     def of(
         catalogue: Catalogue, histories: Sequence[Sequence[Item]], neighbours: int = 64, within: int = 5, popular: float = 0.1
     ) -> "Retriever":
-        """Count `histories`: an event 1 to `within` places after another weighs 1, 1/2, 1/3, ...; each path keeps its `neighbours` best."""
+        """Count `histories`.
+
+        Args:
+            catalogue: the catalogue.
+            histories: lists of items.
+            neighbours: followers kept per path.
+            within: an event 1 to `within` places after another counts 1, 1/2, 1/3, ...
+            popular: weight of popularity.
+
+        Raises:
+            ValueError: for values out of range, unknown items or no items.
+        """
         if neighbours < 1 or within < 1 or not 0 < popular <= 1:
             raise ValueError(
                 f"neighbours is {neighbours}, within {within} and popular {popular}: give 1 or more of the first two, and 0 < popular <= 1"
@@ -41,12 +63,13 @@ class Retriever(ItemDistribution):
         events = Flat.of(catalogue, histories)
         pairs = [_apart(events, gap) for gap in range(1, min(within, len(events.path)) + 1)]
         context, follower, share = (torch.cat(column) for column in zip(*pairs, strict=True))
-        before, path, weight = counted(context, follower, share, events.paths)
+        before, path, weight = sum_counts(context, follower, share, events.paths)
         whole = torch.zeros(events.paths, dtype=torch.float64).index_add_(0, before, weight)
         near = Followers.of(before, path, weight / whole[before], events.paths, neighbours)
-        return Retriever(events.popularity, near, within, popular, _again(events), fingerprint(catalogue))
+        return Retriever(events.popularity, near, within, popular, _again(events), path_checksum(catalogue))
 
     def scores(self, shown: Tensor) -> Tensor:
+        """Return scores [B, P] of all paths; see `ItemDistribution.scores`."""
         newest = shown[:, -self.within :]
         share = 1 / torch.arange(newest.shape[1], 0, -1, device=shown.device) * (newest >= 0)
         share = (1 - self.popular) * share / share.sum(1, keepdim=True).clamp_min(1e-9)
@@ -56,11 +79,13 @@ class Retriever(ItemDistribution):
         return padded.scatter(1, place, self.again * padded.gather(1, place))[:, :-1]
 
     def state(self) -> dict[str, Any]:
+        """Return the tensors and settings to save."""
         own = {name: getattr(self, name) for name in ("popularity", "within", "popular", "again", "mark")}
         return own | {name: getattr(self.near, name) for name in ("start", "path", "weight", "most")}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Retriever":
+        """Rebuild the object from the `state` that was saved."""
         near = Followers(state["start"], state["path"], state["weight"], state["most"])
         return cls(state["popularity"], near, state["within"], state["popular"], state["again"], state["mark"])
 

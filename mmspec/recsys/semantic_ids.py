@@ -1,7 +1,7 @@
-"""Semantic ids: every item's embedding as a few codes, coarse to fine, by residual k-means or by an RQ-VAE.
+"""Semantic ids: every item's embedding as a few codes, coarse to fine, by residual k-means or an RQ-VAE.
 
-Each level quantises what the levels before it left over. Close items share their first codes, and a last code keeps apart the items
-that share all others (TIGER, Rajput et al. 2023). `make` does both steps; `collisions` tells how well it went.
+Each level quantises the residual of the levels before. Similar items share their first codes, and a last code separates items that share
+all others (TIGER, Rajput et al. 2023). `make` does both steps; `collisions` reports on the result.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Last = Literal["count", "nearest", "plain"]
 
 @dataclass(frozen=True)
 class Collisions:
-    """How far codes tell items apart."""
+    """How far codes separate items."""
 
     items: int
     paths: int  # distinct ones
@@ -29,11 +29,16 @@ class Collisions:
 
 
 def make(embeddings: Tensor, method: Method = "kmeans", levels: int = 4, size: int = 64, last: Last = "count", seed: int = 0) -> Tensor:
-    """Codes [items, levels] below `size` for `embeddings` [items, D]. The same call gives the same codes.
+    """Return codes [items, levels] below `size` for `embeddings` [items, D]; deterministic.
 
-    The last level is what `last` says: "count" numbers the items that share all codes before it (TIGER); "nearest" gives each of them the
-    code nearest to what is left of it that none of them has yet; "plain" is one more level of residuals, and items may share a path.
-    Where more items are to be kept apart than a level has codes, some still share a path: `collisions` shows it; give more levels or codes.
+    Args:
+        embeddings: [items, D].
+        method: "kmeans" or "rqvae".
+        levels: codes per item.
+        size: codes per level.
+        last: "count" numbers the items that share all codes before (TIGER); "nearest" gives each of them the nearest unused code; "plain"
+            is one more level of residuals, in which items may share a path.
+        seed: seed of the quantiser.
     """
     _check(embeddings, method, levels, size, last)
     learnt = levels - (last == "count")
@@ -47,7 +52,7 @@ def make(embeddings: Tensor, method: Method = "kmeans", levels: int = 4, size: i
 
 
 def collisions(codes: Tensor) -> Collisions:
-    """The report on `codes` [items, levels]."""
+    """Return the report on `codes` [items, levels]."""
     _, counts = codes.unique(dim=0, return_counts=True)
     used = tuple(len(column.unique()) for column in codes.unbind(1))
     prefixes = tuple(len(codes[:, : level + 1].unique(dim=0)) for level in range(codes.shape[1]))
@@ -55,7 +60,7 @@ def collisions(codes: Tensor) -> Collisions:
 
 
 def residual_kmeans(embeddings: Tensor, levels: int, size: int, seed: int = 0, rounds: int = 30) -> tuple[Tensor, Tensor]:
-    """Codes [items, levels], and the squared distances [items, size] of the last level's residuals to its centres."""
+    """Return codes [items, levels], and the squared distances [items, size] of the last level's residuals to its centres."""
     left, codes = embeddings.float(), []
     distances = left.new_empty(0)
     for level in range(levels):
@@ -67,7 +72,7 @@ def residual_kmeans(embeddings: Tensor, levels: int, size: int, seed: int = 0, r
 
 
 class RqVae(nn.Module):
-    """An autoencoder whose latent is quantised level by level (RQ-VAE, Lee et al. 2022; for items Rajput et al. 2023)."""
+    """Autoencoder whose latent is quantised level by level (RQ-VAE, Lee et al. 2022; for items Rajput et al. 2023)."""
 
     def __init__(self, width: int, levels: int, size: int, latent: int = 32, hidden: int = 256):
         super().__init__()
@@ -78,7 +83,7 @@ class RqVae(nn.Module):
 
     @staticmethod
     def trained(embeddings: Tensor, levels: int, size: int, seed: int = 0, steps: int = 1500, rows: int = 512) -> "RqVae":
-        """Trained on `embeddings` [items, D], brought to mean 0 and variance 1; codebooks begin as k-means of an autoencoder's latents."""
+        """Train on `embeddings` [items, D], standardised; codebooks start as k-means of an autoencoder's latents."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             points = embeddings.float()
@@ -106,8 +111,9 @@ class RqVae(nn.Module):
             left = left - book[torch.cdist(left, book).argmin(1)]
 
     def quantised(self, latent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What the codes add up to, level by level [levels, items, latent]; the codes [items, levels]; and the last level's squared
-        distances [items, size]."""
+        """Return the cumulative sums of codes [levels, items, latent], the codes [items, levels], and the last level's squared distances
+        [items, size].
+        """
         left, sums, codes = latent, [], []
         distances = latent.new_empty(0)
         for book in self.books:

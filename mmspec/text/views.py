@@ -1,4 +1,4 @@
-"""`mmspec.text.view`: what a drafter reads of prompts with pictures, by name."""
+"""`mmspec.text.view` and `mmspec.text.ensemble`: what a drafter reads of prompts with pictures, by name."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -25,20 +25,27 @@ def view(
     keep: float = 0.5,
     top: float = 1.0,
 ) -> View:
-    """What a drafter reads of prompts with pictures, for `generate(..., view=...)`.
+    """Return a view of prompts with pictures by name, for `generate(..., view=...)`.
 
     Args:
-        name: "drop" (the words alone), "newline" (one newline for every picture), "caption" (a caption for every picture), "own"
-            (own pixels), "pooled" (patches averaged `size` by `size`), "pruned" (the share `keep` of picture positions to which the
-            target's text attends most; the share `top` of those by attention, the rest evenly).
-        processor: the target's processor or tokenizer: "newline" and "caption" need it; "drop" learns from it what else encloses
-            pictures (row and column marks, say).
-        captions: one for every picture, in the order of the batch; or captioner: called with the request's inputs, returns as many.
-        prefix: what a caption is introduced by.
-        newline: the newline's id, for tokenizers that have none of their own.
+        name: "drop" (text only), "newline" (one newline for every picture), "caption" (a caption for every picture), "own" (own pixels),
+            "pooled" (patches averaged `size` by `size`), "pruned" (the share `keep` of picture positions with the most attention from the
+            target's text; the share `top` of those by attention, the rest evenly).
+        processor: the target's processor or tokenizer: needed by "newline" and "caption"; "drop" reads from it which further ids enclose
+            pictures.
+        captions: one for every picture, in the order of the batch.
+        captioner: called with the request's inputs, returns the captions.
+        prefix: text before a caption.
+        newline: id of the newline, for tokenizers without one.
+        size: side of the averaged squares of "pooled", in patches.
+        keep: share of picture positions kept by "pruned".
+        top: share of the kept positions chosen by attention.
+
+    Returns:
+        The view.
 
     Raises:
-        ValueError: for an unknown name, or where something a view needs is missing.
+        ValueError: for an unknown name, or where something that a view needs is missing.
     """
     if name not in NAMES:
         raise ValueError(f"unknown view {name!r}; valid: {', '.join(NAMES)}")
@@ -59,22 +66,30 @@ def view(
 
 
 def ensemble(*parts: View | str, weights: str | Sequence[float] | Weights = "adaptive") -> Views:
-    """Several views of each request in one batched forward, for `generate(..., view=...)`.
+    """Return an ensemble of several views of each request in one batched forward, for `generate(..., view=...)`.
 
-    `weights`: "adaptive" (TABED), "uniform" (IbED), "inverse-kl", "confidence", one number for every view, or an object of
-    `mmspec.drafters.model.mixing`.
+    Args:
+        parts: views, or names of `view` that need no processor.
+        weights: "adaptive" (TABED), "uniform" (IbED), "inverse-kl", "confidence", one number for every view, or an object of
+            `mmspec.drafters.model.mixing`.
+
+    Returns:
+        The ensemble, itself a view.
+
+    Raises:
+        ValueError: for no views or unknown weights.
     """
     return Views(parts, weights_of(weights))  # type: ignore[arg-type]
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Ids of `text`, without what a tokenizer puts before a text."""
+    """Return the ids of `text` without special tokens."""
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     return ids[1:] if ids and ids[0] == tokenizer.bos_token_id else ids
 
 
 def brackets(processor: Any) -> tuple[int, ...]:
-    """The ids of the special tokens a processor puts around and between pictures, as far as it names them."""
+    """Return the ids of the special tokens around and between pictures, as far as the processor names them."""
     tokenizer = getattr(processor, "tokenizer", processor)
     known = tokenizer.get_vocab()
     found = {**vars(tokenizer), **vars(processor)}
@@ -86,5 +101,5 @@ def brackets(processor: Any) -> tuple[int, ...]:
 def _newline(tokenizer: Any) -> int:
     ids = encoded(tokenizer, "\n")
     if not ids or ids[-1] == tokenizer.unk_token_id:
-        raise ValueError("the tokenizer has no newline: give the id that stands for a picture, view('newline', newline=ID)")
+        raise ValueError("the tokenizer has no newline: give the id to use, view('newline', newline=ID)")
     return ids[-1]

@@ -1,4 +1,4 @@
-"""Training SpecDec++'s acceptance head (Huang et al. 2024) on what a target really accepted of a drafter's draft tokens."""
+"""Training of SpecDec++'s acceptance head (Huang et al. 2024) on a target's verdicts on draft tokens."""
 
 from dataclasses import dataclass, field
 
@@ -12,9 +12,9 @@ from mmspec.drafters.stops import AcceptanceHead, acceptance_loss
 
 @dataclass
 class Judgements:
-    """Every judged draft token of a generation: the drafter's hidden state before it, log q of it, and whether the target accepted it.
+    """Every judged draft token of a generation: the drafter's hidden state before it, its log q, and whether the target accepted it.
 
-    Use one object as the chain's `stop`, which never ends it, and as `on_step`. Costs a transfer to the host a round.
+    Use one object as the chain's `stop`, which never ends it, and as `on_step`. One transfer to the host a round.
     """
 
     states: tuple[int, ...] = (-1,)
@@ -25,14 +25,17 @@ class Judgements:
 
     @property
     def reads(self) -> tuple[int, ...]:
+        """The hidden states that this object needs."""
         return self.states
 
     def before(self, distribution: Categorical) -> Tensor | None:
+        """See `Stop.before`."""
         return None
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
         if scored.hidden is None:
-            raise ValueError("the drafter hands out no hidden states: collect judgements of a model or a trained drafter")
+            raise ValueError("the drafter returns no hidden states: collect judgements of a model or a trained drafter")
         self._round.append((scored.hidden[:, -1].float().cpu(), scored.p.last(1).log_prob(value)[:, 0].float().cpu()))
         return None, reach
 
@@ -49,24 +52,25 @@ class Judgements:
         return len(self.accepted)
 
     def draw(self, turn: int, rows: int, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """`rows` judgements from number `first` on: hidden [rows, F], log q [rows], accepted [rows]; a function of `turn` alone."""
+        """Return `rows` judgements from number `first` on: hidden [rows, F], log q [rows], accepted [rows]; a function of `turn` alone."""
         chosen = torch.randint(first, len(self), (rows,), generator=torch.Generator().manual_seed(turn)).tolist()
         return self.at(chosen)
 
     def at(self, chosen: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the judgements of the given numbers; see `draw`."""
         hidden = torch.stack([self.hidden[i] for i in chosen])
         return hidden, torch.tensor([self.log_q[i] for i in chosen]), torch.tensor([self.accepted[i] for i in chosen])
 
 
 def head_loss(head: AcceptanceHead, batch: tuple[Tensor, Tensor, Tensor], rejected_weight: float = 6.0) -> Tensor:
-    """The weighted cross-entropy of `head` on judgements as `Judgements.draw` gives them: what `fit` minimises."""
+    """Return the weighted cross-entropy of `head` on judgements from `Judgements.draw`; the loss for `fit`."""
     hidden, log_q, accepted = batch
     return acceptance_loss(head(hidden, log_q), accepted, rejected_weight=rejected_weight)
 
 
 @torch.no_grad()
 def separation(head: AcceptanceHead, batch: tuple[Tensor, Tensor, Tensor]) -> float:
-    """The chance that the head rates an accepted draft token above a rejected one (area under the ROC curve); 0.5 knows nothing."""
+    """Return the area under the ROC curve of `head`; 0.5 is chance."""
     hidden, log_q, accepted = batch
     logits = head(hidden, log_q)
     gaps = logits[accepted][:, None] - logits[~accepted][None, :]

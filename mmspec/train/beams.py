@@ -1,8 +1,8 @@
-"""What a drafter for beam search learns from: users' histories and, behind each, the target's own best items as one tree.
+"""Training data of beam-search drafters: users' histories followed by the target's best items as one tree.
 
-A search asks for the distribution at the prompt's end and at the inner nodes of the paths it goes down. A lesson runs the prompt once and
-hangs those nodes on it, each under its ancestors, so that one forward of either model gives every distribution (AtSpeed, Lin et al. 2025,
-trains on such beams one by one). The history before them is full of distributions too: what comes after every item, level by level.
+A search needs the distribution at the prompt's end and at the inner nodes of the paths it visits. A training row is the prompt with those
+nodes attached, each seeing its ancestors, so that one forward of either model gives every distribution (AtSpeed, Lin et al. 2025, trains
+on such beams one by one). The distributions inside the history are used too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,22 +17,25 @@ from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.generation import recommend
 from mmspec.train.item_head import item_example
-from mmspec.train.losses import mixture
+from mmspec.train.losses import weighted_loss
 
 _NONE = -1e4  # a log-probability so low that it counts for nothing, and has gradients that are no NaN
 
 
 def best_items(model: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int = 20, rows: int = 64) -> list[list[Item]]:
-    """The `k` best items of each history by the model's own beam search, `rows` histories at a time."""
+    """Return the `k` best items of each history by the model's own beam search, `rows` histories at a time."""
     parts = [histories[start : start + rows] for start in range(0, len(histories), rows)]
     return [items for part in parts for items in recommend(model, part, k, catalogue, mode="plain").items]
 
 
-def counted(
+def draft_coverage(
     target: Any, drafter: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int, width: int, rows: int = 100
 ) -> dict[str, Any]:
-    """What a drafter earns in strict search: target `calls` a history and, as `levels`, of the first, second, ... level of a draft that
-    were judged, the share at which all of the target's beams were among the draft tokens."""
+    """Measure a drafter in strict search.
+
+    Returns:
+        Target `calls` per history and, as `levels`, the share of judged levels whose drafts held all of the target's beams.
+    """
     calls, passed, reached = 0, [0] * catalogue.levels, [0] * catalogue.levels
     for start in range(0, len(histories), rows):
         stats = recommend(target, histories[start : start + rows], k, catalogue, drafter, width=width).stats
@@ -56,6 +59,7 @@ class BeamRows:
     past: Tensor  # [B, T] bool: the distribution is one inside the history, else one that the search behind it asks for
 
     def to(self, device: torch.device | str) -> "BeamRows":
+        """Return this object with its tensors on `device`."""
         return BeamRows(*(getattr(self, name).to(device) for name in self.__slots__))
 
 
@@ -84,8 +88,9 @@ def beam_rows(catalogue: Catalogue, histories: Sequence[Sequence[Item]], best: S
 
 
 def restricted(logits: Tensor, children: Children) -> Tensor:
-    """log-probabilities [N, V + 1] of `logits` [N, V] where only the `children` [1, N, C] may come: -inf for all other values, whose
-    chance together is the last entry. Normalised over the whole vocabulary, as a search scores, and still a distribution."""
+    """Return log-probabilities [N, V + 1] of `logits` [N, V] with -inf outside of `children` [1, N, C]; the last entry is the probability
+    of all other values.
+    """
     size = logits.shape[-1]
     token = torch.where(children.valid, children.token, size)[0]
     allowed = torch.zeros(len(logits), size + 1, dtype=torch.bool, device=logits.device).scatter(1, token, True)[:, :size]
@@ -104,11 +109,12 @@ class BeamExample(nn.Module):
 
     def __init__(self, drafter: nn.Module, target: nn.Module, trie: Trie, search: dict[str, float], past: dict[str, float] | None = None):
         super().__init__()
-        self.drafter, self.search = drafter, mixture(search)
-        self.past = None if past == {} else mixture(past or search)
+        self.drafter, self.search = drafter, weighted_loss(search)
+        self.past = None if past == {} else weighted_loss(past or search)
         self._fixed = (target, trie)  # in a tuple, or the target would be a submodule
 
     def forward(self, rows: BeamRows) -> Tensor:
+        """Return the loss of `rows`."""
         log_p, log_q, value, past = self.distributions(rows)
         loss = self.search(log_p[~past], log_q[~past], value[~past]).mean()
         if self.past is None or not past.any():
@@ -116,7 +122,7 @@ class BeamExample(nn.Module):
         return loss + self.past(log_p[past], log_q[past], value[past]).mean()
 
     def distributions(self, rows: BeamRows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """log p and log q [N, V + 1] at the N columns of all rows that are lessons, the values that came, and which are of the past."""
+        """Return log p and log q [N, V + 1] at the N training columns, the next values, and which of them are inside histories."""
         target, trie = self._fixed
         counted = rows.state != NOWHERE
         if self.past is None:
@@ -124,7 +130,12 @@ class BeamExample(nn.Module):
         children = trie.to(rows.ids.device).children(rows.state[counted][None], 0)
         with torch.no_grad():
             log_p = restricted(_logits(target, rows)[counted], children)
-        return log_p, restricted(_logits(self.drafter, rows)[counted], children), rows.value[counted], rows.past[counted]
+        return (
+            log_p,
+            restricted(_logits(self.drafter, rows)[counted], children),
+            rows.value[counted],
+            rows.past[counted],
+        )
 
 
 class HeadExample(nn.Module):
@@ -136,6 +147,7 @@ class HeadExample(nn.Module):
         self.head, self.mix, self._fixed = head, mix, (target, before, levels)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the loss of a batch of histories."""
         target, before, levels = self._fixed
         told = item_example(target, batch, before, levels)
         return self.head.loss(told.hidden, told.tokens, target.get_input_embeddings(), told.log_p, self.mix)

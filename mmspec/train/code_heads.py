@@ -1,4 +1,4 @@
-"""Train the heads that draft a frame's codes at once: on backbone states and the frames that were written from them."""
+"""Training of heads that draft a frame's codes in parallel, on backbone states and the frames written from them."""
 
 from pathlib import Path
 
@@ -11,10 +11,9 @@ from mmspec.train.loop import Fit, fit
 
 
 def train_code_heads(heads: CodeHeads, hidden: Tensor, codes: Tensor, plan: Fit, checkpoint: Path, batch: int = 256) -> list[float]:
-    """Fit `heads` in place to `codes` [N, K] written from states `hidden` [N, D]; returns every step's loss, in nats a code.
+    """Fit `heads` in place to `codes` [N, K] written from states `hidden` [N, D]; returns every step's loss in nats a code.
 
-    The codes should be the target's own, drawn as they will be: heads learn each code's distribution given the state and code 0. ValueError
-    for pairs that do not fit the heads.
+    The codes should be the target's own, sampled as they will be. ValueError for data that does not fit the heads.
     """
     if len(hidden) != len(codes) or len(codes) == 0:
         raise ValueError(f"there are {len(hidden)} states and {len(codes)} frames: give one frame for every state, and at least one")

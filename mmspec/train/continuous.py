@@ -56,8 +56,9 @@ class ContinuousLoss(nn.Module):
         self.model, self.schedule, self.levels = model, schedule, levels
 
     def forward(self, classes: Tensor, seen: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the loss of `tokens` [B, T, d]."""
         masked = hidden(self.model, tokens, generator)
-        states = told(self.model, classes, seen, masked)
+        states = context_states(self.model, classes, seen, masked)
         tokens = tokens.flatten(0, 1) if masked is None else tokens[masked]
         if self.model.config.head == "mixture":
             smoothed = tokens + DEQUANTISED * torch.randn(tokens.shape, generator=generator)
@@ -66,12 +67,12 @@ class ContinuousLoss(nn.Module):
 
 
 def hidden(model: Any, tokens: Tensor, generator: torch.Generator) -> Tensor | None:
-    """Which of `tokens` [B, T, d] a masked model does not see, [B, T] bool; None for causal ones, which foretell every token."""
+    """Return which of `tokens` [B, T, d] a masked model does not see, [B, T] bool; None for causal models."""
     return random_masks(len(tokens), tokens.shape[1], generator) if isinstance(model, MaskedAR) else None
 
 
-def told(model: Any, classes: Tensor, seen: Tensor, masked: Tensor | None) -> Tensor:
-    """States [M, D] of the tokens that `model` foretells: all of `seen` [B, T, d], or those that are `masked`."""
+def context_states(model: Any, classes: Tensor, seen: Tensor, masked: Tensor | None) -> Tensor:
+    """Return states [M, D] of the tokens that `model` predicts: all of `seen` [B, T, d], or those that are `masked`."""
     return model.states(classes, seen).flatten(0, 1) if masked is None else model.states(classes, seen, masked)[masked]
 
 
@@ -103,23 +104,26 @@ def mixture_drawn(generator: torch.Generator, logits: Tensor, means: Tensor, sca
 def written(
     model: Any, classes: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator, mixed: tuple[Any, float] | None = None
 ) -> Tensor:
-    """Tokens [B, T, d] that `model` writes for `classes` [B], position by position, nothing cached: pictures to look at and to learn on.
+    """Generate tokens [B, T, d] for `classes` [B], position by position without a cache.
 
-    `noise_schedule` is the chain of a diffusion head. With `mixed` = (another model, a share), that share of the tokens is drawn by the
-    other one,
-    each behind what both have written: the contexts that drafting meets.
+    Args:
+        model: the model.
+        classes: [B] class numbers.
+        noise_schedule: chain of a diffusion head, None for mixtures.
+        generator: random generator.
+        mixed: (another model, a share): that share of the tokens is drawn by the other model, as in drafting.
     """
     tokens = torch.zeros(len(classes), model.config.grid**2, model.config.channels)
     for cell in range(tokens.shape[1]):
-        tokens[:, cell] = drawn(model, model.states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
+        tokens[:, cell] = draw_tokens(model, model.states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
         if mixed is not None:
-            other = drawn(mixed[0], mixed[0].states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
+            other = draw_tokens(mixed[0], mixed[0].states(classes, tokens[:, : cell + 1])[:, -1], noise_schedule, generator)
             tokens[:, cell] = torch.where(torch.rand(len(classes), 1, generator=generator) < mixed[1], other, tokens[:, cell])
     return tokens
 
 
-def drawn(model: Any, states: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator) -> Tensor:
-    """A token [M, d] from each of `states` [M, D]."""
+def draw_tokens(model: Any, states: Tensor, noise_schedule: NoiseSchedule | None, generator: torch.Generator) -> Tensor:
+    """Draw a token [M, d] for each of `states` [M, D]."""
     if noise_schedule is None:
         return mixture_drawn(generator, *model.head(states))
     noise = torch.randn(len(states), noise_schedule.steps + 1, model.config.channels, generator=generator)
@@ -141,10 +145,11 @@ class PathExample(nn.Module):
         self.frozen = (target,)  # in a tuple: neither trained nor saved with the draft
 
     def forward(self, classes: Tensor, seen: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
+        """Return the distillation loss, a scalar."""
         noise_schedule = self.noise_schedules[int(torch.randint(len(self.noise_schedules), (), generator=generator))]
         masked = hidden(self.draft, seen, generator)
         if share and masked is None:  # some tokens are the draft's own, as they stand before a draft token that is judged
-            made = self.paths(told(self.draft, classes, seen, None), noise_schedule, generator)[:, -1].view(seen.shape)
+            made = self.paths(context_states(self.draft, classes, seen, None), noise_schedule, generator)[:, -1].view(seen.shape)
             seen = torch.where(torch.rand(*seen.shape[:2], 1, generator=generator) < share, made, seen)
         gap = self.gap(classes, seen, masked, noise_schedule, generator)
         return (torch.erf((gap / 8).sqrt()) + self.pull * gap.sqrt()).mean()
@@ -160,8 +165,8 @@ class PathExample(nn.Module):
     ) -> Tensor:
         """K [M], estimated, of every token's chain."""
         with torch.no_grad():
-            told_p = told(self.frozen[0], classes, seen, masked)
-        told_q = told(self.draft, classes, seen, masked)
+            told_p = context_states(self.frozen[0], classes, seen, masked)
+        told_q = context_states(self.draft, classes, seen, masked)
         path = self.paths(told_q.detach(), noise_schedule, generator)
         stride = max(1, noise_schedule.steps // self.asked)
         steps = torch.randint(stride, (len(path), 1), generator=generator) + torch.arange(0, noise_schedule.steps, stride)  # [M, asked]
@@ -174,7 +179,7 @@ class PathExample(nn.Module):
     def facts(self, classes: Tensor, seen: Tensor, noise_schedule: NoiseSchedule, generator: torch.Generator) -> dict[str, float]:
         """K, what it foretells of acceptance, and the acceptance measured, over draft-made paths behind `seen`."""
         masked = hidden(self.draft, seen, generator)
-        told_p, told_q = (told(model, classes, seen, masked) for model in (self.frozen[0], self.draft))
+        told_p, told_q = (context_states(model, classes, seen, masked) for model in (self.frozen[0], self.draft))
         path = self.paths(told_q, noise_schedule, generator)
         mean_p = Denoiser(self.frozen[0].head, noise_schedule).means(told_p, path)
         mean_q = Denoiser(self.draft.head, noise_schedule, self.every).means(told_q, path)
@@ -192,7 +197,7 @@ class PathExample(nn.Module):
 
 
 def ask(head: nn.Module, path: Tensor, steps: Tensor, states: Tensor, noise_schedule: NoiseSchedule) -> Tensor:
-    """What `head` says at `steps` [M, m] of chains [M, S + 1, d], told `states` [M, D]: [M, m, d]."""
+    """Return the output [M, m, d] of `head` at `steps` [M, m] of chains [M, S + 1, d], given `states` [M, D]."""
     x, told = path.take_along_dim(steps[..., None], 1), states[:, None].expand(-1, steps.shape[1], -1)
     return head(x.flatten(0, 1), noise_schedule.timesteps[steps].flatten(), told.flatten(0, 1)).view(x.shape).float()
 
@@ -210,6 +215,7 @@ class MixtureExample(nn.Module):
         self.draft, self.frozen, self.pull = draft, (target,), pull
 
     def forward(self, classes: Tensor, seen: Tensor, generator: torch.Generator, share: float = 0.0) -> Tensor:
+        """Return the distillation loss, a scalar."""
         if share:
             with torch.no_grad():
                 made = mixture_drawn(generator, *self.draft.head(self.draft.states(classes, seen)))

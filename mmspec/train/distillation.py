@@ -1,7 +1,7 @@
-"""What a drafter that reads the target learns from: text the target wrote, its hidden states there, and its distributions as the goal.
+"""Distillation of drafters that read the target: on text the target wrote, its hidden states there, and its distributions.
 
-`unroll` runs a net over recorded windows as its guide runs it in a generation, level by level, on the text's own values. A net that
-is trained is therefore the very net that drafts; tests pin the two to each other.
+`unroll` runs a net over recorded windows as its guide runs it in a generation, level by level, on the text's own values; tests compare the
+two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ from mmspec.drafters.features.eagle import FeatureNet
 from mmspec.drafters.features.reading import Columns, VisionView
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
-from mmspec.train.losses import Loss, mixture
+from mmspec.train.losses import Loss, weighted_loss
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedWindow:
-    """Windows of text with what the target thought of it."""
+    """Windows of text with the target's hidden states."""
 
     ids: Tensor  # [B, W]
     features: Tensor  # [B, W, F] the hidden states the net reads, side by side
@@ -57,17 +57,17 @@ class RecordedWindow:
 
 @dataclass(frozen=True, slots=True)
 class LevelDrafts:
-    """A net's draft tokens at one level, for M places of every window."""
+    """A net's predictions at one level, for M places of every window."""
 
     logits: Tensor  # [B, M, V] over the net's own values
     after: int  # the first draft token is for the distribution after window position `after`, the next for the one after that, ...
-    blind: int = 0  # the first places have no net states to go on: not counted
+    blind: int = 0  # the first places have no states: not counted
     state: Tensor | None = None  # [B, M, H] the net's draft token of the target's last hidden state at those positions
 
 
 @singledispatch
 def unroll(net: Any, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
-    """Levels 1 to `depth` of `net`, each on the text's own values. TypeError for nets nobody has taught this module to unroll."""
+    """Yield levels 1 to `depth` of `net`, each on the text's own values. TypeError for types without a registered `unroll`."""
     raise TypeError(f"{type(net).__name__} cannot be trained here: register a function for it with mmspec.train.distillation.unroll")
 
 
@@ -110,11 +110,16 @@ def _(net: FeatureNet, window: RecordedWindow, embed: Any, head: Any, depth: int
 
 @dataclass(frozen=True, kw_only=True)
 class Aim:
-    """What a lesson optimises: a mixture of losses by name, levels falling in weight by `decay`, and how much of the loss is
-    SmoothL1 between the net's states and the target's (EAGLE-1; nets that predict no states have none).
+    """Loss of a distillation: a mixture of losses by name, decaying over levels.
 
-    The loss is the weighted mean over levels. `summed` gives level k = 1, 2, ... the weight decay ** k instead, as Medusa and VADUSA
-    have it: beside a target's own loss the scale matters.
+    The loss is the weighted mean over levels.
+
+    Args:
+        depth: number of levels.
+        distributions: losses by name and weight.
+        decay: factor of the weight from level to level.
+        states: weight of SmoothL1 between the net's states and the target's (EAGLE-1).
+        summed: give level k = 1, 2, ... the weight decay ** k instead of the mean, as Medusa and VADUSA do.
     """
 
     depth: int = 4
@@ -126,14 +131,14 @@ class Aim:
     def __post_init__(self):
         if self.depth < 1:
             raise ValueError(f"Aim.depth is {self.depth}: a drafter needs at least one level")
-        mixture(self.distributions)
+        weighted_loss(self.distributions)
 
 
 class DistillationLoss(nn.Module):
-    """A net and its loss over recorded windows, as one module, so that several processes may share the training of it.
+    """A net and its loss over recorded windows as one module, so that several processes can share the training.
 
-    `target` stays outside: it is not trained and not saved. Freeze it (`requires_grad_(False)`), or its head collects gradients that
-    nobody uses. See `Joint` for training both.
+    `target` is neither trained nor saved. Freeze it (`requires_grad_(False)`), or its head accumulates unused gradients. See `Joint` for
+    training both.
     """
 
     def __init__(self, net: nn.Module, target: Any, aim: Aim):
@@ -142,6 +147,7 @@ class DistillationLoss(nn.Module):
         self._target = (target,)  # in a tuple, or it would be a submodule
 
     def forward(self, window: RecordedWindow) -> Tensor:
+        """Return the loss of `window`, a scalar."""
         loss, total = window.last.new_zeros(()), 0.0
         for depth, (level, log_p, log_q, value, counted) in enumerate(self._compared(window)):
             weight = self.aim.decay**depth
@@ -155,7 +161,7 @@ class DistillationLoss(nn.Module):
 
     @torch.no_grad()
     def acceptance(self, window: RecordedWindow) -> list[tuple[float, float]]:
-        """For every level: how often the token rule would accept (1 - TV), and how often the likeliest values agree."""
+        """Return for every level the acceptance of the token rule (1 - TV), and how often the most likely values agree."""
         found = []
         for _, log_p, log_q, _, counted in self._compared(window, whole=True):
             taken = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
@@ -165,7 +171,7 @@ class DistillationLoss(nn.Module):
 
     @property
     def _loss(self) -> Loss:
-        return mixture(self.aim.distributions)
+        return weighted_loss(self.aim.distributions)
 
     def _compared(self, window: RecordedWindow, whole: bool = False) -> Iterator[tuple[LevelDrafts, Tensor, Tensor, Tensor, Tensor]]:
         """Every level with log p, log q, the value that came and which places count, over the net's values or the target's `whole`."""
@@ -201,14 +207,11 @@ def _mean(x: Tensor, counted: Tensor) -> Tensor:
 
 
 class Joint(nn.Module):
-    """The target and its drafter trained together (Medusa-2; VADUSA's joint mode): next-value loss plus `weight` of the lesson's.
+    """Joint training of a target and its drafter (Medusa-2; VADUSA): next-value loss plus `weight` of the distillation loss.
 
-    The target's hidden states are made anew, with gradients, so that it learns to foretell. Its distribution changes: what is exact
-    afterwards is decoding with the new target. Start with the target `frozen`, for the first steps are hard on it, and give the heads a
-    higher rate (`Fit.rates`). Windows are packed to the left: what a window does not fill stands behind it.
-
-    With `own_only` the next-value loss counts `own` values alone, as the lesson always does: in text-to-speech the audio codes, not
-    the text before them and not what fills a window up.
+    The target's hidden states are recomputed with gradients, so its distribution changes: afterwards, decoding is exact for the new
+    target. Keep the target `frozen` for the first steps, and give the heads a higher rate (`Fit.rates`). Windows are packed to the left.
+    With `own_only` the next-value loss counts `own` values only: in text-to-speech the audio codes.
     """
 
     def __init__(self, net: nn.Module, target: nn.Module, aim: Aim, weight: float = 0.2, own_only: bool = False):
@@ -229,4 +232,5 @@ class Joint(nn.Module):
 
 
 def acceptance_text(levels: Sequence[tuple[float, float]]) -> str:
+    """Return the acceptance of all levels as text."""
     return "  ".join(f"{depth}: {taken:.3f}/{agree:.3f}" for depth, (taken, agree) in enumerate(levels, 1))

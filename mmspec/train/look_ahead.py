@@ -1,4 +1,4 @@
-"""How look-ahead embeddings are trained (PaSS, Monea et al. 2023): through the target itself, which stays as it is."""
+"""Training of look-ahead embeddings (PaSS, Monea et al. 2023) through the frozen target."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""One training loop for everything small that mmspec trains: AdamW, warm-up and cosine, resumable, atomic checkpoints."""
+"""Training loop of all small models: AdamW, warm-up and cosine, resumable, with atomic checkpoints."""
 
 import math
 import os
@@ -14,7 +14,21 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What a training run is: `steps` optimiser steps at peak `lr`, `warmup` steps of linear warm-up, then a cosine to `lr / 10`."""
+    """Settings of a training run.
+
+    Args:
+        steps: optimiser steps.
+        lr: peak learning rate; it decays to `lr / 10` by a cosine.
+        warmup: steps of linear warm-up.
+        weight_decay: weight decay of matrices.
+        clip: largest norm of the gradient.
+        checkpoint_every: steps between checkpoints.
+        mixed_precision: as in accelerate: "no", "bf16" or "fp16".
+        rates: multiples of `lr` by the beginning of a parameter's name.
+
+    Raises:
+        ValueError: for fewer than one step.
+    """
 
     steps: int
     lr: float

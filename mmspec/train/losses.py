@@ -16,13 +16,13 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def cross_entropy(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """-log q of the value that came: needs no distribution of the target."""
+    """-log q of the next value; needs no distribution of the target."""
     found = log_q.gather(-1, value.clamp_min(0)[..., None])[..., 0]
     return torch.where(value >= 0, -found, 0.0)
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """KL(p | q): cover all the target says."""
+    """KL(p | q), which is mode-covering."""
     return _mean(log_p, log_p, log_q)
 
 
@@ -33,19 +33,19 @@ def soft_kl(log_p: Tensor, log_q: Tensor, value: Tensor, temperature: float = 2.
 
 
 def reverse_kl(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """KL(q | p): say nothing the target does not."""
+    """KL(q | p), which is mode-seeking."""
     return _mean(log_q, log_q, log_p)
 
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """The mean of both divergences to the middle distribution."""
+    """Mean of both divergences to the average distribution."""
     never = torch.isneginf(log_p) & torch.isneginf(log_q)
     middle = torch.logaddexp(log_p.masked_fill(never, 0.0), log_q.masked_fill(never, 0.0)) - math.log(2)
     return 0.5 * (forward_kl(log_p, middle, value) + forward_kl(log_q, middle, value))
 
 
 def total_variation(log_p: Tensor, log_q: Tensor, value: Tensor) -> Tensor:
-    """1 - sum min(p, q): the chance that the token rule rejects. Over the levels of beams it is AtSpeed-R's loss (Lin et al. 2025)."""
+    """1 - sum min(p, q): the rejection probability of the token rule. Over the levels of beams it is AtSpeed-R's loss (Lin et al. 2025)."""
     return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1)
 
 
@@ -94,8 +94,8 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def mixture(weights: dict[str, float]) -> Loss:
-    """A weighted sum of losses by name. ValueError lists the names there are."""
+def weighted_loss(weights: dict[str, float]) -> Loss:
+    """Return a weighted sum of losses by name. ValueError lists the names."""
     for name in weights:
         if name not in LOSSES:
             raise ValueError(f"unknown loss {name!r}; valid: {', '.join(LOSSES)}")

@@ -1,7 +1,6 @@
-"""Drafters of models that see, taught on what their target answers: text-only ones (Gagrani et al. 2024) and ones with eyes (MASSV, 2025).
-
-A lesson is an answer behind two prompts, the target's and the drafter's view of it: positions differ, the answer's distributions are
-compared.
+"""On-policy training of drafters of vision-language models: text-only ones (Gagrani et al. 2024) and ones with a vision tower (MASSV,
+2025).
+A training example is an answer after two prompts, the target's and the drafter's view of it; the distributions of the answer are compared.
 """
 
 import copy
@@ -30,10 +29,11 @@ class Answered:
         return self.inputs["input_ids"][self.own]
 
     def to(self, device: Any) -> "Answered":
+        """Return this object with its tensors on `device`."""
         return Answered({key: value.to(device) for key, value in self.inputs.items()}, self.own.to(device))
 
 
-def answered(inputs: Mapping[str, Any], answers: Sequence[Tensor], pad: int) -> Answered:
+def with_answers(inputs: Mapping[str, Any], answers: Sequence[Tensor], pad: int) -> Answered:
     """The processor's `inputs`, padded on either side, each followed by its answer [A]. What goes with every token is 0 in answers."""
     mask = inputs["attention_mask"].bool()
     prompts = [ids[real] for ids, real in zip(inputs["input_ids"], mask, strict=True)]
@@ -59,22 +59,23 @@ def _joined(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> A
 
 
 def distributions(model: nn.Module, example: Answered) -> Tensor:
-    """[T, V]: the logits that judge each id of the answers."""
+    """Return the logits [T, V] of each id of the answers."""
     logits = model(**example.inputs, use_cache=False).logits
     return logits[:, :-1][example.own[:, 1:]].float()
 
 
 def divergence(target: Tensor, drafter: Tensor) -> Tensor:
-    """KL(p || q) a token, of logits [T, V], over the values both have: heads of one tokenizer may be padded differently."""
+    """Return KL(p || q) a token, of logits [T, V], over the shared values: the heads may be padded differently."""
     size = min(target.shape[-1], drafter.shape[-1])
     p, q = (logits[:, :size].log_softmax(-1) for logits in (target, drafter))
     return F.kl_div(q, p, log_target=True, reduction="batchmean")
 
 
 def with_eyes_of(target: Any, reader: Any) -> Any:
-    """A model of the target's class whose language model is `reader`, with the target's vision tower, frozen, and a new projector.
+    """Return a model of the target's class with the language model `reader`, the target's frozen vision tower and a new projector.
 
-    ValueError where the class keeps its tower and projector under other names than LLaVA's.
+    Raises:
+        ValueError: if the class names its tower and projector differently from LLaVA.
     """
     if not all(hasattr(target.model, part) for part in ("vision_tower", "multi_modal_projector", "language_model")):
         raise ValueError(
@@ -103,11 +104,10 @@ class _Session(NamedTuple):
 
 @dataclass
 class Course:
-    """What `target` said to batches of prompts, as lessons of a drafter; the last batch is left out.
+    """Training examples from `target`'s answers to batches of prompts; the last batch is left out.
 
-    A drafter that `sees` reads the pictures three times in four, or always where there are no `words`. Otherwise it reads one of the
-    `words` in turn, views of the prompts as text: all of them work afterwards. `hard` lessons are the answers alone, others the
-    target's distributions on them.
+    A drafter that `sees` reads the pictures in three of four steps, or always without `words`. Otherwise it reads the prompts through one
+    of the text views `words` in turn. `hard` examples are the answers only, others the target's distributions on them.
     """
 
     target: Any
@@ -120,13 +120,13 @@ class Course:
     known: dict[int, Tensor] = field(default_factory=dict)
 
     def loss(self, drafter: nn.Module, step: int) -> Tensor:
-        """A function of `step` alone."""
+        """Return the loss of `drafter` at `step`, a function of `step` alone."""
         batch = step % (len(self.said) - 1)
         inputs, said = self.read(batch), self.said[batch]
-        seen = whole = answered(inputs, said, self.pad)
+        seen = whole = with_answers(inputs, said, self.pad)
         if not self.sees or (self.words and step % 4 == 3):
             view = self.words[(step // 4 if self.sees else step) % len(self.words)]
-            seen = answered(view(inputs, _Session(_Target(self.target, family_of(self.target)))), said, self.pad)
+            seen = with_answers(view(inputs, _Session(_Target(self.target, family_of(self.target)))), said, self.pad)
         q = distributions(drafter, seen)
         return F.cross_entropy(q, seen.said) if self.hard else divergence(self._distribution(whole, batch), q)
 

@@ -1,4 +1,4 @@
-"""Text that a target writes under the settings it will be used with: what its drafters learn from (on-policy data)."""
+"""On-policy training data: text that a target writes with the settings it will be used with."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from mmspec.train.record import Ask
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How text is written. `temperatures` take turns, chunk by chunk of `chunk` prompts."""
+    """How text is written. `temperatures` alternate from chunk to chunk of `chunk` prompts."""
 
     temperatures: Sequence[float] = (0.0, 1.0)
     top_k: int | None = None
@@ -27,9 +27,9 @@ class Writing:
 
 
 def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], plan: Writing, folder: Path) -> tuple[Tensor, Tensor]:
-    """Windows [N, W] of ids, in a fixed random order, and which of them the target wrote [N, W] bool; padding comes last.
+    """Return windows [N, W] of ids, in a fixed random order, and which of them the target wrote [N, W] bool; padding comes last.
 
-    A file a chunk is kept in `folder`, so that a stopped run goes on. ValueError when the folder holds text of other settings.
+    One file a chunk is kept in `folder`, so that a stopped run resumes. ValueError if the folder holds text of other settings.
     """
     _same_settings(folder / "writing.json", plan, len(prompts))
 

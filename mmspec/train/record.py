@@ -1,4 +1,4 @@
-"""Hidden states of a target over text it wrote, recorded once on disk and read window by window in training."""
+"""A target's hidden states on text it wrote, recorded on disk and read window by window in training."""
 
 import json
 import os
@@ -62,9 +62,9 @@ class Recorded:
 
 @torch.no_grad()
 def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder: Path, rows: int = 16) -> Recorded:
-    """Run `target` over windows `ids` [N, W] and keep hidden states `states` and the last; `own` [N, W] bool marks its own text.
+    """Run `target` over windows `ids` [N, W] and store hidden states `states` and the last; `own` [N, W] bool marks its own text.
 
-    The folder appears whole or not at all; a recording of the same states that is already there is read instead.
+    The folder is written atomically; an existing recording of the same states is read instead.
     """
     layers = len(stack(target))
     wanted = [*numbered(states, layers), layers]
@@ -92,7 +92,7 @@ def record_answers(
     width = opening + answers.shape[1]
 
     def windows(first: int, end: int) -> RecordedWindow:
-        found = answered(target, ask(first, end), answers[first:end], lengths[first:end], states)
+        found = record_window(target, ask(first, end), answers[first:end], lengths[first:end], states)
         longest = found.ids.shape[1] - answers.shape[1]
         if longest > opening:
             raise ValueError(f"a prompt has {longest} positions, but windows have room for {opening}: raise opening")
@@ -102,7 +102,7 @@ def record_answers(
 
 
 @torch.no_grad()
-def answered(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> RecordedWindow:
+def record_window(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> RecordedWindow:
     """Windows of prompts and the `answers` [B, L] of `lengths` [B] behind them, packed to the left, run just as in a generation."""
     session, pending = HFTarget(target, family_of(target)).begin({key: value.to(target.device) for key, value in inputs.items()})
     session.watch([*states, -1])
@@ -141,7 +141,7 @@ def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: C
             file.flush()
         (temporary / "states.json").write_text(json.dumps(wanted), encoding="utf-8")
         os.replace(temporary, folder)
-    return read(folder, wanted)
+    return read_recording(folder, wanted)
 
 
 def _parts(window: RecordedWindow) -> Iterator[tuple[str, np.ndarray]]:
@@ -153,8 +153,8 @@ def _parts(window: RecordedWindow) -> Iterator[tuple[str, np.ndarray]]:
         yield "pictures", window.pictures.to(torch.int16).cpu().numpy()
 
 
-def read(folder: Path, wanted: Sequence[int]) -> Recorded:
-    """The recording in `folder`. ValueError when it holds other states than `wanted`."""
+def read_recording(folder: Path, wanted: Sequence[int]) -> Recorded:
+    """Return the recording in `folder`. ValueError if it holds states other than `wanted`."""
     found = json.loads((folder / "states.json").read_text(encoding="utf-8"))
     if list(found) != list(wanted):
         raise ValueError(f"{folder} holds hidden states {found}, but {list(wanted)} are needed: delete it or choose another folder")

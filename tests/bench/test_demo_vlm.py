@@ -26,7 +26,7 @@ def stand_in():
     own.chat_template = small_seers.TEMPLATE
     target = small_seers.seer(own)
     mini = Mini(target, {"text": small_seers.reader(own, target), "vlm": target}, own, None, "")
-    drawn = [scenes.draw(scene) for scene in scenes.scenes(3, 3)]
+    drawn = [scenes.draw_scene(scene) for scene in scenes.scenes(3, 3)]
     examples = (VisionPrompt("describe the picture", (drawn[0],)), VisionPrompt("how many circles", tuple(drawn[1:])))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "SECTIONS", {"vlm": demo.SECTIONS["vlm"]})
@@ -56,7 +56,7 @@ def test_the_page_needs_nothing_else_and_shows_every_picture_as_it_is(found):
     assert all(each.startswith("data:image/png;base64,") for each in page.fetched)
     shown = re.findall(r'src="data:image/png;base64,([^"]+)"', found[0])
     pictures = [Image.open(io.BytesIO(base64.b64decode(each))) for each in shown]
-    assert [picture.tobytes() for picture in pictures] == [scenes.draw(scene).tobytes() for scene in scenes.scenes(3, 3)]
+    assert [picture.tobytes() for picture in pictures] == [scenes.draw_scene(scene).tobytes() for scene in scenes.scenes(3, 3)]
     assert "image-rendering: pixelated" in found[0]
     assert 'alt="picture 1 of 1 for &#34;describe the picture&#34;; the target' in found[0].replace("&quot;", "&#34;")
     assert 'alt="picture 2 of 2 for &#34;how many circles&#34;; the target' in found[0].replace("&quot;", "&#34;")

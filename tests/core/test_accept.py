@@ -13,7 +13,7 @@ from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement
+from mmspec.drafters.shapes import Chain, draw_with_replacement, drawn, most_likely, sampled, top, top_and_one
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
@@ -33,14 +33,14 @@ TINY = 1e-9
 CHAINS = {
     "sampled": Chain(sampled),
     "unrecorded": Chain(drawn),
-    "best": Chain(best),
+    "best": Chain(most_likely),
     "stops": Chain(sampled, Confidence(0.6)),
 }
 TREES = {
     "distinct": StaticTree(Template.branching((2, 1))),
     "wide": StaticTree(Template.branching((3,))),
     "bushy": StaticTree(Template.branching((2, 2))),
-    "repeated": StaticTree(Template.branching((2, 1)), with_replacement),
+    "repeated": StaticTree(Template.branching((2, 1)), draw_with_replacement),
     "top": StaticTree(Template.branching((2, 1)), top),
     "top-and-one": StaticTree(Template.branching((2, 1)), top_and_one),
     "three": StaticTree(Template.branching((3, 1)), top_and_one),

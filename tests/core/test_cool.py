@@ -11,7 +11,7 @@ from mmspec.core.rules.base import LOSSY
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled
+from mmspec.drafters.shapes import Chain, sampled
 from mmspec.run.registry import ACCEPT, build
 from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, identity_error, many, path_drift, point_error, same, window
 from tests.oracles.tables import first_value_distribution, one_round, pair, round_outcomes
@@ -44,7 +44,7 @@ def test_what_it_costs_is_what_it_gains_and_the_closed_form(rule, place):
         assert distance(placed.output_distribution(Categorical.of(p), Categorical.of(q)).probs(), p) == pytest.approx(closed, abs=TINY)
 
 
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_output_distribution_is_the_enumerated_distribution(draw):
     for seed in range(3):
         target, drafter = pair(3, 3, seed, zeros=0.2)

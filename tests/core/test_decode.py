@@ -22,7 +22,16 @@ from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, best, drawn, sampled, top, top_and_one, with_replacement, without_replacement
+from mmspec.drafters.shapes import (
+    Chain,
+    draw_with_replacement,
+    draw_without_replacement,
+    drawn,
+    most_likely,
+    sampled,
+    top,
+    top_and_one,
+)
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
@@ -88,11 +97,11 @@ SHAPES = {
     "chain 1": (Chain(drawn), 1),
     "chain 2": (Chain(drawn), 2),
     "chain 5": (Chain(drawn), 5),
-    "greedy chain": (Chain(best), 3),
+    "greedy chain": (Chain(most_likely), 3),
     "recorded chain": (Chain(sampled), 3),
     "cautious chain": (Chain(drawn, Confidence(0.5)), 5),
-    "distinct tree": (StaticTree(Template.branching((3, 2, 1)), without_replacement), 3),
-    "repeated tree": (StaticTree(Template.branching((2, 2)), with_replacement), 2),
+    "distinct tree": (StaticTree(Template.branching((3, 2, 1)), draw_without_replacement), 3),
+    "repeated tree": (StaticTree(Template.branching((2, 2)), draw_with_replacement), 2),
     "top tree": (StaticTree(Template.branching((3, 2, 1)), top), 3),
     "top-and-one tree": (StaticTree(Template.branching((3, 2)), top_and_one), 2),
     "short tree": (StaticTree(Template.branching((3, 2, 1)), top), 2),
@@ -153,7 +162,7 @@ def test_padding_changes_nothing(big, near, side):
 
 
 ALONE = {
-    "greedy chain": (Greedy(), Chain(best), None),
+    "greedy chain": (Greedy(), Chain(most_likely), None),
     "greedy tree": (Greedy(), StaticTree(Template.branching((2, 2, 1)), top), None),
     "token at 0": (Token(), Chain(sampled), 0.0),
     "block at 0": (Block(), Chain(sampled), 0.0),
@@ -162,7 +171,7 @@ ALONE = {
     "token": (Token(), Chain(sampled), 1.0),
     "block": (Block(), Chain(sampled), 1.0),
     "walk": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 2))), 1.0),
-    "kseq": (Walk(KSeq()), StaticTree(Template.branching((2, 1)), with_replacement), 1.0),
+    "kseq": (Walk(KSeq()), StaticTree(Template.branching((2, 1)), draw_with_replacement), 1.0),
     "coupled": (Coupled(), Chain(drawn), 1.0),
 }
 
@@ -330,7 +339,7 @@ LOOPS = {
     "token": (Token(), Chain(sampled), 2),
     "block": (Block(), Chain(sampled), 2),
     "walk": (Walk(WithoutReplacement()), StaticTree(Template.branching((2, 1))), 2),
-    "kseq": (Walk(KSeq()), StaticTree(Template.branching((2, 1)), with_replacement), 2),
+    "kseq": (Walk(KSeq()), StaticTree(Template.branching((2, 1)), draw_with_replacement), 2),
 }
 
 

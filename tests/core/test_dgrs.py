@@ -16,7 +16,7 @@ from mmspec.core.rules.d_grs import DGRS, Claimed, dgrs
 from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, Comb, sampled, with_replacement, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, draw_with_replacement, draw_without_replacement, sampled
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.gaussians import REJECTED, Markov, grid, linear_pair, lines, nodes, normal, projected, streams, vectors_run, within
 from tests.oracles.tables import one_round
@@ -138,7 +138,11 @@ def test_what_is_left_is_a_half_line():
     assert normal((z * torch.stack([e[..., 1], -e[..., 0]], -1)).sum(-1)) > PASS
 
 
-SHAPES = {"comb": Comb(3, with_replacement), "tree": StaticTree(Template.branching((3, 2)), with_replacement), "chain": Chain(sampled)}
+SHAPES = {
+    "comb": Comb(3, draw_with_replacement),
+    "tree": StaticTree(Template.branching((3, 2)), draw_with_replacement),
+    "chain": Chain(sampled),
+}
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
@@ -181,7 +185,7 @@ class Sorted(Walk):
 @pytest.mark.parametrize("rule", [Walk(Unclaimed()), Walk(FromTarget()), Sorted(DGRS())], ids=["unclaimed", "from p", "sorted"])
 def test_planted_bugs_are_seen(rule):
     p, q = linear_pair(gap=1.0)
-    shape = StaticTree(Template.branching((3,)), with_replacement)
+    shape = StaticTree(Template.branching((3,)), draw_with_replacement)
     runs, _ = vectors_run(p.target, ModelDrafter(q.target, shape), rule, 5_000, most=5, length=1)
     assert projected(p, q, runs) < REJECTED
     runs, _ = vectors_run(p.target, ModelDrafter(q.target, shape), dgrs(), 5_000, most=5, length=1)
@@ -192,7 +196,7 @@ def test_planted_bugs_are_seen(rule):
 def test_the_share_accepted(siblings):
     rows, gap = 10_000, 1.0
     p, q = (Markov(lambda x, at=at: Gaussian(torch.full_like(x, at), torch.ones(1)), 1) for at in (gap, 0.0))
-    drafter = ModelDrafter(q, StaticTree(Template.branching((siblings,)), with_replacement))
+    drafter = ModelDrafter(q, StaticTree(Template.branching((siblings,)), draw_with_replacement))
     _, verdict = one_round(p, drafter, dgrs(), Noise.from_seed(0, rows), rows, 2, 1)
     left = Claimed.of(*pair(1, 1, gap), torch.ones(1, 1))
     for _ in range(siblings):
@@ -239,7 +243,7 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"D-GRS judges siblings"):
         vectors_run(Markov(mixed, 2), ModelDrafter(Markov(mixed, 2), SHAPES["comb"]), dgrs(), 2, most=4, length=2)
     with pytest.raises(ValueError, match="no table over its values"):
-        vectors_run(p.target, ModelDrafter(q.target, Comb(2, without_replacement)), dgrs(), 2, most=4, length=2)
+        vectors_run(p.target, ModelDrafter(q.target, Comb(2, draw_without_replacement)), dgrs(), 2, most=4, length=2)
     with pytest.raises(ValueError, match="needs the distribution its candidates were drawn from"):
         dgrs()(*_undrawn(p))
 

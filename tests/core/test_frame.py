@@ -25,7 +25,7 @@ from mmspec.core.rules.match import Match
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled
+from mmspec.drafters.shapes import Chain, Comb, drawn, most_likely, sampled
 from tests.oracles.frames import FrameTarget, frame_pair, frames_run
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.tables import Table, encode, one_round
@@ -285,7 +285,7 @@ def test_noise_used_twice_shows():
     assert chi_square(round_values(target, ModelDrafter(Careless(drafter.frames)), Token(), rows), goal) < FAIL
 
 
-SHAPES = {"sampled": Chain(sampled), "drawn": Chain(drawn), "best": Chain(best)}
+SHAPES = {"sampled": Chain(sampled), "drawn": Chain(drawn), "best": Chain(most_likely)}
 
 
 @pytest.mark.parametrize("hangs", [False, True])

@@ -20,7 +20,7 @@ from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, best, drawn, sampled
+from mmspec.drafters.shapes import Chain, drawn, most_likely, sampled
 from tests.oracles.gaussians import (
     REJECTED,
     FromTarget,
@@ -397,10 +397,10 @@ def test_the_target_drafting_for_itself_is_never_refused():
         _, stats = vectors_run(p.target, ModelDrafter(p.target), rule, 20, most=9, length=4)
         assert stats.accepted == stats.judged > 0
     plain, _ = vectors_run(p.target, NoDraft(), Match(), 6, most=7, length=0)
-    for rule, draw in ((Coupled(), drawn), (Match(), best), (Match(), sampled)):
+    for rule, draw in ((Coupled(), drawn), (Match(), most_likely), (Match(), sampled)):
         assert torch.equal(vectors_run(p.target, ModelDrafter(p.target, Chain(draw)), rule, 6, most=7, length=3)[0], plain)
     greedy, _ = vectors_run(p.target, NoDraft(), Greedy(), 2, most=7, length=0)
-    found, stats = vectors_run(p.target, ModelDrafter(p.target, Chain(best)), Greedy(), 2, most=7, length=3)
+    found, stats = vectors_run(p.target, ModelDrafter(p.target, Chain(most_likely)), Greedy(), 2, most=7, length=3)
     assert torch.equal(found, greedy)
     assert stats.accepted == stats.judged
 
@@ -408,7 +408,7 @@ def test_the_target_drafting_for_itself_is_never_refused():
 def test_draft_tokens_that_were_not_drawn_are_refused():
     """A point shares nothing with a density: every draft token is lost, and the run is plain sampling's distribution."""
     p, q = linear_pair()
-    runs, stats = vectors_run(p.target, ModelDrafter(q.target, Chain(best)), Token(), 500, most=4, length=2)
+    runs, stats = vectors_run(p.target, ModelDrafter(q.target, Chain(most_likely)), Token(), 500, most=4, length=2)
     assert stats.accepted == 0
     assert projected(p, q, runs) > PASS
 

@@ -8,7 +8,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.rules.lossy.grouped import Grouped
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled
+from mmspec.drafters.shapes import Chain, most_likely, sampled
 from tests.oracles.relaxed import (
     SEEN,
     TINY,
@@ -87,7 +87,7 @@ def test_there_is_something_to_gain():
 THREE = Grouped(torch.tensor([[0.0], [0.6], [1.1]]), 2, 0.5)
 
 
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_output_distribution_is_the_enumerated_distribution(draw):
     for seed in range(3):
         target, drafter = pair(3, 3, seed, zeros=0.2)

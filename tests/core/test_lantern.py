@@ -9,7 +9,7 @@ from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.lossy.lantern import Lantern, LanternGreedy, LanternPlus, Neighbours, absorbed, normalised
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, identity_error, many, path_drift, point_error, same, window
 from tests.oracles.tables import first_value_distribution, one_round, pair, round_outcomes, run_loop
@@ -128,7 +128,7 @@ def test_delta_is_no_bound_on_the_distance():
 
 
 @pytest.mark.parametrize("rule", [Lantern(THREE, 0.3, 2), LanternPlus(THREE, 3.0, 2)], ids=name)
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_output_distribution_is_the_enumerated_distribution(rule, draw):
     for seed in range(3):
         target, drafter = pair(3, 3, seed, zeros=0.2)

@@ -16,7 +16,7 @@ from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, best, sampled, top, with_replacement
+from mmspec.drafters.shapes import Chain, draw_with_replacement, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, pair
 
@@ -41,7 +41,7 @@ def drafter(shape):
 
 
 CASES = {
-    "match chain": (Match(), Chain(best), 4),
+    "match chain": (Match(), Chain(most_likely), 4),
     "match tree": (Match(), StaticTree(Template.branching((2, 2)), top), 2),
     "match plain": (Match(), None, 0),
     "self": (Match(), "self", 5),
@@ -51,7 +51,7 @@ CASES = {
 def case(name):
     rule, shape, length = CASES[name]
     if shape == "self":  # a drafter that drafts the greedy path of a target that takes it
-        return Greedy(), ModelDrafter(world()[0], Chain(best)), length
+        return Greedy(), ModelDrafter(world()[0], Chain(most_likely)), length
     return rule, NoDraft() if shape is None else drafter(shape), length
 
 
@@ -118,14 +118,14 @@ def test_stops_are_asked_once_per_value_in_order():
         asked.append((row, tuple(values)))
         return len(values) == 5
 
-    stopping, _ = run(Match(), drafter(Chain(best)), 3, stops=[stop], rows=4)
+    stopping, _ = run(Match(), drafter(Chain(most_likely)), 3, stops=[stop], rows=4)
     assert sorted(asked) == sorted((row, tuple(out[: i + 1])) for row, out in enumerate(stopping.outputs) for i in range(5))
     assert all(len(out) == 5 for out in stopping.outputs)
 
 
 def test_ends_and_stops_together_take_the_first():
-    stopping, _ = run(Match(), drafter(Chain(best)), 4, ends=[END], stops=[lambda row, values: len(values) == 3])
-    free, _ = run(Match(), drafter(Chain(best)), 4)
+    stopping, _ = run(Match(), drafter(Chain(most_likely)), 4, ends=[END], stops=[lambda row, values: len(values) == 3])
+    free, _ = run(Match(), drafter(Chain(most_likely)), 4)
     for whole, ended in zip(free.outputs, stopping.outputs, strict=True):
         first = whole.index(END) + 1 if END in whole else MOST
         assert ended == whole[: min(first, 3)]
@@ -135,7 +135,11 @@ def test_ends_and_stops_together_take_the_first():
 @pytest.mark.parametrize("length", [0, 1, 4, 9])
 @pytest.mark.parametrize(
     ("rule", "shape"),
-    [(Match(), Chain(best)), (Token(), Chain(sampled)), (Walk(KSeq()), StaticTree(Template.branching((2, 2, 1)), with_replacement))],
+    [
+        (Match(), Chain(most_likely)),
+        (Token(), Chain(sampled)),
+        (Walk(KSeq()), StaticTree(Template.branching((2, 2, 1)), draw_with_replacement)),
+    ],
 )
 def test_room_is_filled_and_never_exceeded(most, length, rule, shape):
     stopping, steps = run(rule, drafter(shape), length, most=most, rows=8)
@@ -145,7 +149,7 @@ def test_room_is_filled_and_never_exceeded(most, length, rule, shape):
 
 
 def test_rows_that_ended_commit_nothing_more():
-    _, steps = run(Match(), drafter(Chain(best)), 3, ends=[END])
+    _, steps = run(Match(), drafter(Chain(most_likely)), 3, ends=[END])
     over = [False] * ROWS
     for step in steps:
         for row in range(ROWS):
@@ -158,8 +162,8 @@ def test_rows_that_ended_commit_nothing_more():
 
 
 def test_several_rows_end_at_once_and_alone():
-    alone, _ = run(Match(), drafter(Chain(best)), 4, ends=[END], rows=1, seed=5)
-    batch, _ = run(Match(), drafter(Chain(best)), 4, ends=[END], rows=8, seed=2)
+    alone, _ = run(Match(), drafter(Chain(most_likely)), 4, ends=[END], rows=1, seed=5)
+    batch, _ = run(Match(), drafter(Chain(most_likely)), 4, ends=[END], rows=8, seed=2)
     assert batch.outputs[3] == alone.outputs[0]
 
 
@@ -197,9 +201,9 @@ def test_draft_tokens_behind_an_end_were_not_rejected():
 def test_statistics_add_up():
     target, _ = world()
     for rule, shape, length in (
-        (Match(), Chain(best), 4),
+        (Match(), Chain(most_likely), 4),
         (Token(), Chain(sampled), 3),
-        (Walk(KSeq()), StaticTree(Template.branching((2, 2)), with_replacement), 2),
+        (Walk(KSeq()), StaticTree(Template.branching((2, 2)), draw_with_replacement), 2),
     ):
         steps, stopping = [], DefaultStopping(ROWS, MOST, [END])
         out = generate(
@@ -231,7 +235,10 @@ def test_rejections_counted_are_those_expected():
     """Over many rows, ends included: the mean number of rejections is that the distributions call for. A stale q would show."""
     target, _ = world()
     rows = 4000
-    for rule, shape, length in ((Token(), Chain(sampled), 3), (Walk(KSeq()), StaticTree(Template.branching((2, 2)), with_replacement), 2)):
+    for rule, shape, length in (
+        (Token(), Chain(sampled), 3),
+        (Walk(KSeq()), StaticTree(Template.branching((2, 2)), draw_with_replacement), 2),
+    ):
         stopping = DefaultStopping(rows, 6, [END])
         noise = Noise.from_seed(0, rows)
         stats = generate(target, drafter(shape), rule, rows, stopping=stopping, noise=noise, control=Fixed(length)).stats

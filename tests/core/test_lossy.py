@@ -21,7 +21,7 @@ from mmspec.core.rules.token import Token
 from mmspec.core.rules.transform import Chow, Contrastive, Deferral, TokenDeferral, Transformed
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.tables import Table, TableTarget, first_value_distribution, one_round, pair, round_outcomes, run_loop
 
@@ -68,7 +68,7 @@ def test_output_distribution_of_deterministic_draft_tokens(rule):
         target, drafter = pair(3, 3, seed)
         p, q = distributions(target, drafter)
         point = Categorical.point(q.mode(), 3, torch.float64)
-        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(best)), rule)
+        distribution = first_value_distribution(target, ModelDrafter(drafter, Chain(most_likely)), rule)
         assert (distribution - rule.output_distribution(p, point).probs()).abs().max() < TINY
 
 
@@ -102,7 +102,7 @@ def test_mean_drift_is_the_distance(rule):
 
 
 @pytest.mark.parametrize("rule", TOLERANCE, ids=name)
-@pytest.mark.parametrize("draw", [best, sampled])
+@pytest.mark.parametrize("draw", [most_likely, sampled])
 def test_tolerance_meters_its_distance_or_a_bound(rule, draw):
     for seed in range(4):
         target, drafter = pair(3, 3, seed)
@@ -144,11 +144,11 @@ def test_drift_bounds_the_distance_of_whole_runs(rule):
     [
         (Ensemble(0.8), sampled, Ensemble(0.77)),
         (Ensemble(0.3), sampled, Ensemble(0.27)),
-        (Ensemble(0.6), best, Ensemble(0.57)),
-        (Tolerance(3), best, Tolerance(4)),
-        (Tolerance(2), best, Tolerance(1)),
+        (Ensemble(0.6), most_likely, Ensemble(0.57)),
+        (Tolerance(3), most_likely, Tolerance(4)),
+        (Tolerance(2), most_likely, Tolerance(1)),
         (Lenience(0.5), sampled, Lenience(0.48)),
-        (Lenience(0.5), best, Lenience(0.48)),
+        (Lenience(0.5), most_likely, Lenience(0.48)),
     ],
     ids=lambda value: getattr(value, "__name__", repr(value)),
 )
@@ -232,7 +232,7 @@ def test_exact_settings_spend_nothing(rule):
 
 
 @pytest.mark.parametrize("rule", [Ensemble, Lenience])
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_a_spent_budget_is_exact_from_there_on(rule, draw):
     """Budgets run out inside a round: once a draft token has cost something, the next position follows the target's own conditional."""
     seen = 0

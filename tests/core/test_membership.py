@@ -10,7 +10,7 @@ from mmspec.core.rules.lossy.membership import Membership, RatioToMax, membershi
 from mmspec.core.rules.siblings import relaxed
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.run.registry import ACCEPT, build
 from tests.oracles.relaxed import SEEN, TINY, committed, distance, families, finished, many, path_drift, same, spread, window
@@ -52,7 +52,7 @@ SMALL = [Membership(1), Membership(2), Membership(2, (0,), 1), RatioToMax(0.5)]
 
 
 @pytest.mark.parametrize("rule", SMALL, ids=repr)
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_the_code_that_runs_emits_it_and_its_meter_is_the_distance(rule, draw):
     for seed in range(4):
         target, drafter = pair(3, 3, seed, zeros=0.3)

@@ -28,7 +28,7 @@ from mmspec.core.rules.token import Token, _chain_extra, judge_chain
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, drawn, sampled, top_and_one, with_replacement
+from mmspec.drafters.shapes import Chain, draw_with_replacement, drawn, sampled, top_and_one
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.target import HFSession, HFTarget
@@ -235,13 +235,13 @@ class KSeqOfOne(KSeq):
 @pytest.mark.parametrize(
     ("real", "mutant", "pick"),
     [
-        (WithReplacement(), NoRest(), with_replacement),
-        (WithReplacement(), WithoutReplacement(), with_replacement),
+        (WithReplacement(), NoRest(), draw_with_replacement),
+        (WithReplacement(), WithoutReplacement(), draw_with_replacement),
         (WithoutReplacement(), QKeepsTheRefused(), None),
         (WithoutReplacement(), WithReplacement(), None),
         (Hybrid(), AllSampled(), top_and_one),
-        (KSeq(), KSeqOfOne(), with_replacement),
-        (KSeq(), WithoutReplacement(), with_replacement),
+        (KSeq(), KSeqOfOne(), draw_with_replacement),
+        (KSeq(), WithoutReplacement(), draw_with_replacement),
     ],
     ids=name,
 )

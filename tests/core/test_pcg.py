@@ -14,7 +14,7 @@ from mmspec.core.rules.groups import Groups
 from mmspec.core.rules.lossy.pcg import PCG, pcg_tree
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.relaxed import SEEN, TINY, committed, distance, families, finished, many, path_drift, same, spread, window
 from tests.oracles.statistics import FAIL, PASS, chi_square
@@ -69,7 +69,7 @@ def test_groups_that_do_not_overlap_keep_their_distribution_among_the_tokens():
         assert (groups.coarse(distribution) - groups.coarse(p)).abs().max() < TINY
 
 
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 @pytest.mark.parametrize("groups", [THREE, APART], ids=["overlapping", "apart"])
 def test_the_code_that_runs_emits_it(draw, groups):
     for seed in range(4):

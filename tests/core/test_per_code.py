@@ -18,7 +18,7 @@ from mmspec.core.rules.per_code import PerCode
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, Comb, best, sampled
+from mmspec.drafters.shapes import Chain, Comb, most_likely, sampled
 from tests.oracles.frames import frame_pair, frames_loop_distribution, frames_round, frames_round_distribution, frames_run
 from tests.oracles.tables import TableTarget, pair, run_loop
 
@@ -28,7 +28,7 @@ SIZES = [(2, 2, 2, 2), (2, 2, 3, 2), (2, 3, 2, 1), (3, 2, 2, 1), (4, 2, 2, 1)]  
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_one_round_is_exact(sizes, hangs, draw):
     books, size, most, length = sizes
     target, drafter = frame_pair(books, size, most, 1, hangs=hangs, zeros=0.1)

@@ -20,7 +20,7 @@ from mmspec.core.rules.siblings import Relaxed, Walk, relaxed
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, most_likely, sampled, top
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.oracles.relaxed import SEEN, TINY, distance, finished, node, same, window
@@ -127,7 +127,9 @@ class HalfTheExcess(Relaxed):
         return 0.5 * super().excess(p, q, x, chance)
 
 
-@pytest.mark.parametrize(("mutant", "shape"), [(KeepsP, WIDE), (KeepsP, WIDE_TOP), (KeepsQ, WIDE), (HalfTheExcess, Chain(best))], ids=name)
+@pytest.mark.parametrize(
+    ("mutant", "shape"), [(KeepsP, WIDE), (KeepsP, WIDE_TOP), (KeepsQ, WIDE), (HalfTheExcess, Chain(most_likely))], ids=name
+)
 def test_planted_faults_break_the_bound(mutant, shape):
     """With rules that relax nothing, so that every bit of distance is the fault's own; and with one that does."""
     rule = Lantern(NEAR, 0.3, 2) if mutant is HalfTheExcess else Lantern(NEAR, 0.0, 2)
@@ -154,7 +156,7 @@ def test_drift_bounds_the_distance_of_whole_rounds(rule, shape):
 
 
 @pytest.mark.parametrize("rule", [*SMALL, *CHEAPER], ids=name)
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 @pytest.mark.parametrize("budget", [None, 0.05])
 def test_walk_on_chains_is_the_chain_rule(rule, draw, budget):
     """The same distribution of what is committed, what is judged and what it costs, budget and places included."""

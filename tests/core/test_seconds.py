@@ -11,7 +11,7 @@ from mmspec.core.stats import PHASES
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.text import generate as text
 from tests.drafters.runs import greedy, random_prompt
 from tests.oracles.tables import Table, TableSession, TableTarget
@@ -78,7 +78,7 @@ class Turns:
 
 
 def drafting(target):
-    return ModelDrafter(target, Chain(best))
+    return ModelDrafter(target, Chain(most_likely))
 
 
 def steps_of(target, drafter, control, most=9, rows=1):

@@ -9,7 +9,7 @@ from mmspec.core.rules.lossy.ssd import SSD, ssd_tree
 from mmspec.core.rules.siblings import relaxed
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, sampled, top
+from mmspec.drafters.shapes import Chain, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.run.registry import ACCEPT, build
 from tests.oracles.relaxed import (
@@ -49,7 +49,7 @@ def test_the_emitted_distribution_is_the_closed_form(beta):
         assert (distribution - closed_form(p, q, beta)).abs().max() < TINY
 
 
-@pytest.mark.parametrize("draw", [sampled, best])
+@pytest.mark.parametrize("draw", [sampled, most_likely])
 def test_the_code_that_runs_emits_it(draw):
     for seed in range(4):
         target, drafter = pair(3, 3, seed, zeros=0.3)

@@ -34,7 +34,7 @@ from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers
 from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
 from mmspec.drafters.self_drafting.swift import Swift
 from mmspec.drafters.self_drafting.windowed import Windowed
-from mmspec.drafters.shapes import Chain, best, drawn
+from mmspec.drafters.shapes import Chain, drawn, most_likely
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import Template
 from mmspec.run.registry import DRAFTERS
@@ -81,7 +81,7 @@ def glide(world: World) -> Any:
 
 
 def chain_of(model: Any, temperature: float) -> Any:
-    return drafting(model, Chain(drawn if temperature else best), temperature or None)
+    return drafting(model, Chain(drawn if temperature else most_likely), temperature or None)
 
 
 def cascade(world: World, temperature: float, middle: Any = None) -> Any:

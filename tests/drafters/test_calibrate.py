@@ -73,7 +73,7 @@ def test_a_broad_tree_is_as_wide_as_the_ranks_are_flat(decay):
     assert tree.depth >= 4
     assert all((*[0] * level, ranks - 1) in tree.paths for level in range(4))
     assert sum(len(path) == 1 for path in tree.paths) >= ranks
-    with pytest.raises(ValueError, match="decay is 1: a drafter's ranks fall off by a factor between 0 and 1"):
+    with pytest.raises(ValueError, match="decay is 1: a drafter's ranks decay by a factor between 0 and 1"):
         broad(24, 4, 1)
 
 

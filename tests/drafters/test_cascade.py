@@ -28,7 +28,7 @@ from mmspec.drafters.retrieval.suffix import Suffix
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.self_drafting.layer_skip import SkipLayers
 from mmspec.drafters.self_drafting.windowed import Windowed
-from mmspec.drafters.shapes import Chain, best, drawn, sampled, top
+from mmspec.drafters.shapes import Chain, drawn, most_likely, sampled, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.drafters.cascades import drafting, hf, perturbed, three
 from tests.drafters.runs import NEW, greedy, plain, random_prompt, run
@@ -47,10 +47,10 @@ CASCADES = {
     "two rounds": (Token(), Chain(sampled), 2, 1),
     "three rounds": (Token(), Chain(sampled), 3, 1),
     "block": (Block(), Chain(sampled), 2, 1),
-    "greedy": (Greedy(), Chain(best), 2, 2),
+    "greedy": (Greedy(), Chain(most_likely), 2, 2),
     "tree": (Walk(WithoutReplacement()), StaticTree(Template.branching((2,))), 2, 1),
     "lenient": (Lenience(0.5), Chain(sampled), 2, 1),
-    "match": (Match(), Chain(best), 2, 1),
+    "match": (Match(), Chain(most_likely), 2, 1),
 }
 
 
@@ -163,7 +163,7 @@ SELF = {
     "token": (Token(), Token(), Chain(sampled), 1.0),
     "block": (Block(), Block(), Chain(sampled), 0.7),
     "coupled": (Coupled(), Coupled(), Chain(drawn), 1.0),
-    "greedy": (Greedy(), Greedy(), Chain(best), None),
+    "greedy": (Greedy(), Greedy(), Chain(most_likely), None),
     "tree": (Token(), Walk(WithoutReplacement()), StaticTree(Template.branching((2, 1))), 1.0),
 }
 
@@ -204,7 +204,7 @@ def test_a_good_middle_with_a_bad_inner_model_loses_nothing(big, small, lengths,
 
 
 def inner_drafters(model, temperature):
-    draw = best if temperature is None else drawn
+    draw = most_likely if temperature is None else drawn
     pick = {} if temperature else {"pick": top}
     return {
         "model": drafting(model, Chain(draw), temperature),
@@ -253,7 +253,10 @@ def test_sampled_output_is_that_of_plain_sampling(big, near, further, inner, inp
 def test_coupled_all_the_way_is_the_middles_coupled_draw(big, near, small):
     """What is exported is what the middle alone would have drawn with the shared noise, whatever the inner drafter."""
     chains = []
-    for drafter in (VerticalCascade(hf(near, 1.0), drafting(small, Chain(drawn), 1.0), Coupled(), 4, 2), drafting(near, Chain(drawn), 1.0)):
+    for drafter in (
+        VerticalCascade(hf(near, 1.0), drafting(small, Chain(drawn), 1.0), Coupled(), 4, 2),
+        drafting(near, Chain(drawn), 1.0),
+    ):
         seen = []
         run(big, drafter, RAGGED, Coupled(), temperature=1.0, length=4, on_step=lambda step, seen=seen: seen.append(step.draft))
         chains.append(seen)
@@ -329,7 +332,7 @@ def test_the_middle_is_called_once_an_inner_round(big, near, further):
 
     middle = Counting(**{name: getattr(hf(near), name) for name in hf(near).__dataclass_fields__})
     calls = []
-    run(big, VerticalCascade(middle, drafting(further, Chain(best)), Greedy(), 3, 2), RAGGED, length=8, on_step=calls.append)
+    run(big, VerticalCascade(middle, drafting(further, Chain(most_likely)), Greedy(), 3, 2), RAGGED, length=8, on_step=calls.append)
     assert len(columns) == 3 * len(calls)
     assert set(columns) == {1 + 1 + 2, 1 + 2}  # a waiting value, the pending token and two draft tokens; then a tip and two draft tokens
 
@@ -376,7 +379,7 @@ SELVES = {"windowed": Windowed(2, 5), "skipping": SkipLayers(layers=(1,)), "exit
 @BATCHES
 @pytest.mark.parametrize("middle", SELVES)
 def test_the_target_run_short_may_stand_in_the_middle(big, small, middle, inputs):
-    for inner in (ModelDrafter(hf(small), Chain(best)), Lookup()):
+    for inner in (ModelDrafter(hf(small), Chain(most_likely)), Lookup()):
         plan = VerticalCascade(SELVES[middle], inner, Greedy(), 2, 2)
         assert run(big, plan, inputs).sequences.tolist() == greedy(big, inputs)
         assert run(big, plan, inputs, control=Varied()).sequences.tolist() == greedy(big, inputs)
@@ -386,6 +389,6 @@ def test_the_target_run_short_may_stand_in_the_middle(big, small, middle, inputs
 
 def test_a_window_over_the_whole_text_is_the_target(big, small):
     """Nothing it exports is refused: its distribution is the target's."""
-    plan = VerticalCascade(Windowed(4, 64), ModelDrafter(hf(small), Chain(best)), Greedy(), 4, 3)
+    plan = VerticalCascade(Windowed(4, 64), ModelDrafter(hf(small), Chain(most_likely)), Greedy(), 4, 3)
     stats = run(big, plan, RAGGED, length=4).stats
     assert stats.accepted == stats.drafted > 20

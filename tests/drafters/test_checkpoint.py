@@ -154,9 +154,9 @@ BROKEN = {
     "bad JSON": (lambda f: config(f, '{"mmspec_drafter": '), "config.json is not JSON"),
     "a list": (lambda f: config(f, "[1]"), "config.json holds list, but a mapping is needed"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json does not exist: give the folder of a drafter"),
-    "unknown kind": (lambda f: edited(f, **{KEY: "eagle9"}), "describes no drafter: unknown drafter kind 'eagle9'; valid: .*eagle3"),
-    "odd kind": (lambda f: edited(f, **{KEY: ["eagle3"]}), "describes no drafter"),
-    "unknown option": (lambda f: edited(f, depth=3), "describes no drafter: .*'depth'"),
+    "unknown kind": (lambda f: edited(f, **{KEY: "eagle9"}), "does not describe a drafter: unknown drafter kind 'eagle9'; valid: .*eagle3"),
+    "odd kind": (lambda f: edited(f, **{KEY: ["eagle3"]}), "does not describe a drafter"),
+    "unknown option": (lambda f: edited(f, depth=3), "does not describe a drafter: .*'depth'"),
     "odd option": (lambda f: edited(f, values=80), "values is 80, but the target has 50"),
     "no layout": (lambda f: config(f, '{"num_hidden_layers": 4}'), "holds no drafter of a known layout: mmspec's own, speculators"),
 }

@@ -14,7 +14,7 @@ from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.ctc import CTC, CtcFrames
-from mmspec.drafters.shapes import Chain, Comb, best, sampled, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, sampled, without_replacement
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow
 from tests.conftest import llama
 from tests.drafters.runs import fives, greedy, markov, prompt_of, random_prompt, run
@@ -188,7 +188,7 @@ def test_training_leads_to_acceptance(distributions, tmp_path):
     assert all(agree > 0.9 for _, agree in example.acceptance(window))
     save_drafter(net, tmp_path / "net")
     inputs = prompt_of([5, 6, 7], [20, 21, 22, 23], [41])
-    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(best)), inputs, length=3)
+    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(most_likely)), inputs, length=3)
     assert out.sequences.tolist() == greedy(target, inputs)
     assert out.stats.accepted >= 0.9 * out.stats.drafted
 

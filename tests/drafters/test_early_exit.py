@@ -13,7 +13,7 @@ from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.self_drafting.adapter import Adapter
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
-from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, drawn, most_likely, sampled, top
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.models import partial_forward as side
@@ -29,7 +29,7 @@ from tests.drafters.test_contract import Varied
 ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
 TREE = Template(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)))
 SHAPES = {
-    "chain": Chain(best),
+    "chain": Chain(most_likely),
     "comb": Comb(3, top),
     "tree": StaticTree(TREE, top),
     "path": StaticTree(Template.branching((1, 1, 1)), top),
@@ -109,7 +109,7 @@ def test_an_untrained_adapter_drafts_as_the_exit_it_reads(big):
     drafts = []
     for made in (EarlyExit(2), idle):
         seen = []
-        run(big, GuidedDrafter(made, Chain(best)), RAGGED, on_step=lambda step, seen=seen: seen.append(step.draft.nodes.tolist()))
+        run(big, GuidedDrafter(made, Chain(most_likely)), RAGGED, on_step=lambda step, seen=seen: seen.append(step.draft.nodes.tolist()))
         drafts.append(seen)
     assert drafts[0] == drafts[1]
 
@@ -117,7 +117,7 @@ def test_an_untrained_adapter_drafts_as_the_exit_it_reads(big):
 def test_an_adapter_sees_the_whole_text(big):
     """Its drafts equal those of the adapter run over the whole text at once."""
     net, steps = adapter(big), []
-    run(big, GuidedDrafter(net, Chain(best)), ONE, on_step=steps.append)
+    run(big, GuidedDrafter(net, Chain(most_likely)), ONE, on_step=steps.append)
     text = ONE["input_ids"][0].tolist()
     for step in steps:
         if step.draft.size > 1:
@@ -244,7 +244,7 @@ def test_the_model_is_left_as_it_was_whatever_happens(big):
     assert not any("forward" in vars(module) for module in own.modules())
     with pytest.raises(ValueError, match="belongs to no copy"), rewired(Skips({0: None}).changes(big)):
         pass
-    run(big, GuidedDrafter(EarlyExit(1), Chain(best)), RAGGED)
+    run(big, GuidedDrafter(EarlyExit(1), Chain(most_likely)), RAGGED)
     assert all(vars(module).keys() == old.keys() for module, old in zip(big.modules(), before, strict=True))
     assert hooks(big) == hooked
 
@@ -255,7 +255,7 @@ def test_a_forward_that_others_put_on_a_module_survives(big):
     layer.forward = lambda *args, **kwargs: own(*args, **kwargs)
     mine = layer.forward
     try:
-        run(big, GuidedDrafter(EarlyExit(1), Chain(best)), ONE)
+        run(big, GuidedDrafter(EarlyExit(1), Chain(most_likely)), ONE)
         assert layer.forward is mine
     finally:
         del layer.forward
@@ -266,7 +266,7 @@ def test_mutant_exit_states_one_column_off(big, monkeypatch):
     expected = greedy(big, RAGGED)
     real = side.ShallowView.hand_over
     monkeypatch.setattr(side.ShallowView, "hand_over", lambda self, draft, origin: real(self, draft, (origin - 1).clamp_min(0)))
-    assert run(big, GuidedDrafter(EarlyExit(2), Chain(best)), RAGGED).sequences.tolist() != expected
+    assert run(big, GuidedDrafter(EarlyExit(2), Chain(most_likely)), RAGGED).sequences.tolist() != expected
 
 
 def test_mutant_keys_not_moved_to_the_trees_slots(big, monkeypatch):
@@ -281,19 +281,19 @@ def test_mutant_a_stub_left_behind(monkeypatch):
     model = llama(3, seed=0)
     expected = greedy(model, RAGGED)
     monkeypatch.setattr("mmspec.models.skipped_parts._restore", lambda module, forward: None)
-    assert run(model, GuidedDrafter(EarlyExit(1), Chain(best)), RAGGED).sequences.tolist() != expected
+    assert run(model, GuidedDrafter(EarlyExit(1), Chain(most_likely)), RAGGED).sequences.tolist() != expected
 
 
 @pytest.mark.parametrize(("layer", "words"), [(0, "exit after 1 to 3"), (4, "the target has 3 layers")])
 def test_a_layer_that_does_not_exist_is_refused(big, layer, words):
     with pytest.raises(ValueError, match=words):
-        run(big, GuidedDrafter(EarlyExit(layer), Chain(best)), ONE)
+        run(big, GuidedDrafter(EarlyExit(layer), Chain(most_likely)), ONE)
 
 
 def test_an_adapter_for_another_width_is_refused(big):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
     with pytest.raises(ValueError, match="hidden states 64 wide"):
-        run(big, GuidedDrafter(Adapter(1, sizes), Chain(best)), ONE)
+        run(big, GuidedDrafter(Adapter(1, sizes), Chain(most_likely)), ONE)
 
 
 def test_an_adapter_has_the_published_names(big):

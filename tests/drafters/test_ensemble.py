@@ -16,8 +16,8 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.ensemble import ViewEnsemble, Views
-from mmspec.drafters.model.mixing import Adaptive, ConfidenceWeights, InverseKL, Static, compared, simplex, weights_of
-from mmspec.drafters.shapes import Chain, best, sampled
+from mmspec.drafters.model.mixing import Adaptive, ConfidenceWeights, InverseKL, Static, compare_mixtures, simplex, weights_of
+from mmspec.drafters.shapes import Chain, most_likely, sampled
 from mmspec.drafters.views.base import same_prompt, text_alone
 from mmspec.drafters.views.text_views import Newline
 from mmspec.drafters.views.vision_inputs import Pooled, Pruned, looking
@@ -153,7 +153,7 @@ def assert_same_drafts(ours: Sequence[Draft], theirs: Sequence[Draft]) -> None:
 def test_in_one_batch_as_one_by_one(target, small, learned, side):
     weights, views = (Adaptive(), FOUR[:3]) if learned else (Static(), FOUR)
     for inputs in (asked(side=side), asked([[5, *[IMAGE] * TAKES, 7]])):
-        for options, draw in (({}, best), ({"accept": Token(), "temperature": 1.0, "seed": 2}, sampled)):
+        for options, draw in (({}, most_likely), ({"accept": Token(), "temperature": 1.0, "seed": 2}, sampled)):
             ours = ModelDrafter(ViewEnsemble(target_of(small), weights), Chain(draw), Views(views, weights))
             theirs = ModelDrafter(OneByOne(target_of(small), learned), Chain(draw), Views(views))
             (a, out), (b, same) = (drafts_of(target, drafter, inputs, **options) for drafter in (ours, theirs))
@@ -169,7 +169,7 @@ def test_prompts_of_other_kinds_are_stacked(name):
     model.generation_config.eos_token_id = None
     views = Views((same_prompt, text_alone, Pruned(0.5)), Static())
     own = target_of(perturbed(model))
-    ours, theirs = (ModelDrafter(made, Chain(best), views) for made in (ViewEnsemble(own, Static()), OneByOne(own)))
+    ours, theirs = (ModelDrafter(made, Chain(most_likely), views) for made in (ViewEnsemble(own, Static()), OneByOne(own)))
     (a, out), (b, _) = (drafts_of(model, drafter, inputs, max_new_tokens=6, draft_length=3) for drafter in (ours, theirs))
     assert_same_drafts(a, b)
     assert torch.equal(out, mmspec.text.generate(model, inputs, max_new_tokens=6).sequences)
@@ -178,7 +178,7 @@ def test_prompts_of_other_kinds_are_stacked(name):
 def test_late_views_join_the_batch(target, small):
     views = Views((same_prompt, Pruned(0.5), Newline(LINE)), Static())
     ours, theirs = (
-        ModelDrafter(made, Chain(best), views) for made in (ViewEnsemble(target_of(small), Static()), OneByOne(target_of(small)))
+        ModelDrafter(made, Chain(most_likely), views) for made in (ViewEnsemble(target_of(small), Static()), OneByOne(target_of(small)))
     )
     (a, _), (b, _) = (drafts_of(target, drafter, asked()) for drafter in (ours, theirs))
     assert_same_drafts(a, b)
@@ -266,12 +266,12 @@ def test_what_a_weighting_is_compared_by(monkeypatch):
     monkeypatch.setattr("mmspec.drafters.model.mixing._CELLS", 30)  # a few at a time
     p, said, candidates = distributions(2, 3, 5), distributions(2, 2, 3, 5, seed=1), simplex(2, 10)
     p[0, 0] = torch.tensor([0.0, 1, 0, 0, 0])  # a greedy target's
-    found = compared(p, said, candidates)
+    found = compare_mixtures(p, said, candidates)
     mixed = torch.einsum("cv,vbkx->bkcx", candidates, said)
     kl = torch.where(p[:, :, None] > 0, p[:, :, None] * (p[:, :, None].log() - mixed.log()), 0).sum(-1)
     assert torch.allclose(found[:, :, 1], kl, atol=1e-5)
     assert torch.equal(found[:, :, 0], (mixed.argmax(-1) == p.argmax(-1)[..., None]).float())
-    never = compared(p[:1, :1], torch.zeros(2, 1, 1, 5), candidates)
+    never = compare_mixtures(p[:1, :1], torch.zeros(2, 1, 1, 5), candidates)
     assert torch.isfinite(never).all()
 
 

@@ -12,7 +12,7 @@ from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.features.glide import Glide, LastLayer, Reader
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.shapes import Chain, best, sampled
+from mmspec.drafters.shapes import Chain, sampled
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters import test_guided
 from tests.drafters.runs import NEW, fives, greedy, markov, prompt_of, random_prompt, run
@@ -108,7 +108,7 @@ def test_families_with_keys_of_their_own_making(config):
     net = lively(new_net("glide", target))
     net.start_from(target)
     inputs = random_prompt(5, 9, 1, seed=1)
-    assert run(target, GuidedDrafter(net, Chain(best)), inputs).sequences.tolist() == greedy(target, inputs)
+    assert run(target, GuidedDrafter(net, Chain(most_likely)), inputs).sequences.tolist() == greedy(target, inputs)
     assert gap_to_training(target, net, (9, 2, 9)) < 1e-5
 
 
@@ -141,7 +141,7 @@ def test_training_leads_to_acceptance(tmp_path):
     assert all(agree > 0.9 for _, agree in example.acceptance(window))
     save_drafter(net, tmp_path / "net")
     inputs = prompt_of([5, 6, 7], [20, 21, 22, 23], [41])
-    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(best)), inputs, length=3)
+    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(most_likely)), inputs, length=3)
     assert out.sequences.tolist() == greedy(target, inputs)
     assert out.stats.accepted >= 0.9 * out.stats.drafted
 

@@ -6,7 +6,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft
 from mmspec.drafters.retrieval.copy import Copy
 from mmspec.drafters.retrieval.datastore import Datastore, Retrieval
-from mmspec.drafters.retrieval.host import HostSession, chain, read_prompt
+from mmspec.drafters.retrieval.host import HostSession, prompt_ids, token_chain
 from mmspec.drafters.retrieval.lookup import Lookup
 from mmspec.drafters.retrieval.ngram import NGram
 from mmspec.drafters.retrieval.suffix import Suffix
@@ -25,7 +25,7 @@ class Listener:
         self.heard += tokens
 
     def draft_token(self, limit, behind=()):
-        return chain([self.row, *behind][-1:] * min(limit, self.count))
+        return token_chain([self.row, *behind][-1:] * min(limit, self.count))
 
 
 def committed(*values: list[int], ended: tuple[bool, ...]) -> Committed:
@@ -39,19 +39,19 @@ def pending(alive: list[bool]) -> Draft:
 
 
 def test_prompts_are_read_without_their_padding():
-    assert read_prompt(prompt_of([1], [2, 3, 4])) == [[1], [2, 3, 4]]
+    assert prompt_ids(prompt_of([1], [2, 3, 4])) == [[1], [2, 3, 4]]
     ids = torch.tensor([[0, 5], [6, 7]])
-    assert read_prompt({"input_ids": ids}) == [[0, 5], [6, 7]]
-    assert read_prompt(BatchEncoding({"input_ids": ids, "attention_mask": torch.tensor([[0, 1], [1, 1]])})) == [[5], [6, 7]]
+    assert prompt_ids({"input_ids": ids}) == [[0, 5], [6, 7]]
+    assert prompt_ids(BatchEncoding({"input_ids": ids, "attention_mask": torch.tensor([[0, 1], [1, 1]])})) == [[5], [6, 7]]
 
 
 def test_an_encoder_decoder_prompt_is_its_source_and_what_was_begun():
     features = {"input_features": torch.zeros(2, 4, 4), "attention_mask": torch.ones(2, 4)}
-    assert read_prompt(features) is None
+    assert prompt_ids(features) is None
     begun = {"decoder_input_ids": torch.tensor([[3, 8], [3, 9]])}
-    assert read_prompt(features | begun) == [[3, 8], [3, 9]]
-    assert read_prompt(prompt_of([1], [2, 4]) | begun) == [[1, 3, 8], [2, 4, 3, 9]]
-    assert read_prompt(17) is None
+    assert prompt_ids(features | begun) == [[3, 8], [3, 9]]
+    assert prompt_ids(prompt_of([1], [2, 4]) | begun) == [[1, 3, 8], [2, 4, 3, 9]]
+    assert prompt_ids(17) is None
 
 
 def test_rows_without_a_prompt_hear_what_is_committed():

@@ -14,7 +14,7 @@ from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.decoding import Jacobi, repeat, uniform
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import best, drawn, sampled
+from mmspec.drafters.shapes import drawn, most_likely, sampled
 from tests.drafters.runs import fives, markov, prompt_of, run
 from tests.oracles.tables import Table, TableTarget, encode, loop_distribution, run_loop
 
@@ -45,7 +45,7 @@ def most_likely_as_drawn(distribution: Categorical, keys) -> tuple[torch.Tensor,
 
 @FILLS
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
-@pytest.mark.parametrize("draw", [sampled, one_hot, best], ids=["sampled", "one-hot", "best"])
+@pytest.mark.parametrize("draw", [sampled, one_hot, most_likely], ids=["sampled", "one-hot", "best"])
 def test_whole_runs_have_the_targets_distribution(rule, draw, fill):
     found = loop_distribution(TARGET, Jacobi(2, draw, fill), rule, most=4, length=2)
     assert (found - TARGET.table.joint(4)).abs().max() < 1e-9
@@ -78,7 +78,7 @@ def test_keyed_noise_shows_a_stale_q():
 
 
 @FILLS
-@pytest.mark.parametrize("draw", [drawn, best])
+@pytest.mark.parametrize("draw", [drawn, most_likely])
 @pytest.mark.parametrize("rule", [Match(), Coupled()], ids=["match", "coupled"])
 def test_sampling_is_plain_sampling_whatever_is_drafted(rule, draw, fill):
     target = TableTarget(Table.random(3, 6, seed=2))

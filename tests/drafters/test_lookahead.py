@@ -12,9 +12,9 @@ from mmspec.core.rules.sibling_rules import TopKSiblings
 from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
-from mmspec.drafters.jacobi.lookahead import Lookahead, LookaheadSession, template
+from mmspec.drafters.jacobi.lookahead import Lookahead, LookaheadSession, round_template
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import best, drawn
+from mmspec.drafters.shapes import drawn, most_likely
 from mmspec.text import generate
 from tests.drafters.runs import fives, greedy, markov, prompt_of, random_prompt, run
 from tests.names import named
@@ -57,7 +57,7 @@ def test_the_window_is_seen_as_in_the_paper(ngram, window, draft_tokens):
 @pytest.mark.parametrize("length", range(1, 9))
 def test_paths_are_as_long_as_asked(length):
     plan = Lookahead(ngram=4, window=3, draft_tokens=2)
-    places, parents, depths = template(plan, length)
+    places, parents, depths = round_template(plan, length)
     assert len(set(places)) == len(places)
     assert all(parent < node for node, parent in enumerate(parents))
     assert depths == [1 + (0 if parent < 0 else depths[parent]) for parent in parents]
@@ -198,7 +198,7 @@ def test_whole_runs_have_the_targets_distribution(rule, plan):
     assert exact_error(target, plan, rule, most=3, length=2, once=not isinstance(rule, Match)) < 1e-9
 
 
-@pytest.mark.parametrize("draw", [drawn, best])
+@pytest.mark.parametrize("draw", [drawn, most_likely])
 @pytest.mark.parametrize("rule", [Match(), Coupled()], ids=["match", "coupled"])
 def test_sampling_is_plain_sampling_whatever_is_drafted(rule, draw):
     target = TableTarget(Table.random(3, 11, seed=2))
@@ -233,7 +233,7 @@ def test_shared_noise_pays_when_sampling():
             return values
 
     target, calls = TableTarget(Recent(table.probs[:8])), []
-    for draw in (drawn, best):
+    for draw in (drawn, most_likely):
         stopping = DefaultStopping(8, 80)
         plan = Lookahead(window=8, draw=draw)
         rounds = decode(target, plan, Coupled(), 8, stopping=stopping, noise=Noise.from_seed(1, 8), control=Fixed(10))

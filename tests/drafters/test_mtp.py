@@ -16,7 +16,7 @@ from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.mtp import ChainedMTP, ModuleSession
 from mmspec.drafters.heads.mtp_parallel import ParallelMTP
-from mmspec.drafters.shapes import Chain, Comb, best, sampled, top
+from mmspec.drafters.shapes import Chain, Comb, most_likely, sampled, top
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters import test_guided
@@ -131,7 +131,7 @@ def test_modules_do_what_transformers_own_do(tmp_path):
         for k, level in enumerate(unroll(net, window, target.get_input_embeddings(), target.lm_head, 2)):
             assert (level.logits[0, k:].log_softmax(-1) - wanted[k]).abs().max() < 1e-5
     inputs = random_prompt(5, 9, 1, seed=1)
-    assert run(target, GuidedDrafter(net, Chain(best)), inputs).sequences.tolist() == greedy(target, inputs)
+    assert run(target, GuidedDrafter(net, Chain(most_likely)), inputs).sequences.tolist() == greedy(target, inputs)
     save_drafter(net, tmp_path / "drafter")
     again = load_drafter(tmp_path / "drafter")
     assert again.config == net.config
@@ -216,7 +216,7 @@ def test_training_leads_to_acceptance(kind, options, tmp_path):
     assert all(agree > 0.9 for _, agree in example.acceptance(window))
     save_drafter(net, tmp_path / "net")
     inputs = prompt_of([5, 6, 7], [20, 21, 22, 23], [41])
-    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(best)), inputs, length=3)
+    out = run(target, GuidedDrafter(load_drafter(tmp_path / "net"), Chain(most_likely)), inputs, length=3)
     assert out.sequences.tolist() == greedy(target, inputs)
     assert out.stats.accepted >= 0.9 * out.stats.drafted
 

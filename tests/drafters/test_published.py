@@ -14,7 +14,7 @@ from mmspec.drafters.checkpoints.published import export_speculators
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads.medusa import Medusa
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
 
@@ -186,7 +186,7 @@ def close(found, wanted):
 
 def drafts(net, target):
     """It drafts in a generation, which stays exact."""
-    out = run(target, GuidedDrafter(net, Chain(best)), random_prompt(5, 3))
+    out = run(target, GuidedDrafter(net, Chain(most_likely)), random_prompt(5, 3))
     assert out.sequences.tolist() == greedy(target, random_prompt(5, 3))
     assert out.stats.drafted > 0
 
@@ -387,7 +387,7 @@ def test_eagle3_in_the_speculators_format(deep, tmp_path, variant):
         ({"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "hidden state 9 does not exist: the model has 7 layers"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]},
-            "what leaves layer 7, the last, before the final norm: that state is not handed out",
+            "what leaves layer 7, the last, before the final norm: that state is not available",
         ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state False in config.json is not supported: only True is"),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "config.json and tensors make no speculators drafter"),

@@ -3,12 +3,12 @@ import torch
 
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
-from mmspec.drafters.retrieval.recycling import Recycling, _newest, template
+from mmspec.drafters.retrieval.recycling import Recycling, _newest, likeliest_tree
 from tests.drafters.runs import fives, markov, prompt_of, random_prompt, run
 
 
 def test_the_template_is_a_tree_of_the_likeliest_paths():
-    levels = template(3, 12, 4)
+    levels = likeliest_tree(3, 12, 4)
     assert sum(len(ranks) for _, ranks in levels) == 12
     sizes = [1, *(len(ranks) for _, ranks in levels)]
     for (above, ranks), size in zip(levels, sizes, strict=False):
@@ -16,8 +16,8 @@ def test_the_template_is_a_tree_of_the_likeliest_paths():
         nodes = set(zip(above, ranks, strict=True))
         assert all(rank == 0 or (parent, rank - 1) in nodes for parent, rank in nodes)
         assert len(nodes) == len(ranks)
-    assert len(template(2, 100, 1)[0][1]) == 2  # one level has no more than its two candidates
-    assert len(template(1, 5, 8)) == 5  # one candidate each: a chain
+    assert len(likeliest_tree(2, 100, 1)[0][1]) == 2  # one level has no more than its two candidates
+    assert len(likeliest_tree(1, 5, 8)) == 5  # one candidate each: a chain
 
 
 def test_a_cycle_is_learnt_in_one_turn():

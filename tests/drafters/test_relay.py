@@ -18,7 +18,7 @@ from mmspec.drafters.model.vertical_cascade import VerticalCascade
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.retrieval.lookup import Lookup
 from mmspec.drafters.retrieval.ngram import NGram
-from mmspec.drafters.shapes import Chain, best, drawn, sampled
+from mmspec.drafters.shapes import Chain, drawn, most_likely, sampled
 from mmspec.drafters.stops import Confidence
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.drafters.cascades import drafting, hf, perturbed, three
@@ -71,7 +71,7 @@ def test_relays_of_cascades_keep_the_distribution():
 
 
 def relays(first, then, temperature):
-    draw = best if temperature is None else drawn
+    draw = most_likely if temperature is None else drawn
     one, other = drafting(first, Chain(draw), temperature), drafting(then, Chain(draw), temperature)
     rule = Greedy() if temperature is None else Coupled()
     return {
@@ -123,7 +123,7 @@ def test_a_target_relaying_to_itself_accepts_everything(big, control):
 
 def test_each_draft_tokens_its_part(big, small):
     """The first draft tokens are those of the first drafter alone; the others are what the second would say behind them."""
-    first, then = drafting(big, Chain(best)), drafting(small, Chain(best))
+    first, then = drafting(big, Chain(most_likely)), drafting(small, Chain(most_likely))
     budget, noise = Budget(torch.tensor([99]), 5), Noise.from_seed(0, 1)
     text = ONE["input_ids"][0].tolist()
 

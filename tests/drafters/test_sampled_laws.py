@@ -12,7 +12,7 @@ from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers
 from mmspec.drafters.self_drafting.swift import Swift
 from mmspec.drafters.self_drafting.windowed import Windowed
-from mmspec.drafters.shapes import Chain, Comb, sampled, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, draw_without_replacement, sampled
 from tests.conftest import llama
 from tests.drafters.runs import run
 from tests.oracles.statistics import FAIL, PASS, chi_square
@@ -60,7 +60,7 @@ CASES = [(name, "token") for name in (*NETS, *SELVES)] + [(name, "tree") for nam
 
 @pytest.mark.parametrize(("name", "rule"), CASES)
 def test_sampled_text_follows_the_targets_distribution(target, joint, name, rule):
-    shape, judge = {"token": (Chain(sampled), Token()), "tree": (Comb(pick=without_replacement), without_replacement_rule())}[rule]
+    shape, judge = {"token": (Chain(sampled), Token()), "tree": (Comb(pick=draw_without_replacement), without_replacement_rule())}[rule]
     inputs = {"input_ids": torch.tensor([PROMPT] * ROWS), "attention_mask": torch.ones(ROWS, len(PROMPT), dtype=torch.long)}
     out = run(target, GuidedDrafter(source(name, target), shape), inputs, judge, new=4, length=3, temperature=1.0)
     values = out.sequences[:, 1] * 50 + out.sequences[:, 2]

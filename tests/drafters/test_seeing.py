@@ -19,7 +19,7 @@ from mmspec.drafters.features.vispec import Adaptor, ViSpec
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads.medusa import Medusa
 from mmspec.train.distillation import unroll
-from mmspec.train.record import answered
+from mmspec.train.record import record_window
 from tests.seeing import SIGHTS, seen
 from tests.sizes import LLAMA, VOCAB, Case, build
 
@@ -134,9 +134,9 @@ class Kept:
 
 def drafts_of(target, net, rows):
     """{row: {output position: draft tokens}}"""
-    from mmspec.drafters.shapes import Chain, best
+    from mmspec.drafters.shapes import Chain, most_likely
 
-    shape = Kept(Chain(best))
+    shape = Kept(Chain(most_likely))
     run(target, GuidedDrafter(net, shape), asked(*rows))
     found = {row: {} for row in rows}
     for starts, draft_tokens in shape.drafts:
@@ -332,7 +332,7 @@ def gap_to_training(target, net, wrong=(1, 2, 9, 0)):
     shape = Scripted(texts.tolist(), wrong)
     out = run(target, GuidedDrafter(net, shape))
     assert out.sequences.equal(texts)
-    window = answered(target, ALL, texts, torch.full((4,), NEW), net.reads)
+    window = record_window(target, ALL, texts, torch.full((4,), NEW), net.reads)
     with torch.no_grad():
         levels = list(unroll(net, window, target.get_input_embeddings(), head_of(target), 4))
     worst, compared = 0.0, 0

@@ -22,7 +22,7 @@ from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers, 
 from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
 from mmspec.drafters.self_drafting.swift import LayerSearch, Swift, foretold, search_parts
 from mmspec.drafters.self_drafting.windowed import Windowed
-from mmspec.drafters.shapes import Chain, Comb, best, drawn, sampled, top, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, drawn, most_likely, sampled, top
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.models import skipped_parts as partial
@@ -38,7 +38,7 @@ from tests.families import FAMILIES, build, inputs_for
 
 ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
 TREE = Template.branching((3, 2, 1))
-SHAPES = {"chain": Chain(best), "comb": Comb(3, top), "tree": StaticTree(TREE, top), "search": ExpandRerank(3, 3, 7)}
+SHAPES = {"chain": Chain(most_likely), "comb": Comb(3, top), "tree": StaticTree(TREE, top), "search": ExpandRerank(3, 3, 7)}
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
@@ -78,13 +78,13 @@ def test_sampled_output_is_that_of_plain_sampling(source, big, rule):
 
 
 def test_draft_length_may_change_every_round(source, big):
-    assert run(big, GuidedDrafter(source, Chain(best)), RAGGED, control=Varied()).sequences.tolist() == greedy(big, RAGGED)
+    assert run(big, GuidedDrafter(source, Chain(most_likely)), RAGGED, control=Varied()).sequences.tolist() == greedy(big, RAGGED)
 
 
 def test_rows_that_end_early(source, big):
     ends = [greedy(big, RAGGED)[0][6]]
     expected = run(big, NoDraft(), RAGGED, ends=ends)
-    assert run(big, GuidedDrafter(source, Chain(best)), RAGGED, ends=ends).sequences.tolist() == expected.sequences.tolist()
+    assert run(big, GuidedDrafter(source, Chain(most_likely)), RAGGED, ends=ends).sequences.tolist() == expected.sequences.tolist()
 
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
@@ -108,7 +108,7 @@ def test_no_residue_between_calls(source, big):
     before, hooked, drafts = [set(vars(module)) for module in big.modules()], hooks(big), []
     for _ in range(2):
         seen = []
-        run(big, GuidedDrafter(source, Chain(best)), RAGGED, on_step=lambda step, seen=seen: seen.append(step.draft.nodes.tolist()))
+        run(big, GuidedDrafter(source, Chain(most_likely)), RAGGED, on_step=lambda step, seen=seen: seen.append(step.draft.nodes.tolist()))
         drafts.append(seen)
     assert drafts[0] == drafts[1]
     assert [set(vars(module)) for module in big.modules()] == before
@@ -156,7 +156,7 @@ def test_nothing_left_out_accepts_every_draft_token(big, whole, name):
 
 def test_the_first_draft_token_of_mask_tokens_is_the_targets_own(big):
     steps = []
-    run(big, GuidedDrafter(masks(), Chain(best)), RAGGED, on_step=steps.append)
+    run(big, GuidedDrafter(masks(), Chain(most_likely)), RAGGED, on_step=steps.append)
     assert all(taken >= 1 for step in steps[1:-1] for taken in step.committed.accepted if step.committed.judged[0])
     assert all(step.draft.size == 5 for step in steps[1:])  # the pending token, its own draft token and one for each embedding
 
@@ -246,7 +246,7 @@ def test_searches_find_the_parts_that_do_nothing(name):
         assert parts < idle
         return
     seen = []
-    drafter = GuidedDrafter(Swift(share=0.25, every=1, trials=60, window=16, enough=0.99), Chain(best))
+    drafter = GuidedDrafter(Swift(share=0.25, every=1, trials=60, window=16, enough=0.99), Chain(most_likely))
     run(model, drafter, ONE, new=120, on_step=lambda step: seen.append((step.committed.accepted[0], step.committed.judged[0])))
     assert all(accepted == judged for accepted, judged in seen[len(seen) // 2 :])
     assert any(accepted < judged for accepted, judged in seen)
@@ -312,7 +312,7 @@ def test_beside_a_captured_target(name):
     sources = {"exit": EarlyExit(2), "adapter": Adapter(**Adapter.fit(model.config) | {"layer": 2}), **SOURCES}
     target = HFTarget(model, DecoderOnly.of(model)).capture(64, mode=None, backend="eager")
     options = {"limits": DefaultStopping(3, 16), "noise": Noise.from_seed(0, 3), "control": Fixed(3)}
-    out = generate(target, GuidedDrafter(sources[name], Chain(best)), Greedy(), RAGGED, **options)
+    out = generate(target, GuidedDrafter(sources[name], Chain(most_likely)), Greedy(), RAGGED, **options)
     assert out.sequences.tolist() == greedy(model, RAGGED, new=16)
 
 
@@ -338,7 +338,7 @@ def test_names_need_no_weights(name, big):
 )
 def test_what_cannot_be_is_refused_in_one_line(big, make, words):
     with pytest.raises(ValueError, match=words) as caught:
-        run(big, GuidedDrafter(make(), Chain(best)), ONE)
+        run(big, GuidedDrafter(make(), Chain(most_likely)), ONE)
     assert "\n" not in str(caught.value)
 
 
@@ -352,7 +352,7 @@ def test_parts_that_do_more_than_add_are_refused():
 def test_mutant_a_part_that_stays_left_out(big):
     """Were a side view's changes still in place when the target scores, the output would show it."""
     expected = greedy(big, RAGGED)
-    drafter = GuidedDrafter(SkipLayers(layers=(1,)), Chain(best))
+    drafter = GuidedDrafter(SkipLayers(layers=(1,)), Chain(most_likely))
     session = drafter.begin(None, committed(big, RAGGED)[0])
     with rewired(session.guide.view.changes):
         assert run(big, NoDraft(), RAGGED).sequences.tolist() != expected

@@ -6,7 +6,7 @@ import torch
 from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, validate
 from mmspec.drafters.model.drafter import committed_values
-from mmspec.drafters.shapes import Chain, Comb, with_replacement
+from mmspec.drafters.shapes import Chain, Comb, draw_with_replacement
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from tests.core.test_records import path
@@ -16,7 +16,7 @@ SHAPES = {
     "chain": Chain(),
     "comb": Comb(3),
     "wide": StaticTree(Template.branching((3, 2, 2))),
-    "deep": StaticTree(Template(((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1, 0))), with_replacement),
+    "deep": StaticTree(Template(((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1, 0))), draw_with_replacement),
     "search": ExpandRerank(width=3, depth=4, nodes=9),
 }
 

@@ -14,7 +14,7 @@ from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, _ended, _in_order, best, drawn, sampled
+from mmspec.drafters.shapes import Chain, _ended, _in_order, drawn, most_likely, sampled
 from mmspec.drafters.stops import AcceptanceHead, Confidence, Learned, acceptance_loss
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.target import HFTarget
@@ -120,7 +120,7 @@ def grown(stop, probs, *, early=False, length=4):
     rows = len(probs)
     pending = Draft.root(torch.zeros(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long))
     script = Script(torch.tensor(probs))
-    draft, _ = Chain(best, stop, early).grow(script, pending, Budget(torch.full((rows,), 99), length), Noise.from_seed(0, rows))
+    draft, _ = Chain(most_likely, stop, early).grow(script, pending, Budget(torch.full((rows,), 99), length), Noise.from_seed(0, rows))
     return draft.valid[:, 1:].sum(1).tolist(), draft.size - 1, script.calls
 
 
@@ -173,7 +173,7 @@ def drafter(small, shape, temperature=None) -> ModelDrafter:
 @pytest.mark.parametrize("inputs", [ONE, RAGGED], ids=["one", "ragged"])
 @pytest.mark.parametrize("stop", [Confidence(0.5), Learned(head(32), 0.4), Learned(head(64), 0.4, (0, -1))], ids=["sure", "learned", "two"])
 def test_output_is_that_of_plain_decoding(big, small, inputs, stop):
-    assert run(big, drafter(small, Chain(best, stop)), inputs).sequences.tolist() == greedy(big, inputs)
+    assert run(big, drafter(small, Chain(most_likely, stop)), inputs).sequences.tolist() == greedy(big, inputs)
     sampling = drafter(small, Chain(drawn, stop, early=True), 1.0)
     for rule in (Coupled(), Match()):
         assert run(big, sampling, inputs, rule, seed=3, temperature=1.0).sequences.tolist() == plain(big, inputs, seed=3)
@@ -189,7 +189,7 @@ def test_the_learned_stop_reads_the_state_the_draft_token_comes_from(big, small)
             return super().forward(hidden, log_q)
 
     lengths = []
-    plan = drafter(small, Chain(best, Learned(Watching(32), 1.0)))
+    plan = drafter(small, Chain(most_likely, Learned(Watching(32), 1.0)))
     run(big, plan, ONE, Greedy(), new=6, length=3, on_step=lambda step: lengths.append(step.draft))
     log_q = torch.stack([small.lm_head(hidden).log_softmax(-1).amax(-1) for hidden, _ in seen])
     assert torch.allclose(log_q, torch.stack([found for _, found in seen]), atol=1e-5)
@@ -206,10 +206,10 @@ def test_a_row_stops_the_same_alone_and_in_a_batch(big, small):
 
 def test_missing_states_are_said_in_one_line(big, small):
     table = pair(3, 6, 1)[1]
-    with pytest.raises(ValueError, match="TableSession hands out no hidden states"):
+    with pytest.raises(ValueError, match="TableSession returns no hidden states"):
         ModelDrafter(table, Chain(sampled, Learned(head(3)))).begin(1, None)
     with pytest.raises(ValueError, match="reads 7 numbers, but the drafter's states hold 32"):
-        run(big, drafter(small, Chain(best, Learned(head(7)))), ONE)
+        run(big, drafter(small, Chain(most_likely, Learned(head(7)))), ONE)
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------

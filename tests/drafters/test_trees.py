@@ -18,7 +18,7 @@ from mmspec.core.rules.siblings import Walk
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, best, drawn, top, top_and_one, with_replacement, without_replacement
+from mmspec.drafters.shapes import Chain, draw_with_replacement, draw_without_replacement, drawn, most_likely, top, top_and_one
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import Level, StaticTree, Template
 from tests.drafters.runs import greedy, plain, random_prompt, run
@@ -29,10 +29,10 @@ from tests.oracles.tables import TableSession, TableTarget, encode, exact_error,
 TINY, SEEN = 1e-9, 1e-3
 PICKS = {
     "topk": (TopKSiblings(), top),
-    "with": (WithReplacement(), with_replacement),
-    "without": (WithoutReplacement(), without_replacement),
+    "with": (WithReplacement(), draw_with_replacement),
+    "without": (WithoutReplacement(), draw_without_replacement),
     "hybrid": (Hybrid(), top_and_one),
-    "kseq": (KSeq(), with_replacement),
+    "kseq": (KSeq(), draw_with_replacement),
 }
 LEFT, RIGHT = Template(((0,), (1,), (0, 0), (0, 1))), Template(((0,), (1,), (1, 0)))
 UNEVEN = Template(((0,), (1,), (0, 0), (0, 1), (1, 0)))
@@ -63,7 +63,7 @@ def test_and_with_three_values(rule, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("pick", [top, without_replacement])
+@pytest.mark.parametrize("pick", [top, draw_without_replacement])
 def test_match_is_exact_on_any_form(form, pick):
     target, drafter = pair(2, 6, 1)
     shape = StaticTree(FORMS[form], pick)
@@ -161,7 +161,7 @@ class Counted(TableSession):
         return super().score(draft)
 
 
-def grown(template, pick=without_replacement, *, size=4, rows=3, left=9, length=None, coupled=False, seed=0):
+def grown(template, pick=draw_without_replacement, *, size=4, rows=3, left=9, length=None, coupled=False, seed=0):
     _, drafter = pair(size, 6, 1, zeros=0.0)
     session, (_, pending) = Counted(drafter, rows), drafter.begin(rows)
     budget = Budget(
@@ -172,7 +172,7 @@ def grown(template, pick=without_replacement, *, size=4, rows=3, left=9, length=
     return draft, origin, session
 
 
-@pytest.mark.parametrize("pick", [top, top_and_one, with_replacement, without_replacement])
+@pytest.mark.parametrize("pick", [top, top_and_one, draw_with_replacement, draw_without_replacement])
 def test_the_draft_has_the_templates_form(pick):
     template = sparse_tree([[0.5, 0.3, 0.2], [0.6, 0.2]], 9)
     draft, _, _ = grown(template, pick)
@@ -195,7 +195,7 @@ def test_rank_is_the_place_among_what_the_pick_delivers():
 
 def test_fewer_children_are_the_beginning_of_more():
     """Draws are keyed by place, so a tree drafts what any tree around it drafts there."""
-    for pick in (top, with_replacement, without_replacement):
+    for pick in (top, draw_with_replacement, draw_without_replacement):
         small, large = (grown(template, pick)[0] for template in (Template(((0,), (1,))), Template(((0,), (1,), (2,), (0, 0), (2, 0)))))
         assert torch.equal(small.draft_tokens[:, :2], large.draft_tokens[:, :2])
 
@@ -235,7 +235,7 @@ def test_a_template_of_one_path_is_a_chain():
     assert draft.linear
     _, drafter = pair(4, 6, 1, zeros=0.0)
     session, pending = drafter.begin(3)
-    chain, _ = Chain(best).grow(session.score, pending, Budget(torch.full((3,), 9), 3), Noise.from_seed(0, 3))
+    chain, _ = Chain(most_likely).grow(session.score, pending, Budget(torch.full((3,), 9), 3), Noise.from_seed(0, 3))
     assert torch.equal(grown(Template.branching((1, 1, 1)), top)[0].nodes, chain.nodes)
     session, pending = drafter.begin(3)
     chain, _ = Chain(drawn).grow(session.score, pending, Budget(torch.full((3,), 9), 3), Noise.from_seed(0, 3, coupled=True))
@@ -244,7 +244,7 @@ def test_a_template_of_one_path_is_a_chain():
 
 def test_branches_draw_independently():
     """Two nodes of one level with one distribution: without replacement within a node, independent between them."""
-    draft, _, _ = grown(Template(((0,), (1,), (0, 0), (1, 0))), with_replacement, size=2, rows=4000)
+    draft, _, _ = grown(Template(((0,), (1,), (0, 0), (1, 0))), draw_with_replacement, size=2, rows=4000)
     same = draft.draft_tokens[:, 0] == draft.draft_tokens[:, 1]
     distribution = draft.q.probs()[same][:, 2]
     agree = (draft.draft_tokens[:, 2] == draft.draft_tokens[:, 3])[same].double()

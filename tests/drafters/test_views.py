@@ -12,7 +12,7 @@ from mmspec.core.records import Draft
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.views.base import own_pixels, same_prompt, shared_modalities, text_alone
 from mmspec.drafters.views.text_views import Drop, Newline, marks_of, runs
-from mmspec.drafters.views.vision_inputs import Looking, Pooled, Pruned, chosen, importance, looking
+from mmspec.drafters.views.vision_inputs import Looking, Pooled, Pruned, importance, looking, select_positions
 from mmspec.models.families.registry import family_of
 from mmspec.models.module_copy import own_copy
 from mmspec.models.target import HFTarget
@@ -181,7 +181,7 @@ def test_chosen_positions_are_the_best_and_then_evenly_spread():
     of[0, 2:18] = of[1, 5:10] = True
     weights = torch.rand(3, 20)
     for keep, top in ((1.0, 1.0), (0.5, 1.0), (0.25, 0.0), (0.3, 0.5), (0.01, 1.0)):
-        found = chosen(weights, of, keep, top)
+        found = select_positions(weights, of, keep, top)
         assert not (found & ~of).any()
         for row, have in enumerate((16, 5, 0)):
             count = -(-round(have * keep * 1000) // 1000)

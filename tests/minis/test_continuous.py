@@ -47,14 +47,14 @@ def test_tokens_bear_the_noise_that_is_a_part_of_the_distribution():
     found = mmspec.load("continuous")
     out = mmspec.vision.generate(found.target, found.examples * 2, "plain", seed=2)
     pixels = as_tensor(out.images)
-    tokens = auto.encode(found.processor, pixels)
+    tokens = auto.encode_tokens(found.processor, pixels)
 
     def decibels(other):
         return -10 * ((other - pixels) / 2).square().mean().log10()
 
-    assert decibels(auto.decode_pixels(found.processor, tokens)) > 27
+    assert decibels(auto.tokens_to_pixels(found.processor, tokens)) > 27
     noise = 0.1 * torch.randn(tokens.shape, generator=torch.Generator().manual_seed(0))
-    assert decibels(auto.decode_pixels(found.processor, tokens + noise)) > 26
+    assert decibels(auto.tokens_to_pixels(found.processor, tokens + noise)) > 26
 
 
 def test_what_ships_is_small():

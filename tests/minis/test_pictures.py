@@ -92,6 +92,6 @@ def test_what_reads_differently_in_a_mirror_is_not_mirrored(name, group, may):
 
 def test_small_subgroups_share_a_class():
     rows = [{"group": "G", "subgroup": name} for name in "aaabc"] + [{"group": "H", "subgroup": None}]
-    kind, names = pictures.kinds(rows, least=3)
+    kind, names = pictures.emoji_classes(rows, least=3)
     assert names == ["G: a", "G: other", "H: other"]
     assert kind.tolist() == [0, 0, 0, 1, 1, 2]

@@ -9,7 +9,7 @@ import mmspec
 from mmspec.minis import HOME, items, load_recsys
 from mmspec.minis.shop import Shop
 from mmspec.recsys import metrics, recommend
-from mmspec.train.beams import counted
+from mmspec.train.beams import draft_coverage
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_every_drafter_leaves_beam_searchs_items(mini, name):
 
 
 def test_its_drafter_halves_the_calls(mini, histories):
-    found = counted(mini.target, mini.drafters["model"], mini.catalogue, [items[:-1] for items in histories], 10, 40)
+    found = draft_coverage(mini.target, mini.drafters["model"], mini.catalogue, [items[:-1] for items in histories], 10, 40)
     assert found["calls"] <= 2.2
     assert found["levels"][0] > 0.85
 

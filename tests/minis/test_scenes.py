@@ -28,14 +28,14 @@ def words(text):
 def test_the_same_seed_gives_the_same_scenes_pictures_and_questions():
     again = list(scenes.scenes(3, 200))
     assert again == SCENES
-    assert scenes.draw(again[0]).tobytes() == scenes.draw(SCENES[0]).tobytes()
+    assert scenes.draw_scene(again[0]).tobytes() == scenes.draw_scene(SCENES[0]).tobytes()
     assert scenes.questions(SCENES[0], random.Random(1)) == scenes.questions(again[0], random.Random(1))
     assert list(scenes.scenes(4, 200)) != SCENES
 
 
 def test_a_caption_tells_the_whole_scene_in_reading_order():
     for scene in SCENES:
-        text = scenes.caption(scene)
+        text = scenes.scene_caption(scene)
         assert read_back(text) == told(scene)
         assert f"on a {scene.background} background" in text
         assert 20 <= len(words(text)) <= 75
@@ -61,7 +61,7 @@ def centre(thing):
 
 def test_the_picture_shows_what_the_scene_holds():
     for scene in SCENES:
-        picture = scenes.draw(scene)
+        picture = scenes.draw_scene(scene)
         assert (picture.mode, picture.size) == ("RGB", (64, 64))
         for thing in scene.things:
             wanted = [min(255, max(0, part + more)) for part, more in zip(scenes.COLOURS[thing.colour], thing.tint, strict=True)]
@@ -75,7 +75,7 @@ def test_edges_are_smooth_and_sizes_differ():
     thing = replace(SCENES[0].things[0], shape="circle", x=16.0, y=16.0, tint=(0, 0, 0))
     areas = []
     for radius in scenes.SIZES.values():
-        picture = scenes.draw(scenes.Scene((replace(thing, radius=radius),), "light"))
+        picture = scenes.draw_scene(scenes.Scene((replace(thing, radius=radius),), "light"))
         areas.append(sum(count for count, colour in picture.getcolors(4096) if colour != scenes.BACKGROUNDS["light"]))
         assert len(picture.getcolors(4096)) > 8
     assert areas[1] > 2.5 * areas[0]
@@ -115,7 +115,7 @@ def test_answers_are_true(scene):
             assert scene.background in said
         else:
             assert asked.kind == "describe"
-            assert said == scenes.caption(scene)
+            assert said == scenes.scene_caption(scene)
 
 
 def test_a_question_of_two_pictures_counts_in_the_one_it_names():
@@ -132,10 +132,10 @@ def test_a_question_of_two_pictures_counts_in_the_one_it_names():
 def test_function_words_are_the_same_whatever_is_shown_and_the_others_tell_it_all():
     templates: dict[int, set[str]] = {}
     for scene in SCENES:
-        found = words(scenes.caption(scene))
-        kept = [word if kind == "function" else "_" for word, kind in zip(found, scenes.kinds(found), strict=True)]
+        found = words(scenes.scene_caption(scene))
+        kept = [word if kind == "function" else "_" for word, kind in zip(found, scenes.word_kinds(found), strict=True)]
         templates.setdefault(len(scene.things), set()).add(" ".join(kept))
-        shown = {kind: word for word, kind in zip(found, scenes.kinds(found), strict=True)}
+        shown = {kind: word for word, kind in zip(found, scenes.word_kinds(found), strict=True)}
         assert shown["background"] == scene.background
     assert all(len(found) == 1 for found in templates.values())
     assert "colour" not in next(iter(templates[1])).replace("its colour is", "")
@@ -143,7 +143,7 @@ def test_function_words_are_the_same_whatever_is_shown_and_the_others_tell_it_al
 
 def test_which_picture_is_no_place_in_one():
     found = words("in the top left of the left picture")
-    assert scenes.kinds(found) == ["function", "function", "place", "place", "function", "function", "function", "function"]
+    assert scenes.word_kinds(found) == ["function", "function", "place", "place", "function", "function", "function", "function"]
 
 
 def reds(turns, order):

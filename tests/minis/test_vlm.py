@@ -62,7 +62,7 @@ def test_a_chat_is_the_prompt_it_learned(mini):
 
 
 def test_pictures_of_any_size_and_mode_are_read(mini):
-    picture = scenes.draw(next(scenes.scenes(4, 1)))
+    picture = scenes.draw_scene(next(scenes.scenes(4, 1)))
     large = picture.resize((320, 200))
     found = mini.processor(images=[picture, large], text=[sights.prompt("what do you see?")] * 2, return_tensors="pt")
     assert found["pixel_values"].shape == (2, 3, 64, 64)
@@ -81,7 +81,7 @@ def test_another_picture_another_caption(mini, described):
         sights.PictureQuestion(other.pictures, each.question) for each, other in zip(described, described[1:] + described[:1], strict=True)
     ]
     said = sights.answers(mini.target, mini.processor, turned)
-    right = [text == scenes.caption(each.pictures[0]) for text, each in zip(said, turned, strict=True)]
+    right = [text == scenes.scene_caption(each.pictures[0]) for text, each in zip(said, turned, strict=True)]
     assert sum(right) >= 0.8 * len(right)
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from mmspec.jobs import Reject, run
-from mmspec.jobs.recommendations import Recommend, identity
-from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_job, only
+from mmspec.jobs.recommendations import Recommend, recommendation_job_identity
+from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommendation_job, read_allowed_items
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys import Catalogue, recommend
 from mmspec.recsys.cost import _Call
@@ -74,7 +74,7 @@ def asked(home: Path, users: Path, out: Path, **changes) -> RecommendationJobSpe
 @pytest.mark.parametrize("changes", [{"mode": "plain"}, {}, {"unseen": True, "k": 58}, {"draft_length": "auto", "rows": 64}], ids=str)
 def test_rows_are_those_of_the_public_call(home, tmp_path, changes):
     write_users(tmp_path / "users.parquet", 40)
-    report = run(partial(make_job, asked(home, tmp_path / "users.parquet", tmp_path / "out", **changes)))
+    report = run(partial(make_recommendation_job, asked(home, tmp_path / "users.parquet", tmp_path / "out", **changes)))
     assert (report.outputs, report.rejects, report.records) == (40, 5, 45)
     model, catalogue = load_recommender(str(home)).model, shops.catalogue()
     found, k = rows(tmp_path / "out"), changes.get("k", 5)
@@ -115,7 +115,7 @@ def test_items_may_be_words_and_targets_encoder_decoders(tmp_path):
     (tmp_path / "users").mkdir()
     pq.write_table(users, tmp_path / "users" / "a.parquet")
     names = {"user_column": "id", "history_column": "bought"}
-    run(make_job(asked(tmp_path / "shop", tmp_path / "users", tmp_path / "out", **names)))
+    run(make_recommendation_job(asked(tmp_path / "shop", tmp_path / "users", tmp_path / "out", **names)))
     found = rows(tmp_path / "out")
     assert [row["user_id"] for row in found] == [5] * 5 + [7] * 5
     alone = recommend(shops.t5(), [["i100", "i101"]], 5, shops.catalogue(words=True))
@@ -153,7 +153,7 @@ def test_every_kind_of_bad_row_is_told_and_the_job_goes_on(home, tmp_path):
     pq.write_table(pa.table({"user_id": [3, 4], "history": [[100], [101]]}), folder / "h.parquet")
     reasons |= dict.fromkeys((56, 57), "is a whole number, and those of the first file are text")
     pq.write_table(pa.table({"user_id": ["last"], "history": [[100]]}), folder / "i.parquet")
-    report = run(make_job(asked(home, folder, tmp_path / "out")))
+    report = run(make_recommendation_job(asked(home, folder, tmp_path / "out")))
     found = rejected(tmp_path / "out")
     assert (report.outputs, report.rejects) == (45, len(reasons))
     assert found.keys() == reasons.keys()
@@ -169,7 +169,7 @@ def test_one_in_a_hundred_is_bad_and_all_are_found(home, tmp_path):
     users = pa.table({"user_id": range(1500), "history": pa.array(lists, pa.list_(pa.int64()))})
     pq.write_table(users, tmp_path / "u.parquet", row_group_size=64)
     sizes = {"k": 1, "mode": "plain", "rows": 256, "batch_size": 512, "shard_size": 512}
-    report = run(make_job(asked(home, tmp_path / "u.parquet", tmp_path / "out", **sizes)))
+    report = run(make_recommendation_job(asked(home, tmp_path / "u.parquet", tmp_path / "out", **sizes)))
     assert rejected(tmp_path / "out").keys() == bad.keys()
     assert {row["user_id"] + 1 for row in rows(tmp_path / "out")} == set(range(1, 1501)) - bad.keys()
     assert (report.outputs, report.rejects) == (1485, 15)
@@ -207,7 +207,7 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(home, tmp_path, mistake):
     changes, words = MISTAKES[mistake]
     write_users(tmp_path / "users.parquet", 10)
     with pytest.raises((ValueError, FileNotFoundError)) as told:
-        make_job(
+        make_recommendation_job(
             RecommendationJobSpec(**({"model": str(home), "users": tmp_path / "users.parquet", "out": tmp_path / "out"} | SIZES | changes))
         )
     assert words in str(told.value)
@@ -220,38 +220,38 @@ def test_models_that_do_not_go_together(home, tmp_path):
     make = partial(asked, users=tmp_path / "users.parquet", out=tmp_path / "out")
     shops.llama().save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match=r"no catalogue: there is no catalogue.parquet in"):
-        make_job(make(tmp_path / "bare"))
+        make_recommendation_job(make(tmp_path / "bare"))
     shops.catalogue().write(tmp_path / "c.parquet")
-    assert make_job(make(tmp_path / "bare", catalogue=str(tmp_path / "c.parquet"))).options["mode"] == "plain"
+    assert make_recommendation_job(make(tmp_path / "bare", catalogue=str(tmp_path / "c.parquet"))).options["mode"] == "plain"
     with pytest.raises(ValueError, match=r"drafter 'model' is the one in the model's own folder"):
-        make_job(make(tmp_path / "bare", catalogue=str(tmp_path / "c.parquet"), drafter="model"))
+        make_recommendation_job(make(tmp_path / "bare", catalogue=str(tmp_path / "c.parquet"), drafter="model"))
     Catalogue.of({1: [200]}).write(tmp_path / "big.parquet")
     with pytest.raises(ValueError, match=r"use token 200, but the model has 26"):
-        make_job(make(tmp_path / "bare", catalogue=str(tmp_path / "big.parquet")))
+        make_recommendation_job(make(tmp_path / "bare", catalogue=str(tmp_path / "big.parquet")))
     shops.t5().save_pretrained(tmp_path / "t5")
     with pytest.raises(ValueError, match="both be decoder-only"):
-        make_job(make(home, drafter=str(tmp_path / "t5")))
+        make_recommendation_job(make(home, drafter=str(tmp_path / "t5")))
     pq.write_table(pa.table({"user_id": [1.5], "history": [[100]]}), tmp_path / "users.parquet")
     with pytest.raises(ValueError, match=r"user_id of .* holds double: user ids must be whole numbers or text"):
-        make_job(make(home))
+        make_recommendation_job(make(home))
 
 
 def test_what_is_in_stock_comes_from_a_file(home, tmp_path):
     catalogue = shops.catalogue()
     (tmp_path / "stock.txt").write_text("100\n\n 105 \n159\n")
-    assert only(str(tmp_path / "stock.txt"), catalogue).nonzero().flatten().tolist() == [0, 5, 59]
+    assert read_allowed_items(str(tmp_path / "stock.txt"), catalogue).nonzero().flatten().tolist() == [0, 5, 59]
     pq.write_table(pa.table({"item": [100, 159]}), tmp_path / "stock.parquet")
-    assert int(only(str(tmp_path / "stock.parquet"), catalogue).sum()) == 2
+    assert int(read_allowed_items(str(tmp_path / "stock.parquet"), catalogue).sum()) == 2
     for text, words in {"100\n7\nx\n": "names 2 items that are not in the catalogue of 60, such as 7", "\n": "names no item"}.items():
         (tmp_path / "bad.txt").write_text(text)
         with pytest.raises(ValueError, match=words):
-            only(str(tmp_path / "bad.txt"), catalogue)
+            read_allowed_items(str(tmp_path / "bad.txt"), catalogue)
     write_users(tmp_path / "users.parquet", 20)
     make = partial(asked, home, tmp_path / "users.parquet", tmp_path / "out")
-    run(make_job(make(only=str(tmp_path / "stock.txt"))))
+    run(make_recommendation_job(make(only=str(tmp_path / "stock.txt"))))
     assert {row["item"] for row in rows(tmp_path / "out")} <= {100, 105, 159}
     with pytest.raises(ValueError, match=r"holds another job: options.only"):
-        run(make_job(make(only=str(tmp_path / "stock.parquet"))))
+        run(make_recommendation_job(make(only=str(tmp_path / "stock.parquet"))))
 
 
 # --- one job is not another ---------------------------------------------------------------------------------------------
@@ -262,18 +262,20 @@ def test_what_is_in_stock_comes_from_a_file(home, tmp_path):
 )
 def test_another_job_is_refused(home, tmp_path, change, word):
     write_users(tmp_path / "users.parquet", 10)
-    run(make_job(asked(home, tmp_path / "users.parquet", tmp_path / "out")))
+    run(make_recommendation_job(asked(home, tmp_path / "users.parquet", tmp_path / "out")))
     with pytest.raises(ValueError, match=f"holds another job: .*{word}"):
-        run(make_job(asked(home, tmp_path / "users.parquet", tmp_path / "out", **change)))
+        run(make_recommendation_job(asked(home, tmp_path / "users.parquet", tmp_path / "out", **change)))
 
 
 def test_what_tells_recommenders_apart(home):
     told = load_recommender(str(home))
-    base = identity(told)
-    assert base == identity(load_recommender(str(home)))
+    base = recommendation_job_identity(told)
+    assert base == recommendation_job_identity(load_recommender(str(home)))
     assert base.keys() == {"target", "config", "catalogue", "drafter"}
-    assert identity(load_recommender(str(home), drafter="none")) == {key: base[key] for key in ("target", "config", "catalogue")}
-    other = identity(Recommender("other", shops.llama(seed=5), shops.catalogue(most=7), shops.llama(seed=6)))
+    assert recommendation_job_identity(load_recommender(str(home), drafter="none")) == {
+        key: base[key] for key in ("target", "config", "catalogue")
+    }
+    other = recommendation_job_identity(Recommender("other", shops.llama(seed=5), shops.catalogue(most=7), shops.llama(seed=6)))
     assert all(base[name] != other[name] for name in base)
 
 
@@ -284,7 +286,7 @@ def test_auto_drafts_where_rounds_are_dear_and_not_where_drafts_are(home, tmp_pa
     told = load_recommender(str(home), drafter=str(home / "target"))  # drafts what it would itself choose
     seen = _Call.observe
     monkeypatch.setattr(_Call, "observe", lambda self, length, committed, _: seen(self, length, committed, round_ + level * length))
-    job = make_job(asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"), told)
+    job = make_recommendation_job(asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"), told)
     assert job.options["draft_length"] == wanted
     assert job.measures()["users"] == 0  # trials are not counted
 
@@ -292,7 +294,7 @@ def test_auto_drafts_where_rounds_are_dear_and_not_where_drafts_are(home, tmp_pa
 def test_auto_is_committed_once_for_a_job(home, tmp_path, monkeypatch):
     """Then the manifest says it: a job that goes on never changes its mind."""
     write_users(tmp_path / "users.parquet", 20)
-    make = partial(make_job, asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"))
+    make = partial(make_recommendation_job, asked(home, tmp_path / "users.parquet", tmp_path / "out", draft_length="auto"))
     monkeypatch.setattr("mmspec.jobs.recommendations_job._fastest", lambda *given: 2)
     run(make)
     monkeypatch.setattr("mmspec.jobs.recommendations_job._fastest", lambda *given: 0)
@@ -310,7 +312,7 @@ def begun(asked: RecommendationJobSpec, rank: int = 0, world: int = 1) -> int:
         torch.set_num_threads(1)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
         try:
-            run(partial(make_job, asked))
+            run(partial(make_recommendation_job, asked))
         except BaseException:
             os._exit(1)
         os._exit(0)

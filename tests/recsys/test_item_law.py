@@ -286,7 +286,7 @@ def test_what_cannot_be_read_is_said_in_one_line(name, tmp_path):
 
 def test_requests_that_are_wrong():
     model = world.make()
-    with pytest.raises(ValueError, match="the prompt does not tell which items it shows"):
+    with pytest.raises(ValueError, match="the prompt does not contain the items of the history"):
         recommend(model, CATALOGUE.inputs(USERS), 3, CATALOGUE, SOURCES["retriever"])
     told = {**CATALOGUE.inputs(USERS), "shown": CATALOGUE.shown(USERS)}
     assert recommend(model, told, 3, CATALOGUE, SOURCES["retriever"]).items == recommend(model, USERS, 3, CATALOGUE).items

@@ -122,7 +122,7 @@ def test_a_function_as_a_codec():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: HFCodec(torch.nn.Linear(2, 2)), "Linear is no codec"),
+        (lambda: HFCodec(torch.nn.Linear(2, 2)), "Linear is not a codec"),
         (lambda: HFCodec(encodec(normalize=True)), "scales every chunk by a loudness"),
         (lambda: HFCodec(encodec(audio_channels=2)), "only codecs of one channel"),
         (lambda: HFCodec(mimi(), block=0), "block is 0: decode at least 1"),

@@ -9,8 +9,8 @@ import soundfile
 import torch
 
 from mmspec.speech.sound import files
-from mmspec.speech.sound.audio import at_rate, levelled, logs, read, save
-from mmspec.speech.sound.files import GrowingWav, to_bytes
+from mmspec.speech.sound.audio import at_rate, levelled, logs, read_sound, save
+from mmspec.speech.sound.files import GrowingWav, sound_bytes
 
 WAVE = 0.7 * torch.sin(torch.arange(4001) / 7) * torch.rand(4001, generator=torch.Generator().manual_seed(0))
 
@@ -21,14 +21,14 @@ def test_a_float_wav_keeps_every_bit(tmp_path):
     samples, rate = soundfile.read(tmp_path / "a.wav", dtype="float32")
     assert rate == 8000
     assert torch.equal(torch.from_numpy(samples), odd)
-    assert torch.equal(read(tmp_path / "a.wav", 8000), odd)
+    assert torch.equal(read_sound(tmp_path / "a.wav", 8000), odd)
     assert soundfile.info(tmp_path / "a.wav").subtype == "FLOAT"
 
 
 @pytest.mark.parametrize(("form", "off"), [("flac", 2**-23), ("ogg", 0.05)])
 def test_the_other_formats_keep_what_they_can(tmp_path, form, off):
     save(tmp_path / f"a.{form}", WAVE, 8000)
-    again = read(tmp_path / f"a.{form}", 8000)
+    again = read_sound(tmp_path / f"a.{form}", 8000)
     assert len(again) == len(WAVE)
     assert (again - WAVE).square().mean().sqrt() <= off
     assert soundfile.info(tmp_path / f"a.{form}").format == form.upper()
@@ -39,9 +39,9 @@ def test_the_other_formats_keep_what_they_can(tmp_path, form, off):
 def test_the_same_sound_is_the_same_file(form, length, monkeypatch):
     """libsndfile numbers Ogg streams at random, and tells the time in float wavs."""
     wave = WAVE.repeat(10)[:length]
-    first = to_bytes(wave, 8000, form)
+    first = sound_bytes(wave, 8000, form)
     monkeypatch.setattr("time.time", lambda: 1.0)
-    assert all(to_bytes(wave, 8000, form) == first for _ in range(3))
+    assert all(sound_bytes(wave, 8000, form) == first for _ in range(3))
     if length:
         assert len(soundfile.read(io.BytesIO(first))[0]) == length
 
@@ -54,11 +54,11 @@ def test_ogg_numbers_would_differ():
         soundfile.write(buffer, WAVE.numpy(), 8000, format="OGG", subtype="VORBIS")
         raw.append(buffer.getvalue())
     assert raw[0] != raw[1]
-    assert files._numbered(raw[0]) == files._numbered(raw[1]) == to_bytes(WAVE, 8000, "ogg")
+    assert files._numbered(raw[0]) == files._numbered(raw[1]) == sound_bytes(WAVE, 8000, "ogg")
 
 
 def test_an_ogg_with_a_wrong_check_sum_is_not_read():
-    broken = bytearray(to_bytes(WAVE, 8000, "ogg"))
+    broken = bytearray(sound_bytes(WAVE, 8000, "ogg"))
     broken[22] ^= 1
     with pytest.raises(soundfile.LibsndfileError):
         soundfile.read(io.BytesIO(bytes(broken)))
@@ -72,7 +72,7 @@ def test_a_growing_wav_is_whole_after_every_piece(tmp_path):
             growing.add(piece)
             told += len(piece)
             assert np.array_equal(soundfile.read(path, dtype="float32")[0], WAVE[:told].numpy())
-    assert path.read_bytes() == to_bytes(WAVE, 8000)
+    assert path.read_bytes() == sound_bytes(WAVE, 8000)
 
 
 @pytest.mark.parametrize("form", files.SUBTYPES)
@@ -107,16 +107,16 @@ def test_places_that_cannot_be_written_to(tmp_path):
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        read(tmp_path / "a.wav", 8000)
+        read_sound(tmp_path / "a.wav", 8000)
     (tmp_path / "a.wav").write_text("no sound")
     with pytest.raises(ValueError, match="cannot be read"):
-        read(tmp_path / "a.wav", 8000)
+        read_sound(tmp_path / "a.wav", 8000)
 
 
 def test_reading_mixes_and_resamples(tmp_path):
     beat = np.sin(2 * np.pi * 200 * np.arange(16000) / 16000)
     soundfile.write(tmp_path / "a.wav", np.stack([beat, np.zeros(16000)], 1), 16000, subtype="FLOAT")
-    wave = read(tmp_path / "a.wav", 8000)
+    wave = read_sound(tmp_path / "a.wav", 8000)
     assert len(wave) == 8000
     wanted = 0.5 * torch.sin(2 * torch.pi * 200 * torch.arange(8000) / 8000)
     assert (wave - wanted)[100:-100].abs().max() < 1e-3

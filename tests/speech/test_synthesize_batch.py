@@ -13,11 +13,11 @@ import torch
 
 from mmspec.jobs import Processes, Stopped, run
 from mmspec.jobs.speech import Say
-from mmspec.jobs.speech_job import SpeechJobSpec, make_job
+from mmspec.jobs.speech_job import SpeechJobSpec, make_speech_job
 from mmspec.loading.speech import load_speaker
 from mmspec.speech import synthesize
 from mmspec.speech.sound.audio import at_rate
-from mmspec.speech.sound.files import SUBTYPES, to_bytes
+from mmspec.speech.sound.files import SUBTYPES, sound_bytes
 from tests.jobs.folders import tree
 from tests.jobs.worker import die_at
 from tests.speech import small_models
@@ -82,11 +82,11 @@ def rows(folder: Path) -> dict[int, dict]:
 
 def test_sounds_do_not_depend_on_batches_drafters_or_processes(asked, speakers, tmp_path):
     for size in (1, 2, 8):
-        run(make_job(asked(str(size), batch_size=size), speakers["model"]))
-    run(make_job(asked("plain"), speakers["none"]))
-    run(make_job(asked("tree", tree=(2, 2), batch_size=8), speakers["vadusa"]))
+        run(make_speech_job(asked(str(size), batch_size=size), speakers["model"]))
+    run(make_speech_job(asked("plain"), speakers["none"]))
+    run(make_speech_job(asked("tree", tree=(2, 2), batch_size=8), speakers["vadusa"]))
     for rank in (1, 2, 0):
-        run(make_job(asked("three"), speakers["vadusa"]), processes=Processes(rank, 3))
+        run(make_speech_job(asked("three"), speakers["vadusa"]), processes=Processes(rank, 3))
     right = tree(tmp_path / "1")
     for name in ("2", "8", "plain", "tree", "three"):
         assert tree(tmp_path / name) == right, name
@@ -94,7 +94,7 @@ def test_sounds_do_not_depend_on_batches_drafters_or_processes(asked, speakers, 
 
 
 def test_a_sound_is_that_of_the_public_call(asked, speakers, tmp_path):
-    report = run(make_job(asked("out"), speakers["model"]))
+    report = run(make_speech_job(asked("out"), speakers["model"]))
     found = rows(tmp_path / "out")
     assert (report.outputs, report.rejects, sorted(found)) == (len(GOOD), 6, GOOD)
     assert {key: found[0][key] for key in ("text", "id", "voice", "seed", "file")} == {
@@ -120,7 +120,7 @@ def test_a_sound_is_that_of_the_public_call(asked, speakers, tmp_path):
 
 
 def test_rejects_say_why(asked, speakers, tmp_path):
-    run(make_job(asked("out"), speakers["none"]))
+    run(make_speech_job(asked("out"), speakers["none"]))
     reasons = {row["line"]: row["reason"] for row in map(json.loads, (tmp_path / "out" / "rejects.jsonl").read_text().splitlines())}
     words = {3: "'4', which the tokenizer lacks", 5: 'no "text"', 6: "unknown voice 'bob'", 7: "seed is 'x'", 8: "too long", 9: 'no "text"'}
     assert sorted(reasons) == sorted(words)
@@ -130,15 +130,15 @@ def test_rejects_say_why(asked, speakers, tmp_path):
 
 @pytest.mark.parametrize("form", SUBTYPES)
 def test_every_format_and_rate(asked, speakers, tmp_path, form):
-    run(make_job(asked("out", form=form, sample_rate=16000), speakers["none"]))
+    run(make_speech_job(asked("out", form=form, sample_rate=16000), speakers["none"]))
     row = rows(tmp_path / "out")[0]
     alone = synthesize(speakers["none"].model, [row["text"]], seed=row["seed"], voice=row["voice"]).waveforms[0]
-    assert (tmp_path / "out" / row["file"]).read_bytes() == to_bytes(at_rate(alone, 8000, 16000), 16000, form)
+    assert (tmp_path / "out" / row["file"]).read_bytes() == sound_bytes(at_rate(alone, 8000, 16000), 16000, form)
 
 
 def test_lines_of_text(asked, speakers, tmp_path):
     (tmp_path / "in.txt").write_text("one two\n\nfive\n")
-    report = run(make_job(asked("out", texts=tmp_path / "in.txt"), speakers["none"]))
+    report = run(make_speech_job(asked("out", texts=tmp_path / "in.txt"), speakers["none"]))
     assert (report.outputs, report.rejects) == (2, 1)
     assert [row["text"] for row in rows(tmp_path / "out").values()] == ["one two", "five"]
 
@@ -163,10 +163,10 @@ def killed(job, moment: int) -> bool:
 
 @pytest.mark.parametrize("form", ["wav", "ogg"])
 def test_killed_at_random_moments_and_resumed(asked, speakers, tmp_path, form):
-    run(make_job(asked("right", form=form), speakers["model"]))
+    run(make_speech_job(asked("right", form=form), speakers["model"]))
     right, pick, kills = tree(tmp_path / "right"), random.Random(len(form)), 0
     for turn in range(2):
-        job = make_job(asked(f"out{turn}", form=form, batch_size=turn + 1), speakers["model"])
+        job = make_speech_job(asked(f"out{turn}", form=form, batch_size=turn + 1), speakers["model"])
         while killed(job, pick.randrange(1, 14)):
             kills += 1
             seen = {name: content for name, content in tree(tmp_path / f"out{turn}").items() if not name.startswith(".")}
@@ -190,8 +190,8 @@ def die_in(batch: int) -> None:
 
 
 def test_killed_while_it_speaks(asked, speakers, tmp_path):
-    run(make_job(asked("right"), speakers["none"]))
-    job = make_job(asked("out"), speakers["none"])
+    run(make_speech_job(asked("right"), speakers["none"]))
+    job = make_speech_job(asked("out"), speakers["none"])
     for batch in (1, 3):
         child = os.fork()
         if child == 0:
@@ -205,7 +205,7 @@ def test_killed_while_it_speaks(asked, speakers, tmp_path):
 
 
 def test_a_full_disk_stops_in_one_line_and_goes_on(asked, speakers, tmp_path, monkeypatch):
-    run(make_job(asked("whole"), speakers["none"]))
+    run(make_speech_job(asked("whole"), speakers["none"]))
     say, calls = Say.__call__, []
 
     def full(self, batch):
@@ -217,12 +217,12 @@ def test_a_full_disk_stops_in_one_line_and_goes_on(asked, speakers, tmp_path, mo
     with monkeypatch.context() as planted:
         planted.setattr(Say, "__call__", full)
         with pytest.raises(Stopped, match=r"(?i)space") as told:
-            run(make_job(asked("again"), speakers["none"]))
+            run(make_speech_job(asked("again"), speakers["none"]))
     assert "\n" not in str(told.value)
     assert not list((tmp_path / "again").glob(".unfinished*"))
     before = {path: path.read_bytes() for path in (tmp_path / "again").glob("sounds/*")}
     assert before
-    assert run(make_job(asked("again", batch_size=1), speakers["model"])).resumed >= 1
+    assert run(make_speech_job(asked("again", batch_size=1), speakers["model"])).resumed >= 1
     assert tree(tmp_path / "again") == tree(tmp_path / "whole")
     assert all(path.read_bytes() == content for path, content in before.items())
 
@@ -232,9 +232,9 @@ CHANGES = [{"seed": 4}, {"temperature": 0.5}, {"voice": "theo"}, {"form": "flac"
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_job_is_refused_in_one_line(asked, speakers, change):
-    run(make_job(asked("out"), speakers["none"]))
+    run(make_speech_job(asked("out"), speakers["none"]))
     with pytest.raises(ValueError, match="holds another job") as told:
-        run(make_job(asked("out", **change), speakers["none"]))
+        run(make_speech_job(asked("out", **change), speakers["none"]))
     assert "\n" not in str(told.value)
 
 
@@ -250,7 +250,7 @@ def test_what_does_not_go_together_is_told_before_anything_is_written(asked, spe
     }
     for words, changes in cases.items():
         with pytest.raises(ValueError, match=words) as told:
-            run(make_job(asked("out", **changes), speakers["model"]))
+            run(make_speech_job(asked("out", **changes), speakers["model"]))
         assert "\n" not in str(told.value)
     assert not (tmp_path / "out").exists()
-    assert run(make_job(asked("out", accept="block", draft_length=3), speakers["model"])).outputs == len(GOOD)
+    assert run(make_speech_job(asked("out", accept="block", draft_length=3), speakers["model"])).outputs == len(GOOD)

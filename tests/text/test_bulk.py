@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mmspec.jobs import Job, JsonLines, Lines, run
-from mmspec.jobs.text import Continue, identity
+from mmspec.jobs.text import Continue, text_job_identity
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, RunSection
 
@@ -36,7 +36,7 @@ def test_a_job_is_plain_generation_of_each_line_with_its_own_seed(pair, source, 
     assert len({tuple(row["tokens"]) for row in expected}) > 1
     for shard_size, batch_size in ((4, 3), (100, 8)):
         work, out = Continue(pair), tmp_path / f"{shard_size}"
-        model, options = identity(pair)
+        model, options = text_job_identity(pair)
         job = Job(source=Lines(source), sink=JsonLines(), work=work, check=work.check, out=out, model=model, options=options)
         report = run(replace(job, shard_size=shard_size, batch_size=batch_size, measures=work.measures))
         found = [json.loads(line) for part in sorted(out.glob("part-*")) for line in part.read_text().splitlines()]
@@ -49,10 +49,10 @@ def test_a_job_is_plain_generation_of_each_line_with_its_own_seed(pair, source, 
 
 
 def test_what_shows_in_the_outputs_is_part_of_the_identity(pair):
-    model, options = identity(pair)
+    model, options = text_job_identity(pair)
     assert json.loads(json.dumps([model, options])) == [model, options]
     warmer = replace(pair, config=replace(pair.config, run=replace(pair.config.run, temperature=0.5)))
-    assert identity(warmer)[1] != options
-    assert identity(replace(pair, target=pair.drafter))[0]["target"] != model["target"]
+    assert text_job_identity(warmer)[1] != options
+    assert text_job_identity(replace(pair, target=pair.drafter))[0]["target"] != model["target"]
     elsewhere = replace(pair.config, target=replace(pair.config.target, path="/elsewhere", device="cuda"))
-    assert identity(replace(pair, config=elsewhere)) == (model, options)
+    assert text_job_identity(replace(pair, config=elsewhere)) == (model, options)

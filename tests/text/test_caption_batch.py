@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmspec.jobs import Processes, run
-from mmspec.jobs.captions import make_job
+from mmspec.jobs.captions import make_caption_job
 from mmspec.loading import text as pairs
 from tests import small_seers
 
@@ -74,9 +74,9 @@ def test_several_processes_write_the_same_folder(recipe, home, tmp_path, monkeyp
             recipe.main()
         return seen[0]
 
-    run(partial(make_job, asked(tmp_path / "one")))
+    run(partial(make_caption_job, asked(tmp_path / "one")))
     for rank in (1, 0):
-        run(partial(make_job, asked(tmp_path / "two")), processes=Processes(rank, 2))
+        run(partial(make_caption_job, asked(tmp_path / "two")), processes=Processes(rank, 2))
     names = sorted(path.name for path in (tmp_path / "one").glob("*.jsonl"))
     assert len(names) == 4
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)

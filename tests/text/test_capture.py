@@ -17,7 +17,7 @@ from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, best, drawn, top
+from mmspec.drafters.shapes import Chain, drawn, most_likely, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.drafters.views.base import view_of
 from mmspec.models.families.base import DecoderOnly
@@ -64,7 +64,7 @@ def counting_tolist(watch: Watch, monkeypatch):
 
 
 DRAFTS = {
-    "chain": (Chain(best), Greedy()),
+    "chain": (Chain(most_likely), Greedy()),
     "tree": (StaticTree(Template.branching((3, 2, 1)), top), Greedy()),
     "coupled": (Chain(drawn), Coupled()),
 }
@@ -113,7 +113,7 @@ def test_the_scoring_step_traces_whole_and_only_once_per_shape(name):
     expected = mmspec.text.generate(model, inputs, max_new_tokens=30)
     torch._dynamo.reset()
     target = HFTarget(model, DecoderOnly.of(model)).capture(100, backend="eager", mode=None)
-    drafter = ModelDrafter(HFTarget(model, DecoderOnly.of(model)), Chain(best))
+    drafter = ModelDrafter(HFTarget(model, DecoderOnly.of(model)), Chain(most_likely))
     stopping = DefaultStopping(3, 30)
     torch._dynamo.utils.counters.clear()
     list(decode(target, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 3), control=Fixed(3)))

@@ -15,7 +15,7 @@ from mmspec.loading.transformers import load_model
 from mmspec.text.inputs import clips
 from mmspec.text.inputs.clips import FrameSampling, is_clip, read_clip
 from mmspec.text.inputs.pictures import pictures_and_clips_in, pictures_in, split_arguments
-from mmspec.text.inputs.vision_inputs import VisionPrompt, default_prompt, look
+from mmspec.text.inputs.vision_inputs import VisionPrompt, default_prompt, process_vision_inputs
 from tests.small_clips import QWEN, film, qwen, save
 
 EVERY = SimpleNamespace(do_sample_frames=False)  # a video processor that takes all frames
@@ -83,7 +83,7 @@ def test_what_the_processor_returns_is_that_of_the_whole_clip(tmp_path):
     texts = [f"{QWEN[2]}{QWEN[1]}{QWEN[3]}what ?"] * 2
     told = {"videos": [frames for frames, _ in films], "video_metadata": [metadata for _, metadata in films]}
     own = processor()(text=texts, padding=True, return_tensors="pt", **told)
-    found = look(processor(), [VisionPrompt("what ?", (), (read_clip(path),)) for path in paths], "it")
+    found = process_vision_inputs(processor(), [VisionPrompt("what ?", (), (read_clip(path),)) for path in paths], "it")
     assert found.keys() == own.keys()
     for key, value in own.items():
         assert torch.equal(found[key], value), key

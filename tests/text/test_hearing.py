@@ -19,7 +19,7 @@ from mmspec.core.rules.greedy import Greedy
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.drafters.views.base import own_encoder, same_prompt, shared_encoder, shared_modalities, text_alone, view_of
 from mmspec.loading.text import Pair
 from mmspec.loading.transformers import load_model
@@ -127,7 +127,7 @@ def test_the_targets_own_decoder_accepts_everything_unless_it_is_deaf():
     plain = mmspec.text.generate(target, inputs, max_new_tokens=20)
     distributions = Pipeline(constraints(target.generation_config, 1, 20))
     for view, heard in ((shared_encoder, True), (deaf, False)):
-        drafter = ModelDrafter(HFTarget(decoder, family_of(decoder), distributions), Chain(best), view)
+        drafter = ModelDrafter(HFTarget(decoder, family_of(decoder), distributions), Chain(most_likely), view)
         out = mmspec.text.generate(target, inputs, drafter=drafter, draft_length=4, max_new_tokens=20)
         assert torch.equal(out.sequences, plain.sequences)
         assert (out.stats.tokens_per_call > 4) == heard
@@ -243,7 +243,7 @@ def test_the_scoring_step_traces_whole(name):
     torch._dynamo.reset()
     distributions = Pipeline(constraints(model.generation_config, 0, 12, [AUDIO]))
     own = HFTarget(model, family_of(model), distributions)
-    drafter, stopping = ModelDrafter(own, Chain(best), shared_modalities), DefaultStopping(3, 12)
+    drafter, stopping = ModelDrafter(own, Chain(most_likely), shared_modalities), DefaultStopping(3, 12)
     torch._dynamo.utils.counters.clear()
     target = own.capture(100, backend="eager", mode=None)
     list(decode(target, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 3), control=Fixed(3)))
@@ -266,7 +266,7 @@ def test_a_deaf_drafter_is_caught_by_what_it_gets_accepted(name):
 
     found = {}
     for view in (shared_modalities, same_prompt, text_alone, raw):
-        out = mmspec.text.generate(model, inputs, drafter=ModelDrafter(own, Chain(best), view), draft_length=4, max_new_tokens=20)
+        out = mmspec.text.generate(model, inputs, drafter=ModelDrafter(own, Chain(most_likely), view), draft_length=4, max_new_tokens=20)
         assert torch.equal(out.sequences, plain.sequences)
         found[view.__name__] = out.stats.tokens_per_call
     assert found["shared_modalities"] == found["same_prompt"] == 5.0

@@ -18,7 +18,7 @@ from mmspec.core.rules.greedy import Greedy
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
-from mmspec.drafters.shapes import Chain, best, drawn
+from mmspec.drafters.shapes import Chain, drawn, most_likely
 from mmspec.drafters.views.base import same_prompt, shared_modalities
 from mmspec.models.families.mllama import EncodedImages
 from mmspec.models.families.multimodal import Merged, never_generated_ids_of, placeholders_of
@@ -422,7 +422,7 @@ def test_two_requests_may_take_turns_on_one_model(name):
 
     def steps(inputs, stopping):
         own = HFTarget(model, family_of(model), distributions(model))
-        drafter = ModelDrafter(replace(own, model=another(name)), Chain(best))
+        drafter = ModelDrafter(replace(own, model=another(name)), Chain(most_likely))
         return decode(own, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 2), control=Fixed(2))
 
     alone, turns = [[DefaultStopping(2, TOKENS) for _ in requests] for _ in range(2)]
@@ -446,7 +446,7 @@ def test_the_scoring_step_traces_whole(name):
     own, stopping = HFTarget(model, family_of(model), distributions(model, 12)), DefaultStopping(3, 12)
     torch._dynamo.utils.counters.clear()
     target = own.capture(100, backend="eager", mode=None)
-    drafter = ModelDrafter(own, Chain(best), shared_modalities)
+    drafter = ModelDrafter(own, Chain(most_likely), shared_modalities)
     list(decode(target, drafter, Greedy(), inputs, stopping=stopping, noise=Noise.from_seed(0, 3), control=Fixed(3)))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]

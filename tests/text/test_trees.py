@@ -52,8 +52,8 @@ def test_what_a_spelling_means(written):
     assert shape_of("opt", match) == ExpandRerank(depth=8, stop=OptTree())
     assert shape_of("dynamic", match) == ExpandRerank(depth=8, stop=DynamicDepth())
     for tree in (written, str(written), FORM):
-        assert shape_of(tree, exact) == StaticTree(FORM, shapes.without_replacement)  # the default when sampling
-        assert shape_of(tree, drawn) == StaticTree(FORM, shapes.without_replacement)
+        assert shape_of(tree, exact) == StaticTree(FORM, shapes.draw_without_replacement)  # the default when sampling
+        assert shape_of(tree, drawn) == StaticTree(FORM, shapes.draw_without_replacement)
         assert shape_of(tree, match) == StaticTree(FORM, shapes.top)
         assert shape_of(tree, hybrid) == StaticTree(FORM, shapes.top_and_one)
         assert shape_of(tree, rule_of("exact", 0.0)) == StaticTree(FORM, shapes.top)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mmspec.minis import vlm_model as sights
 from mmspec.models.families.multimodal import placeholders_of
 from mmspec.text import generate, view
-from mmspec.train.on_policy_data import Answered, Course, answered, distributions, divergence, with_eyes_of
+from mmspec.train.on_policy_data import Answered, Course, distributions, divergence, with_answers, with_eyes_of
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def said(target, inputs):
 
 def test_the_distribution_of_a_greedy_answer_likes_it_best(target, inputs, said):
     """Wrong by one position, or reading a padded prompt, and this fails."""
-    example = answered(inputs, said, 0)
+    example = with_answers(inputs, said, 0)
     assert torch.equal(example.said, torch.cat(said))
     found = distributions(target, example)
     found[:, list(placeholders_of(target))] = -torch.inf
@@ -54,23 +54,24 @@ def test_the_distribution_of_a_greedy_answer_likes_it_best(target, inputs, said)
 
 def test_a_row_alone_has_the_same_distributions(target, processor, said):
     asked = sights.asked(0, 2, "describe")
-    both = distributions(target, answered(sights.inputs_of(processor, asked), said[2:], 0))
+    both = distributions(target, with_answers(sights.inputs_of(processor, asked), said[2:], 0))
     alone = [
-        distributions(target, answered(sights.inputs_of(processor, [each]), [new], 0)) for each, new in zip(asked, said[2:], strict=True)
+        distributions(target, with_answers(sights.inputs_of(processor, [each]), [new], 0))
+        for each, new in zip(asked, said[2:], strict=True)
     ]
     assert (both - torch.cat(alone)).abs().max() < 1e-4
 
 
 def test_what_goes_with_every_token_is_padded_along(inputs, said):
     kinds = (inputs["input_ids"] == 3).long()
-    example = answered({**inputs, "mm_token_type_ids": kinds}, said, 0)
+    example = with_answers({**inputs, "mm_token_type_ids": kinds}, said, 0)
     assert example.inputs["mm_token_type_ids"].shape == example.inputs["input_ids"].shape
     assert torch.equal(example.inputs["mm_token_type_ids"] == 1, example.inputs["input_ids"] == 3)
     assert example.inputs["pixel_values"] is inputs["pixel_values"]
 
 
 def test_divergence_is_zero_of_equals_and_ignores_padding_of_the_vocabulary(target, inputs, said):
-    p = distributions(target, answered(inputs, said, 0))
+    p = distributions(target, with_answers(inputs, said, 0))
     assert divergence(p, p).abs() < 1e-6
     assert (divergence(p, torch.cat([p, torch.full_like(p[:, :5], 50.0)], 1))).abs() < 1e-6
     assert divergence(p, p.roll(1, 1)) > 0.1
@@ -125,7 +126,7 @@ def test_examples_read_what_they_should(target, reader, processor, said):
 def test_the_target_learns_nothing_from_itself_and_hard_examples_are_its_answers(target, processor, said):
     assert course(target, processor, said, sees=True).loss(target, 0).abs() < 1e-6
     hard = course(target, processor, said, sees=True, hard=True)
-    example = answered(hard.read(0), said, 0)
+    example = with_answers(hard.read(0), said, 0)
     assert isinstance(example, Answered)
     wanted = torch.nn.functional.cross_entropy(distributions(target, example), example.said)
     assert torch.allclose(hard.loss(copy.deepcopy(target), 0), wanted)

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mmspec.core.beams.trie import NOWHERE
 from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.recsys import Catalogue, recommend
-from mmspec.train.beams import BeamExample, BeamRows, HeadExample, beam_rows, best_items, counted, restricted
+from mmspec.train.beams import BeamExample, BeamRows, HeadExample, beam_rows, best_items, draft_coverage, restricted
 from mmspec.train.losses import LOSSES
 
 LEVELS, SIZE = 4, 6
@@ -158,8 +158,8 @@ def test_an_unknown_loss_is_named():
 def test_what_a_drafter_earns_is_counted():
     """The target itself needs one call a user; a stranger's calls and levels are those of the rounds, however users are batched."""
     catalogue, target, stranger = shop(), llama(), llama(16, seed=5)
-    assert counted(target, target, catalogue, HISTORIES, 4, 16) == {"calls": 1.0, "levels": [1.0, 1.0, 1.0]}
-    found = counted(target, stranger, catalogue, HISTORIES, 4, 8, rows=2)
+    assert draft_coverage(target, target, catalogue, HISTORIES, 4, 16) == {"calls": 1.0, "levels": [1.0, 1.0, 1.0]}
+    found = draft_coverage(target, stranger, catalogue, HISTORIES, 4, 8, rows=2)
     alone = [recommend(target, [history], 4, catalogue, stranger, width=8).stats for history in HISTORIES]
     assert found["calls"] == sum(stats.target_calls for stats in alone) / 3
     judged = [sum(len(stats.reached) > depth and stats.reached[depth] for stats in alone) for depth in range(3)]

@@ -7,7 +7,7 @@ import torch
 
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.medusa import Latent, Medusa
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, RecordedWindow
 from tests.conftest import llama
@@ -132,6 +132,6 @@ def test_joint_training_leads_to_acceptance_and_stays_exact(make, tmp_path):
     joint = Joint(make(), target, Aim(depth=3, distributions={"ce": 1.0}, summed=True), own_only=True)
     plan = Fit(steps=60, lr=3e-3, warmup=2, rates={"lesson.": 4.0})
     fit(joint, lambda m, turn: m(ids, ids >= CODES, frozen=turn < 10), plan, tmp_path / "joint.pt")
-    out = run(target, GuidedDrafter(joint.example.net.eval(), Chain(best)), inputs, length=3, new=16)
+    out = run(target, GuidedDrafter(joint.example.net.eval(), Chain(most_likely)), inputs, length=3, new=16)
     assert out.sequences.tolist() == greedy(target, inputs, new=16)
     assert out.stats.accepted >= 0.8 * out.stats.drafted

@@ -8,7 +8,7 @@ from mmspec.drafters.checkpoints.nets import NETS, new_net
 from mmspec.drafters.features.eagle import Eagle3
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.medusa import Medusa
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, unroll
 from mmspec.train.record import record
@@ -85,7 +85,8 @@ def test_training_raises_acceptance_in_training_and_in_use(big, written, tmp_pat
     prompts = {"input_ids": written[0][:, :8], "attention_mask": torch.ones(32, 8, dtype=torch.long)}
     torch.manual_seed(0)
     drafted = [
-        run(big, GuidedDrafter(net.eval(), Chain(best)), prompts, length=3, new=16).stats for net in (new_net(kind, big), example.net)
+        run(big, GuidedDrafter(net.eval(), Chain(most_likely)), prompts, length=3, new=16).stats
+        for net in (new_net(kind, big), example.net)
     ]
     assert drafted[1].accepted > 1.5 * drafted[0].accepted
 
@@ -101,7 +102,7 @@ def test_the_measured_acceptance_is_the_trained_one(big, written, tmp_path):
         nonlocal hits, judged
         judged, hits = judged + sum(step.committed.judged), hits + sum(step.committed.accepted)
 
-    run(big, GuidedDrafter(example.net, Chain(best)), prompts, length=1, new=16, on_step=count)
+    run(big, GuidedDrafter(example.net, Chain(most_likely)), prompts, length=1, new=16, on_step=count)
     assert abs(hits / judged - example.acceptance(data.window(list(range(32))))[0][1]) < 0.1
 
 
@@ -173,7 +174,7 @@ def test_a_drafter_read_back_says_the_same(big, tmp_path, kind):
     save_drafter(net, tmp_path / "drafter")
     again = load_drafter(tmp_path / "drafter")
     assert again.config == net.config
-    stats = [run(big, GuidedDrafter(n, Chain(best)), random_prompt(7, 4)).stats.accepted for n in (net, again)]
+    stats = [run(big, GuidedDrafter(n, Chain(most_likely)), random_prompt(7, 4)).stats.accepted for n in (net, again)]
     assert stats[0] == stats[1]
 
 

@@ -6,7 +6,7 @@ import torch
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters.runs import greedy, random_prompt, run
@@ -36,7 +36,9 @@ def test_the_distributions_of_training_are_those_of_a_generation(big):
     with torch.no_grad():
         levels = list(unroll(net, window, None, None, 3))
     inputs = {"input_ids": window.ids[:, :8], "attention_mask": torch.ones(1, 8, dtype=torch.long)}
-    run(big, GuidedDrafter(net, Chain(best)), inputs, new=14, on_step=lambda step: drafts.append((int(step.draft.start), step.draft)))
+    run(
+        big, GuidedDrafter(net, Chain(most_likely)), inputs, new=14, on_step=lambda step: drafts.append((int(step.draft.start), step.draft))
+    )
     for start, draft in drafts[1:4]:
         place = 8 + start - 1  # of the pending token
         assert [level.logits[0, place].argmax().item() for level in levels] == draft.nodes[0, 2:5].tolist()
@@ -47,10 +49,10 @@ def test_training_raises_acceptance_and_leaves_the_target_alone(big, tmp_path):
     window, net = window_of(big), net_of(big)
     example = DistillationLoss(net, big, Aim(depth=3))
     prompts = {"input_ids": window.ids[:, :8], "attention_mask": torch.ones(16, 8, dtype=torch.long)}
-    accepted = [run(big, GuidedDrafter(net, Chain(best)), prompts, new=16).stats.accepted]
+    accepted = [run(big, GuidedDrafter(net, Chain(most_likely)), prompts, new=16).stats.accepted]
     first = example(window).item()
     fit(example, lambda m, turn: m(window), Fit(steps=60, lr=3e-2, warmup=3), tmp_path / "run.pt")
-    accepted.append(run(big, GuidedDrafter(net, Chain(best)), prompts, new=16).stats.accepted)
+    accepted.append(run(big, GuidedDrafter(net, Chain(most_likely)), prompts, new=16).stats.accepted)
     assert example(window).item() < 0.9 * first
     assert accepted[1] > accepted[0]
     assert all(torch.equal(value, before[name]) for name, value in big.state_dict().items())

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mmspec.train.losses import LOSSES, mixture, strict_alignment
+from mmspec.train.losses import LOSSES, strict_alignment, weighted_loss
 
 P = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3]], dtype=torch.double)
 Q = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.1]], dtype=torch.double)
@@ -106,10 +106,10 @@ def test_cross_entropy_on_the_targets_draws_is_least_at_its_distribution():
 
 
 def test_a_mixture_is_the_weighted_sum():
-    found = mixture({"kl": 1.0, "tv": 0.5})(P.log(), Q.log(), VALUE)
+    found = weighted_loss({"kl": 1.0, "tv": 0.5})(P.log(), Q.log(), VALUE)
     assert torch.allclose(found, by_hand("kl") + 0.5 * by_hand("tv"))
 
 
 def test_an_unknown_loss_lists_the_known_ones():
     with pytest.raises(ValueError, match="unknown loss 'l2'; valid: ce, kl"):
-        mixture({"l2": 1.0})
+        weighted_loss({"l2": 1.0})

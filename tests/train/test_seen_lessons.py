@@ -8,7 +8,7 @@ from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_text import Writing, write_own_answers
-from mmspec.train.record import answered, record_answers
+from mmspec.train.record import record_answers, record_window
 from tests.drafters.test_seeing import ALL, IMAGE, PROMPTS, asked, target  # noqa: F401  a fixture
 
 PLAN = Writing(temperatures=(0.0, 1.0), opening=16, new=12, chunk=4)
@@ -72,7 +72,7 @@ def test_a_prompt_longer_than_its_room_is_refused(target, written, tmp_path):  #
 
 
 def test_windows_without_pictures_hold_none(big, tmp_path):
-    window = answered(big, {"input_ids": torch.tensor([[5, 6, 7]])}, torch.tensor([[8, 9]]), torch.tensor([2]), (-1,))
+    window = record_window(big, {"input_ids": torch.tensor([[5, 6, 7]])}, torch.tensor([[8, 9]]), torch.tensor([2]), (-1,))
     assert window.pictures is None
     assert window.ids.tolist() == [[5, 6, 7, 8, 9]]
 

@@ -26,7 +26,7 @@ def world():
 def test_tokens_have_unit_scale_in_every_channel(world):
     model, pixels = world
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.cat([auto.encode(model, pixels, generator) for _ in range(40)])
+    tokens = torch.cat([auto.encode_tokens(model, pixels, generator) for _ in range(40)])
     assert tokens.shape == (1280, 49, 8)
     assert tokens.mean((0, 1)).abs().max() < 0.03
     assert (tokens.std((0, 1)) - 1).abs().max() < 0.03
@@ -37,15 +37,15 @@ def test_tokens_stand_in_raster_order(world):
     model, pixels = world
     changed = pixels[:1].clone()
     changed[..., :4, 24:] *= -1
-    moved = (auto.encode(model, changed) - auto.encode(model, pixels[:1]))[0].square().sum(-1).view(7, 7)
+    moved = (auto.encode_tokens(model, changed) - auto.encode_tokens(model, pixels[:1]))[0].square().sum(-1).view(7, 7)
     assert moved[:3, 3:].sum() > 0.7 * moved.sum()  # norms over the whole picture spread the rest
 
 
 def test_a_draw_is_a_mean_with_the_posterior_s_noise(world):
     model, pixels = world
     mean, std = auto.posteriors(model, pixels)
-    drawn = auto.encode(model, pixels, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(auto.encode(model, pixels), mean)
+    drawn = auto.encode_tokens(model, pixels, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(auto.encode_tokens(model, pixels), mean)
     score = (drawn - mean) / std
     assert abs(score.mean().item()) < 0.05
     assert abs(score.std().item() - 1) < 0.05
@@ -57,21 +57,21 @@ def test_what_is_stored_decodes_the_same_pictures(world, tmp_path):
     once = auto.load_autoencoder(tmp_path)
     auto.save_autoencoder(once, tmp_path / "again")
     again = auto.load_autoencoder(tmp_path / "again")
-    tokens = auto.encode(once, pixels)
-    torch.testing.assert_close(auto.encode(again, pixels), tokens, atol=1e-3, rtol=1e-3)
-    assert (auto.decode_pixels(once, tokens) - auto.decode_pixels(model, tokens)).abs().max() < 0.1  # bytes
-    assert [picture.size for picture in auto.decode(once, tokens[:3])] == [(28, 28)] * 3
+    tokens = auto.encode_tokens(once, pixels)
+    torch.testing.assert_close(auto.encode_tokens(again, pixels), tokens, atol=1e-3, rtol=1e-3)
+    assert (auto.tokens_to_pixels(once, tokens) - auto.tokens_to_pixels(model, tokens)).abs().max() < 0.1  # bytes
+    assert [picture.size for picture in auto.decode_tokens(once, tokens[:3])] == [(28, 28)] * 3
 
 
 def test_bad_input_is_one_clear_line(world, tmp_path):
     model, _ = world
     with pytest.raises(ValueError, match=r"pictures are \(1, 32, 32\): this autoencoder takes \(1, 28, 28\)"):
-        auto.encode(model, torch.zeros(2, 1, 32, 32))
+        auto.encode_tokens(model, torch.zeros(2, 1, 32, 32))
     with pytest.raises(ValueError, match=r"tokens are \(2, 48, 8\): this autoencoder takes \[B, 49, 8\]"):
-        auto.decode(model, torch.zeros(2, 48, 8))
+        auto.decode_tokens(model, torch.zeros(2, 48, 8))
     broken = torch.zeros(2, 49, 8)
     broken[1, 3, 2] = float("nan")
     with pytest.raises(ValueError, match="tokens of picture 1 are not finite"):
-        auto.decode(model, broken)
+        auto.decode_tokens(model, broken)
     with pytest.raises(FileNotFoundError, match=r"train_autoencoder\.py"):
         auto.load_autoencoder(tmp_path / "nowhere")

@@ -19,7 +19,7 @@ from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.decoding import Jacobi
-from mmspec.drafters.shapes import best, drawn
+from mmspec.drafters.shapes import drawn, most_likely
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.families import image_model
@@ -53,7 +53,7 @@ def run(adapter, prompts, rows, window, scale=None, seeds=None):
     rules = (Grammar(adapter.raster),) if adapter.raster.controls else ()
     target = HFTarget(adapter.model, adapter, Pipeline(rules) if scale is None else Guided(rules, scale=scale))
     target = target if scale is None else Pairs(target)
-    drafter = Jacobi(window, draw=best if seeds is None else drawn)
+    drafter = Jacobi(window, draw=most_likely if seeds is None else drawn)
     rule = Greedy() if seeds is None else Coupled()
     made = generate(
         target,

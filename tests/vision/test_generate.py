@@ -201,5 +201,5 @@ def test_pictures_need_a_decoder_only_when_they_are_asked_for(model):
 
 def test_a_bare_model_finds_its_adapter(model):
     assert torch.equal(generate(model.model, [0, 2], seed=6).tokens, generate(model, [0, 2], seed=6).tokens)
-    with pytest.raises(ValueError, match="Linear is no image model"):
+    with pytest.raises(ValueError, match="Linear is not a known image model"):
         generate(torch.nn.Linear(1, 1), [0])

@@ -13,7 +13,7 @@ import mmspec
 from mmspec.jobs import Stopped, run
 from mmspec.jobs.pictures import Draw
 from mmspec.loading.vision import load_image_model
-from mmspec.vision.quality.contact_sheets import to_bytes
+from mmspec.vision.quality.contact_sheets import picture_bytes
 from tests.vision import small_latents
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_a_picture_is_that_of_the_public_call(job, recipe, tmp_path):
     assert [found[index]["seed"] for index in (1, 3, 6)] == [4, 41, 9]
     for index, prompt in ((1, 2), (3, "owl")):
         alone = mmspec.vision.generate(recipe.tiny().model, [prompt], "scd", 6, 2.0, seed=found[index]["seed"])
-        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == to_bytes(alone.images[0])
+        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == picture_bytes(alone.images[0])
 
 
 def test_rejects_say_why(job, tmp_path):
@@ -147,7 +147,7 @@ def test_continuous_tokens_in_bulk_are_those_of_the_public_call(job, vectors, tm
     assert "unknown class 'unicorn'" in (tmp_path / "out" / "rejects.jsonl").read_text()
     for index, prompt in ((0, "cat"), (1, 2)):
         alone = mmspec.vision.generate(vectors.model, [prompt], "path", 4, seed=found[index]["seed"], sampling=mmspec.vision.Sampling(3))
-        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == to_bytes(alone.images[0])
+        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == picture_bytes(alone.images[0])
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {"target", "config", "autoencoder", "drafter", "sampling"} == set(manifest["model"])
     assert manifest["options"]["batch_size"] == 1

@@ -31,10 +31,10 @@ LAYOUTS = [(1, 1, (8, 8), 8), (1, 2, (8,), 8), (3, 2, (8, 16), 4), (3, 4, (8,), 
 def test_a_picture_becomes_a_grid_of_codes_and_a_picture_again(colours, patch, channels, grid):
     model = tiny(colours, patch, channels=channels)
     assert (tokens.colours(model), tokens.patch(model)) == (colours, patch)
-    codes = tokens.encode(model, shown(colours=colours))
+    codes = tokens.encode_codes(model, shown(colours=colours))
     assert codes.shape == (3, grid, grid)
     assert len(codes.unique()) > 1
-    drawn = tokens.decode(model, codes)
+    drawn = tokens.decode_codes(model, codes)
     assert [picture.size for picture in drawn] == [(16, 16)] * 3
     assert drawn[0].mode == ("L" if colours == 1 else "RGB")
 
@@ -44,10 +44,10 @@ def test_codes_and_pictures_are_those_of_diffusers_own_forward(patch):
     model, pixels = tiny(patch=patch), tokens.as_tensor(shown())
     found = model.encode(F.pixel_unshuffle(pixels, patch)).latents
     indices = model.quantize(found)[2][2]
-    codes = tokens.encode(model, pixels)
+    codes = tokens.encode_codes(model, pixels)
     assert codes.flatten().tolist() == indices.tolist()
     own = F.pixel_shuffle(model(F.pixel_unshuffle(pixels, patch)).sample, patch).clamp(-1, 1)
-    assert torch.allclose(tokens.decode_pixels(model, codes), own, atol=1e-5)
+    assert torch.allclose(tokens.codes_to_pixels(model, codes), own, atol=1e-5)
 
 
 def test_a_code_is_the_nearest_vector():
@@ -62,9 +62,9 @@ def test_a_code_is_the_nearest_vector():
 
 def test_a_picture_is_the_same_alone_and_in_a_batch():
     model, found = tiny(), shown(5)
-    together = tokens.encode(model, found, batch=2)
+    together = tokens.encode_codes(model, found, batch=2)
     for row in range(5):
-        assert (tokens.encode(model, found[row : row + 1]) == together[row]).all()
+        assert (tokens.encode_codes(model, found[row : row + 1]) == together[row]).all()
 
 
 def test_bytes_survive_the_way_to_floats_and_back():
@@ -78,13 +78,13 @@ def test_bytes_survive_the_way_to_floats_and_back():
 def test_wrong_inputs_are_named():
     model = tiny()
     with pytest.raises(ValueError, match="resize them"):
-        tokens.encode(model, shown(size=8))
+        tokens.encode_codes(model, shown(size=8))
     with pytest.raises(ValueError, match="uint8"):
         tokens.as_tensor(torch.zeros(2, 16, 16, 3))
     with pytest.raises(ValueError, match="0 to 11"):
-        tokens.decode(model, torch.full((1, 4, 4), 12))
+        tokens.decode_codes(model, torch.full((1, 4, 4), 12))
     with pytest.raises(ValueError, match="raster order"):
-        tokens.decode(model, torch.zeros(1, 16, dtype=torch.long))
+        tokens.decode_codes(model, torch.zeros(1, 16, dtype=torch.long))
     with pytest.raises(ValueError, match="not a multiple of 4"):
         tokens.make_tokenizer(size=18, colours=3, patch=2, channels=(8, 8), codes=4, dim=4)
     with pytest.raises(ValueError, match="2 colours"):
@@ -96,7 +96,7 @@ def test_the_token_table_begins_with_the_plain_picture_and_is_the_same_again():
     table = tokens.encode_all(model, found, versions=3, mirror=np.array([True, False, True, False]))
     assert table.shape == (4, 3, 16)
     assert table.dtype == torch.int16
-    assert (table[:, 0] == tokens.encode(model, found).flatten(1)).all()
+    assert (table[:, 0] == tokens.encode_codes(model, found).flatten(1)).all()
     assert (table[:, 1] != table[:, 0]).any()
     assert (table == tokens.encode_all(model, found, versions=3, mirror=np.array([True, False, True, False]))).all()
     assert (table != tokens.encode_all(model, found, versions=3, mirror=np.array([True, False, True, False]), seed=9)).any()
@@ -201,12 +201,12 @@ def drawn(size, colours):
 @pytest.mark.parametrize(("name", "size", "colours", "grid", "count"), [("fashion", 28, 1, 14, 256), ("emoji", 64, 3, 16, 512)])
 def test_the_shipped_tokenizers_rebuild_a_picture_they_never_saw(name, size, colours, grid, count):
     model, picture = tokens.load_tokenizer(HOME / "vision" / name / "tokenizer"), drawn(size, colours)
-    codes = tokens.encode(model, [picture])
+    codes = tokens.encode_codes(model, [picture])
     assert codes.shape == (1, grid, grid)
     assert tokens.codebook(model).shape == (count, 8)
-    [rebuilt] = tokens.decode(model, codes)
+    [rebuilt] = tokens.decode_codes(model, codes)
     wrong = (np.asarray(rebuilt, np.float64) - np.asarray(picture, np.float64)) / 255
     assert -10 * np.log10((wrong**2).mean()) > 20
-    [mixed] = tokens.decode(model, codes.roll(1, 2))  # the bound is not met by chance
+    [mixed] = tokens.decode_codes(model, codes.roll(1, 2))  # the bound is not met by chance
     wrong = (np.asarray(mixed, np.float64) - np.asarray(picture, np.float64)) / 255
     assert -10 * np.log10((wrong**2).mean()) < 20

@@ -14,7 +14,7 @@ from mmspec.bench.report.pieces import TextRounds
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair
 from mmspec.minis import HOME, Mini, load
-from mmspec.minis.scenes import kinds
+from mmspec.minis.scenes import word_kinds
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.text import ensemble, view
 from mmspec.text.inputs.vision_inputs import VisionPrompt
@@ -224,7 +224,7 @@ def by_kind(runs: list[VlmRun]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for run in runs:
         committed = [(each, turn, piece.strip()) for each in run.rounds for turn, piece in enumerate(each.pieces)]
-        for kind, (each, turn, word) in zip(kinds([word for *_, word in committed]), committed, strict=True):
+        for kind, (each, turn, word) in zip(word_kinds([word for *_, word in committed]), committed, strict=True):
             hits, of = found.get(kind, (0, 0))
             if word and turn < each.drafted:  # behind the last draft token the target speaks for itself
                 found[kind] = (hits + (turn < each.accepted), of + 1)

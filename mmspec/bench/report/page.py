@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, TOKEN_EXACT
 from mmspec.core.stats import Stats
 from mmspec.utils.provenance import machine
-from mmspec.vision.quality.contact_sheets import to_bytes
+from mmspec.vision.quality.contact_sheets import picture_bytes
 
 SAME = ("same_text", "same_pictures", "same_sounds", "same_items", "same_in_batch")
 """Keys under which a row counts outputs that equal what they are compared with."""
@@ -134,7 +134,7 @@ def _percent(value: float | None) -> str:
 
 def _png(picture: Image.Image) -> str:
     """A picture as a data URI."""
-    return f"data:image/png;base64,{base64.b64encode(to_bytes(picture)).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(picture_bytes(picture)).decode()}"
 
 
 def _wav(wave: Tensor, rate: int) -> str:

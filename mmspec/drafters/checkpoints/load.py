@@ -1,4 +1,4 @@
-"""Drafters on disk: written as `config.json` and safetensors, read from there or from published layouts. Read whole or not at all."""
+"""Drafters on disk: `config.json` and safetensors, in mmspec's own or a published layout."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,10 +15,15 @@ KEY = "mmspec_drafter"
 
 
 def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Write `net` to `folder`, which appears whole or stays as it was.
+    """Write `net` to `folder`, atomically.
 
-    `dtype` is that of the weights on disk, their own by default; torch.int8 stores matrices as bytes with a scale a row, as the shipped
-    minis do. ValueError where `folder` holds something else than a drafter.
+    Args:
+        net: a drafter net.
+        folder: the folder to write.
+        dtype: dtype of the weights on disk, their own by default; torch.int8 stores matrices as bytes with one scale a row.
+
+    Raises:
+        ValueError: if `folder` holds something other than a drafter.
     """
     weights = net.state_dict()
     if dtype == torch.int8:
@@ -58,7 +63,7 @@ def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] 
 
 
 def is_drafter(path: str | Path) -> bool:
-    """Whether `path` is a folder with a drafter that `load_drafter` knows the layout of, rather than a model or anything else."""
+    """Return True if `path` is a folder with a drafter in a layout that `load_drafter` knows."""
     folder = Path(path).expanduser()
     try:
         config = read_config(folder)
@@ -72,11 +77,11 @@ def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
         with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read
             return net_class(kind)(**options)
     except (TypeError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{folder / 'config.json'} describes no drafter: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{folder / 'config.json'} does not describe a drafter: {' '.join(str(error).split())}") from None
 
 
 def suited(net: Any, target: Any, source: Path) -> Any:
-    """`net` on the target's device, in its dtype. ValueError where the two do not go together."""
+    """Return `net` on the target's device, in its dtype. ValueError if the two do not match."""
     config = target.config.get_text_config(decoder=True)
     width, size = getattr(net, "width", None) or net.hidden, _size(net)
     if width != config.hidden_size:
@@ -87,6 +92,6 @@ def suited(net: Any, target: Any, source: Path) -> Any:
 
 
 def _size(net: Any) -> int | None:
-    """How many values the net thinks the target has; None where it uses the target's own head and asks nothing."""
+    """Number of values of the target that the net was made for; None where it uses the target's own head."""
     own = getattr(net, "embed_tokens", None)
     return net.config.get("size") or net.config.get("own_heads") or (own.num_embeddings if own is not None else None)

@@ -1,4 +1,4 @@
-"""Every kind of drafter net by name, and a new one made to fit a target."""
+"""Drafter nets by name, and new ones made to fit a target."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ BEAM_NETS: dict[str, type[nn.Module]] = {RecurrentHead.kind: RecurrentHead}
 
 
 def net_class(kind: str) -> Any:
-    """The class called `kind`. ValueError lists the kinds there are."""
+    """Return the class called `kind`. ValueError lists the known kinds."""
     known = NETS | BEAM_NETS
     if kind not in known:
         raise ValueError(f"unknown drafter kind {kind!r}; valid: {', '.join(sorted(known))}")
@@ -38,7 +38,7 @@ def net_class(kind: str) -> Any:
 
 
 def new_net(kind: str, target: Any, options: Mapping[str, Any] | None = None) -> Any:
-    """An untrained net of `kind` for `target`, whose sizes it takes over; `options` go to the class and win."""
+    """Return an untrained net of `kind` with the sizes of `target`; `options` override them."""
     config = target.config.get_text_config(decoder=True)
     made = net_class(kind)
     return made(**(made.fit(config) | dict(options or {})))

@@ -1,4 +1,4 @@
-"""Decoder layers of any transformers family that a drafter is built of, described by that family's config alone."""
+"""Decoder layers of any transformers family as parts of drafters, described by the family's config."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def llama_layer(config: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The classes of a family's parts, and its config for `count` layers."""
+    """Classes of a family's parts, and its config for `count` layers."""
 
     config: Any
     block: type[nn.Module]
@@ -32,9 +32,11 @@ class Blocks:
 
     @staticmethod
     def of(layer: Mapping[str, Any], count: int) -> "Blocks":
-        """The parts that `layer`, a transformers config with its `model_type`, stands for.
+        """Return the parts of the family of `layer`, a transformers config with its `model_type`.
 
-        ValueError where it is none, and for layers that the slots cannot serve: those with a state, or without one rotary embedding.
+        Raises:
+            ValueError: if it is no config, or for layers that the slot cache does not support: recurrent ones, or without a single rotary
+                embedding.
         """
         rest: dict[str, Any] = {**layer, "num_hidden_layers": count}
         try:
@@ -54,7 +56,7 @@ class Blocks:
         return Blocks(config, type(last), norm, type(shell.rotary_emb))
 
     def visible(self, index: int, visible: Tensor, positions: Tensor, slot_positions: Tensor) -> Tensor:
-        """What of `visible` [B, M, S] layer `index` sees: all of it, or what is in its sliding window."""
+        """Return what of `visible` [B, M, S] layer `index` attends to: all, or its sliding window."""
         kinds, window = getattr(self.config, "layer_types", None), getattr(self.config, "sliding_window", None)
         if window is None or (kinds and kinds[index] == _FULL):
             return visible

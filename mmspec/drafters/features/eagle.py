@@ -1,7 +1,6 @@
-"""Feature drafters: one decoder layer that reads the target's hidden states and continues them (EAGLE, Li et al. 2024 and 2025).
-
-Every column of the drafter pairs a value with the state before it: the target's where the value is committed, the drafter's own where
-it is a draft token.
+"""Feature drafters: one decoder layer that reads the target's hidden states and predicts their continuation (EAGLE, Li et al. 2024 and
+2025).
+Every column of the drafter pairs a value with the state before it: the target's for committed values, the drafter's own for draft tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -21,10 +20,19 @@ from mmspec.models.target import HFSession
 
 
 class FeatureNet(nn.Module, ABC):
-    """What every feature drafter offers. `sizes` are a LlamaConfig's; `reads` the target's hidden states it takes, side by side.
+    """Base class of feature drafters.
 
-    `width` is that of the target's states, `window` how far its attention looks back (None: all the way), `embed_tokens` its own
-    embedding where it has one instead of the target's.
+    Args:
+        reads: hidden states of the target that are read, concatenated, numbered as in `mmspec.models.stack`.
+        sizes: options of the LlamaConfig of the drafter's layer.
+
+    Attributes:
+        width: width of the target's states.
+        window: reach of the layer's attention, None for all.
+        embed_tokens: the drafter's own embedding, None to use the target's.
+
+    Raises:
+        ValueError: if `sizes` describe no layer.
     """
 
     kind: ClassVar[str]
@@ -44,59 +52,77 @@ class FeatureNet(nn.Module, ABC):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`: one layer of its sizes."""
+        """Return options for a target of transformers' `config`: one layer of its sizes."""
         return {"sizes": llama_sizes(config)}
 
     def reading(self, columns: Columns) -> Columns:
-        """What this drafter takes in of a prompt: by default all of it, pictures as the target's decoder reads them."""
+        """Return the columns this drafter reads of a prompt: by default all of them, pictures as the target's decoder reads them."""
         return columns
 
     @abstractmethod
     def take(self, features: Tensor) -> Tensor:
-        """The target's states [B, M, F] as this drafter continues them, [B, M, H]."""
+        """Map the target's states [B, M, F] to the drafter's width, [B, M, H]."""
         ...
 
     def check_sight(self, session: HFSession) -> None:
-        """ValueError where the session's target sees in a way this drafter cannot read."""
+        """Raise ValueError if this drafter cannot read the vision inputs of the session's target."""
 
     def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
-        """The state [B, M, H] as it goes in at `level`: the target's at 0, the drafter's own after so many draft tokens from then on.
+        """Return the input state [B, M, H] of a level.
 
-        `beside` is what `reading` put beside the columns, [B, M, H] or [B, 1, H].
+        Args:
+            state: [B, M, H] the target's states at level 0, the drafter's own from level 1 on.
+            level: number of draft tokens before.
+            beside: [B, M, H] or [B, 1, H] what `reading` put beside the columns, or None.
         """
         return state
 
     @abstractmethod
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """The next state [B, M, H], from the state before each value and the value's embedding; `mask` [B, 1, M, S] bool."""
+        """Return the next states [B, M, H].
+
+        Args:
+            state: [B, M, H] states before each value.
+            value: [B, M, D] embeddings of the values.
+            positions: [B, M] positions.
+            mask: [B, 1, M, S] bool.
+            cache: the layer's cache.
+        """
         ...
 
     @abstractmethod
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
-        """Logits over this drafter's values, the target's own unless `vocabulary` says otherwise."""
+        """Return logits over the drafter's values: the target's, unless `vocabulary` is set."""
         ...
 
     @property
     def vocabulary(self) -> Tensor | None:
-        """The target's id of each of this drafter's values; None: they are the same."""
+        """The target id of each of the drafter's values; None if they are the same."""
         return None
 
     def logits(self, state: Tensor, head: Any, size: int) -> Tensor:
-        """Logits over the target's `size` values; those the drafter lacks get -inf."""
+        """Return logits over the target's `size` values; -inf for those the drafter lacks."""
         own, known = self.own_logits(state, head), self.vocabulary
         return own if known is None else own.new_full((*own.shape[:-1], size), -torch.inf).index_copy_(-1, known, own)
 
     def guide(self, session: HFSession) -> "FeatureGuide":
+        """Return the guide of one generation on the target session `session`."""
         return FeatureGuide(self, session)
 
     def rotate(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the rotary embedding at `positions` [B, M]."""
         return self.rotary(like, positions)
 
 
 class Eagle1(FeatureNet):
-    """EAGLE and EAGLE-2: predicts the target's next last hidden state from the last one and the value after it (Li et al. 2024).
+    """EAGLE and EAGLE-2 (Li et al. 2024): predicts the target's next last hidden state from the previous one and the value after it.
 
-    The layer has no input norm, and the target's own head reads what comes out, as in the published checkpoints.
+    The layer has no input norm, and the target's own head reads its output, as in the published checkpoints.
+
+    Args:
+        sizes: options of the LlamaConfig of the layer.
+        bias: the fusing projection has a bias.
+        own_embedding: the drafter has its own embedding.
     """
 
     kind = "eagle1"
@@ -111,19 +137,22 @@ class Eagle1(FeatureNet):
         self.layers[0].input_layernorm = nn.Identity()
 
     def take(self, features: Tensor) -> Tensor:
+        """Map the target's states [B, M, F] to the drafter's width; see `FeatureNet.take`."""
         return features
 
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Return the next states; see `FeatureNet.forward`."""
         x = self.fc(torch.cat([value, state], -1))
         rope = self.rotate(x, positions)
         return self.layers[0](x, attention_mask=mask, position_embeddings=rope, past_key_values=cache, use_cache=True)
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Return logits over the drafter's own vocabulary; see `FeatureNet.own_logits`."""
         return head(state)
 
 
 class MidLayer(nn.Module):
-    """EAGLE-3's layer: attention reads the value and the state side by side, the residual stream is the state's."""
+    """EAGLE-3's layer: attention reads the value and the state concatenated; the residual stream is the state's."""
 
     def __init__(self, config: LlamaConfig, norm_before_residual: bool):
         super().__init__()
@@ -138,6 +167,7 @@ class MidLayer(nn.Module):
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, state: Tensor, value: Tensor, mask: Tensor, rope: tuple[Tensor, Tensor], cache: Any) -> Tensor:
+        """Return the layer's output [B, M, H] for `state` and `value` [B, M, H]; `mask` is [B, 1, M, S] bool."""
         normed = self.hidden_norm(state)
         residual = normed if self.norm_before_residual else state
         both = torch.cat([self.input_layernorm(value), normed], -1)
@@ -147,12 +177,24 @@ class MidLayer(nn.Module):
 
 
 class Eagle3(FeatureNet):
-    """EAGLE-3 (Li et al. 2025): fuses low, middle and high states, predicts no features, and may know a part of the vocabulary only.
+    """EAGLE-3 (Li et al. 2025): reads low, middle and high hidden states, predicts no features, and may draft over a part of the
+    vocabulary.
+    `d2t` [values] is added to a drafter id to get the target's; `t2d` [size] marks the target ids that the drafter knows.
 
-    `values` are the drafter's values, `size` the target's; `d2t` [values] is added to a drafter id to get the target's, `t2d` [size]
-    says which target ids the drafter knows. Variants that published checkpoints ask for: `target_hidden`, the width of the target's
-    states where the drafter is narrower (it then needs `own_embedding`); `norm_before_fc`, one norm over the states side by side;
-    `fc_norm`, one norm each; `norm_output`, the state handed on is the normed one; `norm_before_residual`, so is the residual stream.
+    Args:
+        reads: hidden states of the target, numbered as in `mmspec.models.stack`.
+        sizes: options of the LlamaConfig of the layer.
+        size: number of values of the target.
+        values: number of values of the drafter; 0 for all.
+        norm_before_residual: the residual stream is the normed state.
+        own_embedding: the drafter has its own embedding.
+        target_hidden: width of the target's states where the drafter is narrower; needs `own_embedding`.
+        norm_before_fc: one norm over the concatenated states.
+        fc_norm: one norm per state.
+        norm_output: the state passed on is the normed one.
+
+    Raises:
+        ValueError: for options that contradict one another.
     """
 
     kind = "eagle3"
@@ -197,18 +239,19 @@ class Eagle3(FeatureNet):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
+        """Return options for a target with transformers' `config`; see `FeatureNet.fit`."""
         layers = config.num_hidden_layers
         middle = layers // 2
         low, high = (2, layers - 3) if layers > 6 else (max(middle - 1, 0), middle + 1)  # the papers' choice, or its neighbours
         return {**super().fit(config), "reads": (low, middle, high), "size": config.vocab_size}
 
     def know(self, ids: Tensor) -> None:
-        """Make `ids` [values], in ascending order, the drafter's vocabulary."""
+        """Make `ids` [values], ascending, the drafter's vocabulary."""
         self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
         self.t2d.zero_()[ids] = True
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """ValueError unless the two maps between the vocabularies in `weights` agree and stay inside the target's."""
+        """Raise ValueError unless the maps between the vocabularies in `weights` agree and stay inside the target's."""
         d2t, t2d = weights["d2t"].long(), weights["t2d"].bool()
         if len(d2t) == len(t2d):
             if d2t.any():
@@ -223,25 +266,29 @@ class Eagle3(FeatureNet):
             raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
 
     def start_from(self, target: Any) -> None:
-        """Begin with the target's own head for the values known. Call `know` first."""
+        """Initialise with the rows of the target's head for the drafter's vocabulary. Call `know` first."""
         weight = target.get_output_embeddings().weight.detach()
         self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
 
     @property
     def vocabulary(self) -> Tensor | None:
+        """The target id of each of the drafter's values; see `FeatureNet.vocabulary`."""
         if self.lm_head.out_features == len(self.t2d):
             return None
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def take(self, features: Tensor) -> Tensor:
+        """Map the target's states [B, M, F] to the drafter's width; see `FeatureNet.take`."""
         x = features if self.input_norm is None else self.input_norm(features)
         if self.fc_norm is not None:
             x = torch.cat([norm(part) for norm, part in zip(self.fc_norm, x.split(self.width, -1), strict=True)], -1)
         return self.fc(x)
 
     def forward(self, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """Return the next states; see `FeatureNet.forward`."""
         out = self.midlayer(state, value, mask, self.rotate(state, positions), cache)
         return self.norm(out) if self.norm_output else out
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
+        """Return logits over the drafter's own vocabulary; see `FeatureNet.own_logits`."""
         return self.lm_head(state if self.norm_output else self.norm(state))

@@ -1,6 +1,6 @@
-"""A feature net at work in one generation.
+"""The guide of feature drafters.
 
-Columns of draft tokens are forgotten after each round, so what is kept was made from the target's states only.
+Columns of draft tokens are dropped after each round, so the cache holds only columns made from the target's states.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _RESERVE = 192
 
 @dataclass
 class EagleFeed:
-    """What `EagleFamily` hands a net beside the ids: the prompt, the states that go in, and all that came out for the draft under way."""
+    """Inputs of `EagleFamily` beside the ids: the prompt, the states of the next forward, and all outputs of the current draft."""
 
     prompt: Columns
     going_in: Tensor | None = None  # [B, M, H] for the columns of the coming forward
@@ -35,7 +35,7 @@ class EagleFeed:
 
 @dataclass(frozen=True)
 class EagleFamily:
-    """The family of feature nets: it lets a session run one as it runs any model, slots, masks, positions and processors included."""
+    """Family of feature nets: lets an `HFSession` run one like any model."""
 
     embed: Any
     head: Any
@@ -44,6 +44,7 @@ class EagleFamily:
     def forward(
         self, model: "FeatureNet", layout: Layout, cache: SlotCache, state: EagleFeed, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         value = (self.embed if model.embed_tokens is None else model.embed_tokens)(layout.ids)
         value, positions, visible = state.prompt.over(value, layout.positions), state.prompt.along(layout.positions), layout.visible
         if model.window is not None:
@@ -55,7 +56,7 @@ class EagleFamily:
 
 
 class FeatureGuide:
-    """A feature net at work in one generation: its own session, and the committed values it has not run yet."""
+    """Guide of a feature net: its own session, and the committed values it has not run yet."""
 
     most = None
 
@@ -74,6 +75,7 @@ class FeatureGuide:
         self.level = 0  # draft tokens on the paths of the draft under way
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if self.session is None:
             prompt = self.net.reading(self._columns(draft, scored))
             cache = SlotCache(1, -(-(prompt.values.shape[1] + _RESERVE) // 64) * 64)
@@ -82,6 +84,7 @@ class FeatureGuide:
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.session is None or self.fresh is None:
             return None
         self.fresh = self.fresh.packed()
@@ -89,6 +92,7 @@ class FeatureGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         assert self.session is not None
         feed, first = self.session.state, self.session.scored
         if first:
@@ -101,6 +105,7 @@ class FeatureGuide:
         return Scored(scored.p, feed.come_out[:, first:])
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.session is not None
         assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)

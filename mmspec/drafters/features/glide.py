@@ -1,8 +1,8 @@
-"""GLIDE (Du et al. 2024): one small decoder layer that reads the keys and values the target has cached, and embeddings, nothing else.
+"""GLIDE (Du et al. 2024): one small decoder layer that reads embeddings and the keys and values the target has cached.
 
-Besides attending to its own text, every column looks across into the target's last layer, at all values committed before the draft: a
-draft token of depth d looks past the d draft tokens before it. What a column leaves for those after it comes of its embedding alone, so
-committed values need not be gone over again when more is known. The target's slots are read where they stand; nothing is copied or watched.
+Besides its own text, every column attends to the target's last layer at all values committed before the draft: a draft token of depth d
+skips the d draft tokens before it. A column's own keys depend on its embedding alone, so committed values need not be run again. The
+target's slots are read in place; nothing is copied.
 """
 
 import sys
@@ -28,7 +28,7 @@ _RESERVE = 192
 
 @dataclass(frozen=True)
 class LastLayer:
-    """The target's last layer as far as its keys are concerned: how they are made, and how a query must be turned to meet them."""
+    """The target's last layer: how its keys are made, and how queries are rotated to match them."""
 
     layer: Any
     rotary: Any
@@ -36,7 +36,7 @@ class LastLayer:
 
     @staticmethod
     def of(target: Any) -> "LastLayer":
-        """ValueError, in one line, for families whose keys are placed in another way than Llama's."""
+        """Return the last layer of `target`. ValueError for families whose keys are placed differently from Llama's."""
         config, layer = target.config.get_text_config(decoder=True), stack(target)[-1]
         ropes = getattr(config, "rope_parameters", None) or {}
         one = "mrope_section" not in ropes and not any(isinstance(rope, Mapping) for rope in ropes.values())
@@ -49,14 +49,15 @@ class LastLayer:
         return LastLayer(layer, rotary, turn)
 
     def rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines at `positions` [B, M], in the dtype of `x`."""
         return self.rotary(x, position_ids=positions)
 
     def turned(self, query: Tensor, positions: Tensor) -> Tensor:
-        """`query` [B, heads, M, width] as the target would place it at `positions` [B, M]."""
+        """Return `query` [B, heads, M, width] rotated as the target would at `positions` [B, M]."""
         return self.turn(query, query, *self.rope(query, positions))[0]
 
     def keys(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values [B, heads, M, width] that the layer caches for what enters it, `hidden` [B, M, H]."""
+        """Return the keys and values [B, heads, M, width] that the layer caches for its input `hidden` [B, M, H]."""
         held = _Held()
         self.layer.self_attn(
             hidden_states=self.layer.input_layernorm(hidden),
@@ -69,7 +70,7 @@ class LastLayer:
 
     @torch.no_grad()
     def check(self, target: Any) -> None:
-        """ValueError unless `keys` gives what `target` caches."""
+        """Raise ValueError unless `keys` gives what `target` caches."""
         ids = torch.arange(6, device=target.device)[None] % target.config.get_text_config(decoder=True).vocab_size
         out = target(ids, use_cache=True, output_hidden_states=True)
         try:
@@ -89,7 +90,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 class _Held:
-    """Stands in for a cache and keeps what it is handed."""
+    """A cache that stores the keys and values it is given."""
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values
@@ -98,7 +99,7 @@ class _Held:
 
 @dataclass(frozen=True)
 class Across:
-    """What a forward sees of the target."""
+    """What a forward reads of the target."""
 
     keys: Tensor  # [B, kv heads, S, width]
     values: Tensor  # [B, kv heads, S, width]
@@ -116,6 +117,7 @@ class Cross(nn.Module):
         self.o_proj = nn.Linear(heads * width, hidden, bias=False)
 
     def forward(self, x: Tensor, positions: Tensor, across: Across) -> Tensor:
+        """Return the attention output [B, M, H] of `x` [B, M, H] at `positions` [B, M]."""
         query = rearrange(self.q_proj(x), "b n (h d) -> b h n d", h=self.heads)
         query = across.layer.turned(query, positions)
         something = across.visible.any(-1, keepdim=True)
@@ -126,10 +128,17 @@ class Cross(nn.Module):
 
 
 class Glide(nn.Module):
-    """One Llama layer of `sizes` with cross-attention to `kv_heads` heads of `kv_width`, which are the target's last layer's.
+    """GLIDE (Du et al. 2024): one Llama layer with cross-attention to the target's last layer.
 
-    Its own attention heads must be a multiple of the target's. To train one, call `start_from` first: the target's keys are made anew
-    from hidden state -2, which enters its last layer.
+    To train one, call `start_from` first, because the target's keys are recomputed from recorded states.
+
+    Args:
+        sizes: options of the LlamaConfig of the layer. Its attention heads must be a multiple of `kv_heads`.
+        kv_heads: key-value heads of the target's last layer.
+        kv_width: width of those heads.
+
+    Raises:
+        ValueError: if the attention heads do not divide.
     """
 
     kind = "glide"
@@ -150,26 +159,29 @@ class Glide(nn.Module):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`: one layer of its sizes."""
+        """Return options for a target of transformers' `config`: one layer of its sizes."""
         heads, sizes = config.num_attention_heads, llama_layer(config)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         del sizes["model_type"]
         return {"sizes": sizes, "kv_heads": getattr(config, "num_key_value_heads", None) or heads, "kv_width": width}
 
     def start_from(self, target: Any) -> None:
-        """Make ready to be trained for `target`. ValueError where its keys do not follow from recorded states."""
+        """Prepare for training on `target`. ValueError where its keys do not follow from recorded states."""
         layer = LastLayer.of(target)
         layer.check(target)
         self._layer = (layer,)
 
     @property
     def layer(self) -> LastLayer:
+        """The target's last layer, set by `start_from`."""
         if not self._layer:
             raise ValueError("glide needs the target's keys to be trained: call its start_from(target) first")
         return self._layer[0]
 
     def forward(self, value: Tensor, positions: Tensor, mask: Tensor, cache: Any, across: Across) -> Tensor:
-        """What the target's head reads [B, M, H], from the values' embeddings; `mask` [B, 1, M, S] bool over the drafter's own text."""
+        """Return the input [B, M, H] of the target's head from the values' embeddings; `mask` [B, 1, M, S] bool covers the drafter's own
+        text.
+        """
         own, over, inside, after = self.norms
         rope = self.rotary(value, position_ids=positions)
         x = value + self.self_attn(own(value), position_embeddings=rope, attention_mask=mask, past_key_values=cache)[0]
@@ -177,19 +189,20 @@ class Glide(nn.Module):
         return after(x + self.mlp(inside(x)))
 
     def guide(self, session: HFSession) -> "GlideGuide":
+        """Return the guide of one generation on the target session `session`."""
         return GlideGuide(self, session)
 
 
 @dataclass
 class Made:
-    """What came out of the forwards for the draft under way."""
+    """Outputs of the forwards of the current draft."""
 
     out: Any = None  # [B, n, H] of the last one's new columns
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The family of GLIDE nets: lets a session run one beside `session`, the target's, whose slots it reads."""
+    """Family of GLIDE nets: lets an `HFSession` run one beside `session`, the target's, whose slots it reads."""
 
     session: HFSession
     layer: LastLayer
@@ -199,12 +212,13 @@ class Reader:
     def forward(
         self, model: Glide, layout: Layout, cache: SlotCache, state: Made, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         out = model(self.embed(layout.ids), layout.positions, layout.visible[:, None], cache, self.across())
         state.out = out[:, -keep:]
         return self.head(state.out), None
 
     def across(self) -> Across:
-        """The committed slots: what stands behind them belongs to drafts, past or under way."""
+        """Return the committed slots of the target; slots after them belong to drafts."""
         store, view = self.session.cache.slot_layers[-1], self.session.view(0)
         keys, values = (x[:, :view].transpose(1, 2) for x in (store.keys, store.values))  # type: ignore[index]
         committed = torch.arange(view, device=keys.device) < self.session.lengths[:, None]
@@ -212,7 +226,7 @@ class Reader:
 
 
 class GlideGuide:
-    """GLIDE at work in one generation: its own session over the whole text, and the committed values it has not run yet."""
+    """Guide of a GLIDE net: its own session over the whole text, and the committed values it has not run yet."""
 
     most = None
 
@@ -233,6 +247,7 @@ class GlideGuide:
         self.fresh: Fresh | None = None
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         keep = verdict.keep[:, : draft.height + 1]
         values, real = verdict.values[:, : draft.height + 1], keep >= 0
         if not self.begun:  # the prompt's last value was the first pending token
@@ -242,6 +257,7 @@ class GlideGuide:
         self.fresh = Fresh(values, values[..., None][..., :0], real).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.fresh is None:
             return None
         self.fresh = self.fresh.packed()
@@ -249,9 +265,11 @@ class GlideGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         return Scored(self.session.score(draft).p, self.made.out)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)
         self.session.commit(torch.where(self.fresh.real, columns, -1), len(columns))

@@ -1,7 +1,7 @@
-"""HiViS: a feature drafter that never sees a picture (Xie et al. 2025, arXiv 2509.23928).
+"""HiViS: a feature drafter that reads no picture positions (Xie et al. 2025, arXiv 2509.23928).
 
-It takes in the text of a prompt alone, its positions counted anew. What the pictures mean for the text it reads from the target's
-states there, which have seen them. So its cache is as short as the text, whatever the size of the pictures.
+It reads only the text of a prompt, with positions counted anew. Information about the pictures comes from the target's states at the text.
+So its cache is as long as the text, whatever the size of the pictures.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,18 @@ from mmspec.drafters.features.reading import Columns
 
 
 class HiViS(Eagle1):
-    """EAGLE over the text alone: a picture is what the target's states make of it (Xie et al. 2025).
+    """EAGLE over the text positions only (HiViS, Xie et al. 2025, arXiv 2509.23928).
 
-    A learned vector is added to the state at each level, the first for the target's own states, against the drift from the target that
-    grows with every draft token. The last of `steps` vectors serves all levels beyond.
+    A learned vector is added to the state at each level, the first one to the target's own states, to compensate the drift that grows with
+    every draft token. The state at a picture's last position is read with the text after it.
 
-    What a picture leaves in the state at its last position is read with the text after it.
+    Args:
+        sizes: options of the LlamaConfig of the layer.
+        steps: number of learned vectors; the last one serves all deeper levels.
+        bias: the fusing projection has a bias.
+
+    Raises:
+        ValueError: if `steps` is below 1.
     """
 
     kind = "hivis"
@@ -33,7 +39,9 @@ class HiViS(Eagle1):
         self.steps = nn.Parameter(torch.zeros(steps, self.hidden))
 
     def reading(self, columns: Columns) -> Columns:
+        """Return the columns read of the prompt; see `FeatureNet.reading`."""
         return columns if columns.vision is None else columns.kept(columns.vision.pictures[:, 1:] == 0, closing_up=True)
 
     def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
+        """Return the input state of a level; see `FeatureNet.enter`."""
         return state + self.steps[min(level, len(self.steps) - 1)]

@@ -1,7 +1,7 @@
-"""What a feature net takes in of a prompt: columns, each a value beside the target's state before it, and the pictures among them.
+"""Columns that a feature net reads of a prompt: each a value with the target's state before it, pictures included.
 
-A net says by its `reading` which columns it takes and what stands in them: all of them, pictures included, or the text alone
-(`hivis`), or pictures drawn together into a few columns (`vispec`). Training and generation ask it alike.
+A net's `reading` selects the columns: all of them, the text alone (`hivis`), or pictures compressed to a few columns (`vispec`). Training
+and generation use the same method.
 """
 
 from dataclasses import dataclass, replace
@@ -18,18 +18,18 @@ _OF_ONE_SIZE = ("llava", "paligemma", "vipllava")  # their pictures may touch, a
 
 @dataclass(frozen=True, slots=True)
 class VisionView:
-    """Where pictures (or sounds) stand in prompts of P values, and what the target's decoder reads of them."""
+    """Positions of pictures (or sounds) in prompts of P values, and their embeddings in the target's decoder."""
 
     embeds: Tensor  # [B, P, D]
     pictures: Tensor  # [B, P] which picture of its row a position is of, from 1 on; 0 where there is text
 
     def newest(self) -> Tensor:
-        """[B, P] the picture at or before each position, 0 before the first."""
+        """Return [B, P] the number of the picture at or before each position, 0 before the first."""
         return self.pictures.cummax(1).values
 
 
 def sight_of(session: HFSession, ids: Tensor, lengths: Tensor) -> VisionView | None:
-    """The pictures in prompts `ids` [B, P] of `lengths` [B] that `session` was begun with; None where its target does not see any."""
+    """Return the pictures in prompts `ids` [B, P] of `lengths` [B] that `session` was opened with; None where the target reads none."""
     state, model = session.state, session.target.model
     if not isinstance(state, Merged) or state.embeds.shape[1] != ids.shape[1]:
         return None
@@ -39,9 +39,12 @@ def sight_of(session: HFSession, ids: Tensor, lengths: Tensor) -> VisionView | N
 
 
 def numbered_pictures(ids: Tensor, placeholders: tuple[int, ...], size: int | None = None) -> Tensor:
-    """[B, P] which picture of its row each of `ids` [B, P] is of, from 1 on; 0 for what is no placeholder.
+    """Return [B, P] which picture of its row each of `ids` [B, P] belongs to, from 1; 0 for other ids.
 
-    A picture is a run of one placeholder. Pictures that touch are told apart where each takes `size` positions; else they count as one.
+    Args:
+        ids: [B, P] token ids.
+        placeholders: ids that stand for pictures. A picture is a run of one placeholder.
+        size: positions per picture, where adjacent pictures are to be separated; None to count a run as one picture.
     """
     marked = torch.isin(ids, torch.tensor(placeholders, device=ids.device))
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -54,17 +57,17 @@ def numbered_pictures(ids: Tensor, placeholders: tuple[int, ...], size: int | No
 
 
 def positions_of_a_picture(model: Any) -> int | None:
-    """How many positions every picture of `model` takes, where they are all of one size and may touch; else None."""
+    """Return the number of positions of every picture of `model`, where they are all equal and may be adjacent; else None."""
     config = model.config
     if config.model_type not in _OF_ONE_SIZE:
         return None
     size = getattr(config, "image_seq_length", None) or getattr(config.get_text_config(), "num_image_tokens", None)
-    return size if size and size > 1 else None  # 1 is said where pictures differ
+    return size if size and size > 1 else None  # configs say 1 where pictures differ
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A prompt's C columns, packed to the left. Later columns stand in the slots behind them."""
+    """A prompt's C columns, packed to the left. Later columns are in the slots after them."""
 
     values: Tensor  # [B, C] ids
     lengths: Tensor  # [B]
@@ -77,13 +80,15 @@ class Columns:
 
     @staticmethod
     def of(values: Tensor, lengths: Tensor, features: Tensor, vision: VisionView | None = None) -> "Columns":
-        """All columns, pictures as the target's decoder reads them."""
+        """Return all columns, pictures as the target's decoder reads them."""
         return Columns(values, lengths, features, vision, None if vision is None else vision.embeds[:, 1:])
 
     def kept(self, wanted: Tensor, closing_up: bool) -> "Columns":
-        """The `wanted` [B, C] columns alone. Positions are then counted anew where `closing_up`; else all keep theirs, later ones too.
+        """Return the `wanted` [B, C] columns only. One host synchronisation.
 
-        Looks at the device once: how many columns there are is a shape.
+        Args:
+            wanted: [B, C] bool.
+            closing_up: renumber positions without gaps; else all columns keep theirs.
         """
         wanted = wanted & (torch.arange(wanted.shape[1], device=wanted.device) < self.lengths[:, None])
         many = wanted.sum(1)
@@ -101,14 +106,16 @@ class Columns:
         )
 
     def over(self, embeds: Tensor, slots: Tensor) -> Tensor:
-        """`embeds` [B, M, H] of the ids in `slots` [B, M], the prompt's own within it. A net of another width reads the ids' alone."""
+        """Return `embeds` [B, M, H] of the ids in `slots` [B, M], with the prompt's own embeddings inside it. A net of another width reads
+        the ids' embeddings only.
+        """
         if self.embeds is None or self.embeds.shape[1] == 0 or self.embeds.shape[-1] != embeds.shape[-1]:
             return embeds
         own = _at(self.embeds, slots.clamp(max=self.embeds.shape[1] - 1)).to(embeds.dtype)
         return torch.where((slots < self.lengths[:, None])[..., None], own, embeds)
 
     def along(self, slots: Tensor) -> Tensor:
-        """Positions [B, M] of the columns in `slots` [B, M]."""
+        """Return the positions [B, M] of the columns in `slots` [B, M]."""
         if self.gone is None or self.places is None:
             return slots
         later = slots + self.gone[:, None]
@@ -117,7 +124,7 @@ class Columns:
         return torch.where(slots < self.lengths[:, None], self.places.gather(1, slots.clamp(max=self.places.shape[1] - 1)), later)
 
     def spread(self, found: Tensor, size: int) -> Tensor:
-        """What was made of the columns, [B, C, ...], back at their numbers among all `size`; zeros elsewhere."""
+        """Return `found` [B, C, ...] at the columns' numbers among all `size`; zeros elsewhere."""
         if self.places is None:
             return found
         places = self.places.view(*self.places.shape, *(1 for _ in found.shape[2:])).expand_as(found)

@@ -1,8 +1,8 @@
-"""ViSpec: a feature drafter to which every picture is a few vectors (Kang et al. 2025, arXiv 2509.15235).
+"""ViSpec: a feature drafter that reads every picture as a few vectors (Kang et al. 2025, arXiv 2509.15235).
 
-Learned queries attend to the picture as the target's decoder reads it. All but the last query give compressed picture tokens, which
-stand at the last positions of the picture's span; text keeps its positions. The last query gives a vector of the whole picture, which is
-mixed into every state after it until the next picture's takes its place.
+Learned queries attend to the picture as the target's decoder reads it. All but the last query give compressed picture tokens, at the last
+positions of the picture's span; text keeps its positions. The last query gives a vector of the whole picture, which is mixed into every
+state up to the next picture.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Adaptor(nn.Module):
         self.k_proj, self.v_proj, self.o_proj = (nn.Linear(hidden, hidden, bias=False) for _ in range(3))
 
     def forward(self, vision: VisionView, count: int) -> Tensor:
-        """[B, count, Q, H] of the first `count` pictures of every row, zeros for those it does not have."""
+        """Return [B, count, Q, H] for the first `count` pictures of every row, zeros for missing ones."""
         embeds = vision.embeds.to(self.queries.dtype)
         of = vision.pictures[:, None] == torch.arange(1, count + 1, device=embeds.device)[:, None]  # [B, count, P]
         seen = of | ~of.any(-1, keepdim=True)  # a softmax over nothing would be NaN
@@ -44,10 +44,18 @@ class Adaptor(nn.Module):
 
 
 class ViSpec(Eagle1):
-    """EAGLE to which a picture is a few vectors, made by `queries` learned queries (Kang et al. 2025).
+    """EAGLE that reads a picture as a few vectors (ViSpec, Kang et al. 2025, arXiv 2509.15235).
 
-    A compressed token enters as a value with no state before it. The release feeds it to the layer directly, behind the projection of
-    values and states; the adaptor's own output projection makes up for that.
+    A compressed token is read as a value with no state before it. The release feeds it to the layer directly, after the projection of
+    values and states; here the adaptor's own output projection replaces that.
+
+    Args:
+        sizes: options of the LlamaConfig of the layer.
+        queries: learned queries per picture.
+        bias: the fusing projection has a bias.
+
+    Raises:
+        ValueError: if `queries` is below 1.
     """
 
     kind = "vispec"
@@ -63,6 +71,7 @@ class ViSpec(Eagle1):
             self.mix.weight.copy_(torch.eye(self.hidden, 2 * self.hidden))  # as if there were no pictures
 
     def check_sight(self, session: HFSession) -> None:
+        """Raise ValueError for vision inputs this net cannot read; see `FeatureNet.check_sight`."""
         if isinstance(session.target.family, Mllama):
             raise ValueError(
                 f"a {self.kind} drafter reads pictures that stand in the prompt, but {type(session.target.model).__name__}'s come in "
@@ -70,7 +79,7 @@ class ViSpec(Eagle1):
             )
 
     def reading(self, columns: Columns) -> Columns:
-        """The text, and in place of each picture its compressed tokens. Looks at the device for the number of pictures."""
+        """Return the text columns, with each picture replaced by its compressed tokens. One host synchronisation."""
         vision = columns.vision
         count = 0 if vision is None else int(vision.pictures.max())
         if vision is None or count == 0:
@@ -90,11 +99,12 @@ class ViSpec(Eagle1):
         return mixed.kept(text[..., 0] | (left < tokens), closing_up=False)
 
     def enter(self, state: Tensor, level: int, beside: Tensor | None) -> Tensor:
+        """Return the input state of a level; see `FeatureNet.enter`."""
         return self.mix(torch.cat([state, torch.zeros_like(state) if beside is None else beside.expand_as(state)], -1))
 
 
 def _left(pictures: Tensor) -> Tensor:
-    """[B, P] how many positions of its picture come after each."""
+    """[B, P] the number of later positions of the same picture."""
     place = torch.arange(pictures.shape[1], device=pictures.device).expand_as(pictures)
     last = nn.functional.pad(torch.zeros_like(pictures), (0, 1)).scatter_reduce(1, pictures, place, "amax")  # numbered from 1
     return last.gather(1, pictures) - place

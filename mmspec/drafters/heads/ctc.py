@@ -1,9 +1,9 @@
-"""CTC drafting (Wen et al. 2024): several frames at once over the values and a blank, from which drafts come by collapsing paths.
+"""CTC drafting (Wen et al. 2024): several frames over the values and a blank; drafts are obtained by collapsing paths.
 
-A path names a value or the blank in every frame; merging repeats and dropping blanks makes a draft of it, and many paths make the same
-one. The chance that a draft begins with a given prefix, summed over all paths, follows from the forward variables of CTC (Graves et al.
-2006), and the ratio of two such chances is the distribution of the next value. So the collapse needs no search of its own: a greedy chain
-is prefix search, a tree grown by path probability is prefix beam search, and samples know the distribution they were drawn from.
+A path names a value or the blank in every frame. Merging repeats and dropping blanks makes a draft of it, and many paths give the same
+draft. The probability that a draft begins with a prefix, summed over all paths, follows from the forward variables of CTC (Graves et al.
+2006), and the ratio of two such probabilities is the distribution of the next value. A greedy chain is prefix search, a tree grown by path
+probability is prefix beam search, and samples have a known distribution.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,18 @@ _NEVER = -1e6  # as a log-chance: far below any path's, and finite, so that what
 
 
 class CTC(nn.Module):
-    """Up to `heads` draft tokens from `frames` frames, by default two a draft token, that attend to one another before they speak.
+    """CTC drafter (Wen et al. 2024): frames that attend to one another, from the target's last hidden state and the newest value.
 
-    Every frame starts from the target's last hidden state and the newest value; the target's output embedding reads the values off it.
+    The target's output embedding maps frames to values.
+
+    Args:
+        hidden: width of the target's hidden states.
+        heads: largest number of draft tokens.
+        frames: number of frames; 0 for two per draft token.
+        attention_heads: attention heads between frames.
+
+    Raises:
+        ValueError: for sizes out of range.
     """
 
     kind = "ctc"
@@ -43,36 +52,46 @@ class CTC(nn.Module):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`."""
+        """Return options for a target of transformers' `config`."""
         return {"hidden": config.hidden_size}
 
     def forward(self, hidden: Tensor, value: Tensor, head: Any) -> "CtcFrames":
-        """Frames after the newest values: their embeddings and the target's hidden states before them, both [B, H]."""
+        """Return the frames after the newest values.
+
+        Args:
+            hidden: [B, H] the target's hidden states before the values.
+            value: [B, H] embeddings of the values.
+            head: the target's output embedding.
+        """
         x = self.enter(torch.cat([hidden, value], -1)).unflatten(-1, (self.frames, self.hidden))  # [B, T, H]
         feature = hidden[:, None] + self.leave(self.mix(x))
         return CtcFrames(torch.cat([head(feature), self.blank(feature)], -1).float().log_softmax(-1), feature)
 
     def guide(self, session: HFSession) -> "CTCGuide":
+        """Return the guide of one generation on the target session `session`."""
         return CTCGuide(self, session)
 
 
 @dataclass(frozen=True)
 class CtcFrames:
-    """Distributions over V values and, last, the blank, one a frame."""
+    """Log-probabilities over V values and, last, the blank, one distribution a frame."""
 
     log_probs: Tensor  # [B, T, V + 1]
     feature: Tensor  # [B, T, H]
 
     def empty(self) -> Tensor:
-        """The forward variables of the empty prefix, [B, 1, 2, T + 1]: as `advance` has them."""
+        """Return the forward variables of the empty prefix [B, 1, 2, T + 1]; see `advance`."""
         alone = nn.functional.pad(self.log_probs[..., -1].cumsum(1), (1, 0))
         return torch.stack([torch.full_like(alone, _NEVER), alone], 1)[:, None]
 
     def advance(self, state: Tensor, last: Tensor, value: Tensor) -> Tensor:
-        """The forward variables of prefixes `value` [B, N] longer than those of `state` [B, N, 2, T + 1], which end in `last` [B, N].
+        """Return the forward variables of prefixes extended by one value.
 
-        Entry t of the first half is the log-chance of the paths of t frames that collapse to the prefix and end in its last value, of
-        the second half, in a blank. `last` is -1 for the empty prefix.
+        Args:
+            state: [B, N, 2, T + 1] forward variables. Entry t of the first half is the log-probability of the paths of t frames that
+                collapse to the prefix and end in its last value; of the second half, in a blank.
+            last: [B, N] last value of the prefixes, -1 for the empty one.
+            value: [B, N] values to append.
         """
         spoken, silent = state.unbind(2)
         repeated = (value == last)[..., None]  # it needs a blank between
@@ -81,7 +100,7 @@ class CtcFrames:
         return torch.stack([spoken, _runs(spoken[..., :-1], self.log_probs[:, None, :, -1])], 2)
 
     def next_logits(self, state: Tensor, last: Tensor) -> Tensor:
-        """Log-chances [B, N, V] of drafts that begin with each prefix and go on with a value: unnormalised distributions of that value."""
+        """Return unnormalised log-probabilities [B, N, V] of the value after each prefix."""
         spoken, silent = state[..., :-1].unbind(2)  # [B, N, T]
         chance = (torch.logaddexp(spoken, silent)[..., None] + self.log_probs[:, None, :, :-1]).logsumexp(2)
         at = last.clamp_min(0)
@@ -89,12 +108,14 @@ class CtcFrames:
         return chance.scatter(-1, at[..., None], again[..., None])
 
     def _of(self, value: Tensor) -> Tensor:
-        """Every frame's log-chance of `value` [B, N]: [B, N, T]."""
+        """Log-probability of `value` [B, N] in every frame: [B, N, T]."""
         return self.log_probs.gather(2, value[:, None].expand(-1, self.log_probs.shape[1], -1)).transpose(1, 2)
 
 
 def _runs(begins: Tensor, log_p: Tensor) -> Tensor:
-    """Log-chances [..., T + 1] of the paths that switch to a symbol after any frame, by `begins` [..., T], and stay on it, by `log_p`."""
+    """Log-probabilities [..., T + 1] of the paths that switch to a symbol after any frame, by `begins` [..., T], and stay on it, by
+    `log_p`.
+    """
     size = log_p.shape[-1]
     total = nn.functional.pad(log_p.cumsum(-1), (1, 0))
     stay = total[..., 1:, None] - total[..., None, :-1]  # [..., to, from]
@@ -104,7 +125,7 @@ def _runs(begins: Tensor, log_p: Tensor) -> Tensor:
 
 
 class CTCGuide:
-    """Frames at work in one generation, made once a round; a level of draft tokens costs a sum over T x V."""
+    """Guide of CTC frames, computed once a round. A level of draft tokens costs a sum over T x V."""
 
     def __init__(self, net: CTC, session: HFSession):
         check_width(net.kind, net.hidden, session.target.model)
@@ -117,10 +138,12 @@ class CTCGuide:
         self.level = 0
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return None if self.hidden is None else pending
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         first, last = 0, torch.full_like(draft.nodes[:, :1], -1)
         if self.frames is None:
             assert self.hidden is not None
@@ -137,7 +160,9 @@ class CTCGuide:
         return Scored(self.session.distribution(self.frames.next_logits(state, last), draft, first), feature)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.frames = self.states = None
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         self.hidden = Fresh.of(draft, scored, verdict).packed().features[:, -1]

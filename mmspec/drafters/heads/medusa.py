@@ -1,7 +1,7 @@
-"""Heads on the target's last hidden state: Medusa, latent expansion, Hydra, a recurrent head and attention among heads.
+"""Heads on the target's last hidden state: Medusa, latent expansion, Hydra, a recurrent head and Amphista.
 
-The state after the target's newest value is all a head reads. Level 0 stands for the draft token right after the pending token. A head
-turns a node's state into a feature, and the target's own output embedding (or, for checkpoints that bring one, a head's own) into logits.
+A head reads the hidden state after the target's newest value. Level 0 is the draft token right after the pending token. A head maps a
+node's state to a feature, and the target's output embedding (or a head's own, in checkpoints that have one) maps the feature to logits.
 """
 
 from abc import ABC, abstractmethod
@@ -11,16 +11,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.drafters.guided import Fresh, check_width, head_of, pick
+from mmspec.drafters.heads.medusa_guide import HeadsGuide
 from mmspec.models.target import HFSession
 
 
 class Heads(nn.Module, ABC):
-    """What every kind of heads offers; states are [..., S], their width the kind's own business.
+    """Base class of heads. States are [..., S]; their width depends on the kind.
 
-    `hidden` is the target's width; `heads` how many draft tokens ahead there is a head for. `blind` heads do not hear the draft tokens
-    before theirs.
+    Args:
+        hidden: width of the target's hidden states.
+        heads: number of draft tokens ahead.
+
+    Attributes:
+        kind: name of the kind, as in config.json.
+        blind: True for heads that do not read the draft tokens before theirs.
+        reads: hidden states of the target that are read, numbered as in `mmspec.models.stack`.
+
+    Raises:
+        ValueError: for sizes below 1.
     """
 
     kind: ClassVar[str]
@@ -36,34 +44,35 @@ class Heads(nn.Module, ABC):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`."""
+        """Return options for a target of transformers' `config`."""
         return {"hidden": config.hidden_size}
 
     @abstractmethod
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
-        """The pending token's state, from the target's hidden state before it and its own embedding, both [..., H]."""
+        """Return the pending token's state from the target's hidden state before it and its embedding, both [..., H]."""
         ...
 
     @abstractmethod
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
-        """The state of draft tokens of `level` (1, 2, ...), from their parents' and their own embeddings."""
+        """Return the state of draft tokens of `level` (1, 2, ...) from their parents' states and their own embeddings."""
         ...
 
     @abstractmethod
     def read(self, state: Tensor, level: int) -> Tensor:
-        """The feature [..., H] that the head after nodes of `level` makes of their state."""
+        """Return the feature [..., H] of the head after nodes of `level`, from their state."""
         ...
 
     def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
-        """Logits over the target's values; `head` is the target's."""
+        """Return logits over the target's values; `head` is the target's output embedding."""
         return head(feature)
 
-    def guide(self, session: HFSession) -> "HeadsGuide":
+    def guide(self, session: HFSession) -> HeadsGuide:
+        """Return the guide of one generation on the target session `session`."""
         return HeadsGuide(self, session)
 
 
 class Residual(nn.Module):
-    """x + SiLU(W x + b) with W and b zero at first: a new head says what the target's own head says."""
+    """x + SiLU(W x + b), with W and b 0 at first, so that a new head gives the target's own logits."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -72,15 +81,25 @@ class Residual(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the block to `x` [..., width]."""
         return x + nn.functional.silu(self.linear(x))
 
 
 class Medusa(Heads):
-    """One residual head for each draft token ahead, blind to the draft tokens before it (Stern et al. 2018; Cai et al. 2024).
+    """Medusa heads: one residual head per draft token ahead, which does not read earlier draft tokens (Stern et al. 2018; Cai et al. 2024).
 
-    `own_heads` of that many values gives every head an output embedding of its own, as published checkpoints have. Where those are
-    but a part of the target's `size` values, `token_map` [own_heads] holds their ids. On a codec language model these are VADUSA's
-    heads (Li et al. 2024); `layers` 0 and `own_heads` of all values are the independent projections of Raj et al. (2024).
+    On a codec language model these are VADUSA's heads (Li et al. 2024); `layers` 0 with `own_heads` of all values are the independent
+    projections of Raj et al. (2024).
+
+    Args:
+        hidden: width of the target's hidden states.
+        heads: number of draft tokens ahead.
+        layers: residual blocks per head.
+        own_heads: number of values of each head's own output embedding, as in published checkpoints; 0 to use the target's.
+        size: number of values of the target. Where `own_heads` is smaller, `token_map` [own_heads] holds the ids.
+
+    Raises:
+        ValueError: for sizes out of range.
     """
 
     kind = "medusa"
@@ -98,20 +117,24 @@ class Medusa(Heads):
         self.outputs = nn.ModuleList(nn.Linear(hidden, own_heads, bias=False) for _ in range(heads if own_heads else 0))
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return hidden
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return state
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return self.blocks[level](state)
 
     def logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
+        """See `Heads.logits`."""
         own = self.outputs[level](feature) if len(self.outputs) else head(feature)
         return own.new_full((*own.shape[:-1], self.size), -torch.inf).index_copy_(-1, self.token_map, own) if self.size else own
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """ValueError unless the ids of `token_map` are different ones of the target's."""
+        """Raise ValueError unless `token_map` holds distinct ids of the target."""
         ids = weights.get("token_map")
         if ids is not None and (len(ids.unique()) != len(ids) or ids.min() < 0 or ids.max() >= self.size):
             raise ValueError(
@@ -120,10 +143,14 @@ class Medusa(Heads):
 
 
 class Latent(Heads):
-    """Latent expansion (Raj et al. 2024, arXiv 2409.08148): head k speaks through the target's own output embedding U, as U L_k h.
+    """Latent expansion (Raj et al. 2024, arXiv 2409.08148): head k gives the logits U L_k h with the target's output embedding U.
 
-    Every L_k [H, H] is the identity at first: a new head says what the target's own head says. (K - 1) H^2 weights for K values a
-    call, where independent projections need (K - 1) H V.
+    Every L_k [H, H] is the identity at first, so a new head gives the target's own logits. K values a call take (K - 1) H^2 weights, where
+    independent projections need (K - 1) H V.
+
+    Args:
+        hidden: width of the target's hidden states.
+        heads: number of draft tokens ahead.
     """
 
     kind = "latent"
@@ -136,17 +163,26 @@ class Latent(Heads):
             nn.init.eye_(latent.weight)  # type: ignore[arg-type]
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return hidden
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return state
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return self.maps[level](state)
 
 
 class Hydra(Heads):
-    """Heads that also read the draft tokens before theirs (Ankner et al. 2024): head i sees the hidden state and the i values after it."""
+    """Hydra heads (Ankner et al. 2024): head i reads the hidden state and the i values after it.
+
+    Args:
+        hidden: width of the target's hidden states.
+        heads: number of draft tokens ahead.
+        layers: residual blocks per head.
+    """
 
     kind = "hydra"
 
@@ -160,19 +196,28 @@ class Hydra(Heads):
             nn.init.zeros_(linear.bias)
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return nn.functional.pad(torch.cat([hidden, value], -1), (0, (self.most - 1) * self.hidden))
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         seen = torch.cat([state[..., : (level + 1) * self.hidden], value], -1)
         return nn.functional.pad(seen, (0, state.shape[-1] - seen.shape[-1]))
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         inside = nn.functional.silu(self.enter[level](state[..., : (level + 2) * self.hidden]))
         return self.blocks[level](state[..., : self.hidden] + inside)
 
 
 class Recurrent(Heads):
-    """One head for every draft token ahead, with a state that takes in each value (ReDrafter, Cheng et al. 2024), here a GRU cell."""
+    """One recurrent head for all draft tokens (ReDrafter, Cheng et al. 2024), here a GRU cell.
+
+    Args:
+        hidden: width of the target's hidden states.
+        heads: number of draft tokens ahead.
+        width: width of the recurrent state; that of the target by default.
+    """
 
     kind = "recurrent"
 
@@ -185,12 +230,15 @@ class Recurrent(Heads):
         nn.init.zeros_(self.enter.bias)
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         return self._step(hidden, value.new_zeros(*value.shape[:-1], self.cell.hidden_size), value)
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return self._step(state[..., : self.hidden], state[..., self.hidden :], value)
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return state[..., : self.hidden] + nn.functional.silu(self.enter(state))
 
     def _step(self, hidden: Tensor, memory: Tensor, value: Tensor) -> Tensor:
@@ -199,9 +247,12 @@ class Recurrent(Heads):
 
 
 class Amphista(Heads):
-    """Heads that attend to one another, both ways, before they speak (after Li et al. 2024).
+    """Heads that attend to one another in both directions (after Amphista, Li et al. 2024; without its staged adaptation layers).
 
-    Every head starts from the hidden state and the newest value; the paper's staged adaptation layers are left out.
+    Args:
+        hidden: width of the target's hidden states.
+        heads: number of draft tokens ahead.
+        attention_heads: attention heads between the drafting heads.
     """
 
     kind = "amphista"
@@ -218,49 +269,16 @@ class Amphista(Heads):
         nn.init.zeros_(self.leave.bias)
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """See `Heads.start`."""
         both = torch.cat([hidden, value], -1)
         x = torch.stack([enter(both) for enter in self.enter], -2)  # [..., K, H]
         mixed = self.leave(self.mix(x.flatten(0, -3)).view_as(x))
         return (hidden[..., None, :] + mixed).flatten(-2)
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """See `Heads.advance`."""
         return state
 
     def read(self, state: Tensor, level: int) -> Tensor:
+        """See `Heads.read`."""
         return state[..., level * self.hidden : (level + 1) * self.hidden]
-
-
-class HeadsGuide:
-    """Heads at work in one generation: the newest hidden state of every row, and the states of the draft under way."""
-
-    def __init__(self, net: Heads, session: HFSession):
-        check_width(net.kind, net.hidden, session.target.model)
-        session.watch(net.reads)
-        self.net, self.session, self.most = net, session, net.most
-        self.embed, self.head = session.target.model.get_input_embeddings(), head_of(session.target.model)
-        self.hidden: Tensor | None = None  # [B, 1, H] before each row's newest value
-        self.states: Tensor | None = None  # [B, N, S] of the draft under way
-        self.level = 0
-
-    def root(self, pending: Draft) -> Draft | None:
-        return None if self.hidden is None else pending
-
-    @torch.no_grad()
-    def score(self, draft: Draft) -> Scored:
-        first = 0 if self.states is None else self.states.shape[1]
-        values = self.embed(draft.nodes[:, first:])
-        assert self.hidden is not None
-        if self.states is None:
-            state = self.states = self.net.start(self.hidden, values)
-        else:
-            self.level += 1
-            state = self.net.advance(pick(self.states, draft.parents[:, first:]), values, self.level)
-            self.states = torch.cat([self.states, state], 1)
-        feature = self.net.read(state, self.level)
-        return Scored(self.session.distribution(self.net.logits(feature, self.level, self.head), draft, first), feature)
-
-    def close(self) -> None:
-        self.states, self.level = None, 0
-
-    def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        self.hidden = Fresh.of(draft, scored, verdict).packed().features[:, -1:]

@@ -1,10 +1,9 @@
-"""Multi-token prediction by modules that stand one behind the other, as recent models ship them (DeepSeek-V3, Liu et al. 2024; GLM-4.5,
-Qwen3-Next, MiMo): one that is used again and again, or several, each for one draft token further ahead.
+"""Multi-token prediction by chained modules, as in DeepSeek-V3 (Liu et al. 2024), GLM-4.5, Qwen3-Next and MiMo.
 
-Every column pairs a value with a state of the value before it: module 0 takes the target's last hidden state there, module k what
-module k - 1 made of the column there. So module k foretells the value after its column from the target's state k + 1 values back, and
-has nothing to go on in the first k columns. A draft token that hangs on a node of depth d comes from module d, whose state is then the
-newest one; past the last module, that one is applied to its own output, as a feature drafter is.
+There is either one module that is applied repeatedly, or several, each for one draft token further ahead. Every column pairs a value with
+a state of the value before it: module 0 reads the target's last hidden state there, module k the output of module k - 1. So module k
+predicts the value after its column from the target's state k + 1 values back, and has no input in the first k columns. A draft token on a
+node of depth d comes from module d; past the last module, that one is applied to its own output, as in a feature drafter.
 """
 
 import copy
@@ -28,11 +27,18 @@ _RESERVE = 192
 
 
 class ChainedMTP(nn.Module):
-    """`modules` modules around decoder layers of the family that `layer`, a transformers config with its `model_type`, stands for.
+    """Chained multi-token prediction modules (DeepSeek-V3, Liu et al. 2024).
 
-    Each is transformers' `MtpLayer`: norms of the value's embedding and of the state, a projection of both (state first if
-    `hidden_first`, as MiMo has it), the layer, a norm. What leaves that norm is what the target's head reads and what is handed on.
-    ValueError for layers whose attention the slots cannot serve.
+    Each is transformers' `MtpLayer`: norms of the value's embedding and of the state, a projection of both, a decoder layer, a norm. The
+    output of that norm is read by the target's head and by the next module.
+
+    Args:
+        layer: transformers config, with its `model_type`, of the decoder layer.
+        modules: number of modules.
+        hidden_first: the projection reads the state before the embedding, as in MiMo.
+
+    Raises:
+        ValueError: for layers whose attention the slot cache does not support, and for no modules.
     """
 
     kind = "mtp"
@@ -51,14 +57,18 @@ class ChainedMTP(nn.Module):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`: one Llama layer of its sizes."""
+        """Return options for a target of transformers' `config`: one Llama layer of its sizes."""
         return {"layer": llama_layer(config)}
 
     @classmethod
     def from_pretrained(cls, target: Any) -> "ChainedMTP":
-        """The modules that `target`'s own checkpoint holds beside it, read by transformers' `MtpModel`.
+        """Load the modules in the checkpoint that `target` was loaded from, by transformers' `MtpModel`.
 
-        ValueError where the family declares none, where they are not in the checkpoint, or where they are chained in another way.
+        Args:
+            target: a transformers model loaded by `from_pretrained`.
+
+        Raises:
+            ValueError: if the family declares no modules, the checkpoint holds none, or they are chained in an unsupported way.
         """
         name = type(target).__name__
         if getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None) is None:
@@ -66,7 +76,7 @@ class ChainedMTP(nn.Module):
                 f"{name} declares no multi-token prediction modules that transformers can read: train a drafter for it instead"
             )
         if not target.config.name_or_path:
-            raise ValueError(f"no multi-token prediction modules for {name}: it was not loaded from a checkpoint that could hold them")
+            raise ValueError(f"no multi-token prediction modules for {name}: it was not loaded from a checkpoint")
         try:
             found = MtpModel.from_pretrained(target)
         except (RuntimeError, OSError, ValueError) as error:
@@ -81,26 +91,36 @@ class ChainedMTP(nn.Module):
         return net.eval()
 
     def forward(self, k: int, state: Tensor, value: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """Module `k`'s output [B, M, H], from the state before each value and the value's embedding; `mask` [B, 1, M, S] bool."""
+        """Return the output [B, M, H] of module `k`.
+
+        Args:
+            k: number of the module.
+            state: [B, M, H] states before each value.
+            value: [B, M, H] embeddings of the values.
+            positions: [B, M] positions of the states.
+            mask: [B, 1, M, S] bool.
+            cache: the module's cache.
+        """
         own = positions + 1  # a column stands where its value does, one place after the state it was paired with
         rope = self.rotary(value, position_ids=own)
         return self.layers[k](value, state, position_embeddings=rope, attention_mask=mask, position_ids=own, past_key_values=cache)
 
     def sees(self, k: int, visible: Tensor, positions: Tensor, slot_positions: Tensor) -> Tensor:
-        """What of `visible` [B, M, S] module `k` attends to: not the first `k` columns, and those in its sliding window if it has one.
+        """Return what of `visible` [B, M, S] module `k` attends to: not the first `k` columns, and only its sliding window if it has one.
 
-        The first columns themselves see whatever there is: what comes of them is never read.
+        The first columns attend to everything visible; their output is not used.
         """
         seen = self.blocks.visible(k, visible, positions, slot_positions) & (slot_positions >= k)[:, None]
         return seen | (visible & (positions < k)[..., None])
 
     def guide(self, session: HFSession) -> "ChainGuide":
+        """Return the guide of one generation on the target session `session`."""
         return ChainGuide(self, session)
 
 
 @dataclass(eq=False)
 class ModuleSession:
-    """One module in one generation: its own session, what goes into the coming forward, and what came out of those of this round."""
+    """One module in one generation: its session, the input of its next forward, and its outputs of this round."""
 
     lengths: Tensor  # [B] of the prompt
     session: Any = None  # HFSession
@@ -110,6 +130,7 @@ class ModuleSession:
     last: Any = None  # [B, 1, H] output at each row's last committed column
 
     def take(self, out: Tensor, keep: int) -> None:
+        """Store the outputs `out` of a forward; `keep` is the number of its columns."""
         if self.out is not None:
             self.out = torch.cat([self.out, out], 1)
             return
@@ -118,7 +139,7 @@ class ModuleSession:
             self.last = pick(_shifted(self.prompt), self.lengths[:, None])
 
     def before(self, parents: Tensor) -> Tensor:
-        """The outputs one column before the prompt's columns and before draft columns whose parents are `parents` [B, N]."""
+        """Return the outputs one column before the prompt's columns and before draft columns with parents `parents` [B, N]."""
         known = torch.cat([self.last, self.out], 1)
         return torch.cat([_shifted(self.prompt)[:, :-1], pick(known, parents + 1)], 1)  # CONTEXT is -1: the last committed column
 
@@ -137,7 +158,7 @@ def _shifted(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Module:
-    """The family of module `k`: it lets a session run it as it runs any model."""
+    """Family of module `k`: lets an `HFSession` run it like any model."""
 
     k: int
     embed: Any
@@ -146,6 +167,7 @@ class Module:
     def forward(
         self, model: ChainedMTP, layout: Layout, cache: SlotCache, state: ModuleSession, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         mask = model.sees(self.k, layout.visible, layout.positions, layout.slot_positions)
         out = model(self.k, state.going_in, self.embed(layout.ids), layout.positions, mask[:, None], cache)
         state.take(out, keep)
@@ -153,9 +175,9 @@ class Module:
 
 
 class ChainGuide:
-    """Chained modules at work in one generation. Level d of a draft is module d's: it then runs the whole draft in one forward.
+    """Guide of chained modules. Level d of a draft is module d's, which then runs the whole draft in one forward.
 
-    `close` runs the committed columns through the modules that the draft was too short for, so that all of them know the same text.
+    `close` runs the committed columns through the modules that the draft did not reach, so that all modules have the same cache.
     """
 
     most = None
@@ -173,12 +195,14 @@ class ChainGuide:
         self.level = self.scored = 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if not self.lanes:
             values, lengths, self.prompt = prompt_pairs(draft, scored)
             self.lanes = [self._lane(k, values, lengths) for k in range(len(self.net.layers))]
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.fresh is None:
             return None
         self.fresh = self.fresh.packed()
@@ -187,6 +211,7 @@ class ChainGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         k, fresh = min(self.level, len(self.lanes) - 1), draft.size - self.scored
         lane = self.lanes[k]
         lane.going_in = self._into(k, draft) if self.level == k else pick(lane.out, draft.parents[:, self.scored :])
@@ -196,6 +221,7 @@ class ChainGuide:
 
     @torch.no_grad()
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.fresh is not None
         assert self.roots is not None
         for k in range(self.level, len(self.lanes)):

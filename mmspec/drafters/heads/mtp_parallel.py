@@ -1,9 +1,9 @@
-"""Multi-token prediction by heads side by side (Gloeckle et al. 2024): each is one decoder layer on the trunk's hidden state.
+"""Multi-token prediction by parallel heads (Gloeckle et al. 2024): each is one decoder layer on the trunk's hidden state.
 
-Head d foretells the value d + 2 places after its column from the trunk's states up to there, and knows nothing of the draft tokens
-between. Heads run over committed columns only, each with a cache of its own; a draft token costs one look at the target's output embedding.
+Head d predicts the value d + 2 places after its column from the trunk's states up to there, without the draft tokens between. Heads run
+over committed columns only, each with its own cache; a draft token costs one product with the target's output embedding.
 
-Speech models stack them: Llasa+ (Tian et al. 2025, arXiv 2508.06262) and VocalNet (2504.04060) let each head read the one before it.
+Speech models chain them: in Llasa+ (Tian et al. 2025, arXiv 2508.06262) and VocalNet (2504.04060) each head reads the one before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,19 @@ _RESERVE = 192
 
 
 class ParallelMTP(nn.Module):
-    """`heads` layers of the family that `layer`, a transformers config with its `model_type`, stands for, on hidden state `reads`:
-    by default what enters the target's last layer, as that layer is the head for the very next value.
+    """Parallel multi-token prediction heads (Gloeckle et al. 2024), or chained ones (Llasa+, Tian et al. 2025).
 
-    They share one norm, in the paper the target's own, and the target's output embedding. `chained` heads read what the layer before
-    them made of each column, normed and projected, in place of the trunk's state, and no value: Llasa+'s, with `reads` (-1,).
+    The heads share one norm, in the paper the target's own, and the target's output embedding.
+
+    Args:
+        layer: transformers config, with its `model_type`, of the heads' layers.
+        heads: number of heads.
+        reads: the hidden state read, numbered as in `mmspec.models.stack`; by default the input of the target's last layer.
+        chained: each head reads the normed and projected output of the one before it instead of the trunk's state (Llasa+, with `reads`
+            (-1,)).
+
+    Raises:
+        ValueError: for no heads, or other than one hidden state.
     """
 
     kind = "mtp-parallel"
@@ -51,23 +59,26 @@ class ParallelMTP(nn.Module):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`: Llama layers of its sizes."""
+        """Return options for a target of transformers' `config`: Llama layers of its sizes."""
         return {"layer": llama_layer(config)}
 
     def start_from(self, target: Any) -> None:
-        """Begin with the target's own norm and last layer, where they are of the same family: every head then says the next value."""
+        """Initialise with the target's norm and last layer, where they are of the same family, so that every head predicts the next
+        value.
+        """
         last = stack(target)[-1]
         for mine, own in ((self.norm, getattr(target.get_decoder(), "norm", None)), *((layer, last) for layer in self.layers)):
             if own is not None and type(own) is type(mine) and _shapes(own) == _shapes(mine):
                 mine.load_state_dict(own.state_dict())
 
     def forward(self, k: int, state: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
-        """What head `k` gives the output embedding, and what the next head is to read, both [B, M, H]; `mask` [B, 1, M, S] bool."""
+        """Return head `k`'s input to the output embedding and the next head's input, both [B, M, H]; `mask` is [B, 1, M, S] bool."""
         rope, entering = self.rotary(state, position_ids=positions), self.enter[k](state) if len(self.enter) else state
         out = self.layers[k](entering, attention_mask=mask, position_embeddings=rope, position_ids=positions, past_key_values=cache)
         return self.norm(out), out if len(self.enter) else state
 
     def guide(self, session: HFSession) -> "ParallelGuide":
+        """Return the guide of one generation on the target session `session`."""
         return ParallelGuide(self, session)
 
 
@@ -85,7 +96,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 @dataclass
 class Trunk:
-    """What goes into the heads in the coming forward, and what each makes of every row's newest state."""
+    """Input of the heads' next forward, and each head's output at every row's newest state."""
 
     going_in: Tensor | None = None  # [B, M, H]
     newest: list[Tensor] = field(default_factory=list)  # per head, [B, 1, H]
@@ -93,13 +104,14 @@ class Trunk:
 
 @dataclass(frozen=True)
 class ParallelHeads:
-    """The family of heads side by side: all run over the columns of one forward; the first one's distributions come back."""
+    """Family of parallel heads: all run over the columns of one forward, which returns the first head's distributions."""
 
     head: Any
 
     def forward(
         self, model: ParallelMTP, layout: Layout, cache: SlotCache, state: Trunk, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         see = partial(model.blocks.visible, visible=layout.visible, positions=layout.positions, slot_positions=layout.slot_positions)
         going_in, found = state.going_in, []
         for k in range(model.most):
@@ -110,7 +122,7 @@ class ParallelHeads:
 
 
 class ParallelGuide:
-    """Heads side by side at work in one generation: one forward over what committed, then a distribution a level."""
+    """Guide of parallel heads: one forward over the newly committed values, then one distribution a level."""
 
     def __init__(self, net: ParallelMTP, session: HFSession):
         model = session.target.model
@@ -124,6 +136,7 @@ class ParallelGuide:
         self.level = self.scored = 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if self.session is None:
             values, lengths, self.prompt = prompt_pairs(draft, scored)
             cache = SlotCache(self.most, -(-(values.shape[1] + _RESERVE) // 64) * 64)
@@ -131,6 +144,7 @@ class ParallelGuide:
         self.fresh = Fresh.of(draft, scored, verdict).behind(self.fresh)
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         if self.fresh is None:
             return None
         self.fresh, self.level = self.fresh.packed(), 0
@@ -138,6 +152,7 @@ class ParallelGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         assert self.session is not None
         assert self.fresh is not None
         level, first, self.level, self.scored = self.level, self.scored, self.level + 1, draft.size
@@ -151,6 +166,7 @@ class ParallelGuide:
         return Scored(self.session.distribution(logits, draft, first), feature.expand(-1, draft.size - first, -1))
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.session is not None
         assert self.fresh is not None
         columns = torch.arange(self.fresh.real.shape[1], device=self.fresh.real.device)

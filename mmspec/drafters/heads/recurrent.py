@@ -1,12 +1,12 @@
-"""A recurrent head on the target's hidden state that searches item paths by itself (NEZHA, Wang et al. 2026), here as a drafter.
+"""A recurrent head that searches item paths (NEZHA, Wang et al. 2026), used as a drafter.
 
 logits_l = W_l (r_l + h) over the codes of level l, and r_{l+1} = cell(embedding of the code, r_l), where h is the target's last hidden
-state and r begins as h. NEZHA emits what the head finds; in front of a strict rule the head only draft tokens, and the outcome is the
-target's own. It needs no cache, and drafting costs a few small products a level.
+state and r begins as h. NEZHA returns what the head finds; here a strict rule verifies it, so the result is the target's. The head needs
+no cache, and drafting costs a few small products a level.
 
-A round reads the state that told a beam's newest token: that of its parent, run in the round before. The prompt's round has none to
-read yet and goes undrafted; then the head starts from the prompt's end, as NEZHA does, and from the beams' own parents in later rounds.
-These know the codes before them, so the head has less to carry. A round thus drafts from level 2 on, and two calls are the fewest.
+A round reads the hidden state of the parent of a beam's newest token, run in the round before. The prompt's round has no such state and is
+not drafted. The next round starts from the prompt's end, as NEZHA does, and later ones from the parents of the beams. So a round drafts
+from level 2 on, and a search takes at least two calls.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,16 @@ _NONE = 2**31 - 1
 
 
 class RecurrentHead(nn.Module):
-    """`levels` tokens a path, of up to `codes` different ones on a level, for a target whose hidden states are `hidden` wide."""
+    """Recurrent head over item paths (NEZHA, Wang et al. 2026).
+
+    Args:
+        hidden: width of the target's hidden states.
+        levels: tokens per path, at least 2.
+        codes: largest number of different tokens of a level.
+
+    Raises:
+        ValueError: for sizes out of range.
+    """
 
     kind: ClassVar[str] = "recurrent-head"
     reads: ClassVar[tuple[int, ...]] = (-1,)
@@ -45,7 +54,7 @@ class RecurrentHead(nn.Module):
 
     @staticmethod
     def of(target: Any, paths: Tensor) -> "RecurrentHead":
-        """A new head for `target` over `paths` [P, L]. Its rows begin as those of the target's own head."""
+        """Return a new head for `target` over `paths` [P, L], initialised with the rows of the target's own head."""
         config = target.config.get_text_config(decoder=True)
         own = [column.unique() for column in paths.cpu().unbind(1)][1:]
         net = RecurrentHead(config.hidden_size, paths.shape[1], max(map(len, own)))
@@ -56,24 +65,24 @@ class RecurrentHead(nn.Module):
         return net.to(target.device)
 
     def check(self, weights: dict[str, Tensor]) -> None:
-        """ValueError unless the ids in `tokens` are different ones in order."""
+        """Raise ValueError unless the ids in `tokens` are distinct and ascending."""
         ids = weights["tokens"]
         rising = (ids[:, 1:] > ids[:, :-1]) | (ids[:, 1:] == _NONE)
         if not bool(rising.all()) or int(ids.min()) < 0:
             raise ValueError("tensor tokens must hold each level's token ids in rising order: make the head by RecurrentHead.of")
 
     def step(self, state: Tensor, value: Tensor) -> Tensor:
-        """r after a token with embedding `value`, both [..., H]."""
+        """Return r after a token with embedding `value`, both [..., H]."""
         return self.cell(value.flatten(0, -2), state.flatten(0, -2)).view_as(state)
 
     def distribution(self, feature: Tensor, level: Tensor) -> Tensor:
-        """log q [B, M, S] over the codes of `level` [B] (counted from 0, at least 1), from r + h [B, M, H]."""
+        """Return log q [B, M, S] over the codes of `level` [B] (from 0, at least 1), from r + h [B, M, H]."""
         own = level - 1
         logits = feature @ self.weight[own].transpose(1, 2)
         return log_softmax(logits.float().masked_fill((self.tokens[own] == _NONE)[:, None], -torch.inf), -1)
 
     def of_tokens(self, log_q: Tensor, token: Tensor, level: Tensor) -> Tensor:
-        """`log_q` [B, M, S] of `token` [B, M, C]; -inf for one that is no code of the level."""
+        """Return `log_q` [B, M, S] at `token` [B, M, C]; -inf for a token that is no code of the level."""
         ids = self.tokens[level - 1]
         flat = token.flatten(1)
         place = torch.searchsorted(ids, flat).clamp_max(ids.shape[1] - 1)
@@ -122,6 +131,7 @@ class RecurrentHead(nn.Module):
     # --- drafting -----------------------------------------------------------------------------------------------------
 
     def beam_guide(self, prompt: Any, session: Any, trie: Trie) -> "RecurrentGuide":
+        """Return the guide of one beam search; see `BeamSource.beam_guide`."""
         if trie.levels != self.levels:
             raise ValueError(f"this head drafts paths of {self.levels} tokens, but the catalogue's have {trie.levels}: train one for it")
         return RecurrentGuide(self, session)
@@ -140,10 +150,12 @@ class RecurrentGuide:
 
     @property
     def ready(self) -> bool:
+        """True once the target has run the prompt."""
         return self.begin is not None
 
     @torch.no_grad()
     def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
         forest: Forest = draft.aux
         count = children.state.shape[1]
         first = draft.size - count
@@ -159,6 +171,7 @@ class RecurrentGuide:
         return self.net.of_tokens(self.net.distribution(self.state + self.hidden, level), children.token, level)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         assert scored.hidden is not None
         pending = verdict.pending
         parents = pending.parents[:, -pending.aux.beams :]

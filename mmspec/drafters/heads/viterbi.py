@@ -61,11 +61,20 @@ def drawn_path(emission: Tensor, start: Tensor, step: Tensor, keys: Keys) -> Ten
 
 @dataclass(frozen=True)
 class JointPath:
-    """One chain: the path through the heads' `k` likeliest values that goes together best, or with `draw` one drawn so.
+    """One chain through the heads' `k` likeliest values: the most probable path under `bigrams`, or a sampled one.
 
-    `omega` 0 takes each head by itself: the likeliest values, or independent draws. The distributions must not depend on the draft tokens
-    before them, as those of Medusa's heads do not; processors that look at the history see the likeliest values in place of the path.
-    Draws are keyed by position. No q is recorded: a path is drawn as a whole, and its values have no distribution each.
+    The heads' distributions must not depend on the draft tokens before them, as those of Medusa's heads do not. Processors that read the
+    history see the likeliest values in place of the path. Draws are keyed by position. No q is recorded, because the path is drawn as a
+    whole.
+
+    Args:
+        bigrams: transition probabilities between values.
+        k: candidates per head.
+        omega: weight of the transitions; 0 decodes every head by itself.
+        draw: sample the path instead of taking the most probable one.
+
+    Raises:
+        ValueError: for `k` or `omega` out of range.
     """
 
     bigrams: Bigrams
@@ -79,6 +88,7 @@ class JointPath:
             raise ValueError(f"k and omega are {self.k} and {self.omega}: at least 1 candidate, and an omega of 0 or more, are needed")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         spine, tops = draft, []
         for _ in range(budget.length):
             scores = score(spine).p.last(1).scores[:, 0].double().log_softmax(-1)
@@ -96,9 +106,17 @@ class JointPath:
 
 
 def grouped(net: Any, bigrams: Bigrams, *, k: int = 10, omega: float = 1.0, draw: bool = False) -> GuidedDrafter:
-    """The heads of `net` decoded together. Accept with `AlwaysAccept` and draft n - 1 draft tokens a round for n values a call.
+    """Return a drafter that decodes the heads of `net` jointly. Use with `AlwaysAccept` and n - 1 draft tokens a round for n values a call.
 
-    ValueError for a net whose heads hear the draft tokens before theirs: their distributions are no fixed weights, and need no repair.
+    Args:
+        net: heads that do not read draft tokens, such as Medusa, Latent or Amphista.
+        bigrams: transition probabilities between values.
+        k: candidates per head.
+        omega: weight of the transitions.
+        draw: sample the path instead of taking the most probable one.
+
+    Raises:
+        ValueError: for heads that read the draft tokens before theirs.
     """
     if not getattr(net, "blind", False):
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Couplers: how a window's draft token is drawn from the newest distribution of its position, given the draft token and the distribution of
-the round before.
+"""Couplers: how the draft token of a position is drawn from its newest distribution, given the draft token and distribution of the round
+before.
 
-Speculative Jacobi decoding (SJD, Teng et al. 2025) draws afresh, and loses most of a window whenever its context changes a little.
-Coupled drafts (SCD, arXiv 2510.24211) keep the marginal distribution and change as few draft tokens as they can: by maximal coupling or by
-sharing Gumbel numbers. Whatever is drawn, the distribution on record is the newest one, for kept draft tokens too: given the values before
-it, a coupled draft token follows the newest distribution, and the distribution it was first drawn from no longer says anything.
+Speculative Jacobi decoding (SJD, Teng et al. 2025) draws afresh, and loses most of a window whenever its context changes a little. Coupled
+drafts (SCD, arXiv 2510.24211) keep the marginal distribution and change as few draft tokens as possible, by maximal coupling or by shared
+Gumbel noise. The recorded distribution is always the newest one, for kept draft tokens too: given the values before it, a coupled draft
+token follows the newest distribution.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from mmspec.core.noise import Noise
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.token import ratio
-from mmspec.drafters.shapes import Draw, best, drawn, sampled
+from mmspec.drafters.shapes import Draw, drawn, most_likely, sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """The round before at this round's positions. Nothing is gathered until it is asked for."""
+    """The round before, at the positions of this round. Gathered on demand."""
 
     draft_tokens: Tensor  # [B, G] the draft tokens of the round before
     q: Categorical | None  # [B, G] and the distributions they followed
@@ -32,24 +32,28 @@ class Before:
 
     @property
     def values(self) -> Tensor:
+        """The draft tokens of the round before, [B, W]."""
         return self.draft_tokens.gather(1, self.index)
 
     @property
     def distributions(self) -> Categorical:
+        """The distributions of the round before at these positions. TypeError if they were not recorded."""
         if self.q is None:
             raise TypeError("this coupler needs the distributions of the draft tokens before, and those were not recorded")
         return self.q.at(self.index)
 
 
 class Coupler(Protocol):
-    """Draws [B, W] draft tokens from `distribution` for output positions `position` [B, W] of the round that began at `start` [B].
+    """Draws the draft tokens of a window.
 
-    It returns them with the distribution to judge them by, None for point masses. `fresh` says that a draft token depends on no draft token
-    of an earlier round but through its distribution.
+    Called with the distributions of output positions `position` [B, W] of the round that began at `start` [B]; returns draft tokens [B, W]
+    and the distributions to judge them by, None for point masses.
     """
 
     @property
-    def fresh(self) -> bool: ...
+    def fresh(self) -> bool:
+        """True if draft tokens depend on earlier rounds through their distributions only."""
+        ...
 
     def __call__(
         self, distribution: Categorical, before: Before | None, noise: Noise, position: Tensor, start: Tensor
@@ -58,10 +62,10 @@ class Coupler(Protocol):
 
 @dataclass(frozen=True)
 class Independent:
-    """`draw` as if there had been no round before: one of shapes' draws. With `sampled` it is SJD.
+    """Draws independently of the round before, by `draw`; with `sampled` it is SJD (Teng et al. 2025).
 
-    With `drawn` and the coupled rule, draft tokens are drawn by the target's own noise, which couples them to what will be committed and so
-    to one another. The distributions are not recorded, as that rule needs none.
+    With `drawn` and the coupled rule, draft tokens share the target's noise and so agree with the values to be committed. Distributions
+    are then not recorded, because the rule needs none.
     """
 
     draw: Draw = sampled
@@ -73,7 +77,7 @@ class Independent:
 
 @dataclass(frozen=True)
 class Maximal:
-    """Keep a draft token with min(1, p / q), else draw from norm((p - q)+): no coupling keeps more often (SCD; SJD-PAC's continuation)."""
+    """Maximal coupling: keep a draft token with probability min(1, p / q), else draw from norm((p - q)+) (SCD; SJD-PAC's continuation)."""
 
     fresh = False
 
@@ -89,9 +93,9 @@ class Maximal:
 
 @dataclass(frozen=True)
 class SharedGumbel:
-    """Draw by argmax(log p + g) with the same numbers g(seed, position) in every round (SCD with shared Gumbel noise).
+    """Draw by argmax(log p + g) with the same noise g(seed, position) in every round (SCD with shared Gumbel noise).
 
-    Judging and replacing use other numbers, so g stays unknown to whatever is committed before it.
+    The accept rule uses other noise, so g is independent of the values committed before the position.
     """
 
     fresh = False
@@ -100,7 +104,7 @@ class SharedGumbel:
         return distribution.sample(noise.shared(position)), distribution
 
 
-fresh, greedy, target_noise = Independent(sampled), Independent(best), Independent(drawn)
+fresh, greedy, target_noise = Independent(sampled), Independent(most_likely), Independent(drawn)
 maximal, gumbel = Maximal(), SharedGumbel()
 COUPLERS: dict[str, Coupler] = {
     "fresh": fresh,
@@ -114,10 +118,9 @@ COUPLERS: dict[str, Coupler] = {
 def check_pairing(couple: Coupler, accept: Accept) -> None:
     """Raise ValueError unless draft tokens drawn by `couple` may be judged by `accept`.
 
-    A coupled draft token follows its new distribution given all that was committed before it, as long as it had no say in that. Block
-    verification
-    ends a round where the whole block, later draft tokens included, says so: what is committed then tells something about the draft tokens
-    behind it, and those that are kept no longer follow the distribution on record. Fresh draws know nothing of it.
+    A coupled draft token follows its new distribution given all committed values, as long as these do not depend on it. Block verification
+    ends a round by a test of the whole block, later draft tokens included, so draft tokens that are kept after it no longer follow the
+    recorded distribution. Fresh draws are not affected.
     """
     if isinstance(accept, Block) and not couple.fresh:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""Frozen-target drafts for diffusion chains (De Bortoli et al. 2025, arXiv 2501.05370): the network is taken to say what it said last.
+"""Frozen-target drafts for diffusion chains (De Bortoli et al. 2025, arXiv 2501.05370): the network's last output is reused.
 
-A step of a chain is affine in the network's output. So draft tokens are drawn by the target's own kernel, state after state, with one
-output
-held fixed: no other model, no training and, by default, no call, for the forward that judged the last draft has run the network where it
-is wanted. What is held is never a step's mean, which is made anew from every state.
+A step of a chain is affine in the network's output. Draft tokens are drawn with the target's own noise schedule, state after state, with
+one output held fixed. This needs no other model, no training and, by default, no additional network call, because the forward that
+verified the last draft already ran the network there.
 """
 
 from dataclasses import dataclass, field
@@ -21,16 +20,20 @@ REUSES, HOLDS = ("nearest", "parent", "root"), ("picture", "output")
 
 @dataclass(frozen=True)
 class FrozenTarget:
-    """Draft tokens, in the given `shape`, by one output of the target's network, held for the whole round.
+    """Drafts by one output of the target's network, held for a whole round (De Bortoli et al. 2025).
 
-    `reuse` says which output. "parent": at the last state that was kept, the parent of the one committed last. "nearest": the same, but
-    where draft tokens were refused the output at the one nearest to the state that took their place: its noise level is the right one.
-    "root": at the committed state itself, for one call more a round; the first draft token is then always right. Until the first forward
-    has run nothing is known, and the first round of the other two is plain.
+    The first round is not drafted with "parent" and "nearest", because no output exists before it.
 
-    `hold` says what of it is held: the "picture" it foresees, from which an output is made anew for every state and noise level, or the
-    "output" as it is. The same for networks that predict the picture; those that predict noise or velocity say something else at each
-    level of noise, even where they foresee the same picture all along. Schedulers that name no such picture have "output" alone.
+    Args:
+        reuse: which output is held. "parent": the one at the last kept state. "nearest": the same, but after a rejection the one at the
+            rejected state nearest to the committed one, whose noise level is right. "root": the one at the committed state, for one more
+            call a round; then the first draft token is always accepted.
+        hold: what is held: the predicted clean "picture", from which an output is computed for every state and noise level, or the
+            "output" itself. Equal for networks that predict the picture. Schedulers without such a prediction support "output" only.
+        shape: form of a draft.
+
+    Raises:
+        ValueError: for unknown options.
     """
 
     reuse: str = "nearest"
@@ -40,18 +43,18 @@ class FrozenTarget:
     def __post_init__(self):
         for name, value, known in (("reuse", self.reuse, REUSES), ("hold", self.hold, HOLDS)):
             if value not in known:
-                raise ValueError(f"{name} is {value!r}, but frozen drafts know {', '.join(known)}")
+                raise ValueError(f"{name} is {value!r}; valid: {', '.join(known)}")
 
     def begin(self, prompt: Any, session: Any) -> "FrozenSession":
-        """ValueError where the target's distributions are not made of a network's outputs."""
+        """Open a drafting session. ValueError if the target's distributions are not made of a network's outputs."""
         if not hasattr(session, "distribution_of"):
             name = type(session).__name__
-            raise ValueError(f"frozen drafts are made of a diffusion network's outputs, which {name} has none of: take another drafter")
+            raise ValueError(f"frozen drafts need the outputs of a diffusion network, and {name} has none: use another drafter")
         return FrozenSession(session, self)
 
 
 class FrozenSession:
-    """One generation: what is held, [B, 1, D], once there is anything."""
+    """Drafting session of one generation; holds one output [B, 1, D]."""
 
     def __init__(self, session: Any, plan: FrozenTarget):
         self.session, self.plan, self.pictures = session, plan, plan.hold == "picture" and session.foresees
@@ -59,6 +62,7 @@ class FrozenSession:
         self.scored = 0  # columns of the draft under way whose distributions were given
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if budget.length == 0:
             return pending
         if self.plan.reuse == "root":
@@ -69,22 +73,23 @@ class FrozenSession:
         return self.plan.shape.grow(self._score, pending, budget, noise)[0]
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         if self.plan.reuse == "root":
             return
         if scored.hidden is None:
-            raise ValueError("frozen drafts read the target's outputs, but its session handed out none with the draft's distributions")
+            raise ValueError("frozen drafts read the target's outputs, but its session returned none")
         kept = verdict.keep.amax(1).clamp_min(0)  # a path's last node is its last column
         self._hold(draft, scored.hidden, _nearest(draft, kept, verdict.pending.nodes[:, -1:]) if self.plan.reuse == "nearest" else kept)
 
     def _score(self, draft: Draft) -> Scored:
-        """The target's distributions after every node not asked about before, were the network to say what is held."""
+        """The target's distributions after every new node, computed from the held output."""
         x, positions = draft.nodes[:, self.scored :], draft.position()[:, self.scored :]
         self.scored = draft.size
         held = self.held.expand_as(x)
         return Scored(self.session.distribution_of(x, positions, self.session.said(x, positions, held) if self.pictures else held))
 
     def _hold(self, draft: Draft, outputs: Tensor, column: Tensor) -> None:
-        """Hold what the network said, `outputs` [B, N, D], at `column` [B]."""
+        """Hold the `outputs` [B, N, D] at `column` [B]."""
         rows, column = torch.arange(len(column), device=column.device)[:, None], column[:, None]
         self.held = outputs[rows, column]
         if self.pictures:
@@ -92,8 +97,7 @@ class FrozenSession:
 
 
 def _nearest(draft: Draft, kept: Tensor, value: Tensor) -> Tensor:
-    """Of the draft tokens that hung on column `kept` [B] the one nearest to `value` [B, 1, D], which was committed there; `kept` without
-    any."""
+    """The child of column `kept` [B] that is nearest to the committed `value` [B, 1, D]; `kept` itself without children."""
     beside = (draft.parents == kept[:, None]) & (torch.arange(draft.size, device=kept.device) >= draft.roots)
     away = torch.where(beside, torch.linalg.vector_norm(draft.nodes - value, dim=-1), torch.inf)
     return torch.where(beside.any(1), away.argmin(1), kept)

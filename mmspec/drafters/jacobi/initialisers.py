@@ -1,10 +1,9 @@
-"""Initialisers: what is drafted where a window has seen no distribution, at its far end and in the first round.
+"""Initialisers: what is drafted at positions without a distribution, at the far end of a window and in the first round.
 
-A picture's neighbours look alike, so a cell may be drafted to be like its neighbour to the left or above (Teng et al. 2025). That
-neighbour may be unknown too, in a long window: then the nearest known one in the same direction stands in for it, known being
-what is committed and what is drafted from a distribution. On record is the very distribution a draft token was drawn from: uniform over the
-codes, a point mass on the neighbour's value, both neighbours by halves, or the distribution the value above was itself drawn from. Forced
-controls are drafted as what they are.
+In a picture a cell may copy its neighbour to the left or above (Teng et al. 2025). Where that neighbour is unknown too, the nearest known
+one in the same direction is used; committed values and values drafted from a distribution are known. The recorded distribution is the one
+a draft token was drawn from: uniform over the codes, a point mass on the neighbour's value, an equal mixture of both neighbours, or the
+distribution of the value above. Forced controls are drafted as such.
 """
 
 from dataclasses import dataclass
@@ -22,10 +21,13 @@ _COIN = 1  # the branch of the round's draft token noise that chooses between ne
 
 @dataclass(frozen=True)
 class Initialiser:
-    """Copies from neighbours: for each of `walks` the nearest known one in that direction, the next direction serving where a cell has
-    no neighbour in the first. Several walks are equally likely; without any, or where all lead out of the picture, any code is.
+    """Copies from neighbours.
 
-    `distributions` copies the distribution the neighbour was drawn from, not its value.
+    Args:
+        name: name of the initialiser.
+        walks: directions to search for the nearest known neighbour, each with fallbacks. Several walks are equally likely; without any, or
+            where all lead out of the picture, codes are drawn uniformly.
+        distributions: copy the distribution the neighbour was drawn from instead of its value.
     """
 
     name: str
@@ -51,27 +53,29 @@ class WindowAhead:
 
     @property
     def start(self) -> Tensor:
+        """First position of the window, [B]."""
         return self.position[:, :1]
 
     @property
     def seen(self) -> Tensor:
-        """[B, W] bool"""
+        """True where a position has a distribution, [B, W] bool."""
         return self.position < self.edge
 
 
 class Line:
-    """What a text knows: the value before."""
+    """Context of a text: the value before each position."""
 
     def __init__(self, init: Initialiser):
         self.copies = bool(init.walks)
 
     def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical | None:
-        """`seen` [B, W], and any value where none was."""
+        """Return `seen` [B, W], with arbitrary distributions where none was seen."""
         return None if seen is None else Categorical(torch.where(ahead.seen[..., None], seen.scores, 0))
 
     def neighbours(self, ahead: WindowAhead, drafted: Tensor) -> Tensor | None:
-        """[B, W, S] the values of the nearest known neighbours, FREE where there is none. `drafted` [B, W] holds what has a
-        distribution."""
+        """Return [B, W, S] the nearest known values, FREE where there is none. `drafted` [B, W] holds the values that have a
+        distribution.
+        """
         if not self.copies:
             return None
         known = (ahead.edge - ahead.start).clamp(max=drafted.shape[1])
@@ -79,12 +83,12 @@ class Line:
         return before[..., None].expand(*drafted.shape, 1)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Record what the round committed."""
         pass
 
 
 class Board:
-    """What a generation knows of its pictures: every row's committed values and, where distributions are copied, those of the last grid
-    row."""
+    """Context of pictures: every row's committed values and, where distributions are copied, those of the last grid row."""
 
     def __init__(self, raster: Raster, init: Initialiser, window: int, like: Tensor, dtype: torch.dtype):
         """`window` bounds how far a round looks ahead; `like` [B] gives rows and device, `dtype` is that of the first round's
@@ -96,7 +100,7 @@ class Board:
         self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, and a last one nobody reads
 
     def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical:
-        """`seen` [B, W], and where none was the distribution above or any code: [B, W]."""
+        """Return `seen` [B, W]; where none was seen, the distribution above or a uniform one."""
         shape = *ahead.position.shape, self.raster.values
         scores = torch.zeros(shape, dtype=self.dtype if seen is None else seen.scores.dtype, device=ahead.position.device)
         distribution = Categorical(self.grammar.at(scores, ahead.position))
@@ -110,8 +114,9 @@ class Board:
         return seen.where(ahead.seen, distribution)
 
     def neighbours(self, ahead: WindowAhead, drafted: Tensor) -> Tensor | None:
-        """[B, W, S] the values of the nearest known neighbours, FREE where there is none. `drafted` [B, W] holds what has a
-        distribution."""
+        """Return [B, W, S] the nearest known values, FREE where there is none. `drafted` [B, W] holds the values that have a
+        distribution.
+        """
         if self.init.distributions or not self.lifts:
             return None
         found = []
@@ -123,6 +128,7 @@ class Board:
         return torch.stack(found, -1)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Record what the round committed."""
         size = scored.p.scores.shape[-1]
         if size != self.raster.values:
             raise ValueError(
@@ -142,7 +148,7 @@ class Board:
 
 
 def _lifts(raster: Raster, walk: tuple[str, ...], window: int, device: torch.device) -> list[Tensor]:
-    """Tables [T + 1] that take a position 2^i neighbours further, the longest step first; out of the picture is FREE, from there too."""
+    """Tables [T + 1] that move a position 2^i neighbours further, the longest step first; FREE outside of the picture."""
     choices = [getattr(raster, direction) for direction in walk]
     parent = [next((place for place in places if place != FREE), FREE) for places in zip(*choices, strict=True)]
     lifts = [torch.tensor([*parent, FREE], device=device)]
@@ -152,7 +158,7 @@ def _lifts(raster: Raster, walk: tuple[str, ...], window: int, device: torch.dev
 
 
 def _nearest(lifts: list[Tensor], ahead: WindowAhead) -> Tensor:
-    """[B, W] the nearest known position from each of the window along `lifts`, or FREE. The window's positions count as unknown."""
+    """[B, W] the nearest known position along `lifts`, or FREE. The window's own positions count as unknown."""
     place = ahead.position.clamp(max=len(lifts[0]) - 1)
     for lift in lifts:
         further = lift[place]
@@ -160,8 +166,8 @@ def _nearest(lifts: list[Tensor], ahead: WindowAhead) -> Tensor:
     return lifts[-1][place]
 
 
-def chosen(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:
-    """One of the `neighbours` [B, W, S] of each position, FREE ones excepted, all others equally likely. [B, W]"""
+def choose_neighbour(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:
+    """Return one of the `neighbours` [B, W, S] of each position, uniformly among those that are not FREE: [B, W]."""
     if neighbours.shape[-1] == 1:
         return neighbours[..., 0].clamp_min(0)
     scores = torch.zeros_like(neighbours, dtype=torch.float32).masked_fill(neighbours < 0, -torch.inf)
@@ -169,7 +175,7 @@ def chosen(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) ->
     return neighbours.gather(-1, coin[..., None])[..., 0].clamp_min(0)
 
 
-def mixture(neighbours: Tensor, like: Categorical) -> Categorical:
-    """The distribution of `chosen`, over as many values as `like` [B, W]."""
+def neighbour_distribution(neighbours: Tensor, like: Categorical) -> Categorical:
+    """Return the distribution of `choose_neighbour`, over as many values as `like` [B, W]."""
     weights = torch.zeros_like(like.scores)
     return Categorical.of(weights.scatter_add_(-1, neighbours.clamp_min(0), (neighbours >= 0).to(weights.dtype)))

@@ -1,10 +1,9 @@
-"""Lookahead decoding (Fu et al. 2024): a Jacobi window finds n-grams in the very forward that verifies those found before.
+"""Lookahead decoding (Fu et al. 2024): a Jacobi window finds n-grams in the same forward that verifies those found before.
 
-The window is `window` columns of `ngram` - 1 values. Its row 0 is a chain on the pending token, and in every column the later rows are a
-chain on the column's value of row 0; n-grams from the pool are chains on the pending token too. So all of it is one tree, no special mask
-is needed, and every value of the window is a draft token like any other. The target's distribution after a column's last value gives one
-value
-more: the column has become an n-gram, which goes to the pool, and its first value drops out.
+The window has `window` columns of `ngram` - 1 values. Its row 0 is a chain on the pending token, and in every column the later rows are a
+chain on the column's value of row 0; n-grams from the pool are chains on the pending token too. All of it is one tree, so no special mask
+is needed, and every value of the window is a draft token. The target's distribution after a column's last value gives one more value: the
+column becomes an n-gram, which goes to the pool, and its first value is dropped.
 """
 
 from dataclasses import dataclass
@@ -18,21 +17,30 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.drafters.retrieval.host import read_prompt, unread_by
-from mmspec.drafters.shapes import Draw, best
+from mmspec.drafters.retrieval.host import prompt_ids, unread_by
+from mmspec.drafters.shapes import Draw, most_likely
 
 _NONE = -1  # stands in the pool where there is no value
 
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Drafts up to `draft_tokens` n-grams that begin with the last committed value, latest first, and a window that finds new ones.
+    """Lookahead decoding (Fu et al. 2024): n-grams that begin with the last committed value, and a window that finds new ones.
 
-    A round has (`window` + `draft_tokens`) * (`ngram` - 1) draft tokens; the paper takes n-grams of 5, a window of 7 and 7 draft tokens for
-    7B models on large GPUs. The round's length caps every path, so the window runs whole from a length of `window` + `ngram` - 2 on; a
-    column that does not fit stays as it is. Each row has its own pool of its `pool` latest n-grams, from its prompt at first if `seeded`,
-    so a row's output does not depend on its batch. `draw` is one of shapes' draws: `drawn` fits coupled and match, whose draw the
-    window then takes, `best` takes the most likely value. Draft tokens are point masses, for rules that judge trees.
+    A round has (`window` + `draft_tokens`) * (`ngram` - 1) draft tokens. The paper uses n-grams of 5, a window of 7 and 7 n-grams for 7B
+    models on large GPUs. The draft length of a round limits every path: the whole window runs from a draft length of `window` + `ngram` -
+    2 on. Draft tokens are point masses, for rules that judge trees.
+
+    Args:
+        ngram: values of an n-gram, at least 2.
+        window: columns of the window.
+        draft_tokens: n-grams verified a round, latest first.
+        pool: n-grams kept per row.
+        seeded: fill the pool with the prompt's n-grams.
+        draw: `most_likely`, or `drawn` for the coupled and match rules.
+
+    Raises:
+        ValueError: for sizes out of range.
     """
 
     ngram: int = 4
@@ -40,7 +48,7 @@ class Lookahead:
     draft_tokens: int = 4
     pool: int = 1024
     seeded: bool = True
-    draw: Draw = best
+    draw: Draw = most_likely
 
     def __post_init__(self):
         if self.ngram < 2 or min(self.window, self.draft_tokens) < 1:
@@ -55,19 +63,19 @@ class Lookahead:
 
     @property
     def depth(self) -> int:
-        """The longest path of a round."""
+        """Longest path of a round."""
         return self.window + self.ngram - 2
 
     def begin(self, prompt: Any, session: TargetSession) -> "LookaheadSession":
-        return LookaheadSession(self, read_prompt(prompt, unread_by(session)))
+        """Open the drafting session of one generation."""
+        return LookaheadSession(self, prompt_ids(prompt, unread_by(session)))
 
 
 @lru_cache(maxsize=64)
-def template(plan: Lookahead, length: int) -> tuple[list[int], list[int], list[int]]:
-    """Every draft token of a round of `length`: its place among pool and window values, its parent draft token (-1: the pending token) and
-    its depth.
+def round_template(plan: Lookahead, length: int) -> tuple[list[int], list[int], list[int]]:
+    """Return every draft token of a round of `length`: its place, its parent (-1: the pending token) and its depth.
 
-    Places count the pool's n-grams first, then the window row by row. Draft tokens keep that order, so the last row's stand last.
+    Places count the pool's n-grams first, then the window row by row. Draft tokens keep that order, so the last row's come last.
     """
     chains = [(place * (plan.ngram - 1) + step, step) for place in range(plan.draft_tokens) for step in range(min(plan.ngram - 1, length))]
     places, depths = [place for place, _ in chains], [step + 1 for _, step in chains]
@@ -84,7 +92,7 @@ def template(plan: Lookahead, length: int) -> tuple[list[int], list[int], list[i
 
 
 class LookaheadSession:
-    """One generation's window and pool. What the target said of the window is drawn from in the next round, where noise is at hand."""
+    """Window and pool of one generation. The target's distributions after the window are drawn from in the next round."""
 
     def __init__(self, plan: Lookahead, texts: list[list[int]] | None):
         self.plan, self.texts = plan, texts
@@ -98,6 +106,7 @@ class LookaheadSession:
         self.moved: Tensor | None = None  # [B] values committed since the window was drawn
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         self._open(pending)
         self._advance(pending.start, noise)
         if budget.length == 0:
@@ -111,6 +120,7 @@ class LookaheadSession:
         return pending.extend(values.clamp_min(0), parents, width=width, levels=min(budget.length, max(self.plan.depth, 1)))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         self.moved = verdict.count if self.moved is None else self.moved + verdict.count
         length = draft.height if draft.size > draft.roots else 0
         columns = min(self.plan.window, length - self.plan.ngram + 2)
@@ -118,7 +128,7 @@ class LookaheadSession:
             self.said = (scored.p.last(columns), draft.valid[:, -columns:], draft.start)
 
     def _open(self, pending: Draft) -> None:
-        """Window and pool from the prompt. Where a prompt has no ids, from the pending token alone."""
+        """Initialise window and pool from the prompt; without ids in the prompt, from the pending token."""
         if self.opened:
             return
         self.opened = True
@@ -139,14 +149,14 @@ class LookaheadSession:
         self.pool = torch.tensor([self._seeds(text) for text in self.texts], device=device)
 
     def _seeds(self, text: list[int]) -> list[list[int]]:
-        """The n-grams of `text`, latest first and each once."""
+        """The distinct n-grams of `text`, latest first."""
         plan = self.plan
         starts = range(len(text) - plan.ngram, -1, -1) if plan.seeded else ()
         found = list(dict.fromkeys(tuple(text[start : start + plan.ngram]) for start in starts))[: plan.pool]
         return [list(gram) for gram in found] + [[_NONE] * plan.ngram] * (plan.pool - len(found))
 
     def _advance(self, start: Tensor, noise: Noise) -> None:
-        """One more value for every column that ran whole; then columns that have become the past go to the window's end."""
+        """Add one value to every column that ran whole; columns that are now in the past move to the window's end."""
         plan, window = self.plan, self.window
         if self.said is not None:
             distribution, ran, before = self.said
@@ -164,7 +174,7 @@ class LookaheadSession:
         self.window, self.said, self.moved = window, None, None
 
     def _remember(self, grams: Tensor) -> None:
-        """Put `grams` [B, w, ngram] first in the pool; older copies are dropped, so no n-gram is tried twice."""
+        """Put `grams` [B, w, ngram] first in the pool and drop older copies."""
         same = (grams[:, :, None] == grams[:, None]).all(-1)
         twice = same.tril(-1).any(-1, keepdim=True)
         grams = torch.where(twice, _NONE, grams)
@@ -173,7 +183,7 @@ class LookaheadSession:
         self.pool = torch.cat([grams, pool[:, : pool.shape[1] - grams.shape[1]]], 1)
 
     def _found(self, key: Tensor) -> Tensor:
-        """The latest n-grams that begin with `key` [B], as many as are tried; _NONE where there are fewer. [B, draft tokens, ngram]"""
+        """Return the latest n-grams that begin with `key` [B]: [B, draft tokens, ngram], _NONE where there are fewer."""
         size = self.pool.shape[1]
         order = torch.where(self.pool[:, :, 0] == key[:, None], torch.arange(size, device=key.device), size)
         first = order.topk(self.plan.draft_tokens, -1, largest=False).values
@@ -182,5 +192,5 @@ class LookaheadSession:
 
     def _table(self, length: int, device: torch.device) -> Tensor:
         if length not in self.tables:
-            self.tables[length] = torch.tensor(template(self.plan, min(length, self.plan.depth)), device=device)
+            self.tables[length] = torch.tensor(round_template(self.plan, min(length, self.plan.depth)), device=device)
         return self.tables[length]

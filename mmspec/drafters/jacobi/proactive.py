@@ -1,8 +1,8 @@
-"""Proactive drafting (SJD-PAC, arXiv 2603.18599): a window that branches right behind the pending token, where most rounds end.
+"""Proactive drafting (SJD-PAC, arXiv 2603.18599): a window that branches right after the pending token, where most rounds end.
 
-The branches come from the distributions the window is drawn from anyway, so they cost nodes but no forward. A position's candidates are the
-coupled draft token and draws without replacement from what the same distribution leaves beside it: together, a sample without replacement,
-as the rule of that name assumes. (Drawn from the residual of the coupling instead, they would need another rule, and bias this one.)
+The branches come from the distributions of the window, so they cost nodes but no forward. A position's candidates are the coupled draft
+token and draws without replacement from the rest of the same distribution: together a sample without replacement, as the rule of that name
+assumes. Draws from the residual of the coupling would bias this rule.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,20 @@ _SIBLINGS = 2  # the branch of the round's draft token noise that draws them
 
 @dataclass(frozen=True)
 class Proactive(Window):
-    """Drafts `window` nodes a forward, the pending token included: a tree of `depth` levels, the pending token's among them, in which every
-    node above the last has `width` children, and a chain behind its first path. For without-replacement, match and coupled.
+    """A coupled window that begins as a tree (SJD-PAC, arXiv 2603.18599). For the without-replacement, match and coupled rules.
 
-    All nodes of a level share the same candidates. A round that asks for fewer draft tokens on a path loses the chain's end first.
+    All nodes of a level share the same candidates. A shorter draft length removes the end of the chain first.
+
+    Args:
+        raster: the grid of pictures, None for texts.
+        couple: how draft tokens are drawn; see `mmspec.drafters.jacobi.couplers`.
+        init: initialiser of positions without a distribution.
+        window: nodes a forward, the pending token included.
+        width: children of every node above the last level of the tree.
+        depth: levels of the tree, the pending token's included; a chain follows its first path.
+
+    Raises:
+        ValueError: for sizes that do not fit the window.
     """
 
     raster: Raster | None = None
@@ -50,15 +60,16 @@ class Proactive(Window):
 
     @property
     def tree(self) -> int:
-        """Nodes of the full tree, the pending token included."""
+        """Number of nodes of the full tree, the pending token included."""
         return sum(self.width**level for level in range(self.depth))
 
     @property
     def levels(self) -> int:
-        """Draft tokens on the longest path: the least `draft_length` that uses the whole window."""
+        """Number of draft tokens on the longest path: the smallest draft length that uses the whole window."""
         return self.depth - 1 + self.window - self.tree
 
     def begin(self, prompt: Any, session: TargetSession) -> "ProactiveSession":
+        """Open the drafting session of one generation."""
         return ProactiveSession(self)
 
 
@@ -88,6 +99,8 @@ def _form(width: int, depth: int, levels: int, device: torch.device) -> _Form:
 
 
 class ProactiveSession(WindowSession):
+    """Drafting session of one generation."""
+
     branches = True
 
     def __init__(self, plan: Proactive):
@@ -96,9 +109,11 @@ class ProactiveSession(WindowSession):
 
     @property
     def levels(self) -> int:
+        """Largest number of positions a round looks ahead."""
         return self._levels
 
     def lay_out(self, pending: Draft, budget: Budget, noise: Noise, values: Tensor, distribution: Categorical, record: bool) -> Draft:
+        """Return the draft as a tree with a chain; see `WindowSession.lay_out`."""
         form = _form(self.width, self.depth, values.shape[1], values.device)
         candidates, real = self._candidates(pending, noise, values, distribution, form.full)
         possible = real[:, form.level, form.rank] & (form.level < budget.draft_tokens[:, None])
@@ -113,7 +128,7 @@ class ProactiveSession(WindowSession):
         return pending.extend(nodes, parents, q, linear=self.width == 1, width=self.width, levels=values.shape[1])
 
     def _candidates(self, pending: Draft, noise: Noise, values: Tensor, distribution: Categorical, full: int) -> tuple[Tensor, Tensor]:
-        """Every position's candidates and which are real, both [B, W, width]: below the `full` first positions only the first is."""
+        """Every position's candidates and which are real, both [B, W, width]; after the first `full` positions there is one each."""
         more = min(self.width, distribution.scores.shape[-1]) - 1
         candidates = values[..., None].repeat(1, 1, self.width)
         real = torch.zeros_like(candidates, dtype=torch.bool)
@@ -127,8 +142,8 @@ class ProactiveSession(WindowSession):
         return candidates, real
 
     def places(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """As for a chain, the distributions being those of the best known context: along first children below the deepest node that was
-        kept, for as long as the tree has them, then along its first path. That path's draft tokens stand at the next round's positions.
+        """See `WindowSession.places`. The context is the deepest kept node, then first children as far as the tree goes, then the first
+        path.
         """
         levels, last = draft.height, draft.roots - 1
         form = _form(self.width, self.depth, levels, draft.start.device)

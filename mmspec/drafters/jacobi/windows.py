@@ -1,8 +1,8 @@
-"""Windows that are redrawn every round: the target's last distributions draft (SJD, Teng et al. 2025; SCD, arXiv 2510.24211).
+"""Jacobi windows: draft tokens redrawn every round from the target's last distributions (SJD, Teng et al. 2025; SCD, arXiv 2510.24211).
 
-A forward over a window of draft tokens gives a distribution for every position behind them, though after draft tokens that may be wrong.
-The next round's draft tokens are drawn from those distributions. How, given the draft tokens before, is the coupler's matter; what stands
-where no distribution has been seen is the initialiser's.
+A forward over a window of draft tokens gives a distribution for every position after them, though after draft tokens that may be wrong.
+The next round's draft tokens are drawn from those distributions by a coupler; positions without a distribution are filled by an
+initialiser.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,25 @@ from mmspec.core.processors.raster import Raster
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal
-from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, chosen, mixture, uniform
+from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, choose_neighbour, neighbour_distribution, uniform
 
 
 @dataclass(frozen=True)
 class Window:
-    """Drafts `window` tokens a forward, the pending token included; fewer where the round or a row's room asks for fewer.
+    """Jacobi window (SJD, Teng et al. 2025; SCD, arXiv 2510.24211).
 
-    With a `raster` it drafts in the first round too, and knows neighbours and forced controls. Without one it drafts texts:
-    `init` is `uniform` or `left`, and nothing is drafted before the target has said how many values there are.
-    Pair coupler and rule with `couplers.check_pairing`. `dtype` is that of the first round's distributions.
+    Pair coupler and rule with `couplers.check_pairing`.
+
+    Args:
+        raster: the grid of pictures; the window then drafts in the first round too and knows neighbours and forced controls. None for
+            texts, with `init` `uniform` or `left`, which are drafted from the second round on.
+        couple: how draft tokens are drawn; see `mmspec.drafters.jacobi.couplers`.
+        init: initialiser of positions without a distribution.
+        window: tokens a forward, the pending token included; fewer where the budget is smaller.
+        dtype: dtype of the first round's distributions.
+
+    Raises:
+        ValueError: for a window below 2, or an initialiser that needs a raster.
     """
 
     raster: Raster | None = None
@@ -42,12 +51,13 @@ class Window:
             raise ValueError(f"initialiser {self.init.name!r} looks at the value above: give the window a raster, or start with left")
 
     def begin(self, prompt: Any, session: TargetSession) -> "WindowSession":
+        """Open the drafting session of one generation."""
         return WindowSession(self)
 
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """What the round before says of positions `start`, `start` + 1, ... of the next one."""
+    """Distributions and draft tokens of the round before at positions `start`, `start` + 1, ... of the next one."""
 
     draft: Draft
     distribution: Categorical  # [B, N] the distributions after the draft's nodes
@@ -58,11 +68,11 @@ class LastRound:
     )
 
     def distributions(self, steps: Tensor) -> Categorical:
-        """[B, W] at `steps` [W] from the start; where none was seen, any."""
+        """Return the distributions [B, W] at `steps` [W] from the start; arbitrary where none was seen."""
         return self.distribution.at(self.column[:, steps.clamp(max=self.column.shape[1] - 1)])
 
     def before(self, steps: Tensor) -> Before | None:
-        """The draft tokens there, if there were any."""
+        """Return the draft tokens at `steps`, None without any."""
         if self.draft.size == self.draft.roots:
             return None
         index = self.draft_token[:, steps.clamp(max=self.draft_token.shape[1] - 1)]
@@ -70,8 +80,7 @@ class LastRound:
 
 
 class WindowSession:
-    """Draws one draft token a position and lays them out as a chain. What is laid out otherwise overrides `levels`, `lay_out` and
-    `places`."""
+    """Draws one draft token per position and lays them out as a chain. Subclasses override `levels`, `lay_out` and `places`."""
 
     branches = False  # whether laying out needs the distributions, recorded or not
 
@@ -82,10 +91,11 @@ class WindowSession:
 
     @property
     def levels(self) -> int:
-        """The most positions a round looks ahead."""
+        """Largest number of positions a round looks ahead."""
         return self.plan.window - 1
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         length, seen, start = min(self.levels, budget.length), self.seen, pending.start
         steps = torch.arange(length, device=start.device)
         position = start[:, None] + steps
@@ -99,25 +109,38 @@ class WindowSession:
         neighbours = board.neighbours(ahead, values)
         if neighbours is not None:
             own = ahead.seen | (neighbours < 0).all(-1)
-            values = torch.where(own, values, chosen(neighbours, noise, position, start))
-            distribution = distribution.where(own, mixture(neighbours, distribution)) if self.branches or q is not None else distribution
+            values = torch.where(own, values, choose_neighbour(neighbours, noise, position, start))
+            distribution = (
+                distribution.where(own, neighbour_distribution(neighbours, distribution))
+                if self.branches or q is not None
+                else distribution
+            )
         return self.lay_out(pending, budget, noise, values, distribution, q is not None)
 
     def lay_out(self, pending: Draft, budget: Budget, noise: Noise, values: Tensor, distribution: Categorical, record: bool) -> Draft:
-        """The draft made of one draft token a position, `values` [B, W] drawn from `distribution`, which is q if it is to be recorded."""
+        """Return the draft with one draft token per position.
+
+        Args:
+            pending: the pending token.
+            budget: what the round may draft.
+            noise: the noise of the round.
+            values: [B, W] draft tokens drawn from `distribution`.
+            distribution: [B, W] their distributions.
+            record: record `distribution` as q.
+        """
         return pending.extend_chain(values, budget.draft_tokens, distribution if record else None)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         column, draft_token, reach = self.places(draft, verdict)
         self.seen = LastRound(draft, scored.p, column, (reach - verdict.accepted).clamp_min(0)[:, None], draft_token)
         self._board(draft).commit(draft, scored, verdict)
 
     def places(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns of the distributions and indices of the draft tokens at the next round's positions, both [B, M], and how many levels were
-        drafted [B].
-
-        The distribution after node i judges node i + 1. Those of the accepted draft tokens and of the value committed after them are used
-        up, and so are the accepted draft tokens and the one the committed value took the place of.
+        """Return columns of distributions and indices of draft tokens at the next round's positions, both [B, M], and the levels drafted
+        [B].
+        The distribution after node i judges node i + 1. The distributions of accepted draft tokens and of the value committed after them
+        are used up, and so are the accepted draft tokens and the one that the committed value replaces.
         """
         steps = verdict.accepted[:, None] + torch.arange(max(1, draft.size - draft.roots), device=draft.start.device)
         column = (draft.roots + steps).clamp(max=draft.size - 1)

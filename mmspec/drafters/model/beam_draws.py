@@ -1,7 +1,7 @@
-"""Draft tokens for beams that are drawn: from the distribution over all pairs (node, child) of a level, which is recorded for the rule.
-
-The nodes are all of the level before, not only those the target will keep, and the distribution is the drafter's own softmax over their
-children's path scores. `IndependentDraws` is what DSBD judges, `Distinct` what AtSpeed-R does.
+"""Sampled draft tokens for beam search: drawn from the distribution over all pairs (node, child) of a level, which is recorded for the
+rule.
+The nodes are all of the level before. The distribution is the drafter's softmax over the path scores of their children. DSBD reads
+`IndependentDraws`, AtSpeed-R reads `Distinct`.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from mmspec.core.records import PAD, Draft
 
 @dataclass(frozen=True)
 class Draws(ABC):
-    """`width` draft tokens a level, for a target that keeps `k`."""
+    """Draws `width` draft tokens a level, for a target that keeps `k` beams."""
 
     k: int
     width: int
@@ -30,25 +30,27 @@ class Draws(ABC):
             raise ValueError(f"width is {self.width} and k {self.k}: draw at least as many as are kept, better four times as many")
 
     def draw(self, score: Tensor, state: Tensor, draft: Draft, depth: int, noise: Noise) -> DrawnChildren:
-        """Draft tokens from path scores [B, S] of trie nodes [B, S], with log q [B, S]; none in rows that have no pairs."""
+        """Return draft tokens for path scores [B, S] of trie nodes [B, S], with log q [B, S]; none in rows without pairs."""
         log_q = pair_distribution(score, self.temperature)
         index = self.chosen(log_q, state, noise.draft_token(draft.start[:, None] + depth, draft.start))
         return DrawnChildren(log_q, torch.where((log_q > -torch.inf).any(1, keepdim=True) & (index >= 0), index, PAD))
 
     @abstractmethod
     def chosen(self, log_q: Tensor, state: Tensor, keys: Keys) -> Tensor:
-        """Indices [B, width]; -1 for none. `keys` is [B, 1]."""
+        """Return indices [B, width], -1 for none. `keys` is [B, 1]."""
 
 
 class IndependentDraws(Draws):
-    """One after the other from one distribution, so that the likely ones may come again: they are judged again, but they are one node."""
+    """Draws with replacement: a repeated pair is judged again, but is one node."""
 
     def chosen(self, log_q: Tensor, state: Tensor, keys: Keys) -> Tensor:
+        """Return indices [B, width] drawn with replacement."""
         return draw_pairs(keys.branch(self.width)[:, 0], log_q.exp(), state)
 
 
 class Distinct(Draws):
-    """Without replacement."""
+    """Draws without replacement."""
 
     def chosen(self, log_q: Tensor, state: Tensor, keys: Keys) -> Tensor:
+        """Return indices [B, width] drawn without replacement."""
         return draw_distinct(keys, log_q, state, self.width)

@@ -1,8 +1,8 @@
-"""Wide beams as drafts (Lin et al. 2025): a drafter searches with more beams than the target keeps, and every level it finds is drafted.
+"""Beam-search drafts (AtSpeed, Lin et al. 2025): the drafter searches with more beams than the target keeps and drafts every level.
 
-The wide beams are anchored. Were a level simply the N best paths, children of beams that the target never keeps could crowd out
-children of those it does, even when drafter and target are one model. So the K best children of the drafter's own K beams come first
-on every level, and the rest is filled from all. Then a target that drafts for itself has every level right.
+The wide beams are anchored: on every level the K best children of the drafter's own K beams come first, and the rest is filled from all.
+Without this, children of beams that the target does not keep could displace children of those it keeps, even where drafter and target are
+the same model.
 """
 
 from collections.abc import Callable
@@ -23,15 +23,16 @@ from mmspec.models.beam_target import BeamTarget
 
 
 class BeamGuide(Protocol):
-    """One generation's source of distributions over the children of trie nodes. One that must see the target's first round has `ready`
-    False until then; others need not say anything."""
+    """Source of distributions over the children of trie nodes for one generation. A guide that needs the target's first round has `ready`
+    False until then.
+    """
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
-        """log q [B, M, C] of the `children` of the draft's last M columns. Called level by level as the draft grows."""
+        """Return log q [B, M, C] of the `children` of the draft's last M columns. Called once per level as the draft grows."""
         ...
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        """What the target said of the finished draft, and what it kept."""
+        """Take in the target's scores of the finished draft and the verdict."""
         ...
 
 
@@ -39,24 +40,32 @@ class BeamSource(Protocol):
     """Weights or counts from which a guide is made for each generation."""
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> BeamGuide | None:
-        """None where there is nothing to draft from yet; asked again every round until there is."""
+        """Return a guide, or None while there is nothing to draft from; then it is called again every round."""
         ...
 
 
 class BeamSpread(Protocol):
-    """How one level of draft tokens is chosen. Spreads that draw them have a method `draw` instead, which takes no `core`, and tells by
-    what
-    distribution: its answer is `DrawnChildren`, with log_q [B, S]."""
+    """How the draft tokens of one level are chosen. Spreads that sample have a method `draw` instead, without `core`, which returns
+    `DrawnChildren` with log_q [B, S].
+    """
 
     def __call__(self, score: Tensor, state: Tensor, core: int, draft: Draft, depth: int, noise: Noise) -> Tensor:
-        """Indices [B, N] among the children, -1 for none, from their path scores [B, S] and trie nodes [B, S]; the first `core`
-        belong to the drafter's own beams."""
+        """Return indices [B, N] among the children, -1 for none.
+
+        Args:
+            score: [B, S] path scores.
+            state: [B, S] trie nodes.
+            core: number of leading children that belong to the drafter's own beams.
+            draft: the draft so far.
+            depth: level of the draft, from 0.
+            noise: the noise of the round.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Anchored:
-    """The `k` best children of the drafter's own beams, best first, then the best of all that is left: `width` in all."""
+    """The `k` best children of the drafter's own beams, best first, then the best of the remaining ones: `width` in all."""
 
     k: int
     width: int
@@ -75,24 +84,32 @@ class Anchored:
 
 @dataclass(frozen=True)
 class BeamDrafter:
-    """Drafts `spread.width` beams with the distributions of `source`'s guide."""
+    """Drafts `spread.width` beams a level with the distributions of `source` (AtSpeed, Lin et al. 2025).
+
+    Args:
+        source: a `BeamModel`, a recurrent head, or item counts such as `mmspec.recsys.Retriever`.
+        trie: the catalogue's trie of paths.
+        spread: how draft tokens are chosen, such as `Anchored`.
+    """
 
     source: BeamSource
     trie: Trie
     spread: Any  # a Spread with `k` and `width`
 
     def begin(self, prompt: Any, session: TargetSession) -> "BeamGrower":
+        """Open the drafting session of one generation."""
         return BeamGrower(self, prompt, session)
 
 
 class BeamGrower:
-    """One generation's drafts: levels of draft tokens on the target's own beams."""
+    """Drafting session of one beam search: levels of draft tokens on the target's own beams."""
 
     def __init__(self, drafter: BeamDrafter, prompt: Any, session: TargetSession):
         self.drafter, self.prompt, self.session = drafter, prompt, session
         self.guide: BeamGuide | None = None
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if budget.length == 0:
             return pending
         if self.guide is None:
@@ -100,17 +117,20 @@ class BeamGrower:
         if self.guide is None or not getattr(self.guide, "ready", True):
             return pending
         draft, core = pending, pending.aux.beams
-        for depth in range(min(budget.length, self.drafter.trie.levels - pending.aux.level - 1)):  # a round commits one level unguessed
+        for depth in range(
+            min(budget.length, self.drafter.trie.levels - pending.aux.level - 1)
+        ):  # a round commits one level without a draft
             draft = self._grown(draft, core, depth, budget, noise)
             core = self.drafter.spread.k
         return draft
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         if self.guide is not None:
             self.guide.observe(draft, scored, verdict)
 
     def _grown(self, draft: Draft, core: int, depth: int, budget: Budget, noise: Noise) -> Draft:
-        """`draft` with one level more."""
+        """Return `draft` with one level added."""
         forest: Forest = draft.aux
         parents = forest.layers[-1] if depth else forest.beams
         first = draft.size - parents
@@ -121,7 +141,7 @@ class BeamGrower:
         spread, drawn, room_left = self.drafter.spread, forest.drawn, (depth < budget.draft_tokens)[:, None]
         if hasattr(spread, "draw"):
             told = spread.draw(total, children.state.flatten(1), draft, depth, noise)
-            index = told.index.masked_fill(repeated(told.index), -1)  # what is drawn twice is one node
+            index = told.index.masked_fill(repeated(told.index), -1)  # a child drawn twice is one node
             drawn = (*drawn, DrawnChildren(told.log_q.view_as(children.state), torch.where(room_left, told.index, PAD)))
         else:
             index = spread(total, children.state.flatten(1), core * width, draft, depth, noise)
@@ -139,32 +159,35 @@ class BeamGrower:
 
 @dataclass(frozen=True)
 class BeamModel:
-    """A model as the source: searched like the target itself, on its own `view` of the prompt."""
+    """A model as the source: searched like the target, on its own `view` of the prompt."""
 
     target: BeamTarget
     view: View = same_prompt
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> "ModelGuide":
+        """Return the guide of one beam search; see `BeamSource.beam_guide`."""
         own, _ = self.target.begin(self.view(prompt, session))
         return ModelGuide(own)
 
 
 class ModelGuide:
-    """The drafter's own session. It never runs the last level it drafts: that is run with the next draft, if it was kept."""
+    """Guide on the drafter model's own session. The last drafted level is not run; where it is kept, it is run with the next draft."""
 
     def __init__(self, session: Any):
         self.session = session
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
+        """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
         distributions = self.session.score(draft).p
         count = children.state.shape[1]
         columns = torch.arange(distributions.scores.shape[1] - count, distributions.scores.shape[1], device=draft.nodes.device)
         return of_children(distributions, columns.expand(len(draft.start), -1), children)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         forest: Forest = draft.aux
         layers = forest.layers
-        if not layers:  # nobody drafted: the committed columns wait for the next draft
+        if not layers:  # no draft in this round: the committed columns wait for the next one
             return
         run = draft.roots + verdict.pending.aux.beams * (len(layers) - 1)
         self.session.commit(verdict.keep[:, :run], 0)

@@ -1,4 +1,4 @@
-"""Two-model speculation (Leviathan et al. 2023; Chen et al. 2023): any target is a drafter, of any shape."""
+"""Two-model speculative decoding (Leviathan et al. 2023; Chen et al. 2023): any target can be the drafter, with any shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,23 +18,31 @@ from mmspec.models.model_checks import model_name, refuse_unhealthy
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Drafts with `target`, a smaller model, in the given `shape`, on its own `view` of the prompt."""
+    """Drafts with a smaller model (Leviathan et al. 2023; Chen et al. 2023).
+
+    Args:
+        target: the drafter's model, such as an `HFTarget`.
+        shape: form of a draft: `Chain`, `Comb`, `StaticTree` or `ExpandRerank`.
+        view: maps the target's prompt to what the drafter reads; see `mmspec.drafters.views`.
+    """
 
     target: Target
     shape: Shape = field(default_factory=Chain)
     view: View = same_prompt
 
     def begin(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        """Open the drafting session of one generation."""
         if getattr(self.view, "late", False):
             return self.later(prompt, session)
         return ModelSession(self._opened(prompt, session), self.shape)
 
     def later(self, prompt: Any, session: TargetSession) -> "ModelSession":
+        """Open a session whose model runs the prompt only when it first drafts."""
         after = session if getattr(self.view, "late", False) else None
         return ModelSession(partial(self._opened, prompt, session), self.shape, after)
 
     def capture(self, reserve: int) -> "ModelDrafter":
-        """This drafter with its model's forwards captured, where it knows how (`HFTarget.capture`)."""
+        """Return this drafter with its model's forwards captured as CUDA graphs, where supported; see `HFTarget.capture`."""
         capture = getattr(self.target, "capture", None)
         return self if capture is None else replace(self, target=capture(reserve))
 
@@ -44,20 +52,20 @@ class ModelDrafter:
 
 
 def watching(session: Any, states: tuple[int, ...]) -> Any:
-    """`session`, handing out hidden states `states` from now on. ValueError for one that has none to hand out."""
+    """Make `session` return hidden states `states` from now on. ValueError if it has none to return."""
     if states and not hasattr(session, "watch"):
         name = type(session).__name__
-        raise ValueError(f"{name} hands out no hidden states: a learned stop needs a transformers drafter of the target's vocabulary")
+        raise ValueError(f"{name} returns no hidden states: a learned stop needs a transformers drafter of the target's vocabulary")
     if states:
         session.watch(states)
     return session
 
 
 class ModelSession:
-    """The drafter's own session, and the committed values it has not run yet.
+    """Drafting session of a model, with the committed values that it has not run yet.
 
-    A drafter never runs the last value it drafts. When that one is accepted, or when rounds go by without drafting, the value
-    waits and is fed as an extra root next time; rows that have nothing waiting hold PAD there, so shapes stay fixed.
+    A drafter never runs the last value it drafts. Where that value is accepted, or where rounds pass without drafting, the value waits and
+    is fed as an additional root of the next draft. Rows without waiting values hold PAD there, so shapes stay fixed.
     """
 
     def __init__(self, session: TargetSession | Callable[[], TargetSession], shape: Shape | None = None, after: Any = None):
@@ -67,16 +75,17 @@ class ModelSession:
         self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
         self.origin: Tensor | None = None  # [B, G] own column of each proposed draft token
         self.lag = 0
-        self.healthy: Tensor | None = None  # [B] bool: were all logits of this session numbers?
+        self.healthy: Tensor | None = None  # [B] bool: True while all logits of this session were finite
 
     @property
     def session(self) -> Any:
-        """The drafter's own session; one that was left for later is opened when it is first wanted."""
+        """The model's own session; opened on first use where it was deferred."""
         if callable(self._session):
             self._session = self._session()
         return self._session
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         self._forget()
         if budget.length == 0 or (self.after is not None and self.after.context is not None):
             return pending
@@ -89,15 +98,16 @@ class ModelSession:
         return draft if self.healthy is None else replace(draft, drafter_healthy=self.healthy)
 
     def score(self, draft: Draft) -> Scored:
-        """The session's distributions, noting rows whose logits were not all numbers."""
+        """Return the session's distributions, and record the rows whose logits are not finite."""
         scored = self.session.score(draft)
         if scored.healthy is not None:
             self.healthy = scored.healthy if self.healthy is None else self.healthy & scored.healthy
         return scored
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         self._check_health(committed)
-        if draft.size == draft.roots:  # nobody drafted, or what was drafted has been committed by others
+        if draft.size == draft.roots:  # no drafts in this round, or its draft tokens were committed elsewhere
             self._forget()
             self._wait(draft.nodes, draft.valid)
             return
@@ -106,7 +116,7 @@ class ModelSession:
         roots = torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1)
         column = torch.where(kept >= 0, self.origin.gather(1, (kept - 1).clamp_min(0)), -1)
         ran = column < self.session.scored
-        if hasattr(self.session, "learn"):  # a session whose distributions depend on how they have done
+        if hasattr(self.session, "learn"):  # a session that adapts its distributions to the verdicts
             own = torch.cat([torch.full_like(verdict.keep[:, :1], self.lag), column], 1)
             real = (verdict.keep >= 0) & (own < self.session.scored)
             self.session.learn(scored.p.at(verdict.keep.clamp_min(0)), own, real)
@@ -120,7 +130,9 @@ class ModelSession:
             self.waiting = (value, unrun.any(1, keepdim=True))
 
     def _check_health(self, committed: Committed) -> None:
-        """FloatingPointError for logits that are no numbers. Reads from the device where the round's outcome says that there are some."""
+        """FloatingPointError for logits that are not finite. Synchronises with the device only where the round's outcome shows that there
+        are some.
+        """
         if self.healthy is not None and committed.drafter_healthy is not None and not all(committed.drafter_healthy):
             refuse_unhealthy(self.healthy, [bool(values) for values in committed.values], _named(self.session))
 
@@ -129,7 +141,7 @@ class ModelSession:
         return self.shape.grow(self.score, own, budget, noise)
 
     def _forget(self) -> None:
-        """Give up the draft under way, if there is one, but for the values that waited: those are committed, and have now been run."""
+        """Drop the unfinished draft, if there is one. Values that waited are committed and have now been run."""
         if self.fed is None or self.session.scored == 0:
             return
         columns = torch.arange(self.fed.shape[1], device=self.fed.device)
@@ -141,7 +153,7 @@ class ModelSession:
         self.waiting = (value, real) if old is None else (torch.cat([old[0], value], 1), torch.cat([old[1], real], 1))
 
     def _real_roots(self, columns: Tensor) -> Tensor:
-        """Columns of the roots a row really had, -1 where it held PAD."""
+        """Columns of the roots that hold values, -1 where a row held PAD."""
         real = torch.ones_like(columns, dtype=torch.bool)
         if self.waiting is not None:
             real[:, :-1] = self.waiting[1]
@@ -158,22 +170,22 @@ class ModelSession:
 
 
 def _named(session: Any) -> str:
-    """What an error calls the model behind a session."""
+    """The name that error messages give to the model of a session."""
     while hasattr(session, "session"):
         session = session.session
     return model_name(getattr(getattr(session, "target", session), "model", session))
 
 
 def committed_values(values: Tensor, real: Tensor, start: Tensor) -> Draft:
-    """A draft of roots only: `values` [B, R] one behind the other, PAD where they are not `real` [B, R]."""
+    """Return a draft of roots only: `values` [B, R] in order, PAD where they are not `real` [B, R]."""
     columns = torch.arange(values.shape[1], device=values.device)
     before = torch.where(real, columns, CONTEXT).cummax(1).values
     before = torch.cat([torch.full_like(before[:, :1], CONTEXT), before[:, :-1]], 1)
     return Draft(values, torch.where(real, before, PAD), start, roots=values.shape[1])
 
 
-def told(draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Draft, Scored, Verdict]:
-    """What became of a draft, for drafters that did not make the whole of it: what was kept, as roots of a draft without draft tokens."""
+def as_root(draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Draft, Scored, Verdict]:
+    """Return a draft whose kept tokens have become roots, for drafters that made only a part of it; with its scores and verdict."""
     kept, real = verdict.keep.clamp_min(0), verdict.keep >= 0
     rows = torch.arange(len(kept), device=kept.device)[:, None]
     roots = committed_values(draft.nodes[rows, kept], real, draft.start)

@@ -1,7 +1,8 @@
-"""In-batch ensembles of views (IbED, Lee et al. 2025; TABED, Lee et al. 2026): one drafter, several views of each request, one forward.
+"""In-batch ensembles of views (IbED, Lee et al. 2025; TABED, Lee et al. 2026): one drafter reads several views of each request in one
+forward.
 
-Every view has rows of its own in one session; what is generated is shared. A draft token is drawn from q = sum over views of weight times
-distribution, and processors are applied to that mixture once. Weights are a static mixture, or learned per request from what was verified.
+Every view has its own rows in one session. A draft token is drawn from q, the weighted sum of the views' distributions, after the
+processors. The weights are fixed, or adapted per request to what the target has verified.
 
 V views, B rows, M columns, X values.
 """
@@ -28,7 +29,15 @@ from mmspec.models.target import HFSession, HFTarget
 
 @dataclass(frozen=True)
 class Views:
-    """Several views of one request for one drafter, mixed by `weights`. ValueError for none."""
+    """Several views of a request for one drafter, mixed by `weights`.
+
+    Args:
+        views: views of the prompt; see `mmspec.drafters.views`.
+        weights: `Static`, `ConfidenceWeights`, `Adaptive` (TABED) or `InverseKL`.
+
+    Raises:
+        ValueError: if `views` is empty.
+    """
 
     views: tuple[View, ...]
     weights: Weights = field(default_factory=Adaptive)
@@ -39,7 +48,7 @@ class Views:
 
     @property
     def late(self) -> bool:
-        """Whether one of them needs the target to have run the prompt."""
+        """True if one of the views needs the target to have run the prompt."""
         return any(getattr(view, "late", False) for view in self.views)
 
     def __call__(self, prompt: Any, session: Any) -> tuple[Any, ...]:
@@ -48,16 +57,22 @@ class Views:
 
 @dataclass(frozen=True)
 class ViewEnsemble:
-    """`target`, a drafter's model, on several prompts for each row at once: a Target whose distributions are mixtures."""
+    """Target whose distributions are mixtures: `target` run on several prompts for each row at once (IbED, TABED).
+
+    Args:
+        target: the drafter's model.
+        weights: `Static`, `ConfidenceWeights`, `Adaptive` (TABED) or `InverseKL`.
+    """
 
     target: HFTarget
     weights: Weights = field(default_factory=Adaptive)
 
     def capture(self, reserve: int) -> "ViewEnsemble":
+        """Return this object with its forwards captured; see `HFTarget.capture`."""
         return replace(self, target=self.target.capture(reserve))
 
     def begin(self, prompt: Sequence[Mapping[str, Any]]) -> tuple["EnsembleSession", Draft]:
-        """Open a session on V prompts, each of B rows. Towers see each picture once, however many views look at it."""
+        """Open a session on V prompts of B rows each. Each picture is encoded once, whatever the number of views."""
         refresh(self.target.model)
         with rewired(_remembered(own_copy(self.target.model))):
             opened = [self.target.opened(own) for own in prompt]
@@ -65,12 +80,12 @@ class ViewEnsemble:
         cache = max(caches, key=lambda cache: cache.capacity)
         longest = max(context.shape[1] for context in contexts)
         context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
-        state = stacked(states, getattr(self.target.family, "window", None))
+        state = stack_views(states, getattr(self.target.family, "window", None))
         return EnsembleSession(self.target, cache, state, context, torch.cat(lengths), len(prompt), self.weights), pending
 
 
 class EnsembleSession(HFSession):
-    """V * B rows that answer as B. Row v * B + b is row b as view v reads it."""
+    """Session of V * B rows that returns B distributions. Row v * B + b is row b in view v."""
 
     def __init__(
         self, target: HFTarget, cache: Any, state: Any, context: Tensor, lengths: Tensor, views: int = 1, weights: Weights | None = None
@@ -81,8 +96,9 @@ class EnsembleSession(HFSession):
         self.said: Tensor | None = None  # [V, B, N, X] what each view says after the columns of the draft under way
 
     def watch(self, states: Sequence[int]) -> None:
+        """Hand out hidden states `states` with every score; see `HFSession.watch`."""
         if states:
-            raise ValueError("an ensemble of views has no hidden states of its own: leave the learned stop out, or draft with one view")
+            raise ValueError("an ensemble of views has no hidden states: use no learned stop, or draft with one view")
 
     def score(self, draft: Draft) -> Scored:
         """One forward of all views' rows; the distributions [B, M] are the mixtures."""
@@ -91,6 +107,7 @@ class EnsembleSession(HFSession):
         return Scored(super().score(replace(tiled, drift=None, score=None, aux=None)).p)
 
     def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+        """Return the mixtures of the views' distributions, after the processors."""
         self.ids[self._rows, layout.slots] = layout.ids
         said = logits.softmax(-1).unflatten(0, (self.views, -1))
         if self.weighing.learns:
@@ -104,7 +121,7 @@ class EnsembleSession(HFSession):
         return Categorical(self.target.processors(mixed.scores, history))
 
     def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:
-        """What the target said, `p` over [B, K], where this session had said something after `columns` [B, K], if `real` [B, K]."""
+        """Update the weights with target distributions `p` [B, K] after the session's `columns` [B, K], where `real` [B, K]."""
         said = self.said
         if said is None:
             return
@@ -112,14 +129,20 @@ class EnsembleSession(HFSession):
         self.weighing.learn(p.probs(), said.gather(2, index), real)
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         super().commit(keep.repeat(self.views, 1), most)
 
 
 # --- what the views' prompts are made of, stacked ---------------------------------------------------------------------
 
 
-def stacked(states: Sequence[Any], window: int | None = None) -> Any:
-    """What each view's prompt came to, as one batch; `window` is the family's. ValueError for pictures that stand beside the prompt."""
+def stack_views(states: Sequence[Any], window: int | None = None) -> Any:
+    """Concatenate the encoded prompts of all views to one batch. ValueError for models whose pictures are not part of the prompt.
+
+    Args:
+        states: one encoded prompt per view.
+        window: sliding window of the family, if it has one.
+    """
     if all(state is None for state in states):
         return None
     if not all(isinstance(state, Merged) for state in states):
@@ -156,7 +179,7 @@ def _padded(state: Merged, size: int) -> Merged:
 
 
 def _completed(state: Merged, others: Sequence[Merged], window: int | None) -> Merged:
-    """`state` with everything that any of the others has, as it is where there is nothing special: a plain prompt's."""
+    """`state` with every field that any of the others has, filled as for a plain prompt."""
     axes, deep = (next((getattr(o, name) for o in others if getattr(o, name) is not None), None) for name in ("axes", "deep"))
     rows, size = state.embeds.shape[:2]
     place = torch.arange(size, device=state.embeds.device)
@@ -176,7 +199,7 @@ def _completed(state: Merged, others: Sequence[Merged], window: int | None) -> M
 
 
 def _remembered(model: Any) -> dict[nn.Module, Change]:
-    """The towers and projectors of `model` answer what they have been asked before from memory: views differ behind them."""
+    """Patches that cache the outputs of the vision towers and projectors of `model`, which are the same for all views."""
     base = getattr(model, "model", None)
     if not isinstance(base, nn.Module) or base is model.get_decoder():
         return {}
@@ -190,7 +213,7 @@ def _remembering(real: Callable) -> Callable:
     def forward(*args: Any, **kwargs: Any) -> Any:
         for before, named, made in asked:
             if _same(before, args) and _same(named, kwargs):
-                return copy.copy(made)  # models write into what their towers return
+                return copy.copy(made)  # models write into the tensors their towers return
         asked.append((args, kwargs, real(*args, **kwargs)))
         return copy.copy(asked[-1][2])
 

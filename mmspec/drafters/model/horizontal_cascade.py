@@ -1,4 +1,4 @@
-"""The horizontal cascade of CS Drafting (Chen et al. 2023): a smaller drafter for the draft tokens further on, which matter less."""
+"""Horizontal cascade (CS Drafting, Chen et al. 2023): a smaller drafter makes the later draft tokens, which are accepted less often."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,14 +8,22 @@ from torch import Tensor
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.protocols import Drafter, DraftSession, TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
-from mmspec.drafters.model.drafter import committed_values, told
+from mmspec.drafters.model.drafter import as_root, committed_values
 
 
 @dataclass(frozen=True)
 class HorizontalCascade:
-    """`first` makes the first `draft_tokens` of a round, a chain, and `then` goes on from there: in rows in which `first` made them all.
+    """Two drafters, one after the other, within a round (CS Drafting, Chen et al. 2023).
 
-    Both record q, or neither does. Either may be a relay or a cascade itself.
+    Either both record q or neither does. Either may be a cascade itself.
+
+    Args:
+        first: makes the first `draft_tokens` of a round, as a chain.
+        draft_tokens: number of draft tokens of `first`.
+        then: continues in rows where `first` made all of its draft tokens.
+
+    Raises:
+        ValueError: if `draft_tokens` is below 1.
     """
 
     first: Drafter
@@ -24,23 +32,27 @@ class HorizontalCascade:
 
     def __post_init__(self):
         if self.draft_tokens < 1:
-            raise ValueError(f"draft tokens is {self.draft_tokens}: the first drafter of a relay makes at least 1")
+            raise ValueError(f"draft tokens is {self.draft_tokens}: the first drafter of a horizontal cascade makes at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "HorizontalCascadeSession":
+        """Open the drafting session of one generation."""
         return HorizontalCascadeSession(self.first.begin(prompt, session), self.draft_tokens, self.then.begin(prompt, session))
 
 
 class HorizontalCascadeSession:
+    """Drafting session of one generation."""
+
     def __init__(self, first: DraftSession, draft_tokens: int, then: DraftSession):
         self.first, self.draft_tokens, self.then = first, draft_tokens, then
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         head = self.first.propose(pending, Budget(budget.left, min(self.draft_tokens, budget.length)), noise)
         made = head.size - head.roots
         if budget.length <= self.draft_tokens:
             return head
         if not head.linear:
-            raise ValueError("the first drafter of a relay grew a tree: the second can only go on from a chain")
+            raise ValueError("the first drafter of a horizontal cascade grew a tree: the second can only continue a chain")
         # the draft tokens so far are roots to the second drafter, in the very columns that they have in the draft
         start = pending.start + head.valid[:, head.roots :].sum(1)
         whole = committed_values(head.nodes, head.valid, start)
@@ -54,7 +66,8 @@ class HorizontalCascadeSession:
         return replace(draft, drafter_healthy=_both(head.drafter_healthy, tail.drafter_healthy))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
-        kept = told(draft, scored, verdict)
+        """Take in the verdict of the round; see `DraftSession.observe`."""
+        kept = as_root(draft, scored, verdict)
         self.first.observe(*kept, committed)
         self.then.observe(*kept, committed)
 
@@ -65,10 +78,10 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class LaterNoise:
-    """The round's noise for drafters that begin in the middle of it.
+    """The round's noise for drafters that start in the middle of a round.
 
-    Their draft tokens are keyed by the round's own start. Keyed by where they begin, they would share numbers with the next round that
-    starts there, and a rule that has seen the one draft token would no longer judge the other fairly.
+    Draft tokens are keyed by the start of the round. Keyed by their own start, they would share random numbers with the next round that
+    starts there, and its accept rule would no longer be unbiased.
     """
 
     outer: Noise
@@ -76,16 +89,21 @@ class LaterNoise:
 
     @property
     def coupled(self) -> bool:
+        """True where draft tokens and target values share noise."""
         return self.outer.coupled
 
     def value(self, position: Tensor) -> Keys:
+        """Keys of the values committed at `position` [B, N]."""
         return self.outer.value(position)
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """Keys of the draft tokens at `position` [B, N] of the round that began at `start` [B]."""
         return self.outer.draft_token(position, self.start, branch + (1 << 22))
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the acceptance tests at `position` [B, N]."""
         return self.outer.accept(position, start)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the residual draws at `position` [B, N]."""
         return self.outer.residual(position, start)

@@ -1,6 +1,6 @@
-"""How an ensemble's views are weighted: fixed (IbED), learned from what the target has verified (TABED), or by how sure each one is.
+"""Weights of an ensemble's views: fixed (IbED), adapted to verified tokens (TABED), or by confidence.
 
-V views, B rows, M or K columns, X values, C candidate weightings. Everything is per row and stays on the device.
+V views, B rows, M or K columns, X values, C candidate weightings. All state is per row and stays on the device.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_TINY = 1e-30  # a view may say 0 where the target does not
+_TINY = 1e-30  # a view's probability may be 0 where the target's is not
 _CELLS = 1 << 23  # probabilities held at once while weightings are compared
 
 
@@ -21,23 +21,31 @@ class Weighing(Protocol):
     learns: bool
 
     def of(self, said: Tensor) -> Tensor:
-        """Weights [V, B, M] (or [V, B, 1]), summing to 1 over views, for distributions `said` [V, B, M, X]."""
+        """Return weights [V, B, M] or [V, B, 1], summing to 1 over views, for distributions `said` [V, B, M, X]."""
         ...
 
     def learn(self, p: Tensor, said: Tensor, real: Tensor) -> None:
-        """The target's distributions `p` [B, K, X] at positions it verified, the views' own [V, B, K, X], and which are `real` [B, K]."""
+        """Update the weights.
+
+        Args:
+            p: [B, K, X] the target's distributions at verified positions.
+            said: [V, B, K, X] the views' distributions there.
+            real: [B, K] bool, the positions that count.
+        """
         ...
 
 
 class Weights(Protocol):
-    """How an ensemble is mixed. Carries nothing between generations."""
+    """How an ensemble is mixed. Holds no state between generations."""
 
-    def begin(self, rows: int, views: int, device: torch.device) -> Weighing: ...
+    def begin(self, rows: int, views: int, device: torch.device) -> Weighing:
+        """Return the weights of one generation of `rows` rows and `views` views."""
+        ...
 
 
 @dataclass(frozen=True)
 class Static:
-    """The same weights throughout; None: all alike (IbED, Lee et al. 2025)."""
+    """Constant weights; None for equal ones (IbED, Lee et al. 2025)."""
 
     weights: tuple[float, ...] | None = None
 
@@ -47,6 +55,7 @@ class Static:
             raise ValueError(f"weights are {given}: give one number for every view, none below 0 and not all 0")
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Fixed":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         given = (1.0,) * views if self.weights is None else self.weights
         if len(given) != views:
             raise ValueError(f"{len(given)} weights for {views} views: give one number for every view")
@@ -69,9 +78,10 @@ class _Fixed:
 
 @dataclass(frozen=True)
 class ConfidenceWeights:
-    """Each draft token comes from the one view whose best value is the most probable."""
+    """Takes each draft token from the view whose largest probability is highest."""
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Surest":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         return _Surest()
 
 
@@ -85,11 +95,17 @@ class _Surest(_Fixed):
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The weights that would have served best so far (TABED, Lee et al. 2026): of a grid with the given `step`, the ones whose mixture's
-    best value was the target's most often; among these the least summed KL(p || q).
+    """Weights that would have served best on the verified positions so far (TABED, Lee et al. 2026).
 
-    Every position the target has verified counts, the first rejected one of a round included, or the last `window` of them. Until the
-    first round has been verified all views weigh alike.
+    Of a grid of weightings, takes those whose mixture's most likely value was the target's most often, and of these the one with the least
+    summed KL(p || q). The weights are equal until the first round has been verified.
+
+    Args:
+        step: spacing of the grid; 1 / `step` must be a whole number.
+        window: number of newest verified positions that count; None for all. The first rejected position of a round counts too.
+
+    Raises:
+        ValueError: for a step or window out of range.
     """
 
     step: float = 0.1
@@ -101,12 +117,17 @@ class Adaptive:
         _check_window(self.window)
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Searching":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         return _Searching(simplex(views, round(1 / self.step), device), rows, self.window)
 
 
 @dataclass(frozen=True)
 class InverseKL:
-    """Weights in proportion to 1 / the summed KL(p || q) of each view: cheaper than a search of mixtures (an option of TABED's)."""
+    """Weights in proportion to 1 / the summed KL(p || q) of each view: cheaper than `Adaptive` (an option of TABED).
+
+    Args:
+        window: number of newest verified positions that count; None for all.
+    """
 
     window: int | None = None
 
@@ -114,6 +135,7 @@ class InverseKL:
         _check_window(self.window)
 
     def begin(self, rows: int, views: int, device: torch.device) -> "_Inverse":
+        """Return the weights of one generation of `rows` rows and `views` views."""
         return _Inverse(torch.eye(views, device=device), rows, self.window)
 
 
@@ -123,7 +145,7 @@ def _check_window(window: int | None) -> None:
 
 
 def simplex(views: int, parts: int, device: torch.device | None = None) -> Tensor:
-    """[C, V] all weights that are multiples of 1 / `parts` and sum to 1: 11 for two views in tenths, 66 for three, 286 for four."""
+    """Return [C, V] all weights that are multiples of 1 / `parts` and sum to 1: for tenths 11 for two views, 66 for three, 286 for four."""
     bars = combinations(range(parts + views - 1), views - 1)
     found = [[b - a - 1 for a, b in zip((-1, *bar), (*bar, parts + views - 1), strict=True)] for bar in bars]
     return torch.tensor(found, dtype=torch.float32, device=device) / parts
@@ -153,7 +175,7 @@ class _Searching:
         return self.candidates[torch.where(best, kl, torch.inf).argmin(1)]
 
     def learn(self, p: Tensor, said: Tensor, real: Tensor) -> None:
-        scores = compared(p, said, self.candidates)
+        scores = compare_mixtures(p, said, self.candidates)
         if self.window is None:
             self.scores = self.scores + (scores * real[..., None, None]).sum(1, keepdim=True)
             self.real = self.real | real.any(1, keepdim=True)
@@ -175,7 +197,7 @@ class _Inverse(_Searching):
         return inverse / inverse.sum(1, keepdim=True)
 
 
-def compared(p: Tensor, said: Tensor, candidates: Tensor) -> Tensor:
+def compare_mixtures(p: Tensor, said: Tensor, candidates: Tensor) -> Tensor:
     """[B, K, 2, C] for distributions `p` [B, K, X] and mixtures of `said` [V, B, K, X]: is the best value the same, and KL(p || q)."""
     p, (rows, positions, values) = p.to(said.dtype), p.shape
     own = torch.xlogy(p, p).sum(-1)

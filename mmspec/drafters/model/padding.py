@@ -15,12 +15,12 @@ _ROLES = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 
 def vocabulary_size(model: Any) -> int:
-    """The values that a model's logits have."""
+    """Return the number of values of a model's logits."""
     return model.config.get_text_config(decoder=True).vocab_size
 
 
 def refuse_other_tokenizer(target: Any, drafter: Any) -> None:
-    """ValueError, in one line, if the drafter's vocabulary is not the target's with another padding."""
+    """Raise ValueError unless the drafter's vocabulary can be the target's with different padding."""
     mine, theirs = vocabulary_size(target), vocabulary_size(drafter)
     why = None if mine == theirs else _difference(target, drafter, mine, theirs)
     if why is not None:
@@ -31,7 +31,7 @@ def refuse_other_tokenizer(target: Any, drafter: Any) -> None:
 
 
 def _difference(target: Any, drafter: Any, mine: int, theirs: int) -> str | None:
-    """Why two sizes are not one tokenizer's, "" where they speak for themselves; None if they can be."""
+    """Why two sizes cannot belong to one tokenizer, "" where the sizes show it; None if they can."""
     most, apart = max(mine, theirs), abs(mine - theirs)
     if apart > _PADDING * most:
         return ""

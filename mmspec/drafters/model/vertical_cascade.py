@@ -1,8 +1,8 @@
-"""Cascades: a drafter whose model is itself decoded speculatively.
+"""Vertical cascades: a drafter whose model is itself decoded speculatively.
 
-Staged speculative decoding (Spector and Re 2023), the vertical cascade of CS Drafting (Chen et al. 2023), the hierarchy of TriForce
-(Sun et al. 2024). The middle model's draft is one growing tree: what the inner rule keeps goes on growing, what it refuses stays
-behind as columns nobody hangs on, and the next inner round scores new columns only.
+Staged speculative decoding (Spector and Re 2023), the vertical cascade of CS Drafting (Chen et al. 2023), the hierarchy of TriForce (Sun
+et al. 2024). The middle model's draft is one growing tree: tokens that the inner rule keeps are extended, rejected ones remain as columns
+without children, and each inner round scores new columns only.
 """
 
 from dataclasses import dataclass, replace
@@ -16,22 +16,31 @@ from mmspec.core.protocols import Drafter, DraftSession, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, Accept
 from mmspec.drafters.guided import DraftSource, Guide, on_pending
-from mmspec.drafters.model.drafter import ModelSession, committed_values, told
+from mmspec.drafters.model.drafter import ModelSession, as_root, committed_values
 from mmspec.drafters.shapes import UNRUN
 from mmspec.drafters.views.base import View, same_prompt
 
 
 @dataclass(frozen=True)
 class VerticalCascade:
-    """Drafts with `middle`, decoded in `rounds` inner rounds that `inner` draft tokens for and `accept` judges, `draft_tokens` at a time.
+    """Drafts with a middle model that is itself decoded speculatively (Spector and Re 2023; Chen et al. 2023; Sun et al. 2024).
 
-    The inner rule commits what is exported, a chain: with a distribution-exact rule (token, block) it is distributed by the middle's
-    distribution exactly, and that distribution is recorded as q; with any other rule draft tokens count as point masses. So give greedy
-    under greedy, coupled under coupled, token or block under token or block. Every inner round exports one value at least, so a round of n
-    draft tokens takes at most n inner rounds. `inner` is a ModelDrafter, a model-free drafter or a cascade; no inner round waits for the
-    device, but for drafters that think on the host, which fetch what the middle has committed. `view` is the middle's view of the prompt.
+    The inner rule commits a chain, which becomes the draft. Under a distribution-exact inner rule (token, block) it follows the middle
+    model's distribution, which is recorded as q; under any other rule draft tokens are point masses. So use the same kind of rule inside
+    and outside: greedy under greedy, coupled under coupled, token or block under token or block. Every inner round commits at least one
+    value.
 
-    `middle` may also be the target itself run short, such as `Windowed`: with a tiny `inner` that is TriForce.
+    Args:
+        middle: the middle model, or a partial forward of the target such as `Windowed` (TriForce).
+        inner: drafter of the inner rounds: a `ModelDrafter`, a model-free drafter or a cascade. Only host-side drafters synchronise with
+            the device.
+        accept: accept rule of the inner rounds.
+        rounds: inner rounds per draft.
+        draft_tokens: draft tokens per inner round.
+        view: maps the target's prompt to the middle model's.
+
+    Raises:
+        ValueError: if `rounds` or `draft_tokens` is below 1.
     """
 
     middle: Target | DraftSource
@@ -46,6 +55,7 @@ class VerticalCascade:
             raise ValueError(f"rounds and draft tokens are {self.rounds} and {self.draft_tokens}: each must be at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "VerticalCascadeSession":
+        """Open the drafting session of one generation."""
         if hasattr(self.middle, "guide"):
             return VerticalCascadeSession(self, Beside(self.middle.guide(session)), self.inner.begin(prompt, session))  # type: ignore[arg-type]
         own, _ = self.middle.begin(self.view(prompt, session))  # type: ignore[union-attr]
@@ -53,39 +63,43 @@ class VerticalCascade:
 
 
 class Beside:
-    """A guide that looks into the target's cache, as the session of a middle model. There is nothing of its own to commit."""
+    """Session of a middle model that is a partial forward of the target. It has no cache of its own to commit."""
 
     def __init__(self, guide: Guide):
         self.guide, self.scored = guide, 0
 
     def ready(self, pending: Draft) -> bool:
-        """Is there a cache to look into? Not in the first round."""
+        """Return False in the first round, when the target has no cache yet."""
         return self.guide.root(pending) is not None
 
     def score(self, draft: Draft) -> Scored:
+        """Score the draft; see `TargetSession.score`."""
         self.scored = draft.size
-        return self.guide.score(on_pending(draft))  # values that waited are in the target's cache by now
+        return self.guide.score(on_pending(draft))  # values that waited are now in the target's cache
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.guide.close()
         self.scored = 0
 
 
 class VerticalCascadeSession(ModelSession):
-    """The middle's session, with the values it has not run yet, and the inner drafter's."""
+    """The middle model's session, with the values it has not run yet, and the inner drafter's."""
 
     def __init__(self, plan: VerticalCascade, session: TargetSession, inner: DraftSession):
         super().__init__(session)
         self.plan, self.inner = plan, inner
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if isinstance(self.session, Beside) and not self.session.ready(pending):
             return self.inner.propose(pending, replace(budget, length=0), noise)
         return super().propose(pending, budget, noise)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         super().observe(draft, scored, verdict, committed)
-        self.inner.observe(*told(draft, scored, verdict), committed)
+        self.inner.observe(*as_root(draft, scored, verdict), committed)
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         plan = self.plan
@@ -103,7 +117,7 @@ class VerticalCascadeSession(ModelSession):
 
 
 class Growth:
-    """The middle's draft while it grows, and the chain exported from it."""
+    """The middle model's growing draft, and the chain exported from it."""
 
     def __init__(self, own: Draft, pending: Draft, left: Tensor, width: int):
         self.own, self.pending, self.left, self.width = own, pending, left, width
@@ -117,7 +131,7 @@ class Growth:
         self.origin = torch.full(shape, UNRUN, device=own.nodes.device)  # each exported value's own column
 
     def take(self, drafted: Draft) -> Draft:
-        """Hang an inner draft on what has grown so far; returned is its last root with its draft tokens, for the rule to judge."""
+        """Attach an inner draft to the tree; returns its last root with its draft tokens, for the rule to judge."""
         lag = drafted.roots - 1
         parents = drafted.parents[:, lag:]
         tip = torch.where(parents[:, :1] == PAD, PAD, CONTEXT)
@@ -136,7 +150,7 @@ class Growth:
         return draft
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        """Export what `verdict` commits, as far as there is room, and move the pending token behind it."""
+        """Export what `verdict` commits, within the budget, and move the pending token behind it."""
         count = torch.minimum(verdict.count, self.left)
         steps = torch.arange(draft.size, device=count.device)
         place = torch.where(steps < count[:, None], self.filled[:, None] + steps, self.width)
@@ -153,7 +167,7 @@ class Growth:
         self.pending = committed_values(values, torch.cat([old.valid, accepted, alive], 1), verdict.pending.start)
 
     def export(self, own: Draft, record: bool) -> tuple[Draft, Tensor]:
-        """The chain on the roots `own`, and its values' columns in the middle's draft."""
+        """Return the chain on the roots `own`, and its values' columns in the middle model's draft."""
         last = self.own.size - 1 - self.first
         q = self.distributions.at(self.parents[:, : self.width].clamp(0, last)) if record else None
         return own.extend_chain(self.values[:, : self.width], self.filled, q), self.origin[:, : self.width]
@@ -161,23 +175,26 @@ class Growth:
 
 @dataclass(frozen=True)
 class InnerNoise:
-    """Noise for inner rounds, made of the outer draft tokens' own: it shares no number with the outer rule, whose tests must not know
-    it."""
+    """Noise of inner rounds, derived from the keys of the outer draft tokens, so that it shares no random number with the outer rule."""
 
     outer: Noise
     start: Tensor  # [B] of the outer round
     coupled: bool
 
     def value(self, position: Tensor) -> Keys:
+        """Keys of the values committed at `position` [B, N]."""
         return self._keys(1, position)
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """Keys of the draft tokens at `position` [B, N] of the round that began at `start` [B]."""
         return self.value(position) if self.coupled else self._keys(2, position, start, branch)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the acceptance tests at `position` [B, N]."""
         return self._keys(3, position, start)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the residual draws at `position` [B, N]."""
         return self._keys(4, position, start)
 
     def _keys(self, role: int, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:

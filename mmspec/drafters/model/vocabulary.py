@@ -1,9 +1,7 @@
 """A drafter with another vocabulary: token-level intersection (TLI, Timor et al. 2025), lossless for any overlap.
 
-Draft tokens are drawn from the drafter's distribution restricted to the values both vocabularies have; that restricted distribution is q.
-Padded
-embedding rows are the simplest case: one vocabulary is a prefix of the other. Sizes alone cannot tell two vocabularies of one size
-apart: where there are tokenizers, they are compared by the spelling of every token.
+Draft tokens are drawn from the drafter's distribution restricted to the shared values; that restricted distribution is q. Padded embedding
+tables are the simplest case: one vocabulary is a prefix of the other. Where tokenizers are given, they are compared token by token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ _IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabul
 
 @dataclass(frozen=True)
 class Overlap:
-    """Which ids of two vocabularies mean the same."""
+    """The ids that two vocabularies share."""
 
     to_drafter: Tensor  # [Vt or more] the drafter's id of each target id; `unknown` where it has none
     to_target: Tensor  # [S] target ids of the shared values
@@ -31,7 +29,7 @@ class Overlap:
 
     @staticmethod
     def of_sizes(target: int, drafter: int) -> "Overlap":
-        """One tokenizer, embedding tables padded to different sizes."""
+        """Return the overlap of one tokenizer with embedding tables padded to different sizes."""
         ids = torch.arange(min(target, drafter))
         return Overlap(torch.arange(target).clamp(max=drafter - 1), ids, ids, target)
 
@@ -46,10 +44,19 @@ class Overlap:
         never_generated_ids: Sequence[int] = (),
         also: Sequence[tuple[int, int]] = (),
     ) -> "Overlap":
-        """By the tokens' spelling, for a target of `size` values and a drafter of `own`, None for as many as its tokenizer has.
+        """Return the overlap of two tokenizers by the spelling of their tokens.
 
-        Values `never_generated_ids` of the target are read and never drafted. Pairs `also` mean the same however they are spelt: the
-        placeholders of two models that see. ValueError when less than `least` of the target's tokens are known to the drafter.
+        Args:
+            target: the target's tokenizer.
+            drafter: the drafter's tokenizer.
+            size: number of values of the target.
+            least: smallest share of the target's tokens that the drafter must know.
+            own: number of values of the drafter; that of its tokenizer by default.
+            never_generated_ids: target ids that are read but never drafted.
+            also: pairs of ids that correspond whatever their spelling, such as picture placeholders.
+
+        Raises:
+            ValueError: if less than `least` of the target's tokens are known to the drafter.
         """
         ours, theirs = target.get_vocab(), drafter.get_vocab()
         known = {i: theirs[token] for token, i in ours.items() if token in theirs} | dict(also)
@@ -66,33 +73,35 @@ class Overlap:
         return Overlap(to_drafter, to_target, shared, size)
 
     def read(self, ids: Tensor) -> Tensor:
-        """Target ids [...] as the drafter's. Some placeholders lie beyond the table."""
+        """Map target ids [...] to the drafter's. Placeholders beyond the table are allowed."""
         return self.to_drafter[ids.clamp(max=len(self.to_drafter) - 1)]
 
     def said(self, p: Categorical, size: int) -> Categorical:
-        """The target's distributions `p` over the drafter's `size` values, as far as it has them."""
+        """Map the target's distributions `p` to the drafter's `size` values, restricted to shared ones."""
         scores = torch.full((*p.scores.shape[:-1], size), -torch.inf, dtype=p.scores.dtype, device=p.scores.device)
         scores[..., self.shared] = p.scores[..., self.to_target]
         return Categorical(scores)
 
     def to(self, device: torch.device) -> "Overlap":
+        """Return this object with its tensors on `device`."""
         return Overlap(self.to_drafter.to(device), self.to_target.to(device), self.shared.to(device), self.size)
 
 
 @dataclass(frozen=True)
 class Translated:
-    """A target seen through another vocabulary: a drafter's model that speaks the target's ids."""
+    """Presents a model of another vocabulary as a target over the target's ids."""
 
     target: Target
     overlap: Overlap
 
     def begin(self, prompt: Any) -> tuple["TranslatedSession", Draft]:
-        """Open a session on a prompt, or on several where the target takes several (an ensemble of views)."""
+        """Open a session on one prompt, or on several where the model takes several (an ensemble of views)."""
         several = isinstance(prompt, tuple)
         session, pending = self.target.begin(tuple(map(self._own, prompt)) if several else self._own(prompt))
         return TranslatedSession(session, self.overlap.to(pending.nodes.device)), pending
 
     def capture(self, reserve: int) -> "Translated":
+        """Return this object with its forwards captured; see `HFTarget.capture`."""
         capture = getattr(self.target, "capture", None)
         return self if capture is None else replace(self, target=capture(reserve))
 
@@ -103,7 +112,7 @@ class Translated:
 
 
 class TranslatedSession:
-    """Ids go in through `to_drafter`, distributions come out over the target's values."""
+    """Session whose inputs are mapped by `to_drafter` and whose distributions are over the target's values."""
 
     def __init__(self, session: TargetSession, overlap: Overlap):
         self.session, self.overlap = session, overlap
@@ -111,9 +120,11 @@ class TranslatedSession:
 
     @property
     def scored(self) -> int:
+        """Number of columns of the draft that have been scored."""
         return self.session.scored
 
     def score(self, draft: Draft) -> Scored:
+        """Score the draft; see `TargetSession.score`."""
         found = self.session.score(replace(draft, nodes=self.overlap.read(draft.nodes)))
         own = found.p.scores
         self.size = own.shape[-1]
@@ -122,7 +133,9 @@ class TranslatedSession:
         return replace(found, p=Categorical(scores))
 
     def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:
-        """Hand on what the target said, for a session that learns from it: in the drafter's values, where it has any that are likely."""
+        """Pass the target's distributions on to a session that adapts to them, mapped to the drafter's values where those have
+        probability.
+        """
         if hasattr(self.session, "learn"):
             own = self.overlap.said(p, self.size)
             some = own.scores.amax(-1) > -torch.inf
@@ -130,4 +143,5 @@ class TranslatedSession:
             self.session.learn(own, columns, real & some)  # type: ignore[attr-defined]
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.session.commit(keep, most)

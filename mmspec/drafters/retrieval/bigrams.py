@@ -1,4 +1,4 @@
-"""How often values follow one another in training data: a first-order Markov model, smoothed and sparse."""
+"""Bigram counts of training data: a smoothed, sparse first-order Markov model."""
 
 import os
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from torch import Tensor
 class Bigrams:
     """A(y | x) = (count of x y + alpha) / (count of x + alpha * size) over the values `first` to `first + size - 1` (a codec's codes).
 
-    What stands outside of them was never counted: A is then 1 / size, as behind a value never met.
+    For values outside, and after values never seen, A is 1 / size.
     """
 
     pairs: Tensor  # [M] x * size + y, ascending; x and y counted from `first`
@@ -33,7 +33,7 @@ class Bigrams:
 
     @classmethod
     def count(cls, sequences: Iterable[Tensor], size: int, first: int = 0, alpha: float = 0.1) -> Self:
-        """From training sequences [L]: the pairs both of whose values are among those to count. Pairs never span two sequences."""
+        """Count the pairs of training sequences [L] whose values are both in range. Pairs do not span sequences."""
         found = []
         for ids in sequences:
             x, y = ids[:-1].long() - first, ids[1:].long() - first
@@ -43,7 +43,7 @@ class Bigrams:
         return cls(pairs, counts, size, first, alpha)
 
     def log_prob(self, before: Tensor, after: Tensor) -> Tensor:
-        """log A(after | before) of values of any shapes that broadcast, in double."""
+        """Return log A(after | before) in double, for values of any broadcastable shapes."""
         x, y = torch.broadcast_tensors(before - self.first, after - self.first)
         known = (x >= 0) & (x < self.size) & (y >= 0) & (y < self.size)
         x, y = torch.where(known, x, 0), torch.where(known, y, 0)
@@ -58,10 +58,11 @@ class Bigrams:
         return torch.where(self.pairs[place] == pair, self.counts[place], 0)
 
     def to(self, device: torch.device | str) -> Self:
+        """Return this object with its tensors on `device`."""
         return replace(self, pairs=self.pairs.to(device), counts=self.counts.to(device))
 
     def save(self, path: str | Path) -> None:
-        """Written as safetensors, whole or not at all."""
+        """Write a safetensors file atomically."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -71,7 +72,7 @@ class Bigrams:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """What `save` wrote. ValueError, in one line, for a file that is missing, broken or another thing."""
+        """Read what `save` wrote. ValueError for a file that is missing, broken or of another kind."""
         try:
             with safe_open(path, framework="pt") as file:
                 numbers, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _LONGEST = 16  # tokens compared to tell places apart
 _NEAREST = 64  # places compared on either side of the expected one
@@ -18,15 +18,18 @@ _NEAREST = 64  # places compared on either side of the expected one
 
 @dataclass(frozen=True)
 class Copy:
-    """Copies a source: for correction, rewriting, transcripts with a draft.
+    """Copies a source text: for correction, rewriting and transcripts (SAD, Sun et al. 2021).
 
-    After a mismatch the copy goes on where the source holds the longest suffix of the output, the nearest such place among equals.
-    `source` is the ids every row copies, or one sequence of ids per row; by default each row copies its own prompt.
+    After a mismatch, copying continues where the source holds the longest suffix of the output, at the nearest such place.
+
+    Args:
+        source: token ids that every row copies, or one sequence of ids per row; by default each row's own prompt.
     """
 
     source: Sequence[int] | Sequence[Sequence[int]] | Tensor | None = None
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session))
 
     def _source(self, row: int, text: list[int]) -> list[int]:
@@ -41,6 +44,8 @@ class Copy:
 
 
 class CopyRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, source: list[int]):
         self.source, self.next = source, 0  # next: what to copy
         self.output: list[int] = []
@@ -49,26 +54,28 @@ class CopyRow:
             self.places.setdefault(token, []).append(place)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             self.output.append(token)
             expected = self.next < len(self.source) and self.source[self.next] == token
             self.next = self.next + 1 if expected else self._align(token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         there = self
         if behind:
             there = copy(self)
             there.output = self.output[-_LONGEST:]
             there.extend(behind)
-        return chain(self.source[there.next : there.next + limit])
+        return token_chain(self.source[there.next : there.next + limit])
 
     def _align(self, token: int) -> int:
-        """Where to copy on after `token` came unexpected."""
+        """The place to continue from after the unexpected `token`."""
         places = self.places.get(token, [])
         near = bisect_left(places, self.next)
         near_by = places[max(0, near - _NEAREST) : near + _NEAREST]
         if not near_by:
-            return self.next + 1  # the source does not know it: suppose it stands for one token there
+            return self.next + 1  # not in the source: assume that it replaces one token
         return 1 + max(near_by, key=lambda place: (self._agreement(place), -abs(place - self.next)))
 
     def _agreement(self, place: int) -> int:

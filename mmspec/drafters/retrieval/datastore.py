@@ -1,4 +1,4 @@
-"""REST: retrieval-based speculative decoding (He et al. 2023): a suffix array on disk, and trees of what followed in it."""
+"""REST, retrieval-based speculative decoding (He et al. 2023): a suffix array on disk, and trees of the continuations found in it."""
 
 import os
 from bisect import bisect_left, bisect_right
@@ -16,19 +16,23 @@ from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
 Counts = dict[tuple[int, ...], float]
 """A trie as its paths, each with how often it occurs: a path's beginnings are there too, and occur at least as often."""
 _END = -1  # behind every text; no token has this id
-_SORTED = 64  # suffixes are sorted by this many tokens: contexts are shorter, so a full sort would buy nothing
+_SORTED = 64  # suffixes are sorted by this many tokens; contexts are never longer
 
 
 @dataclass(frozen=True, eq=False)
 class Datastore:
-    """Texts and their suffix array, memory-mapped from one file and shared by every process that opens it."""
+    """Texts and their suffix array, memory-mapped from one file that processes can share."""
 
     tokens: np.ndarray  # [n] int32, _END behind every text
     suffixes: np.ndarray  # [n] int32, where each suffix starts, in order
 
     @staticmethod
     def build(texts: Iterable[Sequence[int]], path: str | Path) -> "Datastore":
-        """Sort `texts` once, write them to `path` and open it. The file appears whole or not at all."""
+        """Sort `texts`, sequences of token ids, write them to `path` atomically and open the file.
+
+        Raises:
+            ValueError: for no texts, ids below 0, or more than 2**31 tokens.
+        """
         pieces = [np.append(np.asarray(text, dtype=np.int64), _END) for text in texts]
         if not pieces:
             raise ValueError("there are no texts: give at least one sequence of token ids")
@@ -53,14 +57,14 @@ class Datastore:
 
     @staticmethod
     def open(path: str | Path) -> "Datastore":
-        """Map a file that `build` wrote."""
+        """Map a file that `build` wrote. ValueError for any other file."""
         table = np.load(path, mmap_mode="r")
         if table.ndim != 2 or len(table) != 2 or table.dtype != np.int32:
             raise ValueError(f"{path} holds {table.dtype} of shape {table.shape}, which is no datastore: write it with Datastore.build")
         return Datastore(*np.asarray(table))
 
     def find(self, context: list[int]) -> range:
-        """Which entries of the suffix array begin with `context`."""
+        """Return the entries of the suffix array that begin with `context`."""
 
         def head(start: int) -> list[int]:
             return self.tokens[start : start + len(context)].tolist()
@@ -69,7 +73,7 @@ class Datastore:
         return range(first, bisect_right(self.suffixes, context, first, key=head))
 
     def find_longest(self, text: list[int], longest: int, shortest: int) -> tuple[int, range]:
-        """The longest suffix of `text` that occurs, and where: a suffix of one that occurs does too, so lengths are bisected."""
+        """Return the length of the longest suffix of `text` that occurs and its entries, by bisection."""
         low, high, found = shortest - 1, min(longest, len(text)), range(0)
         while low < high:
             size = (low + high + 1) // 2
@@ -79,7 +83,7 @@ class Datastore:
 
 
 def suffix_array(tokens: np.ndarray) -> np.ndarray:
-    """Where the suffixes start, sorted by their first `_SORTED` tokens: prefix doubling (Manber and Myers 1993)."""
+    """Return the starts of the suffixes sorted by their first `_SORTED` tokens, by prefix doubling (Manber and Myers 1993)."""
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     order = np.argsort(rank, kind="stable")
     step = 1
@@ -97,9 +101,17 @@ def suffix_array(tokens: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Drafts the `nodes` most frequent continuations of the text's longest suffix (of `longest` down to `shortest` tokens) as a tree.
+    """Drafts the most frequent continuations of the text's longest suffix in a datastore, as a tree (REST, He et al. 2023).
 
-    At most `hits` occurrences are read, spread evenly over the sorted ones.
+    Args:
+        datastore: the texts and their suffix array.
+        nodes: draft tokens of a tree.
+        longest: longest suffix looked up, in tokens.
+        shortest: shortest suffix looked up.
+        hits: largest number of occurrences read, spread evenly over the sorted ones.
+
+    Raises:
+        ValueError: for sizes out of range.
     """
 
     datastore: Datastore
@@ -115,17 +127,22 @@ class Retrieval:
             raise ValueError(f"shortest is {self.shortest} and longest {self.longest}: give 1 <= shortest <= longest <= {_SORTED}")
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: RetrievalRow(self, text), lambda length: self.nodes, self.nodes, unread_by(session))
 
 
 class RetrievalRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: Retrieval, text: list[int]):
         self.plan, self.recent = plan, deque(text, plan.longest)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         self.recent.extend(tokens)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         store = self.plan.datastore
         size, found = store.find_longest([*self.recent, *behind], self.plan.longest, self.plan.shortest)
         stride = max(1, -(-len(found) // self.plan.hits))
@@ -134,12 +151,12 @@ class RetrievalRow:
 
 
 def trie(continuations: Iterable[list[int]], nodes: int) -> DraftTokens:
-    """The most frequent beginnings of `continuations` as a tree."""
+    """Return the `nodes` most frequent beginnings of `continuations` as a tree."""
     return ravel(count(continuations), nodes)
 
 
 def count(continuations: Iterable[Sequence[int]]) -> Counts:
-    """How often each beginning of `continuations` occurs among them; none goes on past an `_END`."""
+    """Return how often each beginning of `continuations` occurs among them, up to an `_END`."""
     counts: Counts = {}
     for tokens in continuations:
         for end in range(1, (tokens.index(_END) if _END in tokens else len(tokens)) + 1):
@@ -149,7 +166,7 @@ def count(continuations: Iterable[Sequence[int]]) -> Counts:
 
 
 def ravel(counts: Counts, nodes: int) -> DraftTokens:
-    """The `nodes` most frequent paths as a tree, shorter ones first among equals, so parents come before children."""
+    """Return the `nodes` most frequent paths as a tree, shorter ones first among equals, so parents come before children."""
     kept = sorted(counts, key=lambda path: (-counts[path], len(path)))[:nodes]
     place = {path: index for index, path in enumerate(kept)}
     return [path[-1] for path in kept], [place.get(path[:-1], -1) for path in kept]

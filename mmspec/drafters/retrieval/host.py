@@ -1,8 +1,7 @@
-"""What drafters that think on the host share: rows that read tokens and draft token, and the session that makes a draft of their draft
-tokens.
+"""Base of drafters that run on the host: rows that read tokens and return draft tokens, and the session that makes a draft of them.
 
-A round costs one host-to-device copy and no copy back: the prompt is read once, and committed values arrive as plain lists. Only values
-that are committed for now, as inside a cascade, have to be fetched: one wait for the device each time.
+A round costs one host-to-device copy and no copy back: the prompt is read once, and committed values arrive as lists. Only provisional
+values, as inside a cascade, are fetched from the device, with one synchronisation each time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,33 +18,39 @@ DraftTokens = tuple[list[int], list[int]]
 
 
 class HostRow(Protocol):
-    """One row's text. It is fed every token in order and asked what may follow."""
+    """One row's text. Receives every token in order and returns draft tokens."""
 
-    def extend(self, tokens: Sequence[int]) -> None: ...
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens to the text."""
+        ...
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
-        """Draft tokens on paths of at most `limit` tokens, parents before their children, as if the text went on with `behind`.
+        """Return draft tokens on paths of at most `limit` tokens, parents before their children, as if the text continued with `behind`.
 
-        `behind` may yet be taken back: the row must not remember it.
+        `behind` is provisional: the row must not store it.
         """
         ...
 
 
-def chain(tokens: list[int]) -> DraftTokens:
-    """Tokens one after the other."""
+def token_chain(tokens: list[int]) -> DraftTokens:
+    """Return `tokens` as a chain."""
     return tokens, list(range(-1, len(tokens) - 1))
 
 
 def as_many(length: int) -> int:
-    """The columns of a chain: one for each draft token asked for."""
+    """Return `length`: a chain has one column per draft token."""
     return length
 
 
 class HostSession:
-    """One generation's rows. `open_row(row, text)` makes each from its prompt; a round of `length` draft tokens has `columns(length)`
-    columns.
+    """Drafting session of one generation on the host.
 
-    `width` bounds the siblings any row may draft; 1 says that every row draft tokens a chain. The ids in `unread` are left out of the text.
+    Args:
+        prompt: the target's prompt.
+        open_row: makes each row from its index and the ids of its prompt.
+        columns: number of columns for a round of a given draft length.
+        width: largest number of siblings of any row; 1 if every row drafts a chain.
+        unread: ids that are left out of the text.
     """
 
     def __init__(
@@ -56,11 +61,12 @@ class HostSession:
         width: int = 1,
         unread: Sequence[int] = (),
     ) -> None:
-        self.texts, self.open_row, self.columns, self.width = read_prompt(prompt, unread), open_row, columns, width
+        self.texts, self.open_row, self.columns, self.width = prompt_ids(prompt, unread), open_row, columns, width
         self.rows: list[HostRow] = []
         self.ended: list[bool] = []
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if not self.rows:
             self._open(len(pending.start))
         if budget.length == 0:
@@ -69,7 +75,7 @@ class HostSession:
         rows = zip(self.rows, self.ended, behind, strict=True)
         draft_tokens = [([], []) if ended else row.draft_token(budget.length, *more) for row, ended, more in rows]
         if not any(tokens for tokens, _ in draft_tokens):
-            return pending  # nothing to judge: a plain step is cheaper than columns of PAD, and no new shape
+            return pending  # no draft tokens: a plain step is cheaper than columns of PAD
         table = [_columns(tokens, parents, self.columns(budget.length)) for tokens, parents in draft_tokens]
         nodes, parents, depth = to_device(table, pending.nodes.device).unbind(1)  # [B, G]
         fits = (depth <= budget.draft_tokens[:, None]) & (parents != PAD) & pending.valid[:, -1:]
@@ -77,6 +83,7 @@ class HostSession:
         return pending.extend(nodes, parents, linear=self.width == 1, width=self.width, levels=budget.length)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         for row, values in zip(self.rows, committed.values, strict=True):
             if values:
                 row.extend(values)
@@ -93,14 +100,15 @@ class HostSession:
 
 
 def unread_by(session: Any) -> tuple[int, ...]:
-    """The ids that stand for pictures or sound in the prompts of `session`, or enclose them: no text, and never said."""
+    """Return the ids that stand for pictures or sound in the prompts of `session`, or enclose them."""
     family = getattr(getattr(session, "target", None), "family", None)
     return (*getattr(family, "placeholders", ()), *getattr(family, "never_generated_ids", ()))
 
 
-def read_prompt(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
-    """Every row's ids without padding and those `unread`, an encoder's source first, then what the decoder was given; None where the
-    prompt has no ids."""
+def prompt_ids(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:
+    """Return every row's ids without padding and those `unread`: an encoder's source first, then the decoder's input. None for prompts
+    without ids.
+    """
     texts, left_out = None, frozenset(unread)
     for name, mask_name in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         ids = prompt.get(name) if isinstance(prompt, Mapping) else None
@@ -132,6 +140,6 @@ def _columns(tokens: list[int], parents: list[int], size: int) -> list[list[int]
 
 
 def to_device(table: list, device: torch.device) -> Tensor:
-    """Nested lists of integers as a tensor, through pinned memory so that the host need not wait for a GPU."""
+    """Return nested lists of integers as a tensor, through pinned memory so that the copy to a GPU is asynchronous."""
     host = torch.tensor(table)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

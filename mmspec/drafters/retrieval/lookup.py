@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (PLD, Saxena 2023), and LLMA (Yang et al. 2023) when reference texts are given."""
+"""Prompt lookup decoding (PLD, Saxena 2023), and LLMA (Yang et al. 2023) with reference texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,24 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _END = -1  # stands between references; no token has this id
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Copies what followed the latest occurrence of the text's last n-gram, longest n first.
+    """Prompt lookup (PLD, Saxena 2023; with references LLMA, Yang et al. 2023): copies the continuation of the text's last n-gram.
 
-    The row's own prompt and output are searched, then `references`: token ids of texts the output may quote, shared by all rows.
+    The row's own prompt and output are searched for the latest occurrence, longest n first, then `references`.
+
+    Args:
+        max_ngram: longest n-gram looked up.
+        min_ngram: shortest n-gram looked up.
+        references: token ids of texts that the output may quote, shared by all rows.
+
+    Raises:
+        ValueError: unless 1 <= `min_ngram` <= `max_ngram`.
     """
 
     max_ngram: int = 3
@@ -28,7 +36,7 @@ class Lookup:
 
     @cached_property
     def index(self) -> "Index":
-        """The references' n-grams, indexed once and only read from then on."""
+        """Index of the references' n-grams, built once."""
         index = Index(self.min_ngram, self.max_ngram)
         for reference in self.references:
             index.extend([int(token) for token in reference])
@@ -36,11 +44,12 @@ class Lookup:
         return index
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: LookupRow(self, text), unread=unread_by(session))
 
 
 class Index:
-    """Where each n-gram of a text last had something behind it. Grows token by token, with a few dictionary writes for each."""
+    """Position after the latest occurrence of each n-gram of a text. Grows token by token."""
 
     def __init__(self, shortest: int, longest: int):
         self.shortest, self.longest = shortest, longest
@@ -48,6 +57,7 @@ class Index:
         self.behind: dict[tuple[int, ...], int] = {}  # n-gram -> position of the token behind its latest occurrence
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             end = len(self.tokens)
             # an n-gram is entered when its continuation is known, so the text's own last n-gram never finds itself
@@ -57,26 +67,30 @@ class Index:
 
 
 class LookupRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: Lookup, text: list[int]):
         self.own, self.references = Index(plan.min_ngram, plan.max_ngram), plan.index
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         self.own.extend(tokens)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         text = [*self.own.tokens[-self.own.longest :], *behind]
         for size in range(min(self.own.longest, len(text)), self.own.shortest - 1, -1):
             ngram = tuple(text[-size:])
             if ngram in self.own.behind:
-                return chain(self._repeat(self.own.behind[ngram], limit, behind))
+                return token_chain(self._repeat(self.own.behind[ngram], limit, behind))
             if ngram in self.references.behind:
                 start = self.references.behind[ngram]
                 copied = self.references.tokens[start : start + limit]
-                return chain(copied[: copied.index(_END)] if _END in copied else copied)
+                return token_chain(copied[: copied.index(_END)] if _END in copied else copied)
         return [], []
 
     def _repeat(self, start: int, limit: int, behind: Sequence[int]) -> list[int]:
-        """The text, then `behind`, from `start` on. A copy that reaches the end goes on with what it has copied: the match may be near."""
+        """The text followed by `behind`, from `start` on. A copy that reaches the end continues with what it has copied."""
         copied = [*self.own.tokens[start : start + limit], *behind][:limit]
         return [copied[i % len(copied)] for i in range(limit)]

@@ -1,4 +1,4 @@
-"""Adaptive n-grams (ANPD, Ou et al. 2024), mixed with a table read off the model's weights (The N-Grammys, Stewart et al. 2024)."""
+"""Adaptive n-grams (ANPD, Ou et al. 2024), combined with a table computed from the model's weights (The N-Grammys, Stewart et al. 2024)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +15,15 @@ from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
 
 @dataclass(frozen=True, eq=False)
 class NGram:
-    """Counts what followed every context of up to `order - 1` tokens, and draft tokens from the longest context known.
+    """Adaptive n-gram drafter (ANPD, Ou et al. 2024): drafts from the longest known context of the row's own text.
 
-    `table` [V, k] names each token's likeliest successors for where no context is known. With `drafts` above 1, as many chains
-    with different first tokens are drafted, most trusted first: the longest contexts', then the shorter ones', then the table's.
+    Args:
+        order: largest n; contexts have up to `order - 1` tokens.
+        table: [V, k] each token's most likely successors, used where no context is known; see `bigram_table`.
+        drafts: number of chains with different first tokens, those of the longest contexts first (The N-Grammys, Stewart et al. 2024).
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     order: int = 4
@@ -39,12 +44,15 @@ class NGram:
         return np.empty((0, 0), np.int64) if self.table is None else self.table.cpu().numpy()
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(
             prompt, lambda row, text: NGramRow(self, text), lambda length: self.drafts * length, self.drafts, unread_by(session)
         )
 
 
 class NGramRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: NGram, text: list[int]):
         self.plan, self.successors = plan, plan.successors
         self.recent: list[int] = []  # the longest context
@@ -53,6 +61,7 @@ class NGramRow:
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             for context in self._contexts(self.recent):
                 followers = self.counts.setdefault(context, {})
@@ -62,6 +71,7 @@ class NGramRow:
             self.recent = self._push(self.recent, token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         tokens: list[int] = []
         parents: list[int] = []
         recent = self.recent
@@ -74,7 +84,7 @@ class NGramRow:
         return tokens, parents
 
     def _chain(self, recent: list[int], first: int, limit: int) -> list[int]:
-        """`first` and what follows it, while anything is known to."""
+        """`first` and its successors, as far as they are known."""
         tokens, token = [], first
         while token is not None and len(tokens) < limit:
             tokens.append(token)
@@ -110,10 +120,20 @@ class NGramRow:
 
 @torch.no_grad()
 def bigram_table(model: Any, k: int, chunk: int = 256) -> Tensor:
-    """Each token's `k` likeliest successors by the weights alone, embedding times head, [V, k]; `chunk` tokens are scored at once.
+    """Return each token's `k` most likely successors by embedding times head, without any layer (The N-Grammys, Stewart et al. 2024).
 
-    This is what a transformer says before any of its layers has run. Where embedding and head are one matrix, a token's own row
-    fits it best, and the table mostly repeats tokens.
+    Where embedding and head are tied, the table mostly repeats tokens.
+
+    Args:
+        model: a causal transformers model.
+        k: successors per token.
+        chunk: tokens scored at once.
+
+    Returns:
+        [V, k] token ids.
+
+    Raises:
+        ValueError: for a model without embedding or head, or `k` out of range.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding is None or head is None:

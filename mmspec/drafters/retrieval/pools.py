@@ -1,7 +1,7 @@
-"""Keyed pools (LASER, first named DARE, Xi et al. 2025): earlier answers of one group, of users or items of a kind, draft for the next.
+"""Keyed pools (LASER, first named DARE, Xi et al. 2025): earlier answers for a group of users or items draft for the next ones.
 
-A pool holds what followed every token in the group's answers, as a trie of short branches with counts. It learns when it is told to
-and never while text is generated. What stands in a row's own prompt and output is counted beside it and forgotten with the row.
+A pool holds the continuations of every token in the group's answers, as tries of short branches with counts. Pools change only when
+`learn` is called, never while text is generated. The row's own prompt and output are counted separately and dropped with the row.
 """
 
 import json
@@ -27,9 +27,9 @@ _HITS = 64  # occurrences of a context read in the row's own text, the latest on
 
 
 class Pool:
-    """One group's answers: for each token a trie of what followed it, held as its paths with their counts.
+    """One group's answers: for each token a trie of its continuations, stored as paths with counts.
 
-    A path's beginnings are there too, and none is counted less often than what goes on from it.
+    Every prefix of a path is stored too, with at least the path's count.
     """
 
     def __init__(self, branch: int, limit: int):
@@ -37,12 +37,12 @@ class Pool:
         self.tries: dict[int, Counts] = {}
 
     def add(self, text: Sequence[int]) -> None:
-        """Count the branch of up to `branch` tokens behind every token of `text`."""
+        """Count the branch of up to `branch` tokens after every token of `text`."""
         for place, token in enumerate(text[:-1], start=1):
             self._insert(token, tuple(text[place : place + self.branch]))
 
     def after(self, context: Sequence[int], depth: int) -> Counts:
-        """Paths of up to `depth` tokens that followed `context`, with their counts."""
+        """Return paths of up to `depth` tokens that followed `context`, with their counts."""
         rest = tuple(context[1:])
         size = len(rest)
         trie = self.tries.get(context[0], {})
@@ -51,7 +51,7 @@ class Pool:
     def _insert(self, token: int, branch: tuple[int, ...]) -> None:
         paths = [branch[:end] for end in range(1, len(branch) + 1)]
         trie = self.tries.get(token, {})
-        while len(trie) + sum(path not in trie for path in paths) > self.limit:  # room is made before, so that the newest branch stays
+        while len(trie) + sum(path not in trie for path in paths) > self.limit:  # evict first, so that the newest branch stays
             trie = {path: times // 2 for path, times in trie.items() if times > 1}
         for path in paths:
             trie[path] = trie.get(path, 0) + 1
@@ -80,7 +80,15 @@ class Pools:
             raise ValueError(f"branch is {self.branch} and limit {self.limit}: give 1 <= branch <= limit, so that one branch always fits")
 
     def learn(self, key: Key | None, sequences: Iterable[Sequence[int]]) -> None:
-        """Count finished answers, token ids each, in the pool of `key`; None for the shared one. Nothing is learnt where one is wrong."""
+        """Count finished answers in the pool of `key`.
+
+        Args:
+            key: name of the group; None for the shared pool.
+            sequences: token ids of the answers.
+
+        Raises:
+            ValueError: for an invalid key or answer; then nothing is learnt.
+        """
         texts = [_tokens(text) for text in sequences]
         if _key(key) not in self.groups and any(texts):  # a group of which nothing is known goes on drafting from the shared pool
             self.groups[_key(key)] = Pool(self.branch, self.limit)
@@ -88,17 +96,24 @@ class Pools:
             self.groups[_key(key)].add(text)
 
     def drafter(self, keys: Any = None, *, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
-        """What drafts for one request: `keys` is the group of all rows, or a sequence or tensor of one group per row. See `PoolDrafter`."""
+        """Return the drafter of one request.
+
+        Args:
+            keys: the group of all rows, or a sequence or tensor with one group per row.
+            nodes: draft tokens of a tree.
+            longest: tokens of context that are matched.
+            own: weight of an occurrence in the row's own text, relative to one in the pool.
+        """
         keys = keys.tolist() if hasattr(keys, "tolist") else keys
         one = not isinstance(keys, Sequence) or isinstance(keys, str)
         return PoolDrafter(self, _key(keys) if one else tuple(_key(key) for key in keys), nodes, longest, own)
 
     def of(self, key: Key | None) -> Pool | None:
-        """The pool that rows of `key` draft from: its own, else the shared one, if there is one. Never another group's."""
+        """Return the pool that rows of `key` draft from: the group's, else the shared one, else None."""
         return self.groups.get(key, self.groups.get(None))
 
     def save(self, path: str | Path) -> None:
-        """Write every pool to one file, whole or not at all."""
+        """Write every pool to one file, atomically."""
         tables = [_table(pool) for pool in self.groups.values()]
         sizes = {"keys": list(self.groups), "sizes": [len(table) for table in tables]}
         header = {"kind": _KIND, "version": _VERSION, "branch": self.branch, "limit": self.limit, **sizes}
@@ -115,7 +130,7 @@ class Pools:
 
     @staticmethod
     def load(path: str | Path) -> "Pools":
-        """The pools that `save` wrote. FileNotFoundError or ValueError, in one line, for a file that is not there or is broken."""
+        """Read the pools that `save` wrote. FileNotFoundError or ValueError for a file that is missing or broken."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"pools {path} do not exist: write them with Pools.save")
         try:
@@ -139,16 +154,25 @@ class Pools:
 
 
 def from_file(path: str | Path, keys: Any = None, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
-    """`Pools.load(path).drafter(keys, ...)`, for configs."""
+    """Return `Pools.load(path).drafter(keys, ...)`; for configs."""
     return Pools.load(path).drafter(keys, nodes=nodes, longest=longest, own=own)
 
 
 @dataclass(frozen=True, eq=False)
 class PoolDrafter:
-    """Drafts the `nodes` most frequent continuations of the text's last tokens, `longest` of them if they are known, else fewer, as a tree.
+    """Drafts the most frequent continuations of the text's last tokens, from the row's own text and its group's pool, as a tree (LASER).
 
-    Continuations come from the row's own text and from its group's pool; one in its own text counts as much as `own` in the pool. Branches
-    end after the pools' `branch` tokens, those that matched included. Under exact rules the output is the target's own.
+    Branches end after the pools' `branch` tokens, matched ones included. Under exact rules the output is the target's.
+
+    Args:
+        pools: the pools.
+        keys: the group of all rows, or one per row; None for the shared pool.
+        nodes: draft tokens of a tree.
+        longest: tokens of context that are matched, fewer where the context is unknown.
+        own: weight of an occurrence in the row's own text, relative to one in the pool.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     pools: Pools
@@ -166,6 +190,7 @@ class PoolDrafter:
             raise ValueError(f"own is {self.own}: what an occurrence in the row's own text counts is 0 or more")
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         host = HostSession(prompt, self._open, lambda length: self.nodes, self.nodes, unread_by(session))
         if isinstance(self.keys, tuple) and host.texts is not None and len(host.texts) != len(self.keys):
             raise ValueError(f"{len(self.keys)} keys for {len(host.texts)} rows: give one key per row, or one for all")
@@ -180,6 +205,8 @@ class PoolDrafter:
 
 
 class PoolRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: PoolDrafter, pool: Pool | None, text: list[int]):
         self.plan, self.pool = plan, pool
         self.text: list[int] = []
@@ -187,6 +214,7 @@ class PoolRow:
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             end = len(self.text)
             for size in range(1, min(self.plan.longest, end) + 1):
@@ -194,6 +222,7 @@ class PoolRow:
             self.text.append(token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         recent = [*self.text[-self.plan.longest :], *behind][-self.plan.longest :]
         for start in range(len(recent)):
             counts = self._after(tuple(recent[start:]), limit)
@@ -202,7 +231,7 @@ class PoolRow:
         return [], []
 
     def _after(self, context: tuple[int, ...], limit: int) -> Counts:
-        """What followed `context`, in the row's own text and in the pool."""
+        """Continuations of `context` in the row's own text and in the pool."""
         depth = min(limit, self.plan.pools.branch + 1 - len(context))
         places = self.places.get(context, [])[-_HITS:] if self.plan.own else []
         counts = count(self.text[place : place + depth] for place in places)
@@ -225,7 +254,7 @@ def _key(key: Any) -> Key | None:
 
 
 def _tokens(text: Any) -> list[int]:
-    """A text's ids as a list. ValueError for anything that is none."""
+    """The ids of a text as a list. ValueError for anything else."""
     tokens = text.tolist() if hasattr(text, "tolist") else text
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
         raise ValueError(f"an answer is {tokens!r:.60}: give sequences of token ids, one for each answer")
@@ -245,7 +274,7 @@ def _table(pool: Pool) -> np.ndarray:
 
 
 def _pool(rows: list[list[int]], pools: Pools) -> Pool:
-    """What `_table` was made of. ValueError where a node stands without its parent, or has a count its parent cannot have."""
+    """The pool written by `_table`. ValueError where a node has no parent or an impossible count."""
     pool, path, trie = Pool(pools.branch, pools.limit), (), None
     for token, depth, times in rows:
         if token < 0:

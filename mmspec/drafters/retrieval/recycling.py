@@ -1,4 +1,4 @@
-"""Token Recycling (Luo et al. 2024): the target's own runners-up, kept for every token, are the next round's tree."""
+"""Token Recycling (Luo et al. 2024): the target's runners-up after every token form the next round's tree."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,11 +18,17 @@ _FALL = 0.4  # a token's candidate of rank r is taken to be right with chance (1
 
 @dataclass(frozen=True)
 class Recycling:
-    """Remembers the target's `width` likeliest values after each token and drafts `nodes` draft tokens by breadth-first search from the
-    last.
+    """Token Recycling (Luo et al. 2024): stores the target's most likely values after each token and drafts a tree by breadth-first search.
 
-    The tree's shape is fixed: the likeliest paths if candidates are right with chances that fall geometrically by rank. Each row
-    has its own memory, which starts empty, so a row's output does not depend on its batch or on earlier generations.
+    The form of the tree is fixed: the most probable paths if the probability of candidates falls geometrically by rank. Each row has its
+    own memory, empty at first, so a row's output does not depend on its batch.
+
+    Args:
+        width: candidates stored per token.
+        nodes: draft tokens of a tree.
+
+    Raises:
+        ValueError: for sizes below 1.
     """
 
     width: int = 4
@@ -33,18 +39,19 @@ class Recycling:
             raise ValueError(f"width and nodes are {self.width} and {self.nodes}: each must be at least 1")
 
     def begin(self, prompt: Any, session: TargetSession) -> "RecyclingSession":
+        """Open the drafting session of one generation."""
         return RecyclingSession(self)
 
 
 @lru_cache(maxsize=64)
-def template(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
-    """The tree of the `nodes` likeliest paths, at most `levels` long, level by level."""
+def likeliest_tree(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
+    """Return the tree of the `nodes` most probable paths of at most `levels` tokens, level by level."""
     chances = [(1 - _FALL) * _FALL**rank for rank in range(width)]
     return sparse_tree([chances] * levels, nodes).levels
 
 
 class RecyclingSession:
-    """One generation's memory: `links[b, v]` are the candidates after value v in row b, -1 where there are none."""
+    """Memory of one generation: `links[b, v]` are the candidates after value v in row b, -1 where there are none."""
 
     def __init__(self, plan: Recycling):
         self.plan = plan
@@ -52,6 +59,7 @@ class RecyclingSession:
         self.shapes: dict[int, list[tuple[Tensor, Tensor]]] = {}  # templates on the device
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if self.links is None or budget.length == 0:
             return pending
         rows = torch.arange(len(pending.start), device=pending.start.device)[:, None]
@@ -70,6 +78,7 @@ class RecyclingSession:
         return pending.extend(torch.cat(values, 1), torch.cat(parents, 1), width=self.plan.width, levels=len(levels))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         size = scored.p.scores.shape[-1]
         if self.links is None:
             shape = (len(draft.start), size + 1, self.plan.width)
@@ -81,13 +90,15 @@ class RecyclingSession:
 
     def _shape(self, length: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         if length not in self.shapes:
-            levels = template(self.plan.width, self.plan.nodes, length)
+            levels = likeliest_tree(self.plan.width, self.plan.nodes, length)
             self.shapes[length] = [(torch.tensor(above, device=device), torch.tensor(rank, device=device)) for above, rank in levels]
         return self.shapes[length]
 
 
 def _newest(draft: Draft, verdict: Verdict) -> Tensor:
-    """[B, N] bool: which nodes speak for their value. Of a value's nodes the last kept one does, else the last: writes never collide."""
+    """[B, N] bool: the node that each value's candidates are taken from: the last kept one, else the last. One per value, so writes never
+    collide.
+    """
     columns = torch.arange(draft.size, device=draft.start.device)
     kept = (verdict.keep[:, None, :] == columns[:, None]).any(-1)
     trust = columns + draft.size * kept

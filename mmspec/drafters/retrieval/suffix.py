@@ -6,18 +6,24 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _REACH = 64  # contexts counted per token: bounds the work on long runs of one token, where every shorter run is a context
 
 
 @dataclass(frozen=True)
 class Suffix:
-    """Finds the longest suffix of the text that occurred before and follows its most frequent continuation, the latest among equals.
+    """Suffix decoding (Oliaro et al. 2024; SAM decoding, Hu et al. 2024): the most frequent continuation of the longest suffix seen before.
 
-    At most `factor` draft tokens are made for each matched token, and draft tokens end where their estimated chance falls below
-    `min_chance`. `corpus`, token ids of texts like those expected, is shared by all rows and wins where it matches longer than the
-    row's own text. It is held in memory; for more than some million tokens use a datastore.
+    Args:
+        corpus: token ids of texts like the expected ones, shared by all rows and kept in memory; used where its match is longer than the
+            one in the row's own text. For more than some million tokens use a datastore.
+        factor: largest number of draft tokens per matched token.
+        min_match: shortest match in tokens.
+        min_chance: drafting ends where the estimated probability falls below this.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     corpus: Sequence[Sequence[int]] | None = None
@@ -35,7 +41,7 @@ class Suffix:
 
     @cached_property
     def automaton(self) -> "Automaton":
-        """The corpus, built once and only read from then on."""
+        """Automaton of the corpus, built once."""
         automaton = Automaton()
         for text in self.corpus or ():
             automaton.last = 0
@@ -44,6 +50,7 @@ class Suffix:
         return automaton
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
+        """Open the drafting session of one generation."""
         return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session))
 
 
@@ -60,6 +67,7 @@ class Automaton:
         self.last, self.clock = 0, 0
 
     def append(self, token: int) -> None:
+        """Append a token to the text."""
         self.last = state = self._grow(token)
         self.clock += 1
         for _ in range(_REACH):
@@ -70,7 +78,7 @@ class Automaton:
             state = self.link[state]
 
     def step(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """The state of the longest known suffix after reading `token`, and its length."""
+        """Return the state of the longest known suffix after reading `token`, and its length."""
         while state > 0 and token not in self.next[state]:
             state = self.link[state]
             matched = self.length[state]
@@ -79,7 +87,7 @@ class Automaton:
         return 0, 0
 
     def follow(self, state: int, limit: int, shortest: int, min_chance: float) -> list[int]:
-        """The most frequent continuation of a state's context, greedily, while its context has at least `shortest` tokens."""
+        """Return the most frequent continuation of a state's context, greedily, while the context has at least `shortest` tokens."""
         draft_tokens, chance = [], 1.0
         while len(draft_tokens) < limit:
             while state > 0 and not self.next[state]:  # the end of a text: a shorter context was seen elsewhere
@@ -110,7 +118,7 @@ class Automaton:
         return new
 
     def _split(self, at: int, token: int, known: int) -> int:
-        """Part the contexts of `known` that now occur at more places from those that do not."""
+        """Separate the contexts of `known` that now occur at more places from the others."""
         part = self._add(dict(self.next[known]), self.length[at] + 1, self.link[known], self.count[known], self.seen[known])
         self.link[known] = part
         while at >= 0 and self.next[at].get(token) == known:
@@ -128,17 +136,21 @@ class Automaton:
 
 
 class SuffixRow:
+    """The text of one row and the index it is looked up in."""
+
     def __init__(self, plan: Suffix, text: list[int]):
         self.plan, self.own, self.corpus = plan, Automaton(), plan.automaton
         self.state, self.matched = 0, 0  # in the corpus
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append committed tokens; see `HostRow.extend`."""
         for token in tokens:
             self.own.append(token)
             self.state, self.matched = self.corpus.step(self.state, self.matched, token)
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
+        """Return draft tokens for one round; see `HostRow.draft_token`."""
         own = max(0, self.own.link[self.own.last])  # the longest suffix that also occurs elsewhere
         match, state, matched = self.own.length[own], self.state, self.matched
         for token in behind:
@@ -147,4 +159,4 @@ class SuffixRow:
         book, state, match = (self.corpus, state, matched) if matched > match else (self.own, own, match)
         if match < self.plan.min_match:
             return [], []
-        return chain(book.follow(state, min(limit, int(self.plan.factor * match)), self.plan.min_match, self.plan.min_chance))
+        return token_chain(book.follow(state, min(limit, int(self.plan.factor * match)), self.plan.min_match, self.plan.min_chance))

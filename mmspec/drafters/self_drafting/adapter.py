@@ -1,7 +1,7 @@
 """Adapters between an early exit and the target's head (Kangaroo, Liu et al. 2024; EESD, Liu et al. 2024).
 
-An adapter is one small layer with its own cache. It reads the exit state of the very value it stands at, where feature drafters read
-the state before it, so draft tokens must run through the target's first layers, whose work the target then takes over.
+An adapter is one small layer with its own cache. It reads the exit state of its own position, where feature drafters read the state before
+it. So draft tokens run through the target's first layers, whose work the target then reuses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,16 +33,21 @@ class AttentionLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden_states: Tensor, **rest: Any) -> Tensor:
+        """Return the layer's output [B, M, H]."""
         found, _ = self.self_attn(self.input_layernorm(hidden_states), **rest)
         return hidden_states + found
 
 
 class Adapter(nn.Module):
-    """What stands between the target's exit after `layer` layers and its head: one layer with its own cache, and a norm.
+    """One layer with its own cache, and a norm, between the target's exit after `layer` layers and its head.
 
-    Kangaroo's has attention only (`mlp=False`) and the parameter names of its published checkpoints: `layers.0.self_attn`,
-    `layers.0.input_layernorm`, `norm`. EESD's is a whole decoder layer. `sizes` are a LlamaConfig's. As a drafter it is complete:
-    it exits, adapts and reads the target's own head. An untrained one adds nothing to the exit state.
+    Exits, adapts and reads the target's own head, so it is a complete drafter. Untrained, it leaves the exit state unchanged.
+
+    Args:
+        layer: number of the target's layers that run.
+        sizes: options of the LlamaConfig of the adapter's layer.
+        mlp: a whole decoder layer, as in EESD; without it attention only, with the parameter names of Kangaroo's checkpoints
+            (`layers.0.self_attn`, `layers.0.input_layernorm`, `norm`).
     """
 
     kind = "kangaroo"
@@ -60,25 +65,26 @@ class Adapter(nn.Module):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`: its sizes, and an exit after an eighth of its layers, as Kangaroo's."""
+        """Return options for a target of transformers' `config`: its sizes, and an exit after an eighth of its layers, as in Kangaroo."""
         return {"layer": max(1, config.num_hidden_layers // 8), "sizes": llama_sizes(config)}
 
     def start_from(self, target: Any) -> None:
-        """Begin with the target's own final norm, where it has one of this form."""
+        """Initialise with the target's final norm, where it has the same form."""
         norm = getattr(target.get_decoder(), "norm", None)
         if getattr(norm, "weight", None) is not None and norm.weight.shape == self.norm.weight.shape:
             self.norm.weight.data.copy_(norm.weight)
 
     def forward(self, state: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
-        """Adapted states [B, M, H] of exit states `state` [B, M, H]; `mask` [B, 1, M, S] bool."""
+        """Return adapted states [B, M, H] of exit states `state` [B, M, H]; `mask` is [B, 1, M, S] bool."""
         rope = self.rotary(state, positions)
         return self.layers[0](state, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
-        """Logits of adapted states through the target's `head`."""
+        """Return logits of adapted states by the target's `head`."""
         return head(self.norm(state))
 
     def guide(self, session: HFSession) -> "AdapterGuide":
+        """Return the guide of one generation on the target session `session`."""
         return AdapterGuide(self, session)
 
     def _start_idle(self) -> None:
@@ -90,28 +96,29 @@ class Adapter(nn.Module):
 
 @dataclass
 class AdapterFeed:
-    """The exit states that go into the adapter's coming forward, [B, M, H]."""
+    """The exit states of the adapter's next forward, [B, M, H]."""
 
     states: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class AdapterFamily:
-    """The family of adapters: it lets a session run one as it runs any model, slots, masks, positions and processors included."""
+    """Family of adapters: lets an `HFSession` run one like any model."""
 
     head: Any
 
     def forward(
         self, model: Adapter, layout: Layout, cache: SlotCache, state: AdapterFeed, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         out = model(state.states, layout.positions, layout.visible[:, None], cache)
         return model.own_logits(out[:, -keep:], self.head), None
 
 
 class AdapterGuide:
-    """An adapter at work: exit states of committed values come from the target, those of the draft from the shallow run.
+    """Guide of an adapter: exit states of committed values come from the target, those of draft tokens from the partial forward.
 
-    The adapter's session commits committed values only, so that its cache holds nothing the target did not keep.
+    The adapter's session commits committed values only.
     """
 
     most = None
@@ -130,6 +137,7 @@ class AdapterGuide:
         self.kept: list[tuple[Tensor, Tensor, Tensor]] = []  # per round since: values [B, M], exit states [B, M, H], which are real
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         assert scored.hidden is not None
         if scored.context is not None:
             ids, lengths, self.prompt = scored.context.ids, scored.context.lengths, scored.context.hidden
@@ -153,6 +161,7 @@ class AdapterGuide:
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
+        """Score the new columns of the draft; see `Guide.score`."""
         assert self.session is not None
         first = self.view.scored
         self.view.score(on_pending(draft))
@@ -165,9 +174,11 @@ class AdapterGuide:
         return self.session.score(draft)
 
     def share(self, draft: Draft, origin: Tensor) -> None:
+        """Hand this draft's partial forward to the target; see `Sharing.share`."""
         self.view.hand_over(draft, origin)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         assert self.session is not None
         real = self.kept[0][2]
         columns = torch.arange(real.shape[1], device=real.device)

@@ -1,6 +1,6 @@
-"""Early exit: the target's first layers draft, and the target goes on from where they stopped (LayerSkip, Elhoushi et al. 2024).
+"""Early exit: the target's first layers draft, and the target continues from their output (LayerSkip, Elhoushi et al. 2024).
 
-The shallow run shares the target's cache and hands its exit states over: every layer runs once for every node.
+The partial forward shares the target's cache and hands its exit states over, so every layer runs once for every node.
 """
 
 from dataclasses import dataclass
@@ -16,23 +16,30 @@ from mmspec.models.target import HFSession
 
 @dataclass(frozen=True)
 class EarlyExit:
-    """Drafts with the target's first `layer` layers (None: half of them), its final norm and its head.
+    """Drafts with the target's first layers, its final norm and its head (LayerSkip, Elhoushi et al. 2024).
 
-    The target need not be trained for it, but drafts well only if it is: with an early-exit loss, as LayerSkip's checkpoints, or with
-    an adapter (`adapter.Adapter`). ValueError when the target has fewer layers.
+    Works best with a target trained with an early-exit loss, such as LayerSkip's checkpoints, or with an adapter (`adapter.Adapter`).
+
+    Args:
+        layer: number of layers that run; None for half of them.
+
+    Raises:
+        ValueError: when a generation begins, if the target has fewer layers.
     """
 
     layer: int | None = None
 
     def guide(self, session: HFSession) -> "ExitGuide":
+        """Return the guide of one generation on the target session `session`."""
         half = -(-len(stack(session.target.model)) // 2)
         return ExitGuide(ShallowView(session, half if self.layer is None else self.layer))
 
 
 class ExitGuide(ViewGuide):
-    """One generation's early exit, which hands over what it has run."""
+    """Guide of an early exit, which hands its exit states over."""
 
     view: ShallowView
 
     def share(self, draft: Draft, origin: Tensor) -> None:
+        """Hand this draft's partial forward to the target; see `Sharing.share`."""
         self.view.hand_over(draft, origin)

@@ -1,7 +1,7 @@
-"""The target itself as drafter, with parts of its layers left out (Draft & Verify, Zhang et al. 2023).
+"""The target as its own drafter, with parts of its layers skipped (Draft & Verify, Zhang et al. 2023).
 
-Nothing is trained and nothing is stored twice: the draft runs on the target's weights and cache. Which parts to leave out may be
-given, taken from how little a layer changes its input (`SimilarLayers`), or searched while generating (`swift.Swift`).
+The draft uses the target's weights and cache and needs no training. The skipped parts are given, chosen by how little a layer changes its
+input (`SimilarLayers`), or searched while generating (`swift.Swift`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,10 +28,17 @@ Parts = frozenset[Part]
 
 @dataclass(frozen=True)
 class SkipLayers:
-    """Leaves out a fixed set: whole `layers`, and the `attention` or `mlp` of others, each by the layers' numbers from 0.
+    """Skips fixed parts of the target's layers (Draft & Verify, Zhang et al. 2023).
 
-    Without any of the three, the attention and MLP of every other layer. `search_parts` finds good sets offline. ValueError, when a
-    generation begins, for layers the target does not have or parts that cannot be left out of it.
+    Without any of the three, attention and MLP of every other layer are skipped. `search_parts` finds good sets offline.
+
+    Args:
+        layers: numbers of the layers skipped as a whole, from 0.
+        attention: numbers of the layers whose attention is skipped.
+        mlp: numbers of the layers whose MLP is skipped.
+
+    Raises:
+        ValueError: when a generation begins, for layers the target does not have or parts that cannot be skipped.
     """
 
     layers: tuple[int, ...] | None = None
@@ -40,11 +47,12 @@ class SkipLayers:
 
     @staticmethod
     def of(parts: Iterable[Part]) -> "SkipLayers":
-        """As `parts` name it."""
+        """Return the drafter that skips `parts`."""
         chosen = sorted(parts)
         return SkipLayers(*(tuple(index for kind, index in chosen if kind == name) for name in ("layers", "attention", "mlp")))
 
     def guide(self, session: HFSession) -> ViewGuide:
+        """Return the guide of one generation on the target session `session`."""
         if self.layers is None and self.attention is None and self.mlp is None:
             model = session.target.model
             return ViewGuide(PartialForward(session, skips_of([every_other(sublayers(model), 0.5)], session)))
@@ -53,10 +61,17 @@ class SkipLayers:
 
 @dataclass(frozen=True)
 class SimilarLayers:
-    """Leaves out the layers whose output is most like their input (Draft on the Fly, Metel et al. 2024).
+    """Skips the layers whose output is most similar to their input (Draft on the Fly, Metel et al. 2024).
 
-    Likeness is the mean cosine similarity over the last `window` values of the prompt; `share` of the layers are left out, never the
-    last one. Every row of a batch chooses for itself; a layer is spared where all rows leave it out.
+    Similarity is the mean cosine similarity over the newest values of the prompt. The last layer is never skipped. Every row of a batch
+    chooses its own layers; time is saved where all rows skip a layer.
+
+    Args:
+        share: share of the layers that are skipped.
+        window: number of values compared.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     share: float = 0.4
@@ -66,16 +81,19 @@ class SimilarLayers:
         check_share(self.share, self.window)
 
     def guide(self, session: HFSession) -> "SimilarGuide":
+        """Return the guide of one generation on the target session `session`."""
         return SimilarGuide(self, session)
 
 
 class SimilarGuide(ViewGuide):
+    """Guide that chooses the layers to skip after the first round."""
+
     def __init__(self, plan: SimilarLayers, session: HFSession):
         super().__init__(PartialForward(session))
         self.plan, self.session = plan, session
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
-        """After the first round, which ran the prompt, choose. Looks at the device once."""
+        """Choose the layers after the first round, which ran the prompt. One host synchronisation."""
         if self.plan is None:
             return
         likeness = self._likeness().tolist()
@@ -85,7 +103,7 @@ class SimilarGuide(ViewGuide):
         self.plan = None
 
     def _likeness(self) -> Tensor:
-        """[B, L] mean cosine similarity of what enters and what leaves each layer, at the newest committed values."""
+        """[B, L] mean cosine similarity of each layer's input and output at the newest committed values."""
         model = own_copy(self.session.target.model)
         layers = range(1, len(stack(model)) + 1)
         with ExitStack() as taps:
@@ -102,19 +120,21 @@ class SimilarGuide(ViewGuide):
 
 
 def sublayers(model: Any) -> list[Part]:
-    """The parts a search chooses from: attention and MLP of all layers but the first and the last, or of all where there are but two."""
+    """Return the parts a search chooses from: attention and MLP of all layers but the first and the last, or of all where there are only
+    two.
+    """
     count = len(stack(model))
     return [(kind, index) for index in (range(1, count - 1) if count > 2 else range(count)) for kind in ("attention", "mlp")]
 
 
 def every_other(parts: Sequence[Part], share: float) -> Parts:
-    """`share` of `parts`, evenly spread: where searches start."""
+    """Return `share` of `parts`, evenly spread: the start of a search."""
     count = min(max(1, round(share * len(parts))), len(parts))
     return frozenset(parts[int((index + 0.5) * len(parts) / count)] for index in range(count))
 
 
 def skips_of(rows: Sequence[Parts], session: HFSession) -> Skips:
-    """What every row leaves out. One set stands for all rows. A part that all rows leave out is not run at all."""
+    """Return what every row skips; one set holds for all rows. A part that all rows skip is not run."""
     found: dict[str, dict[int, Tensor | None]] = {"layers": {}, "attention": {}, "mlp": {}}
     for kind, index in sorted(frozenset().union(*rows)):
         inside = [(kind, index) in row for row in rows]
@@ -123,6 +143,7 @@ def skips_of(rows: Sequence[Parts], session: HFSession) -> Skips:
 
 
 def check_share(share: float, window: int) -> None:
+    """Raise ValueError for a share or window out of range."""
     if not 0 < share < 1:
         raise ValueError(f"share is {share}: leave out more than 0 and less than 1 of the layers, such as 0.45")
     if window < 1:

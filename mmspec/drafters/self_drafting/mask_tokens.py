@@ -15,10 +15,17 @@ from mmspec.models.target import HFSession
 
 
 class MaskTokens(nn.Module):
-    """`tokens` learned embeddings as wide as the target's, `hidden`; all that is trained, a few thousand numbers.
+    """PaSS (Monea et al. 2023): learned look-ahead embeddings as wide as the target's; only these are trained.
 
-    A draft takes one forward: the distribution after the newest value is the target's own, so its draft token is as good as committed, and
-    each embedding adds one draft token that does not depend on the draft tokens before it. The pass that scores them is a second one.
+    A draft takes one forward. The first draft token comes from the target's own distribution after the newest value; each embedding adds
+    one draft token that does not depend on those before it. A second forward verifies them.
+
+    Args:
+        hidden: width of the target's embeddings.
+        tokens: number of look-ahead embeddings.
+
+    Raises:
+        ValueError: for sizes below 1.
     """
 
     kind = "mask-tokens"
@@ -35,29 +42,30 @@ class MaskTokens(nn.Module):
 
     @property
     def target(self) -> Any:
-        """The target training runs through, None until `attach`."""
+        """The target that training runs through, None until `attach`."""
         return self._target[0] if self._target else None
 
     def attach(self, target: Any) -> None:
-        """Train through `target`, which is not trained and not saved."""
+        """Train through `target`, which is neither trained nor saved."""
         self._target = (target,)
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Options for a target of transformers' `config`."""
+        """Return options for a target of transformers' `config`."""
         return {"hidden": config.hidden_size}
 
     def start_from(self, target: Any) -> None:
-        """Begin with the mean of the target's embeddings, of which no value is far, and `attach` it."""
+        """Initialise with the mean of the target's embeddings, and `attach` it."""
         self.attach(target)
         self.embedding.data.copy_(target.get_input_embeddings().weight.detach().mean(0).expand_as(self.embedding))
 
     def guide(self, session: HFSession) -> "MaskGuide":
+        """Return the guide of one generation on the target session `session`."""
         return MaskGuide(self, session)
 
 
 class MaskGuide:
-    """One generation's look-ahead. The first round runs the prompt and is not drafted for."""
+    """Guide of look-ahead embeddings. The first round runs the prompt and is not drafted."""
 
     def __init__(self, net: MaskTokens, session: HFSession):
         check_width(net.kind, net.hidden, session.target.model)
@@ -67,11 +75,12 @@ class MaskGuide:
         self.level = self.known = 0
 
     def root(self, pending: Draft) -> Draft | None:
+        """Return the roots that the draft grows from; see `Guide.root`."""
         return pending if self.view.ready else None
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:
-        """The same distribution for all nodes of a level, but for processors that read each one's own path."""
+        """Return the same distribution for all nodes of a level, except for processors that read each node's path."""
         every = self.logits = self.view.look(draft) if self.logits is None else self.logits
         first, count = self.known, draft.size - self.known
         logits = every[:, self.level : self.level + 1].expand(-1, count, -1)
@@ -79,21 +88,23 @@ class MaskGuide:
         return Scored(self.session.distribution(logits, draft, first))
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         self.logits, self.level, self.known = None, 0, 0
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         pass
 
 
 class MaskView(PartialForward):
-    """Runs the pending token with look-ahead embeddings `tokens` [K, H] behind it."""
+    """Partial forward that runs the pending token with look-ahead embeddings `tokens` [K, H] after it."""
 
     def __init__(self, session: HFSession, tokens: Tensor):
         super().__init__(session)
         self.tokens = tokens
 
     def look(self, pending: Draft) -> Tensor:
-        """Logits [B, K + 1, V] after `pending`, a draft of one root, and after each embedding."""
+        """Return logits [B, K + 1, V] after `pending`, a draft of one root, and after each embedding."""
         count = len(self.tokens)
         columns = torch.arange(count, device=pending.nodes.device).expand(len(pending.nodes), -1)
         parents = torch.where(pending.valid, columns, PAD)
@@ -105,7 +116,7 @@ class MaskView(PartialForward):
 
 
 def put_in(tokens: Tensor) -> Change:
-    """For an embedding: the last columns become `tokens` [K, H]."""
+    """Return a patch of an embedding that replaces the last columns by `tokens` [K, H]."""
 
     def change(real: Any) -> Any:
         def forward(ids: Tensor) -> Tensor:

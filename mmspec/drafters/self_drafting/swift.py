@@ -1,4 +1,4 @@
-"""SWIFT (Xia et al. 2024): which layers to leave out is searched while generating, with the text so far as the judge."""
+"""SWIFT (Xia et al. 2024): the parts to skip are searched while generating, scored on the text generated so far."""
 
 import random
 from collections.abc import Sequence
@@ -16,15 +16,24 @@ from mmspec.models.target import HFSession, HFTarget
 
 @dataclass(frozen=True)
 class Swift:
-    """Leaves out `share` of the attention and MLP parts between the first layer and the last, a better set every few rounds.
+    """SWIFT (Xia et al. 2024): skips attention and MLP parts of the target, and searches for better sets while generating.
 
-    Every `every` rounds one candidate runs over the last `window` generated values, in one forward and with one look at the device; it
-    is scored by the share of them that it foretells, and the best set so far drafts. The first is scored once half a window has been
-    generated. Candidates are random; every `guided`-th follows what past scores say of each part. The search ends after `trials`, or
-    when `enough` of the values are foretold.
+    A candidate is run over the newest generated values in one forward, with one host synchronisation, and scored by the share of values it
+    predicts; the best set so far drafts. Candidates are random, some of them guided by past scores. Every row of a batch searches for
+    itself with the same random numbers, so it drafts as it would alone; time is saved where all rows skip a part. Nothing is kept between
+    generations: `search_parts` finds sets to keep.
 
-    Every row of a batch searches for itself, by the same random numbers, so that it drafts as it would alone; a part is spared where
-    all rows leave it out. Nothing is carried from one generation to the next: `search_parts` finds sets to keep.
+    Args:
+        share: share of the parts that are skipped.
+        every: rounds between candidates.
+        window: values that a candidate is scored on. The first is scored once half of them have been generated.
+        trials: largest number of candidates.
+        guided: every so many candidates one follows past scores.
+        enough: the search ends at this share of predicted values.
+        seed: seed of the candidates.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     share: float = 0.45
@@ -41,12 +50,13 @@ class Swift:
             raise ValueError(f"every, guided and trials are {self.every}, {self.guided}, {self.trials}: at least 1, 1 and 0")
 
     def guide(self, session: HFSession) -> "SwiftGuide":
+        """Return the guide of one generation on the target session `session`."""
         return SwiftGuide(self, session)
 
 
 @dataclass
 class LayerSearch:
-    """One row's search: the best set so far, and what was learned of every part."""
+    """The search of one row: the best set so far, and the scores of every part."""
 
     parts: Sequence[Part]
     share: float
@@ -64,7 +74,7 @@ class LayerSearch:
         self.random = random.Random(self.seed)
 
     def candidate(self) -> Parts:
-        """The set to try next, the same until it is scored; the first is the one the search starts with."""
+        """Return the set to try next, the same until it is scored; at first the initial one."""
         if self.open is None:
             self.open = self._next()
         return self.open
@@ -78,12 +88,13 @@ class LayerSearch:
         return frozenset(sorted(self.parts, key=lambda part: -drawn[part])[: len(self.best)])
 
     def _belief(self, part: Part) -> float:
-        """A draw from what the scores say of leaving `part` out: their mean, less certain the fewer there are."""
+        """A draw from the posterior score of skipping `part`: its mean, with more spread for fewer observations."""
         count = self.counts.get(part, 0)
         mean = (self.sums.get(part, 0.0) + max(self.score, 0.0)) / (count + 1)
         return self.random.gauss(mean, 0.25 / (count + 1) ** 0.5)
 
     def learn(self, parts: Parts, score: float) -> None:
+        """Record the `score` of the candidate `parts`."""
         self.tried, self.open = self.tried + 1, None
         for part in parts:
             self.sums[part] = self.sums.get(part, 0.0) + score
@@ -93,7 +104,7 @@ class LayerSearch:
 
 
 class SwiftGuide(ViewGuide):
-    """One generation's searches, one a row."""
+    """Guide of SWIFT, with one search per row."""
 
     def __init__(self, plan: Swift, session: HFSession):
         super().__init__(PartialForward(session))
@@ -106,6 +117,7 @@ class SwiftGuide(ViewGuide):
         self._adopt()
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
+        """Take in the verdict of the round; see `Guide.observe`."""
         if self.rounds == 0:
             self.since = self.session.lengths - 1
         self.rounds += 1
@@ -121,7 +133,7 @@ class SwiftGuide(ViewGuide):
         self.trial.skip(skips_of(sets, self.session))
         right, seen = foretold(self.trial, pending, self.plan.window, self.since)
         for search, on, parts, hits, count in zip(self.searches, going, sets, right, seen, strict=True):
-            if on and 2 * count >= self.plan.window:  # a few values foretold by luck would end the search
+            if on and 2 * count >= self.plan.window:  # a few values predicted by chance would end the search
                 search.learn(parts, hits / count)
         self._adopt()
 
@@ -130,9 +142,9 @@ class SwiftGuide(ViewGuide):
 
 
 def foretold(view: PartialForward, pending: Draft, window: int, since: Any = 0) -> tuple[list[int], list[int]]:
-    """How many of a row's last `window` committed values `view` foretells, the pending token's included, and how many were looked at.
+    """Return how many of a row's last `window` committed values `view` predicts, the pending token's included, and how many were checked.
 
-    Values before slot `since` [B] are not asked about. One look at the device.
+    Values before slot `since` [B] are not checked. One host synchronisation.
     """
     replay = view.replay(window, since)
     truth = torch.cat([replay.ids[:, 1:], pending.nodes[:, -1:]], 1)
@@ -146,10 +158,19 @@ def foretold(view: PartialForward, pending: Draft, window: int, since: Any = 0) 
 def search_parts(
     target: HFTarget, prompt: Any, new: int = 64, share: float = 0.45, trials: int = 100, guided: int = 5, seed: int = 0
 ) -> tuple[SkipLayers, float]:
-    """Draft & Verify's offline search (Zhang et al. 2023): the best fixed set found for a target on text it writes itself.
+    """Offline search of Draft & Verify (Zhang et al. 2023): the best fixed set for a target on text it generates itself.
 
-    `prompt` is what the target's `begin` takes; `new` values a row are written greedily, and a candidate's score is the share of them
-    that it foretells, over all rows. Returns the drafter and its score.
+    Args:
+        target: the target.
+        prompt: prompt, as the target's `begin` takes it.
+        new: values generated greedily per row.
+        share: share of the parts that are skipped.
+        trials: number of candidates.
+        guided: every so many candidates one follows past scores.
+        seed: seed of the candidates.
+
+    Returns:
+        The drafter, and its score: the share of values it predicts, over all rows.
     """
     session, pending = target.begin(prompt)
     since = None

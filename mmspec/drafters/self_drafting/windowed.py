@@ -1,7 +1,7 @@
-"""The target's own weights on a small part of its cache: the first few values and the newest ones (MagicDec, Chen et al. 2024).
+"""The target's own weights on a part of its cache: the first few values and the newest ones (MagicDec, Chen et al. 2024).
 
-Attention sinks and a sliding window are StreamingLLM's (Xiao et al. 2023); TriForce's middle level (Sun et al. 2024) drafts likewise.
-A draft then costs the weights but not the long cache, which is what long texts and large batches pay for.
+Attention sinks with a sliding window are StreamingLLM's (Xiao et al. 2023); TriForce's middle level (Sun et al. 2024) drafts likewise. A
+draft then reads the weights but not the long cache, which dominates the cost of long texts and large batches.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,22 @@ from mmspec.models.partial_forward import PartialForward, run_uncaptured
 from mmspec.models.slot_cache import Store
 from mmspec.models.target import HFSession
 
-_ROUND = 32  # the buffer's room for a draft comes in such steps
+_ROUND = 32  # the buffer grows by this many slots for a draft
 
 
 @dataclass(frozen=True)
 class Windowed:
-    """Drafts with the target, which sees the first `sinks` and the last `window` committed values, and all of the draft.
+    """Drafts with the target reading only the first and the newest committed values (MagicDec, Chen et al. 2024).
 
-    Values keep their own positions. Exact for any choice; a window as long as the text accepts every draft token. Worth it where the text
-    is much longer than `sinks + window`.
+    Values keep their positions. Exact for any setting; a window as long as the text accepts every draft token. Useful where the text is
+    much longer than `sinks + window`.
+
+    Args:
+        sinks: number of first values read.
+        window: number of newest values read.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     sinks: int = 4
@@ -35,11 +42,12 @@ class Windowed:
             raise ValueError(f"sinks and window are {self.sinks} and {self.window}: see 0 or more first values and 1 or more last ones")
 
     def guide(self, session: HFSession) -> ViewGuide:
+        """Return the guide of one generation on the target session `session`."""
         return ViewGuide(WindowView(session, self.sinks, self.window))
 
 
 class WindowView(PartialForward):
-    """Scores drafts against a buffer: `sinks + window` slots copied from the target's cache when a draft begins, then the draft's."""
+    """Partial forward on a buffer: `sinks + window` slots copied from the target's cache when a draft begins, then the draft's."""
 
     def __init__(self, session: HFSession, sinks: int, window: int):
         super().__init__(session)
@@ -49,6 +57,7 @@ class WindowView(PartialForward):
         self.taken: Tensor | None = None  # [B, kept] the slot that each slot of the buffer was copied from
 
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
+        """Return logits of the newest `fresh` columns of the draft."""
         if self.taken is None or self.kept + draft.size >= self.capacity:
             self._copy(draft)
         small = self._layout(draft, layout, fresh)
@@ -56,11 +65,12 @@ class WindowView(PartialForward):
             return run_uncaptured(self.session, small, fresh)
 
     def close(self) -> None:
+        """End the draft of this round; see `Guide.close`."""
         super().close()
         self.taken = None
 
     def _copy(self, draft: Draft) -> None:
-        """Copy what is in the window; what the buffer holds of the draft stays. The target's cache is not touched."""
+        """Copy the window's slots; the draft's own slots stay. The target's cache is not changed."""
         cache, length = self.session.cache, self.session.lengths[:, None]
         if self.kept + draft.size >= self.capacity:
             self._grow(-(-(draft.size + 1) // _ROUND) * _ROUND)
@@ -95,6 +105,6 @@ class WindowView(PartialForward):
         known = (self.taken < length)[:, None].expand(-1, fresh, -1)
         visible = torch.cat([known, ancestors[:, -fresh:] & valid[:, None], valid.new_zeros(len(valid), fresh, empty)], -1)
         nowhere = (slice(None), slice(None), 0)
-        visible[nowhere] |= ~valid[:, -fresh:]  # a PAD row must see something, or its softmax is NaN
+        visible[nowhere] |= ~valid[:, -fresh:]  # a PAD row needs a visible slot, or its softmax is NaN
         positions = torch.cat([self.taken, position, position.new_zeros(len(valid), empty)], 1)
         return Layout(layout.ids, layout.positions, own[:, -fresh:], visible, positions)

@@ -1,4 +1,4 @@
-"""What planners are fed: acceptance by level and rank, counted while a drafter runs, and the seconds that steps take."""
+"""Measurements for planners: acceptance by level and rank, and the seconds of drafting and verifying."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,13 +26,11 @@ from mmspec.drafters.trees.static import StaticTree, Template
 
 @dataclass
 class Calibration:
-    """Counts how often the rank-r draft token at level d is kept, given that its parent was: pass it as `on_step`. Serves any rule.
+    """Counts how often the rank-r draft token at level d is kept, given that its parent was. Pass it as `on_step`; works with any rule.
 
-    A kept node's draft tokens count, all of them, when the value after that node was committed: one of them was, or none. Where a row is
-    cut, by an end value, a stop or its room, nothing commits after its last value, so what hung there is no miss; neither is a
-    draft token that was never made. The rank of a draft token is its place among its siblings in column order, which is draw order.
-
-    A measuring tool: it reads every round's tree from the device, one synchronisation a round.
+    The children of a kept node count where the value after that node was committed. Where a row is cut by an end value, a stop or its
+    budget, the children of its last value do not count. The rank of a draft token is its place among its siblings in column order, which
+    is draw order. One host synchronisation a round.
     """
 
     hits: list[list[int]] = field(default_factory=list)  # [level][rank]
@@ -57,23 +55,24 @@ class Calibration:
                 _bump(self.hits, level, rank, int(column == kept))
 
     def accuracy(self, least: int = 1) -> list[list[float]]:
-        """[level][rank] share of draft tokens kept; 0 where fewer than `least` were judged, as luck is not to be planned on."""
+        """Return the share of draft tokens kept, [level][rank]; 0 where fewer than `least` were judged."""
         return [
             [hit / tried if tried >= max(1, least) else 0.0 for hit, tried in zip(hits, tries, strict=True)]
             for hits, tries in zip(self.hits, self.tries, strict=True)
         ]
 
     def by_rank(self) -> list[float]:
-        """[rank] share of draft tokens kept, all levels together: Sequoia's acceptance vector."""
+        """Return the share of draft tokens kept by rank, over all levels: Sequoia's acceptance vector."""
         hits, tries = ([sum(rank) for rank in zip_longest(*counts, fillvalue=0)] for counts in (self.hits, self.tries))
         return [hit / tried for hit, tried in zip(hits, tries, strict=True)]
 
     def to_json(self) -> dict[str, list[list[int]]]:
+        """Return plain data that `json.dump` can write."""
         return {"hits": self.hits, "tries": self.tries}
 
     @staticmethod
     def from_json(data: Any) -> "Calibration":
-        """What `to_json` gave. ValueError for anything else."""
+        """Rebuild a calibration from what `to_json` returned. ValueError for anything else."""
         tables: list[Any] = [data.get(name) if isinstance(data, Mapping) else None for name in ("hits", "tries")]
         if not all(map(_counts, tables)) or len({tuple(map(len, table)) for table in tables}) > 1:
             raise ValueError('not a calibration: give {"hits": ..., "tries": ...}, two tables [level][rank] of counts of one shape')
@@ -97,19 +96,27 @@ def _counts(table: Any) -> bool:
 
 
 class Play(Protocol):
-    """A generation over one batch, with draft tokens in the form of `tree`: a modality's public call, or what `playing` makes."""
+    """A generation over one batch, with drafts in the form of `tree`: a modality's public call, or a function made by `playing`."""
 
     def __call__(self, batch: Any, /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> Any: ...
 
 
 def broad(nodes: int, depth: int, decay: float = 0.4) -> Template:
-    """The tree to calibrate on: what a drafter whose rank r is right in (1 - decay) decay^r of cases wants, and at every level all
-    ranks that such a drafter has right more than one time in fifty.
+    """Return a tree to calibrate on, for a drafter whose rank r is right with probability (1 - decay) decay^r.
 
-    0.4 suits text. Where distributions are flat, as over the codes of speech, lower ranks are worth knowing: 0.8.
+    Every level has all ranks that such a drafter has right in more than one of fifty cases. 0.4 suits text; for flat distributions, such
+    as codes of speech, use 0.8.
+
+    Args:
+        nodes: number of nodes.
+        depth: number of levels.
+        decay: factor by which a rank is less probable than the one before it.
+
+    Raises:
+        ValueError: for a decay out of range.
     """
     if not 0 < decay < 1:
-        raise ValueError(f"decay is {decay}: a drafter's ranks fall off by a factor between 0 and 1")
+        raise ValueError(f"decay is {decay}: a drafter's ranks decay by a factor between 0 and 1")
     rates = [(1 - decay) * decay**rank for rank in range(2 * nodes)]
     ranks = 1 + max(0, math.floor(math.log(0.02 / (1 - decay), decay)))
     likely = sparse_tree([rates] * depth, 2 * nodes)
@@ -117,10 +124,18 @@ def broad(nodes: int, depth: int, decay: float = 0.4) -> Template:
 
 
 def calibrate(play: Play, batches: Iterable[Any], tree: Template, seed: int = 0) -> tuple[Stats, Calibration]:
-    """What `tree` brings over all batches, and how often each of its draft tokens is kept: feed `accuracy()` to a planner.
+    """Decode all batches with `tree` and count how often each of its draft tokens is kept.
 
-    Row r of all batches together has the seed `seed` + r, however they are cut. The distributions are those of `play`: plan a tree with the
-    very sampler, temperature and rule it is to serve.
+    The result holds for the sampler, temperature and rule of `play`: calibrate with those that the planned tree will be used with.
+
+    Args:
+        play: decodes one batch.
+        batches: prompts, batch by batch.
+        tree: the template to draft with.
+        seed: row r of all batches together uses seed `seed` + r, whatever the batch size.
+
+    Returns:
+        Statistics of the runs, and the calibration, whose `accuracy()` planners take.
     """
     stats, calibration, rows = Stats(), Calibration(), 0
 
@@ -137,9 +152,14 @@ def calibrate(play: Play, batches: Iterable[Any], tree: Template, seed: int = 0)
 
 
 def playing(target: Target, drafter: Callable[[Template], Drafter], rule: AcceptRule, *, most: int, ends: Sequence[int] = ()) -> Play:
-    """A `Play` of any target, such as an `HFTarget` with its processors, over inputs as its family takes them.
+    """Return a `Play` for any target, such as an `HFTarget` with its processors.
 
-    `drafter` makes the drafter that grows a given tree, its siblings picked as `rule` needs them (`mmspec.run.drafters.drafter_of`).
+    Args:
+        target: the target.
+        drafter: makes the drafter for a given template, with siblings as `rule` needs them; see `mmspec.run.drafters.drafter_of`.
+        rule: the accept rule.
+        most: values per row.
+        ends: values that end a row.
     """
 
     def play(batch: Mapping[str, torch.Tensor], /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> None:
@@ -165,9 +185,19 @@ class Costs:
 def measure_costs(
     target: Target, drafter: Target, prompt: Any, sizes: Sequence[int] = (0, 1, 2, 4, 8, 16, 32, 64), repeats: int = 9
 ) -> Costs:
-    """What drafting with `drafter` and verifying with `target` cost behind `prompt`, in the form `sequoia` takes.
+    """Measure the seconds of drafting with `drafter` and of verifying with `target` after `prompt`, in the form `sequoia` takes.
 
-    The prompt's batch is the one measured. Judging and the host's work between forwards are not included.
+    Judging and host work between forwards are not included. The batch of the prompt is the one measured.
+
+    Args:
+        target: the target.
+        drafter: the drafter's model.
+        prompt: prompt of both.
+        sizes: numbers of draft tokens to time, from 0.
+        repeats: runs per size; the median is taken.
+
+    Raises:
+        ValueError: for sizes or repeats out of range.
     """
     if repeats < 1 or not sizes or min(sizes) < 0:
         raise ValueError(f"sizes are {tuple(sizes)} and repeats {repeats}: give sizes from 0 and at least 1 repeat")

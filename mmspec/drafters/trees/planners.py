@@ -1,10 +1,10 @@
-"""Planners of static trees: from measured acceptance (and measured costs) to the `Template` that commits most.
+"""Planners of static trees: from measured acceptance (and costs) to the `Template` with the largest expected length.
 
-Acceptance is a table: `accuracy[d][r]` is the probability that the rank-r child at level d is the one kept, given that its parent
-was; a plain list of numbers, one a rank, is taken to hold at every level. Planners build on one assumption, Medusa's: that this
-chance depends on level and rank alone. A path's chance is then a product, and a tree's expected length the sum of its paths'.
-It holds best where a sibling's chance does not depend on how many follow it: `top`, with and without replacement. `Calibration`
-measures the table, `measure_costs` the costs.
+Acceptance is a table: `accuracy[d][r]` is the probability that the rank-r child at level d is kept, given that its parent was; a plain
+list, one number a rank, holds at every level. Planners assume, as Medusa does, that this probability depends on level and rank alone: a
+path's probability is a product, and a tree's expected length the sum over its paths. The assumption holds best where a sibling's
+probability does not depend on the siblings after it: `top`, with and without replacement. `Calibration` measures the table,
+`measure_costs` the costs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,9 @@ Accuracy = Sequence[Sequence[float]] | Sequence[float]
 
 
 def expected_length(template: Template, accuracy: Accuracy) -> float:
-    """Values a round commits in the mean: 1 plus the chance of every path. Levels and ranks beyond the table count as never right."""
+    """Return the mean number of values a round commits: 1 plus the probability of every path. Levels and ranks beyond the table count as
+    0.
+    """
     table = _table(accuracy, template.depth)
     return 1.0 + sum(prod(_rate(table, depth, rank) for depth, rank in enumerate(path)) for path in template.paths)
 
@@ -29,7 +31,7 @@ def _rate(table: list[list[float]], depth: int, rank: int) -> float:
 
 
 def _table(accuracy: Accuracy, depth: int) -> list[list[float]]:
-    """One row of rates a level, at most `depth` of them. ValueError for what is no table of probabilities."""
+    """One row of rates a level, at most `depth` rows. ValueError unless they are probabilities."""
     rows = list(accuracy)
     if rows and all(isinstance(rate, (int, float)) for rate in rows):
         rows = [rows] * depth  # by rank only: the same at every level
@@ -46,14 +48,23 @@ def _check(nodes: int, depth: int = 1) -> None:
         raise ValueError(f"nodes and depth are {nodes} and {depth}: a tree has at least 1 of each")
 
 
-_NOTHING = "accuracy leaves no draft token a chance at the first level: calibrate on more prompts, or decode without a drafter"
+_NOTHING = "accuracy is 0 for every draft token of the first level: calibrate on more prompts, or decode without a drafter"
 
 
 def sparse_tree(accuracy: Accuracy, nodes: int) -> Template:
-    """Medusa's sparse tree (Cai et al. 2024): `nodes` times, add the path of the largest chance whose parent and siblings are there.
+    """Medusa's sparse tree (Cai et al. 2024): repeatedly add the most probable path whose parent and earlier siblings are in the tree.
 
-    The best of all trees of its size wherever no rank beats the one before it. Paths of no chance are left out. ValueError when
-    there is none other, or for a table that holds no probabilities.
+    Optimal for its size where a rank is never more probable than the one before it. Paths of probability 0 are left out.
+
+    Args:
+        accuracy: acceptance by level and rank; see the module's description.
+        nodes: largest number of nodes.
+
+    Returns:
+        The template.
+
+    Raises:
+        ValueError: if every path has probability 0, or the table holds no probabilities.
     """
     _check(nodes)
     table = _table(accuracy, nodes)
@@ -79,13 +90,22 @@ def sparse_tree(accuracy: Accuracy, nodes: int) -> Template:
 def sequoia(
     acceptance: Accuracy, nodes: int, depth: int, draft_seconds: float, verify_seconds: Callable[[int], float] | Mapping[int, float]
 ) -> tuple[Template, float]:
-    """Sequoia's tree (Chen et al. 2024): of all trees of up to `nodes` nodes and `depth` levels, the one that costs least a value.
+    """Sequoia's tree (Chen et al. 2024): the tree with the least seconds per committed value.
 
-    A round of n nodes in d levels costs d * `draft_seconds` + `verify_seconds` at n, which is a function or a table of sizes (the
-    straight line between two sizes, flat beyond the ends). For every size and depth the best tree is found exactly, by dynamic
-    programming over siblings and levels. `acceptance` by rank alone is Sequoia's own; by level and rank it is used as such.
+    For every size and depth the best tree is found exactly, by dynamic programming over siblings and levels.
 
-    Returns the template and its expected length. ValueError as for `sparse_tree`.
+    Args:
+        acceptance: acceptance by rank (as in Sequoia) or by level and rank.
+        nodes: largest number of nodes.
+        depth: largest number of levels.
+        draft_seconds: seconds of one level of drafting.
+        verify_seconds: seconds to verify n nodes: a function, or a table that is interpolated linearly.
+
+    Returns:
+        The template and its expected length.
+
+    Raises:
+        ValueError: for negative costs, or as `sparse_tree`.
     """
     _check(nodes, depth)
     if not draft_seconds >= 0:
@@ -145,7 +165,7 @@ class _Plan:
 
 
 def _share(child: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every number of nodes n: the best of child[k - 1] + rest[n - k] over k, or 0 without the child; and that k."""
+    """For every number of nodes n: the maximum of child[k - 1] + rest[n - k] over k, or 0 without the child; and that k."""
     gain, take = np.zeros_like(rest), np.zeros(len(rest), dtype=int)
     for size in range(1, len(rest)):
         options = child[:size] + rest[size - 1 :: -1]  # k = 1 .. size

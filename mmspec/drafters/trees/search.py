@@ -1,4 +1,4 @@
-"""Trees searched anew every round: EAGLE-2's expand and rerank (Li et al. 2024), and two rules for when to stop going deeper."""
+"""Dynamic draft trees: EAGLE-2's expand and rerank (Li et al. 2024), and two rules for its depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,31 @@ from mmspec.drafters.shapes import UNRUN, Score
 
 
 class GrowthStop(Protocol):
-    """Ends a row's search. Path log-probabilities are the drafter's, -inf for what cannot be."""
+    """Ends a row's search. Path log-probabilities are the drafter's, -inf for impossible paths."""
 
     def stops(self, levels: Sequence[Tensor], beam: Tensor, nodes: int) -> Tensor | None:
-        """Which rows [B] go no deeper than the levels found so far; None where it does not look.
+        """Return which rows [B] end at the levels found so far; None where nothing is checked.
 
-        `levels` are the candidates' path log-probabilities [B, n], level by level; `beam` [B, w] are those that would be
-        expanded next; `nodes` is how many candidates will be kept.
+        Args:
+            levels: path log-probabilities [B, n] of the candidates, one tensor per level.
+            beam: [B, w] path log-probabilities of the nodes that would be expanded next.
+            nodes: number of candidates that will be kept.
         """
         ...
 
 
 @dataclass(frozen=True)
 class OptTree:
-    """OPT-Tree (Wang et al. 2024): stop when the last level raised the expected length by no more than `delta`.
+    """Stop when the last level raised the expected length by no more than `delta` (OPT-Tree, Wang et al. 2024).
 
-    The expected length is the sum of the kept nodes' path probabilities. A level pays while it gains more than a drafter step
-    costs in target steps, so `delta` belongs just above that ratio.
+    The expected length is the sum of the kept nodes' path probabilities. A level pays off while it gains more than a drafter step costs in
+    units of target steps, so `delta` should be just above that ratio.
+
+    Args:
+        delta: smallest gain in expected length, 0 or more.
+
+    Raises:
+        ValueError: for a negative delta.
     """
 
     delta: float = 0.2
@@ -41,11 +49,12 @@ class OptTree:
             raise ValueError(f"delta is {self.delta}: a gain in expected length is 0 or more, such as 0.2")
 
     def stops(self, levels: Sequence[Tensor], beam: Tensor, nodes: int) -> Tensor:
+        """Return which rows [B] end their search; see `GrowthStop.stops`."""
         return expected(levels, nodes) - expected(levels[:-1], nodes) <= self.delta
 
 
 def expected(levels: Sequence[Tensor], nodes: int) -> Tensor:
-    """The sum of the `nodes` largest path probabilities, [B]; 0 without levels."""
+    """Return the sum [B] of the `nodes` largest path probabilities; 0 without levels."""
     if not levels:
         return torch.zeros(())
     scores = torch.cat(list(levels), 1)
@@ -54,9 +63,14 @@ def expected(levels: Sequence[Tensor], nodes: int) -> Tensor:
 
 @dataclass(frozen=True)
 class DynamicDepth:
-    """Dynamic Depth Decoding (Brown et al. 2024): at some depths, stop when the beam holds too little probability.
+    """Stop at given depths where the beam holds too little probability (Dynamic Depth Decoding, Brown et al. 2024).
 
-    Looks after every level in `depths` and stops a row whose beam's log-probability, summed over its paths, is below `threshold`.
+    Args:
+        depths: levels after which the beam is checked, from 1.
+        threshold: a row stops where the log of its beam's summed path probabilities is below this.
+
+    Raises:
+        ValueError: for depths or a threshold out of range.
     """
 
     depths: tuple[int, ...] = (2, 4, 6)
@@ -70,6 +84,7 @@ class DynamicDepth:
             raise ValueError(f"threshold is {self.threshold}: a log-probability is 0 or less, such as -0.7")
 
     def stops(self, levels: Sequence[Tensor], beam: Tensor, nodes: int) -> Tensor | None:
+        """Return which rows [B] end their search; see `GrowthStop.stops`."""
         return beam.logsumexp(-1) < self.threshold if len(levels) in self.depths else None
 
 
@@ -78,10 +93,19 @@ class DynamicDepth:
 
 @dataclass(frozen=True)
 class ExpandRerank:
-    """EAGLE-2's tree (Li et al. 2024): each level expands the `width` likeliest paths, then the best `nodes` of all are kept.
+    """EAGLE-2's tree (Li et al. 2024): expand the likeliest paths level by level, then keep the best nodes of all.
 
-    Every row gets its own tree of at most `depth` levels, for at most `depth` drafter calls. With a `stop`, rows end early one by
-    one and hold PAD below; the search ends when no row goes on, which costs one look at the device for every level it checks.
+    Every row gets its own tree, for at most `depth` drafter calls. With a `stop`, rows end one by one and hold PAD below; each checked
+    level costs one host synchronisation.
+
+    Args:
+        width: paths expanded per level.
+        depth: largest number of levels.
+        nodes: nodes kept.
+        stop: rule that ends a row's search, `OptTree` or `DynamicDepth`.
+
+    Raises:
+        ValueError: if a size is below 1.
     """
 
     width: int = 4
@@ -94,6 +118,7 @@ class ExpandRerank:
             raise ValueError(f"width, depth and nodes are {self.width}, {self.depth}, {self.nodes}: each must be at least 1")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         rows, roots, device = len(draft.start), draft.roots, draft.start.device
         most = min(self.depth, budget.length)
         values: list[Tensor] = []  # per level, [B, n] candidates: their token, path log-probability, parent candidate and column
@@ -130,14 +155,14 @@ class ExpandRerank:
         return self._rerank(draft, *found, levels=len(values))
 
     def _checked(self, beam: Tensor, levels: list[Tensor]) -> tuple[Tensor, bool]:
-        """The beam without the rows that stop, and whether none is left."""
+        """The beam without the rows that stop, and whether all have stopped."""
         stopped = None if self.stop is None else self.stop.stops(levels, beam, self.nodes)
         if stopped is None:
             return beam, False
         return torch.where(stopped[:, None], -torch.inf, beam), bool(stopped.all())
 
     def _rerank(self, draft: Draft, values: Tensor, scores: Tensor, above: Tensor, columns: Tensor, *, levels: int) -> tuple[Draft, Tensor]:
-        """Keep the best candidates: a stable sort sends ties to the shallower, so parents are kept before their children."""
+        """Keep the best candidates. The sort is stable and prefers shallower ones, so parents are kept before their children."""
         count = min(self.nodes, values.shape[1])
         kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values
         new_column = torch.full_like(values, PAD).scatter_(

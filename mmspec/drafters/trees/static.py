@@ -1,4 +1,4 @@
-"""Static draft trees (Cai et al. 2024, Medusa): a template fixed in advance says which ranks hang where, the drafter fills in values."""
+"""Static draft trees (Medusa, Cai et al. 2024): a template fixes the tree in advance and the drafter fills in the values."""
 
 import json
 from collections import Counter
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Budget, Draft
-from mmspec.drafters.shapes import UNRUN, Pick, Score, at_most, joined, without_replacement
+from mmspec.drafters.shapes import UNRUN, Pick, Score, at_most, concatenate_distributions, draw_without_replacement
 
 NodePath = tuple[int, ...]
 """A node, named by the ranks on the way to it: (0, 2) is the third child of the root's first child."""
 
 
 class Level(NamedTuple):
-    """The nodes of one level: each one's parent, as an index into the level above, and its rank among that parent's children."""
+    """The nodes of one level: the index of each node's parent in the level above, and its rank among that parent's children."""
 
     above: tuple[int, ...]
     rank: tuple[int, ...]
@@ -32,10 +32,14 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Template:
-    """A fixed tree. With every node its parent and its earlier siblings are there too, as siblings are drawn in order.
+    """A fixed tree, given by the paths of its nodes.
 
-    `paths` are put in level order. In JSON a template is the list of its paths, such as [[0], [1], [0, 0]]. ValueError names the
-    path that does not fit.
+    Args:
+        paths: one path of ranks per node; (0, 2) is the third child of the root's first child. Every node needs its parent and its earlier
+            siblings. Stored in level order; in JSON a list of lists, such as [[0], [1], [0, 0]].
+
+    Raises:
+        ValueError: naming the path that does not fit.
     """
 
     paths: tuple[NodePath, ...]
@@ -45,7 +49,7 @@ class Template:
 
     @staticmethod
     def branching(counts: Sequence[int]) -> "Template":
-        """`counts[d]` children under every node of level d: (4, 2, 1) is a tree of 4 + 8 + 8 nodes."""
+        """Return the tree with `counts[d]` children under every node of level d: (4, 2, 1) has 4 + 8 + 8 nodes."""
         counts = tuple(counts)
         if not counts or not all(_whole(count) and count >= 1 for count in counts):
             raise ValueError(f"branching is {counts}: give at least one level, each with 1 or more children")
@@ -54,7 +58,7 @@ class Template:
 
     @staticmethod
     def read(path: str | Path) -> "Template":
-        """The template in a JSON file. ValueError when there is none."""
+        """Read a template from a JSON file. ValueError if it is missing or invalid."""
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -64,25 +68,27 @@ class Template:
         return Template(found)
 
     def to_json(self) -> list[list[int]]:
+        """Return plain data that `json.dump` can write."""
         return [list(path) for path in self.paths]
 
     @property
     def size(self) -> int:
-        """Nodes, the root not counted."""
+        """Number of nodes, without the root."""
         return len(self.paths)
 
     @property
     def depth(self) -> int:
+        """Number of levels."""
         return len(self.paths[-1])
 
     @cached_property
     def width(self) -> int:
-        """The most children any node has."""
+        """Largest number of children of a node."""
         return 1 + max(path[-1] for path in self.paths)
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """The same tree, level by level."""
+        """The tree level by level."""
         found: list[Level] = []
         place: dict[NodePath, int] = {(): 0}
         for _, level in groupby(self.paths, len):
@@ -92,7 +98,7 @@ class Template:
         return tuple(found)
 
     def cut(self, depth: int) -> "Template":
-        """The levels down to `depth`, at least 1."""
+        """Return the levels down to `depth`, at least 1."""
         return Template(tuple(path for path in self.paths if len(path) <= depth))
 
 
@@ -126,23 +132,28 @@ def _whole(number: Any) -> bool:
 
 @dataclass(frozen=True)
 class StaticTree:
-    """Draft tokens in the form of `template`: the rank-r child of a node is the r-th sibling that `pick` delivers there.
+    """Draft tree of a fixed template (Medusa, Cai et al. 2024).
 
-    That is the value of rank r for `top`, the r-th one drawn for sampled siblings. Nothing that was drawn changes the form, so
-    every sibling rule stays exact for the pick it assumes. The drafter runs only the nodes that have children, one call a level;
-    the round's length caps the levels. q, where recorded, is the parent's distribution.
+    The rank-r child of a node is the r-th sibling that `pick` returns there: the value of rank r for `top`, the r-th draw for sampled
+    siblings. The form never depends on drawn values, so every sibling rule stays exact for the pick it assumes. The drafter runs only
+    nodes with children, one call a level; the draft length of a round cuts the levels. Draws are keyed by the node's place in the
+    template, so a row drafts the same alone and in a batch.
 
-    Draws are keyed by the node's place in the template, so a row drafts the same alone and in any batch.
+    Args:
+        template: the tree.
+        pick: how siblings are picked: `draw_without_replacement`, `draw_with_replacement`, `top` or `top_and_one`.
     """
 
     template: Template
-    pick: Pick = without_replacement
+    pick: Pick = draw_without_replacement
 
     @property
     def depth(self) -> int:
+        """Number of levels."""
         return self.template.depth
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
+        """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         start, last, width = draft.start, draft.roots - 1, self.template.width
         stages = _stages(self.template, budget.length, start.device)
         if not stages:
@@ -160,7 +171,11 @@ class StaticTree:
             if depth + 1 < len(stages):
                 above = torch.where(valid[:, stage.inside], stage.inner_parents + last, PAD)
                 inner = inner.extend(value[:, stage.inside], above, linear=width == 1, width=width, levels=depth + 1)
-        q = joined(distributions).at(torch.cat([stage.distributions for stage in stages]).expand(len(start), -1)) if recorded else None
+        q = (
+            concatenate_distributions(distributions).at(torch.cat([stage.distributions for stage in stages]).expand(len(start), -1))
+            if recorded
+            else None
+        )
         final = draft.extend(torch.cat(values, 1), torch.cat(parents, 1), q, linear=width == 1, width=width, levels=len(stages))
         origin = torch.cat([stage.origin for stage in stages]) + last
         return final, origin.expand(len(start), -1)

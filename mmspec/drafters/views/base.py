@@ -1,8 +1,8 @@
-"""What a drafter reads of a request: the target's prompt, without what it cannot read, and with what the target has encoded already.
+"""Views: what a drafter reads of a request, made from the target's prompt and from what the target has already encoded.
 
-A view is called with the target's prompt and its session, once a request, and gives the drafter's prompt. This file chooses one where
-none is asked for; `text_views`, `vision` and `ensemble` hold those of prompts with pictures. `distil-whisper` (Gandhi et al. 2023) is
-the case that shares an encoder: its assistant is a shallow decoder over the target's own, frozen encoder.
+A view is called once a request with the target's prompt and its session, and returns the drafter's prompt. This module chooses a view
+where none is given; `text_views`, `vision_inputs` and `model.ensemble` hold views of prompts with pictures. Distil-Whisper (Gandhi et al.
+2023) shares the encoder: its assistant is a shallow decoder on the target's frozen encoder.
 """
 
 from collections.abc import Callable
@@ -23,48 +23,53 @@ _ENCODER_SIZES = ("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"
 
 
 def same_prompt(prompt: Any, session: Any) -> Any:
-    """All that the target reads."""
+    """Return the target's prompt."""
     return prompt
 
 
 def own_encoder(prompt: Any, session: Any) -> Any:
-    """The target's source and its decoder's opening, whatever opening the drafter's own config asks for; its encoder runs once."""
+    """Return the target's source and decoder prompt; the drafter runs its own encoder."""
     if session.target.family.source in prompt:
         prompt = {key: value for key, value in prompt.items() if key != "encoder_outputs"}  # the target's own
     return {**prompt, **_opening(prompt, session)}
 
 
 def shared_encoder(prompt: Any, session: Any) -> Any:
-    """The target's encoder states, and its decoder's opening."""
+    """Return the target's encoder states and decoder prompt."""
     return {**prompt, **_opening(prompt, session), "encoder_outputs": session.state.outputs}
 
 
 def opening_alone(prompt: Any, session: Any) -> Any:
-    """For a drafter that only reads text: the decoder's opening, nothing of the sound."""
+    """Return the decoder prompt only, for a drafter that reads text but no sound."""
     opening = _opening(prompt, session)
     return {"input_ids": opening["decoder_input_ids"], "attention_mask": opening["decoder_attention_mask"]}
 
 
 def own_pixels(prompt: Any, session: Any) -> Any:
-    """All that the target reads, for the drafter's own encoder. Features the target's encoder made (`mm_encoder_outputs`) are not the
-    drafter's: then the words alone."""
+    """Return the target's prompt for the drafter's own encoder; without pixels (`mm_encoder_outputs`), the text alone."""
     return text_alone(prompt, session) if "mm_encoder_outputs" in prompt else prompt
 
 
 def shared_modalities(prompt: Any, session: Any) -> Any:
-    """The target's prompt as the target has seen or heard it."""
+    """Return the target's prompt with the pictures and sounds as the target has encoded them."""
     return {**prompt, "merged": session.state}
 
 
 def text_alone(prompt: Any, session: Any) -> Any:
-    """For a drafter that only reads text: the prompt without what stands for pictures or sound, and without what encloses it."""
+    """Return the prompt without placeholders of pictures or sound and the ids that enclose them."""
     return Drop()(prompt, session)
 
 
 def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
-    """What `drafter`, a transformers model, reads of the requests of `target`. ValueError where it cannot read them.
+    """Return the default view of `drafter`, a transformers model, on the requests of `target`.
 
-    With `translated` its prompts come in its own ids, placeholders too.
+    Args:
+        target: the target.
+        drafter: the drafter's transformers model.
+        translated: prompts are mapped to the drafter's ids, placeholders included.
+
+    Raises:
+        ValueError: if the drafter cannot read the requests.
     """
     ours, theirs = target.family, family_of(drafter)
     if isinstance(ours, (Multimodal, Mllama)):
@@ -83,18 +88,18 @@ def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
 
 
 def seeing(target: HFTarget, drafter: Any) -> View:
-    """Own pixels: all that the target reads. Where the drafter's model is the target's, what that has seen already."""
+    """Return the view of a drafter that reads pictures: own pixels, or the target's encoded ones where both run the same model."""
     return shared_modalities if drafter is target.model else own_pixels
 
 
 def can_see(target: HFTarget, drafter: Any) -> bool:
-    """True if a drafter reads the inputs that prompts of `target` need."""
+    """Return True if the drafter supports the modalities in prompts of `target`."""
     ours, theirs = target.family, family_of(drafter)
     return type(ours) is type(theirs) and getattr(ours, "modality", None) == getattr(theirs, "modality", None)
 
 
 def _same_eyes(target: HFTarget, drafter: Any, translated: bool) -> bool:
-    """Whether what the target's processor returns is, as far as configs tell, what the drafter's own would."""
+    """True if the target's processor returns what the drafter's own would, as far as their configs tell."""
     ours, theirs = target.model.config, drafter.config
     marks = {getattr(family, "placeholders", None) for family in (target.family, family_of(drafter))}
     return can_see(target, drafter) and ours.model_type == theirs.model_type and (translated or len(marks) == 1)

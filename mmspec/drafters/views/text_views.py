@@ -1,8 +1,8 @@
-"""What a drafter that only reads words reads of a prompt with pictures (or sound): the words, and what is said in place of a picture.
+"""Views of a text-only drafter on prompts with pictures (or sound): the text, with pictures removed or replaced.
 
-A picture is one run of placeholders. The ids that enclose it (`<|vision_start|>` and its kin) go with it: a model of the same
-tokenizer knows them as words, but has never learned what they mean without a picture. The last position of a row always stays,
-because a session begins behind it: where it is a picture's, it reads as the word before it.
+A picture is one run of placeholders. The ids that enclose it (such as `<|vision_start|>`) are removed with it, because a text-only model
+has not learnt them. The last position of a row always stays, because a session begins after it: where it belongs to a picture, it reads as
+the token before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,11 @@ Ids = list[int]
 
 @dataclass(frozen=True)
 class Drop:
-    """The words alone (Gagrani et al. 2024). `brackets` are left out besides the ids that the target's config names."""
+    """The text without pictures (Gagrani et al. 2024).
+
+    Args:
+        brackets: ids to remove besides those that the target's config names.
+    """
 
     brackets: tuple[int, ...] = ()
 
@@ -32,7 +36,12 @@ class Drop:
 
 @dataclass(frozen=True)
 class Newline:
-    """One newline, the id `newline`, for every picture (the text-only view of TABED, Lee et al. 2026)."""
+    """One newline in place of every picture (the text-only view of TABED, Lee et al. 2026).
+
+    Args:
+        newline: id of the newline.
+        brackets: ids to remove besides those that the target's config names.
+    """
 
     newline: int
     brackets: tuple[int, ...] = ()
@@ -43,10 +52,16 @@ class Newline:
 
 @dataclass(frozen=True)
 class CaptionView:
-    """A caption for every picture, in the order of the batch (TABED, Lee et al. 2026).
+    """A caption in place of every picture, in the order of the batch (TABED, Lee et al. 2026).
 
-    `captions` are given, or `captioner` makes them from the request: it gets the prompt, pixels and all, and returns one text for
-    every picture. `encode` turns a caption into ids. ValueError when there are fewer or more captions than pictures.
+    Args:
+        encode: maps a caption to ids.
+        captions: one caption for every picture; or
+        captioner: called with the prompt, pixels included; returns one text for every picture.
+        brackets: ids to remove besides those that the target's config names.
+
+    Raises:
+        ValueError: for neither or both of the two, and for a wrong number of captions.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -69,7 +84,7 @@ class CaptionView:
 
 
 def retold(prompt: Any, session: Any, tell: Callable[[int], Sequence[Ids]], brackets: Sequence[int] = ()) -> dict[str, Tensor]:
-    """The prompt as words: the i-th picture of the batch reads `tell(pictures)[i]`. Padded on the left."""
+    """Return the prompt as text: the i-th picture of the batch is replaced by `tell(pictures)[i]`. Padded on the left."""
     ids, mask = session.target.family.prompt(session.target.model, prompt)
     marks, around = set(session.target.family.placeholders), {*marks_of(session), *brackets}
     rows = [row[own].tolist() for row, own in zip(ids, mask, strict=True)]
@@ -83,7 +98,7 @@ def retold(prompt: Any, session: Any, tell: Callable[[int], Sequence[Ids]], brac
 
 
 def runs(row: Sequence[int], marks: set[int], fixed: int | None = None) -> list[int]:
-    """Where each picture of a row begins: a run of one placeholder, or each `fixed` positions of a run that is so many times as long."""
+    """Return the start of each picture of a row: a run of one placeholder, or every `fixed` positions of a longer run."""
     starts: list[int] = []
     position = 0
     while position < len(row):
@@ -98,7 +113,7 @@ def runs(row: Sequence[int], marks: set[int], fixed: int | None = None) -> list[
 
 
 def marks_of(session: Any) -> tuple[int, ...]:
-    """The ids that stand for pictures or sound in a session's prompts, and those that enclose them."""
+    """Return the ids that stand for pictures or sound in a session's prompts, and those that enclose them."""
     family = session.target.family
     return tuple(dict.fromkeys((*family.placeholders, *family.never_generated_ids)))
 
@@ -115,5 +130,5 @@ def _row(row: Ids, words: dict[int, Ids], brackets: set[int]) -> Ids:
 
 
 def _fixed(model: Any) -> int | None:
-    """Positions of every picture, for models whose pictures all have the same number: two of them may stand side by side."""
+    """Positions of every picture, for models where all pictures have the same number and may be adjacent."""
     return getattr(model.config, "image_seq_length", None) if model.config.model_type == "llava" else None

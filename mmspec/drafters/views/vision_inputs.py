@@ -1,7 +1,7 @@
-"""What a drafter with eyes sees of a request: pictures pooled to fewer positions, or pruned to those the target looks at.
+"""Views of a drafter that reads pictures: pictures pooled to fewer positions, or pruned to those the target attends to.
 
-A view says what to do with the pictures; `Looking`, the family that drives such a drafter, does it where the drafter's own prompt is
-merged. The drafter numbers its positions from 0 without gaps.
+A view marks what to do with the pictures; the family `Looking` does it where the drafter's prompt is merged. The drafter's positions count
+from 0 without gaps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,15 +29,19 @@ _ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 
 @dataclass(frozen=True)
 class Looking(Multimodal):
-    """A drafter that sees, or hears. A prompt may ask for pictures pooled (`pooled`: by how much each way, and how many positions one
-    takes unpooled) and for some positions only (`kept` [B, P] bool)."""
+    """Family of a multimodal drafter whose prompt may ask for pooled pictures and for a part of the positions.
+
+    `pooled` gives the pooling size and the number of positions of an unpooled picture; `kept` [B, P] bool gives the positions to keep.
+    """
 
     def prompt(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the ids and the mask of the prompt, without positions that are not kept."""
         ids, mask = super().prompt(model, inputs)
         return ids, mask & inputs[KEPT] if KEPT in inputs else mask
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
+        """Open the cache and the state of one generation; see the family protocol."""
         own = {key: value for key, value in inputs.items() if key not in (POOLED, KEPT)}
         model = own_copy(model)
         with _pooling(model, inputs.get(POOLED)):
@@ -50,12 +54,12 @@ class Looking(Multimodal):
 
 
 def looking(family: Any) -> Any:
-    """The family of a drafter, able to do what views ask; as it is where it neither sees nor hears within its prompt."""
+    """Return `family` with support for pooled and pruned pictures; unchanged for other than multimodal decoders."""
     return Looking(**vars(family)) if type(family) is Multimodal else family
 
 
 def _packing(mask: Tensor) -> Tensor:
-    """[B, P] the order in which a session packs a prompt: what is not padding first."""
+    """[B, P] the order in which a session packs a prompt: padding last."""
     return torch.argsort((~mask).long(), dim=1, stable=True)
 
 
@@ -64,10 +68,16 @@ def _packing(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Own pixels, their patches averaged `size` by `size` in front of the projector: 576 positions become 144 (TABED, Lee et al. 2026).
+    """Own pixels with patches averaged `size` by `size` before the projector: 576 positions become 144 (TABED, Lee et al. 2026).
 
-    For models that project a square grid of patches and give every picture the same number of positions, as LLaVA-1.5 does, PaliGemma
-    and InternVL. ValueError for any other.
+    For models that project a square grid of patches with a fixed number of positions per picture, such as LLaVA-1.5, PaliGemma and
+    InternVL.
+
+    Args:
+        size: side of the averaged squares, in patches.
+
+    Raises:
+        ValueError: for a size below 1, and, when called, for models of another structure.
     """
 
     size: int = 2
@@ -110,7 +120,7 @@ def _otherwise(model: Any, size: int) -> str:
 
 @contextmanager
 def _pooling(model: Any, asked: tuple[int, int] | None) -> Iterator[None]:
-    """Inside, pictures are pooled as `asked`: by how much each way, from how many positions. None: not at all."""
+    """Context in which pictures are pooled: `asked` is the pooling size and the positions before it, None for no pooling."""
     if asked is None:
         yield
         return
@@ -144,11 +154,18 @@ def _pooling(model: Any, asked: tuple[int, int] | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The share `keep` of picture positions to which the target's text attends most (SpecVLM, Ji et al. 2025; DREAM, Hu et al. 2025).
+    """The picture positions to which the target's text attends most (SpecVLM, Ji et al. 2025; DREAM, Hu et al. 2025).
 
-    Importance is the mean attention, over layers, heads and the rows of text behind the last picture. Of the positions kept, the share
-    `top` are the most important ones; the rest are spread evenly over the others. The target must have run the prompt, so drafting
-    begins in the second round. `base` is what the drafter would read unpruned.
+    Importance is the mean attention over layers, heads and the text after the last picture. The target must have run the prompt, so
+    drafting begins in the second round.
+
+    Args:
+        keep: share of picture positions that are kept.
+        top: share of these that are the most important ones; the rest is spread evenly over the others.
+        base: the view before pruning.
+
+    Raises:
+        ValueError: for shares out of range.
     """
 
     keep: float = 0.5
@@ -175,12 +192,19 @@ class Pruned:
         columns = torch.arange(ids.shape[1], device=ids.device)
         behind = torch.where(packed, columns, -1).amax(1) + 1  # the text behind the last picture, or the last position
         weights = importance(session, torch.minimum(behind, lengths - 1))[:, : ids.shape[1]]
-        kept = ~packed | chosen(weights, packed, self.keep, self.top) | (columns == lengths[:, None] - 1)
+        kept = ~packed | select_positions(weights, packed, self.keep, self.top) | (columns == lengths[:, None] - 1)
         return {**self.base(prompt, session), KEPT: torch.zeros_like(mask).scatter(1, order, kept) & mask}
 
 
-def chosen(weights: Tensor, of: Tensor, keep: float, top: float = 1.0) -> Tensor:
-    """[B, P] bool: the share `keep` (rounded up) of the positions `of` [B, P] bool; of these `top` by `weights` [B, P], the rest evenly."""
+def select_positions(weights: Tensor, of: Tensor, keep: float, top: float = 1.0) -> Tensor:
+    """Return [B, P] bool: the share `keep` (rounded up) of the positions `of` [B, P] bool.
+
+    Args:
+        weights: [B, P] importance.
+        of: [B, P] bool, the positions to choose from.
+        keep: share kept.
+        top: share of the kept ones chosen by `weights`; the rest is spread evenly.
+    """
     have = of.sum(1, keepdim=True)
     count = torch.ceil(have * keep - 1e-6).long()
     best = torch.ceil(count * top - 1e-6).long()
@@ -195,9 +219,9 @@ def chosen(weights: Tensor, of: Tensor, keep: float, top: float = 1.0) -> Tensor
 
 @torch.no_grad()
 def importance(session: Any, since: Tensor) -> Tensor:
-    """[B, S] how much a session's committed rows from `since` [B] on attend to each slot: the mean over layers, heads and rows.
+    """Return [B, S] the attention of a session's committed rows from `since` [B] on to each slot, averaged over layers, heads and rows.
 
-    Only these rows run again, and the session is left as it was. Sums to 1 over the slots committed before and these rows themselves.
+    Only these rows run again, and the session is not changed. Sums to 1 over the slots committed before and these rows.
     """
     model, noted = own_copy(session.target.model), []
 
@@ -212,14 +236,14 @@ def importance(session: Any, since: Tensor) -> Tensor:
                     hooks.callback(module.register_forward_hook(note).remove)
         rows = PartialForward(session).replay(int((session.lengths - since).max()), since).real
     if not noted:
-        raise ValueError(f"{type(model).__name__} does not say what it attends to: choose the view 'own'")
+        raise ValueError(f"{type(model).__name__} does not return attention weights: choose the view 'own'")
     weights = torch.stack(noted).mean(0) * rows[..., None]
     return weights.sum(1) / rows.sum(1, keepdim=True)
 
 
 @contextmanager
 def _eager(model: Any) -> Iterator[None]:
-    """Forwards of the copy `model` inside compute attention step by step, which alone hands its weights out."""
+    """Context in which forwards of the copy `model` use eager attention, which returns attention weights."""
     check_copy(model)
     holders = [module for module in model.modules() if "config" in vars(module)]
     before = [module.config for module in holders]

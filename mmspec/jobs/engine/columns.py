@@ -1,14 +1,14 @@
-"""The fingerprint of a table's columns: of what they hold, not of how a file has cut, packed or named the types that hold it."""
+"""Fingerprint of a table's columns: of their values, not of row groups, compression or type names."""
 
 import hashlib
 from typing import Any
 
 
 class ContentDigest:
-    """SHA-256 over columns that come batch by batch: the same for the same values, however many batches and row groups they came in.
+    """SHA-256 over columns that come batch by batch, equal for equal values however they are split into batches.
 
-    A column is digested as a few streams (which values are there, lengths, bytes), each of which runs on from batch to batch. Integers of
-    any width count as the same type, and so do floats, texts, and lists; -0.0 and 0.0 differ. Anything else is taken by its Python repr.
+    A column is digested as a few streams (validity, lengths, bytes). Integers of any width count as the same type, and so do floats,
+    texts, and lists; -0.0 and 0.0 differ. Other types are taken by their Python repr.
     """
 
     def __init__(self) -> None:
@@ -16,12 +16,13 @@ class ContentDigest:
         self.rows = 0
 
     def add(self, batch: Any) -> None:
-        """The next rows: a pyarrow record batch."""
+        """Add a pyarrow record batch."""
         self.rows += batch.num_rows
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             self._column(repr(name), column)
 
     def hexdigest(self) -> str:
+        """Return the digest of all rows so far."""
         parts = [f"{self.rows} rows", *(f"{name} {stream.hexdigest()}" for name, stream in sorted(self._streams.items()))]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Doing a job: what is missing is found, an engine does it, and the end is written.
+"""Running a job: find the missing shards, let an engine do them, and write the end state.
 
-An engine is a context manager over (job or what builds it, processes). It gives the job as the driver needs it, which may be without its
-worker, and a function that does shards; each of them by `finish`, so that every engine leaves the same bytes.
+An engine is a context manager over (job or its builder, processes). It yields the job, possibly without its worker, and a function that
+does shards; every shard is written by `finish`, so every engine writes the same bytes.
 """
 
 import time
@@ -23,7 +23,20 @@ Doing = Callable[[JobFolder, Sequence[int], int, Tick], None]  # (folder, shards
 
 @dataclass(frozen=True)
 class Report:
-    """How a finished job went."""
+    """Summary of a finished job.
+
+    Attributes:
+        records: records of the input, rejects included.
+        outputs: records with an output.
+        rejects: records without one; reasons are in rejects.jsonl.
+        shards: number of shards.
+        resumed: shards that were finished before this run.
+        seconds: seconds of work, summed over shards and processes.
+        measures: totals of the worker's measures.
+        out: the output folder.
+        unit: name of the records.
+        rate: records a second of wall-clock time in this run, over all processes; 0 if nothing was left to do.
+    """
 
     records: int
     outputs: int
@@ -42,12 +55,21 @@ class Report:
 
 
 def run(job: Job | Callable[[], Job], engine: str = "local", processes: Processes | None = None, patience: float = 3600.0) -> Report | None:
-    """Do what is not done yet. The first process waits for the others and reports; the others return None.
+    """Run the missing shards of a job. The first process waits for the others and returns the report.
 
-    `job` may be what builds it: the "ray" engine calls that once in each of its workers, so that a model is loaded where it is used, and
-    sends a ready job there pickled. `patience` is how many seconds the first process waits without seeing a shard finished. ValueError for
-    bad input and for a folder that holds another job; `Stopped` when the disk is full, the input changes or others are gone. Both are one
-    line, with every engine.
+    Args:
+        job: the job, or a function that builds it. The "ray" engine calls the function once in each worker, so that a model is loaded
+            where it is used; a job itself is sent there pickled.
+        engine: "local" or "ray".
+        processes: this process among those of the launch; read from the environment by default.
+        patience: seconds the first process waits without a shard being finished by others.
+
+    Returns:
+        The report in the first process, None in the others.
+
+    Raises:
+        ValueError: for bad input, or a folder that holds another job.
+        Stopped: when the disk is full, the input changed, or other processes are gone.
     """
     if engine not in ENGINES:
         raise ValueError(f"unknown engine {engine!r}; valid: {', '.join(ENGINES)}")
@@ -110,7 +132,7 @@ ENGINES = {"local": _local, "ray": _ray}
 
 
 def _wait(folder: JobFolder, shards: Sequence[int], patience: float) -> None:
-    """Until other processes have finished `shards`."""
+    """Wait until other processes have finished `shards`."""
     left, seen = set(shards), time.monotonic()
     while left:
         finished = {shard for shard in left if folder.marker(shard) is not None}
@@ -126,7 +148,7 @@ def _wait(folder: JobFolder, shards: Sequence[int], patience: float) -> None:
 
 
 def _close(job: Job, folder: JobFolder, shards: int, resumed: int, rate: float) -> Report:
-    """End the job: rejects, timing, manifest; and what to tell."""
+    """Write rejects, timing and manifest, and return the report."""
     seconds, measures, abouts = 0.0, {}, []
     for timing in folder.timings(shards):
         seconds += timing["seconds"]

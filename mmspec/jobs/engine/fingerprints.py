@@ -1,13 +1,19 @@
-"""What tells one model from another, wherever it was loaded from."""
+"""Fingerprint of a model's weights."""
 
 import hashlib
 from typing import Any
 
 
 def weights(module: Any) -> str:
-    """SHA-256 over the name, dtype, shape and bytes of every parameter and buffer that a torch module saves.
+    """Return the SHA-256 over the name, dtype, shape and bytes of every parameter and buffer in a module's state dict.
 
-    Reads all weights once (about a second a gigabyte), so that a fine-tuned copy under the same name is told apart.
+    Reads all weights once, about a second a gigabyte.
+
+    Args:
+        module: a torch module.
+
+    Returns:
+        The hexadecimal digest.
     """
     import torch
 

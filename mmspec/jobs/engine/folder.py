@@ -1,13 +1,13 @@
-"""A job's folder: what makes two jobs the same, what is finished, and how files get there whole.
+"""A job's folder: the identity of the job, its finished shards, and atomic writes.
 
-    manifest.json        what the job is, and its counts once it is done        (the same bytes however the job went)
-    part-00000.jsonl     a shard's outputs, and what else the sink writes        (the same)
+    manifest.json        the job's identity, and its counts once it is done     (the same bytes for every run)
+    part-00000.jsonl     a shard's outputs, and other files of the sink         (the same)
     rejects.jsonl        {"line", "reason"}, written at the end                 (the same)
-    shards/00000.json    a finished shard's marker: counts, sizes, rejects      (the same)
-    timing/, timing.json what each shard took, and on what it ran               (differs from run to run)
-    .unfinished-0/       what process 0 has at hand; gone when it ends
+    shards/00000.json    marker of a finished shard: counts, sizes, rejects     (the same)
+    timing/, timing.json seconds of each shard, and the machine                 (differs from run to run)
+    .unfinished-0/       files being written by process 0; removed at the end
 
-Every file is written under `.unfinished-R` and then renamed, the marker last: a shard without a marker is done again, over what there is.
+Every file is written under `.unfinished-R` and then renamed, the marker last. A shard without a marker is written again.
 """
 
 import errno
@@ -24,12 +24,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Stopped(RuntimeError):
-    """A job that cannot go on now: what is finished stays, and the same command goes on from there. One line."""
+    """Raised when a job cannot continue now. Finished shards stay, and the same command resumes the job."""
 
 
 @dataclass(frozen=True)
 class JobFolder:
-    """The folder `path`, as the process of number `rank` writes it."""
+    """The folder `path`, as written by the process of number `rank`."""
 
     path: Path
     rank: int | str = 0
@@ -39,7 +39,7 @@ class JobFolder:
         return self.path / f".unfinished-{self.rank}"
 
     def claim(self, identity: Mapping[str, Any]) -> None:
-        """Make the folder this job's, or go on with it. ValueError when it is another's, saying what differs."""
+        """Make the folder this job's, or resume the job. ValueError, naming the differences, if it holds another job."""
         identity = json.loads(json.dumps(identity))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ class JobFolder:
             )
 
     def _begin(self, manifest: dict[str, Any]) -> None:
-        """Write the manifest unless another process was faster; never over one that is there."""
+        """Write the manifest unless another process already has."""
         with self.place() as place:
             draft = _written(place / "manifest.json", manifest)
             try:
@@ -82,7 +82,7 @@ class JobFolder:
         return found
 
     def marker(self, shard: int) -> dict[str, Any] | None:
-        """What is known of a finished shard; None when it is not finished, or when its files are not as they were written."""
+        """Return the marker of a finished shard; None if it is not finished or its files have changed."""
         try:
             found = json.loads((self.path / "shards" / f"{shard:05d}.json").read_text(encoding="utf-8"))
             whole = all((self.path / name).stat().st_size == size for name, size in found["files"].items())
@@ -92,7 +92,7 @@ class JobFolder:
 
     @contextmanager
     def place(self) -> Iterator[Path]:
-        """An empty folder to write in. A full disk becomes one line; nothing stays behind, however the block ends."""
+        """Yield an empty folder to write in, removed afterwards. A full disk raises `Stopped`."""
         try:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch.mkdir()
@@ -103,7 +103,7 @@ class JobFolder:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def publish(self, place: Path, shard: int, marker: dict[str, Any], timing: dict[str, Any]) -> None:
-        """Give everything under `place` its name, what lies deepest first; then mark the shard as finished."""
+        """Rename everything under `place` into the folder, deepest paths first, then mark the shard as finished."""
         found = [file for file in place.rglob("*") if file.is_file()]
         files = sorted(found, key=lambda file: (-len(file.parts), file))
         marker["files"] = {str(file.relative_to(place)): file.stat().st_size for file in files}
@@ -119,7 +119,7 @@ class JobFolder:
             os.replace(file, target)
 
     def close(self, shards: int, timing: Mapping[str, Any], unit: str) -> dict[str, Any]:
-        """Write rejects, timing and the manifest's end state, from the markers of all shards; return the manifest."""
+        """Write rejects, timing and the manifest's end state from the markers of all shards; return the manifest."""
         counts = {"records": 0, "outputs": 0, "rejects": 0, "shards": shards}
         with self.place() as place:
             with (place / "rejects.jsonl").open("w", encoding="utf-8") as file:
@@ -143,7 +143,7 @@ class JobFolder:
         return manifest
 
     def timings(self, shards: int) -> Iterable[dict[str, Any]]:
-        """What every shard took, where that is known."""
+        """Yield the timing of every shard that has one."""
         for shard in range(shards):
             try:
                 yield json.loads((self.path / "timing" / f"{shard:05d}.json").read_text(encoding="utf-8"))
@@ -166,7 +166,7 @@ def _written(path: Path, data: Any) -> Path:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file's contents have reached the disk."""
+    """Flush a file's contents to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

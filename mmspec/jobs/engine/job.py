@@ -1,8 +1,8 @@
-"""A job: records in, outputs out, in shards that are finished or not, so that it can be killed at any moment and started again.
+"""A job: records in, outputs out, in shards, so that it can be interrupted at any moment and resumed.
 
-The contract with the worker: `work(batch of (index, record))` gives one output a record, in order, and an output follows from its index
-and record alone. Whatever is random draws with seed + index. Then outputs depend neither on shard size, batch size nor
-the number of processes, and a job that was killed and resumed ends with the same bytes as one that was left alone.
+Contract of the worker: `work(batch of (index, record))` returns one output a record, in order, and an output depends on its index and
+record only. Random workers draw with seed + index. Then outputs depend neither on shard size, batch size nor the number of processes, and
+a resumed job writes the same bytes as an uninterrupted one.
 """
 
 import time
@@ -20,7 +20,25 @@ Batch = list[tuple[int, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to do. `model`, `options`, the input and the shard size make two jobs the same; batch size and processes may change."""
+    """A job to run. `model`, `options`, the input and the shard size identify it; batch size and processes may change between runs.
+
+    Args:
+        source: stream of records, such as `Lines` or `ParquetRows`.
+        sink: writer of outputs, such as `JsonLines`, `NumberedFiles` or `ParquetTable`.
+        work: maps a batch of (index, record) to one output or `Reject` each, as the sink takes them.
+        out: output folder.
+        model: what identifies the model, such as {"weights": weights(module)}; JSON data.
+        options: everything else that the outputs depend on, the seed included; JSON data.
+        check: returns the record as `work` takes it; its ValueError rejects the record.
+        batch_size: records a call of `work`.
+        shard_size: records a shard.
+        unit: name of the records in progress bars.
+        about: provenance, kept beside the timing.
+        measures: running totals of the worker, summed into the timing.
+
+    Raises:
+        ValueError: for sizes below 1.
+    """
 
     source: Source
     sink: Sink
@@ -41,7 +59,7 @@ class Job:
                 raise ValueError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give at least 1")
 
     def length(self, shard: int, records: int) -> int:
-        """How many of the input's `records` belong to a shard."""
+        """Return how many of the input's `records` belong to `shard`."""
         return min(self.shard_size, records - shard * self.shard_size)
 
 
@@ -54,7 +72,9 @@ def finish(
     where: Mapping[str, Any],
     tick: Callable[[int], None],
 ) -> None:
-    """One shard from its `length` records to its marker: what every engine does; `where` it did it is kept with the timing."""
+    """Write one shard from its `length` records, up to its marker. Called by every engine; `where` describes the process and is kept with
+    the timing.
+    """
     start, before = time.perf_counter(), dict(job.measures())
     ledger = _Ledger(tick)
     with folder.place() as place:

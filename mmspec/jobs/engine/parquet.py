@@ -1,6 +1,6 @@
-"""Parquet in and out: rows of a file or of a folder of files as records, and a table of outputs a shard.
+"""Parquet in and out: rows of one or several files as records, and one table of outputs per shard.
 
-Memory is bounded by a batch and by a row group of the output, whatever the size of the input.
+Memory is bounded by a batch and a row group of the output, whatever the size of the input.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,11 +19,16 @@ _GROUP_ROWS = 32768  # of an output file: fixed, so that its bytes do not tell h
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """The rows of one Parquet file, or of all *.parquet files of a folder in the order of their names, as dicts of Python values.
+    """Source of Parquet rows: one file, or all *.parquet files of a folder by name, as dicts of Python values.
 
-    `columns` are those that a record has (all of the first file's, where none are named). A record's index is its row number over all
-    files. A column may be of any type: it is the job's `check` that rejects what the worker cannot take, row by row, so one file of another
-    type among many does not stop a job. ValueError, in one line and at once, for files and columns that are not there.
+    A record's index is its row number over all files. Columns may be of any type; the job's `check` rejects unsuitable rows one by one.
+
+    Args:
+        path: the file or folder.
+        columns: names of the columns to read; those of the first file by default.
+
+    Raises:
+        ValueError: for missing or unreadable files and for missing columns.
     """
 
     path: Path
@@ -45,7 +50,7 @@ class ParquetRows:
 
     @property
     def types(self) -> dict[str, str]:
-        """What the columns hold in the first file, in the names that `ParquetTable` takes."""
+        """Return the types of the columns in the first file, by the names that `ParquetTable` takes."""
         import pyarrow as pa
 
         with _opened(self._files()[0]) as table:
@@ -53,7 +58,9 @@ class ParquetRows:
         return {name: str(kind.value_type if pa.types.is_dictionary(kind) else kind) for name, kind in found.items()}
 
     def facts(self) -> Facts:
-        """The fingerprint is of the columns' values in the order of rows (`ContentDigest`), not of files, row groups or compression."""
+        """Return the number of rows and a fingerprint of the columns' values in row order (`ContentDigest`), whatever the files and row
+        groups.
+        """
         digest = ContentDigest()
         for file in self._files():
             with _readable(file), _opened(file) as table:
@@ -63,7 +70,7 @@ class ParquetRows:
         return Facts(digest.rows, digest.hexdigest())
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
-        """Row groups that hold nothing wanted are passed over unread."""
+        """Yield (index, record) for every wanted index. Row groups without a wanted row are not read."""
         first = 0
         for file in self._files():
             with _readable(file), _opened(file) as table:
@@ -100,7 +107,7 @@ class ParquetRows:
 
 
 def _opened(file: Path) -> Any:
-    """Read in small pieces, and with checksums compared where the file has them."""
+    """Open a file for reads in small pieces, with checksums verified where it has them."""
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
@@ -108,7 +115,7 @@ def _opened(file: Path) -> Any:
 
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
-    """Every way in which a file cannot be read becomes one line that names it."""
+    """Turns errors of unreadable files into a ValueError that names the file."""
     import pyarrow as pa
 
     try:
@@ -122,10 +129,16 @@ def _readable(file: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ParquetTable:
-    """A Parquet file a shard, with these columns: {name: type}, types by pyarrow's names ("int64", "string", "float", "list<int64>").
+    """Sink of Parquet tables, one file a shard.
 
-    The output of one record is any number of rows: {name: [values]} of equal lengths, or a list of {name: value}. The bytes follow from
-    outputs and columns alone (and from pyarrow's version), and memory is bounded by a row group.
+    The output of one record is any number of rows: {name: [values]} of equal lengths, or a list of {name: value}. The bytes depend on
+    outputs, columns and pyarrow's version only. Memory is bounded by a row group.
+
+    Args:
+        columns: {name: type} with pyarrow's type names ("int64", "string", "float", "list<int64>").
+
+    Raises:
+        ValueError: for no columns or an unknown type.
     """
 
     columns: Mapping[str, str]
@@ -136,6 +149,7 @@ class ParquetTable:
         self._schema()  # unknown types are told at once
 
     def write(self, outputs: Iterator[tuple[int, Any]], place: Path, part: str) -> None:
+        """Write the shard's table; see `Sink.write`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -160,7 +174,7 @@ class ParquetTable:
                 writer.write_table(group(count), row_group_size=_GROUP_ROWS)
 
     def _take(self, waiting: dict[str, list[Any]], index: int, output: Any) -> int:
-        """Put one output's rows behind those that wait; how many they are."""
+        """Append one output's rows to `waiting` and return their number."""
         names = self.columns.keys()
         if not isinstance(output, Mapping):
             rows: Sequence[Mapping[str, Any]] = list(output)

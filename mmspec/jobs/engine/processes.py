@@ -1,4 +1,4 @@
-"""Which of the processes of a launch this one is. `torchrun` and `accelerate launch` tell it in the environment; files do the rest."""
+"""This process's place among the processes of a launch, read from the environment that `torchrun` and `accelerate launch` set."""
 
 import os
 from dataclasses import dataclass
@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Processes:
-    """Process `rank` of `world`; `local` numbers those on this machine, and with them its devices."""
+    """Process `rank` of `world`; `local` is its number on this machine, by which it chooses a device.
+
+    Args:
+        rank: from 0 to `world` - 1.
+        world: number of processes.
+        local: number on this machine.
+
+    Raises:
+        ValueError: for a rank out of range.
+    """
 
     rank: int = 0
     world: int = 1
@@ -18,7 +27,7 @@ class Processes:
 
     @classmethod
     def here(cls) -> "Processes":
-        """As RANK, WORLD_SIZE and LOCAL_RANK say; one process where they are not set."""
+        """Return the process described by RANK, WORLD_SIZE and LOCAL_RANK; one process where they are not set."""
         given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         if (given["RANK"] is None) != (given["WORLD_SIZE"] is None):
             raise ValueError("RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither")
@@ -29,10 +38,11 @@ class Processes:
         return cls(rank, int(given["WORLD_SIZE"] or 1), int(given["LOCAL_RANK"] or rank))
 
     def owns(self, shard: int) -> bool:
+        """Return True if this process does `shard`."""
         return shard % self.world == self.rank
 
     def device(self, name: str) -> str:
-        """The device that `name` means here: "auto" and "cuda" are this process's own CUDA device, where there are several processes."""
+        """Return the device called `name`: with several processes, "auto" and "cuda" are this process's own CUDA device."""
         if self.world == 1 or name not in ("auto", "cuda"):
             return name
         import torch

@@ -1,4 +1,4 @@
-"""A bar on stderr, where that is a terminal; the first process shows it."""
+"""Progress bar on stderr, if that is a terminal; shown by the first process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from mmspec.jobs.engine.processes import Processes
 
 @contextmanager
 def bar(unit: str, total: int, processes: Processes) -> Iterator[Callable[[int], None]]:
-    """Yields what to call with how many more of the `unit` are done; their rate is shown beside them."""
+    """Yield a function that advances the bar by a number of `unit`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
     from rich.text import Text
@@ -27,7 +27,7 @@ def bar(unit: str, total: int, processes: Processes) -> Iterator[Callable[[int],
 
 
 def rate(speed: float | None, unit: str) -> str:
-    """ "123 users/s", with digits where the number is small; a dash before there is one."""
+    """Return a rate as text, such as "123 users/s"; a dash if it is unknown."""
     if speed is None:
         return f"- {unit}/s"
     return f"{speed:.0f} {unit}/s" if speed >= 100 else f"{speed:.3g} {unit}/s"

@@ -1,8 +1,8 @@
-"""Beyond one machine: Ray Data says which worker does which shard, and nothing else. Optional: pip install 'mmspec[ray]'.
+"""The Ray engine: Ray Data assigns shards to workers on several machines. Optional: pip install 'mmspec[ray]'.
 
-What it moves is numbers of shards. A worker reads its records from the source and finishes its shards as the local engine does, so
-outputs, markers and going on are the same; all machines must see the same input, model and output folder. A worker is an actor of
-Ray: it is built once, has a GPU where the cluster has any, and else one CPU.
+Only shard numbers are moved. A worker reads its records from the source and writes its shards as the local engine does, so outputs,
+markers and resuming are the same; all machines must see the same input, model and output folder. A worker is a Ray actor: it is built once
+and has a GPU where the cluster has any, else one CPU.
 """
 
 import logging
@@ -29,9 +29,9 @@ _TRIES = 4  # of a shard whose worker dies over it: Ray itself would go on for e
 
 @contextmanager
 def ray_engine(job: Job | Callable[[], Job], processes: Processes) -> Iterator[tuple[Job, Callable[..., None]]]:
-    """An engine of `mmspec.jobs.engine.engines`: on the cluster that RAY_ADDRESS names or that is running, else on one of its own."""
+    """Engine on the cluster that RAY_ADDRESS names or that is running, else on a local one."""
     if processes.world > 1:
-        raise ValueError("the ray engine shares out the work itself: start it once, and not under torchrun or accelerate launch")
+        raise ValueError("the ray engine distributes the work itself: start it once, not under torchrun or accelerate launch")
     with _quiet():
         yield from _engine(_imported(), job)
 
@@ -56,7 +56,7 @@ def _engine(ray: Any, job: Job | Callable[[], Job]) -> Iterator[tuple[Job, Calla
 
 
 def _place(make: Any, most: int, need: dict[str, int], folder: JobFolder, todo: Sequence[int], records: int, tick: Tick) -> None:
-    """Have every shard of `todo` done by one of at most `most` workers."""
+    """Assign every shard of `todo` to one of at most `most` workers."""
     import ray.data
 
     if not todo:
@@ -79,7 +79,7 @@ def _place(make: Any, most: int, need: dict[str, int], folder: JobFolder, todo: 
 
 
 class _Worker:
-    """An actor. What fails in it is given back as a row, so that it is one line again where people read it."""
+    """An actor. Its errors are returned as rows, so that they can be raised in one line."""
 
     def __init__(self, make: Any, home: str, records: int) -> None:
         import ray
@@ -104,7 +104,7 @@ class _Worker:
 
 
 def _tries(folder: JobFolder) -> Path:
-    """Where it is counted how often each shard was begun; removed with all that is unfinished."""
+    """Folder that counts how often each shard was started; removed at the end."""
     return folder.path / ".unfinished-ray"
 
 
@@ -120,7 +120,7 @@ def _try(folder: JobFolder, shard: int) -> None:
 
 
 class _Pass:
-    """One pass over a job's source, for shards that are asked for in rising order; begun again for one that lies behind."""
+    """One pass over a job's source for ascending shards; restarted for an earlier one."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._shard, self._stream = job, -1, iter(())
@@ -133,7 +133,7 @@ class _Pass:
 
 
 def _built(job: Job | Callable[[], Job], home: str) -> Job:
-    """The job, in the folder that the command was given in: paths mean the same everywhere."""
+    """The job, built in the folder that the command was started in, so that paths mean the same everywhere."""
     if not Path(home).is_dir():
         raise ValueError(f"{home} is not there on {os.uname().nodename}: run the job in a folder that all machines of the cluster share")
     os.chdir(home)
@@ -156,7 +156,7 @@ def _guarded(do: Callable[..., Any], *args: Any) -> tuple[Any, str, str]:
 
 
 def _value(given: tuple[Any, str, str]) -> Any:
-    """What a worker gave, or the error it had."""
+    """The result of a worker, or the error it raised."""
     value, kind, message = given
     if kind:
         raise {known.__name__: known for known in _KNOWN}.get(kind, RuntimeError)(message) from None
@@ -165,7 +165,7 @@ def _value(given: tuple[Any, str, str]) -> Any:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Ray's own errors: workers that died, a job that cannot be pickled."""
+    """Turns Ray's own errors (dead workers, jobs that cannot be pickled) into one line."""
     from ray.exceptions import RayError
 
     try:
@@ -173,7 +173,7 @@ def _one_line() -> Iterator[None]:
     except RayError as error:
         first = str(error).strip().splitlines()[0]
         raise Stopped(
-            f"ray gave up: {first} ({type(error).__name__}); finished shards stay, and the same command goes on from them"
+            f"ray stopped: {first} ({type(error).__name__}); finished shards stay, and the same command goes on from them"
         ) from None
     except TypeError as error:
         if "serialize" not in str(error) and "pickle" not in str(error):
@@ -184,7 +184,7 @@ def _one_line() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, ray reports no usage and its data library logs nothing: what goes wrong is told by this module, in one line."""
+    """Context in which Ray reports no usage and its data library logs nothing."""
     logger, asked = logging.getLogger("ray.data"), "RAY_USAGE_STATS_ENABLED" in os.environ
     level = logger.level
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -1,4 +1,4 @@
-"""Where a job's records come from: a stream of numbered records, read again from the start by whoever needs some of it."""
+"""Sources: streams of numbered records, which can be read repeatedly from the start."""
 
 import hashlib
 import json
@@ -13,44 +13,54 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Reject:
-    """Instead of a record or of its output: why there is none. The job goes on, and the reason goes to the rejects file."""
+    """A record or output that could not be made, with the `reason` for the rejects file. The job continues."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a job must know of its input before it starts."""
+    """What a job needs to know of its input: the number of `records`, rejects included, and a `fingerprint` that is equal for equal
+    records.
+    """
 
     records: int  # rejects included
     fingerprint: str  # equal for equal records, wherever they lie
 
 
 class Source(Protocol):
-    """A stream of records. A record's index is its place in the input (from 0) and never depends on the records before it."""
+    """Protocol of sources: a stream of records. A record's index is its place in the input, from 0."""
 
     @property
     def unit(self) -> str:
-        """What a place in the input is called ("line"); places are counted from 1 for people."""
+        """Name of a place in the input ("line"). Places are counted from 1 in messages."""
         ...
 
     def facts(self) -> Facts:
-        """Read once through everything, in bounded memory. ValueError, in one line, for what cannot be read."""
+        """Read the whole input once, in bounded memory. ValueError for what cannot be read."""
         ...
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
-        """(index, record or `Reject`) for every wanted index, in order, in bounded memory.
+        """Yield (index, record or `Reject`) for every wanted index, in order, in bounded memory.
 
-        `wanted` is asked anew of every index when its turn comes: what it says of later ones may change while the stream waits.
+        Args:
+            wanted: called with every index when it is reached; its answer for later indexes may change while the stream waits.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A UTF-8 file with a record a line: JSON objects where it is called *.jsonl, else text, each {key: line}.
+    """Source of UTF-8 files with one record a line: JSON objects if the file is called *.jsonl, else text as {key: line}.
 
-    Every line counts, so that a record's index is its line number less one; blank ones are rejects.
+    A record's index is its line number less one; blank lines are rejects.
+
+    Args:
+        path: the file.
+        key: key of a line of text.
+
+    Raises:
+        ValueError: if the file cannot be read.
     """
 
     path: Path
@@ -58,9 +68,10 @@ class Lines:
     unit: ClassVar[str] = "line"
 
     def __post_init__(self) -> None:
-        self._open().close()  # a file that is not there is told at once, not after a model was loaded
+        self._open().close()  # a missing file is reported before a model is loaded
 
     def facts(self) -> Facts:
+        """Return the number of lines and the digest of the file."""
         kind = "JSON" if self._holds_json else f"text called {self.key}"
         digest, lines, last = hashlib.sha256(f"{kind}\n".encode()), 0, b"\n"
         with self._open() as file:
@@ -71,6 +82,7 @@ class Lines:
         return Facts(lines + (last != b"\n"), digest.hexdigest())
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """Yield the records of wanted lines; see `Source.read`."""
         with self._open() as file:
             for index, line in enumerate(_bounded(file)):
                 if wanted(index):

@@ -1,4 +1,4 @@
-"""Where a job's outputs go: a sink writes one shard's files into an empty place, and the job gives them their names when all are whole."""
+"""Sinks: write one shard's outputs into an empty folder, whose files the job then publishes."""
 
 import json
 from collections.abc import Iterator
@@ -8,32 +8,36 @@ from typing import Any, ClassVar, Protocol
 
 
 class Sink(Protocol):
-    """Writes a shard. It need not care for restarts: nothing it writes is seen before the shard is whole.
+    """Protocol of sinks: writes a shard. Nothing is published before the shard is complete, so a sink need not handle restarts.
 
-    A sink is a frozen dataclass: its repr, with every setting that shows in the files, is part of what the job is.
+    A sink is a frozen dataclass: its repr, with every setting that affects the files, is part of the job's identity.
     """
 
     @property
     def extension(self) -> str:
-        """How the shards' files end, dot included."""
+        """File extension of the shards, with the dot."""
         ...
 
     def write(self, outputs: Iterator[tuple[int, Any]], place: Path, part: str) -> None:
-        """Write (index, output) pairs, taken one by one, as files under the empty folder `place`.
+        """Write the outputs of one shard.
 
-        `part` names the shard ("part-00000"), and `place / (part + extension)` must be among the files. Other names must follow from
-        indexes or from `part`, so that no two shards share one.
+        Args:
+            outputs: (index, output) pairs, in order, taken one by one.
+            place: an empty folder.
+            part: name of the shard ("part-00000"); `place / (part + extension)` must be written. Other file names must follow from indexes
+                or from `part`, so that no two shards share one.
         """
         ...
 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """An output is a dict, and becomes one line behind its "index"; a key of that name in the output stays as it is."""
+    """Sink of JSON lines: an output is a dict, written as one line after its "index". A key "index" of the output is kept as it is."""
 
     extension: ClassVar[str] = ".jsonl"
 
     def write(self, outputs: Iterator[tuple[int, Any]], place: Path, part: str) -> None:
+        """Write one line per output; see `Sink.write`."""
         with (place / f"{part}{self.extension}").open("w", encoding="utf-8") as file:
             for index, row in outputs:
                 file.write(_line({"index": index} | row))
@@ -41,9 +45,12 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class NumberedFiles:
-    """An output is (bytes, dict): the bytes become FOLDER/000123.png, named by index, and the dict a line of the shard's JSON lines.
+    """Sink of files: an output is (bytes, dict). The bytes are written to FOLDER/000123.png, named by index, the dict to the shard's JSON
+    lines.
 
-    Bytes, and not an object with a `save`, because libraries that write files themselves lose the reason when a disk is full.
+    Args:
+        suffix: extension of the files, with the dot.
+        folder: name of the folder of the files.
     """
 
     suffix: str = ".png"
@@ -51,6 +58,7 @@ class NumberedFiles:
     extension: ClassVar[str] = ".jsonl"
 
     def write(self, outputs: Iterator[tuple[int, Any]], place: Path, part: str) -> None:
+        """Write one file and one line per output; see `Sink.write`."""
         (place / self.folder).mkdir()
         with (place / f"{part}{self.extension}").open("w", encoding="utf-8") as file:
             for index, (content, row) in outputs:

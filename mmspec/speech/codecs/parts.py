@@ -1,4 +1,4 @@
-"""The parts of a codec's decoder that are run piece by piece: layers with what they need of earlier steps."""
+"""Parts of a codec's decoder that are run piece by piece: layers with the earlier steps they need."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,48 +12,50 @@ BLOCK = 8
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution, or with `up` a transposed one: output o rests on the inputs whose `kernel` reaches it."""
+    """A convolution, or with `up` a transposed one. An output depends on the inputs within its kernel."""
 
-    kernel: int  # extent, holes counted
+    kernel: int  # extent in steps, dilation included
     left: int  # padding before the first input; of a transposed one, outputs cut off there
     right: int
     up: int = 0  # stride of a transposed one
     mirrored: bool = False  # padded with its own first inputs
 
     def span(self, first: int, stop: int) -> tuple[int, int]:
-        """The inputs that outputs `first` .. `stop - 1` rest on, half open; below 0 and beyond the end where they reach into padding."""
+        """Return the half-open range of inputs that outputs `first` .. `stop - 1` depend on; it reaches into the padding below 0 and beyond
+        the end.
+        """
         if self.up:
             return -((self.kernel - 1 - first - self.left) // self.up), (stop - 1 + self.left) // self.up + 1
         return first - self.left, stop - self.left + self.kernel - 1
 
     def ready(self, known: int) -> int:
-        """How many outputs rest on the first `known` inputs alone, whatever follows."""
+        """Return the number of outputs that depend on the first `known` inputs only."""
         if self.mirrored and known <= self.left:
             return 0
         return max(0, known * self.up - self.left if self.up else known - (self.kernel - 1 - self.left))
 
     def length(self, inputs: int) -> int:
-        """Outputs of all there is."""
+        """Return the number of outputs for `inputs` inputs."""
         if self.up:
             return (inputs - 1) * self.up + self.kernel - self.left - self.right
         return inputs + self.left + self.right - self.kernel + 1
 
 
 class Local:
-    """A stretch of a decoder whose outputs rest on nearby inputs: `run` maps [1, D, n] to [1, E, length(n)] through `layers`."""
+    """A stretch of a decoder whose outputs depend on nearby inputs: `run` maps [1, D, n] to [1, E, length(n)] through `layers`."""
 
     def __init__(self, run: Callable[[Tensor], Tensor], layers: Sequence[Layer] = ()):
         self.run, self.layers = run, tuple(layers)
         self.scale = prod(layer.up or 1 for layer in self.layers)
 
     def stop(self, known: int, closed: bool) -> int:
-        """Outputs that can be had from `known` inputs; once `closed`, all."""
+        """Return the number of outputs available from `known` inputs; all of them once `closed`."""
         for layer in self.layers:
             known = layer.length(known) if closed else layer.ready(known)
         return known
 
     def window(self, x: Tensor, first: int, stop: int) -> Tensor:
-        """Outputs `first` .. `stop - 1` from the inputs `x` known so far, running only those they rest on."""
+        """Return outputs `first` .. `stop - 1` from the inputs `x` known so far, running only those they depend on."""
         lowest, highest = first, stop
         for layer in reversed(self.layers):
             lowest, highest = layer.span(lowest, highest)
@@ -63,7 +65,7 @@ class Local:
 
 
 def layers_of(net: nn.Module) -> list[Layer]:
-    """The convolutions of a decoder, in order. ValueError for those that cannot be run piece by piece."""
+    """Return the convolutions of a decoder, in order. ValueError for those that cannot be run piece by piece."""
     found, inside = [], set()
     for module in net.modules():
         if hasattr(module, "conv") and hasattr(module, "causal"):  # EnCodec's and Mimi's wrappers, which pad and cut by themselves
@@ -89,7 +91,7 @@ def _wrapped(module: Any) -> Layer:
 
 @dataclass(frozen=True)
 class Parts:
-    """A decoder in three: codes [1, K, n] to latents nearby, a memory that only looks back, and latents to samples nearby."""
+    """A decoder in three parts: codes [1, K, n] to latents (local), a causal memory, and latents to samples (local)."""
 
     enter: Local
     carry: Callable[[Tensor, Any], tuple[Tensor, Any]]  # (new latents [1, D, n], state) -> (the same length, the next state)

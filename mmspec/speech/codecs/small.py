@@ -1,9 +1,8 @@
-"""A small codec for speech: one code every 20 ms, and sound again from a stream of codes, a few at a time.
+"""A small speech codec: one code every 20 ms, and sound from a stream of codes.
 
-A patch is two frames of a log-mel spectrogram, and its code the nearest of K centres (k-means; a vector quantiser without gradients).
-The decoder, causal convolutions with a short look-ahead, turns codes into magnitudes better than the centres themselves, as codes
-around a patch tell much of what quantising it lost. Phases are found block by block (`sound.PhaseFinder`), so that sound
-given out while codes still come is, sample for sample, the sound decoded from all of them.
+A patch is two frames of a log-mel spectrogram, and its code the nearest of K centres (k-means). The decoder, causal convolutions with a
+short look-ahead, maps codes to magnitudes. Phases are found block by block (`sound.PhaseFinder`), so that streamed sound equals, sample
+for sample, the sound decoded from all codes.
 """
 
 import itertools
@@ -24,6 +23,8 @@ from mmspec.utils.packed_files import read_bytes, save_bytes
 
 @dataclass(frozen=True)
 class PatchCodecConfig:
+    """Sizes of a `PatchCodec`."""
+
     rate: int = 8000
     hop: int = 80
     window: int = 256  # samples of a frame, and points of its transform
@@ -44,12 +45,12 @@ class PatchCodecConfig:
 
     @property
     def look_ahead(self) -> int:
-        """Codes that must be known behind one before its sound is."""
+        """Number of later codes that the sound of a code depends on."""
         return self.layers * self.ahead + self.overlap
 
 
 class PatchCodec(nn.Module):
-    """Codes [T] of a wave [T * samples] and back. Its decoder is trained by `speech/train_codec.py`."""
+    """Maps a wave [T * samples] to codes [T] and back. Its decoder is trained by `speech/train_codec.py`."""
 
     centres: Tensor  # [codes, bands * stack]
 
@@ -65,7 +66,7 @@ class PatchCodec(nn.Module):
     # --- sound to codes -----------------------------------------------------------------------------------------------
 
     def patches(self, wave: Tensor) -> Tensor:
-        """Log-mel patches [T, bands * stack] of `wave` [samples]; what is left of the last patch is filled with silence."""
+        """Return log-mel patches [T, bands * stack] of `wave` [samples]; the last patch is filled up with silence."""
         config = self.config
         count = max(1, -(-len(wave) // config.samples))
         wave = F.pad(wave, (0, count * config.samples - len(wave)))
@@ -73,13 +74,13 @@ class PatchCodec(nn.Module):
         return frames.T.reshape(count, -1)
 
     def encode(self, wave: Tensor) -> Tensor:
-        """Codes [T] of `wave` [samples]."""
+        """Return codes [T] of `wave` [samples]."""
         return torch.cdist(self.patches(wave), self.centres).argmin(1)
 
     # --- codes to sound -----------------------------------------------------------------------------------------------
 
     def magnitudes(self, codes: Tensor) -> Tensor:
-        """Log-magnitudes [B, frames, bins] of `codes` [B, T]; code t tells of nothing beyond code t + layers * ahead."""
+        """Return log-magnitudes [B, frames, bins] of `codes` [B, T]; code t depends on no code beyond t + layers * ahead."""
         config = self.config
         x = rearrange(self.centres[codes], "b t d -> b d t")
         for index, layer in enumerate(self.layers):
@@ -90,15 +91,16 @@ class PatchCodec(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """The wave [T * samples] of `codes` [T]."""
+        """Return the wave [T * samples] of `codes` [T]."""
         stream = self.stream()
         return torch.cat([*stream.push(codes.tolist()), *stream.close()]) if len(codes) else self.centres.new_zeros(0)
 
     def stream(self) -> "PatchStream":
+        """Open a stream that decodes codes to sound piece by piece."""
         return PatchStream(self)
 
     def save(self, folder: Path) -> None:
-        """Weights, matrices as bytes, and the sizes, each under a temporary name first."""
+        """Write weights, matrices as bytes, and the sizes, atomically."""
         save_bytes(
             {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("mel.")}, folder / "codec.safetensors"
         )
@@ -107,13 +109,14 @@ class PatchCodec(nn.Module):
 
     @staticmethod
     def load(folder: Path) -> "PatchCodec":
+        """Load what `save` wrote, in eval mode."""
         codec = PatchCodec(PatchCodecConfig(**json.loads((folder / "codec.json").read_text(encoding="utf-8"))))
         codec.load_state_dict(read_bytes(folder / "codec.safetensors"), strict=False)
         return codec.eval()
 
 
 class PatchStream:
-    """Sound from codes as they come: blocks of samples, each as soon as every code it rests on is known."""
+    """Streamed sound: blocks of samples, each as soon as every code it depends on is known."""
 
     def __init__(self, codec: PatchCodec):
         config = self.config = codec.config
@@ -121,13 +124,13 @@ class PatchStream:
         self.phases = PhaseFinder(hop=config.hop, window=config.window, points=config.window)
 
     def push(self, steps: list[int]) -> Iterator[Tensor]:
-        """The blocks that the codes `steps` complete, [samples] each."""
+        """Yield the blocks [samples] that the codes `steps` complete."""
         self.codes += steps
         while len(self.codes) >= self.done + self.config.block + self.config.look_ahead:
             yield self._block(self.config.block, self.config.overlap)
 
     def close(self) -> Iterator[Tensor]:
-        """What is left once no code follows."""
+        """Yield the remaining sound."""
         while self.done < len(self.codes):
             left = len(self.codes) - self.done
             count = min(self.config.block, left)

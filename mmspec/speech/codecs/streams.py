@@ -1,4 +1,4 @@
-"""Sound of codecs that need every code first."""
+"""Streams of sound: whole, block by block, and for codecs given as a function."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,24 @@ from mmspec.speech.sound.stream import SoundStream
 
 
 class WholeStream:
-    """Sound of codecs that need every code first."""
+    """Stream of codecs that need every code first: all sound comes at the end."""
 
     def __init__(self, decode: Callable[[list[Any]], Tensor]):
         self.decode, self.steps = decode, []
 
     def push(self, steps: list[Any]) -> Iterator[Tensor]:
+        """Decode the next codes and return the sound they complete."""
         self.steps += steps
         return iter(())
 
     def close(self) -> Iterator[Tensor]:
+        """Return what is left of the stream; see `SoundStream.close`."""
         if self.steps:
             yield self.decode(self.steps)
 
 
 class PartsStream:
-    """Sound block by block; `codec` says the `block`, and codes as a tensor. What is run, and on what, depends on the codes alone."""
+    """Sound block by block. `codec` gives the `block` size and converts codes to a tensor. The blocks depend on the codes only."""
 
     def __init__(self, codec: Any, parts: Parts):
         self.codec, self.parts = codec, parts
@@ -37,20 +39,20 @@ class PartsStream:
         self.hidden: Tensor | None = None  # [1, D, n] latents behind the memory
 
     def push(self, steps: list[Any]) -> Iterator[Tensor]:
-        """The pieces that `steps` complete."""
+        """Yield the pieces that `steps` complete."""
         self.steps += steps
         while len(self.steps) >= (self.blocks + 1) * self.codec.block:
             self.blocks += 1
             yield from self._advance(self.blocks * self.codec.block, closed=False)
 
     def close(self) -> Iterator[Tensor]:
-        """What is left once no code follows."""
+        """Yield the remaining sound."""
         if self.steps:
             yield from self._advance(len(self.steps), closed=True)
 
     @torch.no_grad()
     def _advance(self, known: int, closed: bool) -> Iterator[Tensor]:
-        """What the first `known` codes commit beyond what was given out."""
+        """Yield the sound that the first `known` codes determine beyond what was returned before."""
         enter, leave = self.parts.enter, self.parts.leave
         stop = enter.stop(known, closed)
         if stop > self.entered:
@@ -67,10 +69,16 @@ class PartsStream:
 
 @dataclass(frozen=True)
 class WindowCodec:
-    """Any codec as a function: `decode` takes frames [n, K] and gives `samples` samples for each, [n * samples].
+    """Any codec as a function: `decode` maps frames [n, K] to `samples` samples each, [n * samples].
 
-    What a frame sounds like may rest on `behind` frames before it and `ahead` after it, and on none beyond; without `behind` on all of
-    them, and then all sound comes when the stream is closed.
+    Args:
+        decode: maps frames [n, K] to samples [n * samples].
+        rate: samples a second.
+        samples: samples per frame.
+        behind: frames before a frame that its sound depends on; None for all of them, and then all sound comes at the end.
+        ahead: frames after a frame that its sound depends on.
+        block: frames decoded together.
+        size: number of values of a code.
     """
 
     decode: Callable[[Tensor], Tensor]
@@ -83,15 +91,17 @@ class WindowCodec:
 
     @property
     def pace(self) -> float:
-        """Frames of a second of sound."""
+        """Frames a second."""
         return self.rate / self.samples
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         if self.behind is None:
             return WholeStream(lambda steps: self.decode(torch.tensor(steps)).flatten().float().cpu())
         return PartsStream(self, self._parts(self.behind))
 
     def tensor(self, steps: Sequence[Any]) -> Tensor:
+        """Return `steps` as codes [1, K, T]."""
         codes = torch.as_tensor(steps)
         return (codes[:, None] if codes.dim() == 1 else codes).T[None]
 

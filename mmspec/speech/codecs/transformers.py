@@ -1,8 +1,8 @@
-"""Codecs of transformers as sound for speech models: codes of one row in, samples out, a few at a time where the codec allows it.
+"""Codecs of transformers as sound for speech models: codes of one row in, samples out, streamed where the codec allows it.
 
-What is given out early must be what decoding everything at once gives. That is decided by what a sample rests on. DAC's decoder is
-convolutions: a bounded stretch of codes on either side. EnCodec's and Mimi's look back only, without bound through an LSTM and through
-attention, whose states are carried along. X-Codec2 and NeuCodec attend to the whole recording: all their sound comes at the end.
+Streamed sound must equal the sound decoded at once. DAC's decoder is convolutional: a sample depends on a bounded number of codes on
+either side. EnCodec's and Mimi's decoders are causal, with an LSTM or attention whose state is carried along. X-Codec2 and NeuCodec attend
+to the whole recording, so all their sound comes at the end.
 """
 
 from collections.abc import Sequence
@@ -58,19 +58,19 @@ _PARTS = {"dac": _dac, "encodec": _encodec, "mimi": _mimi}
 class HFCodec:
     """A transformers codec: codes [T], or frames [T, K] of K books, of one row to samples.
 
-    DAC, EnCodec and Mimi give sound in blocks of `block` codes, each as soon as all it rests on is known. Blocks begin at the same codes
-    however many come at a time, so the samples of a row never depend on how they were pushed; beside `decode`, which runs the class's own
-    code over everything at once, they differ by the rounding of float32 (tests: below 1e-5). Any other codec whose `decode` takes
-    `audio_codes`, X-Codec2 and NeuCodec among them, gives everything when the stream is closed.
+    DAC, EnCodec and Mimi return sound in blocks of `block` codes, which do not depend on how the codes were pushed. Against `decode`,
+    which runs the class's own code on everything at once, they differ by float32 rounding (tests: below 1e-5). Any other codec whose
+    `decode` takes `audio_codes` returns everything when the stream is closed. With odd strides a decoder may give fewer than T x `samples`
+    samples, as DAC's 7,968 for 50 codes of 160.
 
-    Lengths are the decoder's own: one whose strides are odd may give less than T x `samples`, as DAC's 7,968 samples for 50 codes
-    of 160. ValueError for codecs whose codes alone do not say how they sound.
+    Raises:
+        ValueError: for codecs whose codes alone do not determine the sound.
     """
 
     def __init__(self, model: Any, block: int = BLOCK):
         name, config = type(model).__name__, getattr(model, "config", None)
         if not callable(getattr(model, "decode", None)):
-            raise ValueError(f"{name} is no codec: pass what DacModel, EncodecModel, MimiModel or Xcodec2Model.from_pretrained returned")
+            raise ValueError(f"{name} is not a codec: pass what DacModel, EncodecModel, MimiModel or Xcodec2Model.from_pretrained returned")
         if getattr(config, "audio_channels", 1) != 1:
             raise ValueError(f"{name} decodes {config.audio_channels} channels: only codecs of one channel are supported")
         if getattr(config, "normalize", False):
@@ -95,16 +95,16 @@ class HFCodec:
 
     @property
     def pace(self) -> float:
-        """Codes, or frames, of a second of sound."""
+        """Codes, or frames, a second."""
         return self.rate / self.samples
 
     @property
     def streams(self) -> bool:
-        """Is sound given out before the end?"""
+        """True if sound is returned before the end."""
         return self.parts is not None
 
     def tensor(self, steps: Sequence[Any]) -> Tensor:
-        """`steps`, numbers or lists of K numbers, as codes [1, K, T]. ValueError for a code or a book the codec lacks."""
+        """Return `steps`, numbers or lists of K numbers, as codes [1, K, T]. ValueError for an unknown code or too many books."""
         codes = torch.as_tensor(steps, device=self.model.device)
         codes = codes[:, None] if codes.dim() == 1 else codes
         if codes.shape[1] > self.books:
@@ -116,7 +116,7 @@ class HFCodec:
 
     @torch.no_grad()
     def decode(self, steps: Sequence[Any]) -> Tensor:
-        """All samples [S] of `steps` at once, by the class's own `decode`."""
+        """Return all samples [S] of `steps`, by the class's own `decode`."""
         if not len(steps):
             return torch.zeros(0)
         codes = self.tensor(steps)
@@ -125,6 +125,7 @@ class HFCodec:
         return self.model.decode(audio_codes=codes).audio_values.flatten().float().cpu()
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         return WholeStream(self.decode) if self.parts is None else PartsStream(self, self.parts)
 
 

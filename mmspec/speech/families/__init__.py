@@ -22,9 +22,15 @@ REFUSED = {
 
 
 def speech_model(model: Any, *args: Any, **options: Any) -> SpeechModel:
-    """`model` itself if it is a `SpeechModel`, else the adapter of its class; `args` and `options` are that adapter's.
+    """Return `model` itself if it is a `SpeechModel`, else the adapter of its class.
 
-    ValueError for classes that are unknown, or known and refused.
+    Args:
+        model: a transformers speech model, or an adapter.
+        args: further arguments of the adapter.
+        options: options of the adapter.
+
+    Raises:
+        ValueError: for unknown classes and for known ones that are not supported.
     """
     if isinstance(model, SpeechModel):
         return model

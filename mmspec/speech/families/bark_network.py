@@ -16,7 +16,7 @@ from mmspec.models.slot_cache import SlotCache
 
 @dataclass(frozen=True, slots=True)
 class BarkPrompt:
-    """Ids [B, P], and where `beside` [B, P] is not negative those whose embeddings are added to them. Then ids stand for no values."""
+    """Ids [B, P], and ids `beside` [B, P] whose embeddings are added where they are not negative."""
 
     ids: Tensor
     mask: Tensor  # [B, P] bool
@@ -35,16 +35,19 @@ class BarkFamily:
 
     @staticmethod
     def of(model: Any) -> "BarkFamily":
+        """Return the family of `model`."""
         refuse_unsupported(model)
         return BarkFamily(model.config.num_layers, model.config.input_vocab_size)
 
     def prompt(self, model: Any, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return the ids and the mask of a prompt; see the family protocol."""
         if inputs.beside is None:
             return inputs.ids, inputs.mask
         length = inputs.ids.shape[1]
         return (self.size + torch.arange(length - 1, -1, -1, device=inputs.ids.device)).expand(len(inputs.ids), -1), inputs.mask
 
     def begin(self, model: Any, inputs: Any, capacity: int) -> tuple[SlotCache, Tensor | None]:
+        """Open the cache and the state of one generation; see the family protocol."""
         cache, embed = SlotCache(self.layers, capacity), model.input_embeds_layer
         if inputs.beside is None:
             return cache, None
@@ -54,6 +57,7 @@ class BarkFamily:
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Tensor | None, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, None]:
+        """Run `model` on the columns of `layout`; see the family protocol."""
         embeds = model.input_embeds_layer(layout.ids.clamp(max=self.size - 1))
         if state is not None:
             place = (state.shape[1] - 1 - (layout.ids - self.size)).clamp(0, state.shape[1] - 1)
@@ -84,7 +88,7 @@ def _seeing_by_the_mask_alone(model: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EndOnceLikely:
-    """Nothing but `end` where its probability is above `least`: the class's `min_eos_p`."""
+    """Processor: only `end` is allowed once its probability is above `least` (the class's `min_eos_p`)."""
 
     end: int
     least: float
@@ -96,7 +100,7 @@ class EndOnceLikely:
 
 
 def ragged(rows: list[list[int]], device: Any) -> BarkPrompt:
-    """Prompts of ids alone."""
+    """Return prompts of ids only."""
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)

@@ -1,6 +1,6 @@
-"""How a model writes speech: what every adapter states, and sound from what it writes, piece by piece.
+"""Base of speech models: what every adapter provides, and streamed sound.
 
-A step is what one pass of the model commits: a code (`CodecLM` and its kin) or a frame of K codes (`frames.FrameModel`).
+A step is what one pass of the model commits: a code (`CodecLM`) or a frame of K codes (`frames.FrameModel`).
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from mmspec.speech.sound.stream import SoundStream
 
 @dataclass(frozen=True)
 class SpeechSampling:
-    """How steps are drawn. A model has settings it is meant to be drawn with; a call may change any of them."""
+    """Sampling settings of a model; a call may override any of them."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -30,7 +30,17 @@ class SpeechSampling:
 
 
 class SpeechModel(ABC):
-    """A text-to-speech model: `model` is the network, `rate` the samples and `pace` the steps of a second of sound."""
+    """Base class of text-to-speech models.
+
+    Attributes:
+        model: the network.
+        rate: samples a second.
+        pace: steps a second.
+        voices: names of the voices; empty if there is one voice only, or voices are given in another way.
+        longest: largest number of steps, or None.
+        lead: steps of a row beyond those of its sound, such as a delay's.
+        sampling: default sampling settings.
+    """
 
     model: Any
     rate: int
@@ -42,45 +52,47 @@ class SpeechModel(ABC):
 
     @abstractmethod
     def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> Any:
-        """The prompts of a batch, as the family's target takes them. ValueError names the first text or voice it cannot say, and why."""
+        """Return the prompts of a batch as the family's target takes them. ValueError names the first invalid text or voice."""
         ...
 
     @property
     @abstractmethod
     def family(self) -> Family:
-        """How the engine drives the network."""
+        """The family that drives the network."""
         ...
 
     @property
     @abstractmethod
     def ends(self) -> Sequence[int] | EndTest:
-        """The steps that end a row, or what tells them."""
+        """The steps that end a row, or a test for them."""
         ...
 
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
-        """What may never be said: bans and forced codes, by position and history. They go before every sampler."""
+        """Return the constraints: banned and forced codes, by position and history. They run before every sampler."""
         return ()
 
     def closing(self, steps: int) -> tuple[Processor, ...]:
-        """What must be said for a row to end well within `steps`, where that is known beforehand. It goes before `rules`."""
+        """Return the constraints that end a row within `steps`, where these are known. They run before `rules`."""
         return ()
 
     def paired(self, prompt: Any) -> Any:
-        """`prompt`, and behind it as many rows that tell nothing, for guidance. ValueError where the model has no such prompts."""
+        """Return `prompt` with as many unconditional rows after it, for guidance. ValueError for models without such prompts."""
         raise ValueError(f"{type(self.model).__name__} has no unconditional prompts: leave guidance out")
 
     def guided(self, steps: tuple[Processor, ...], sampling: SpeechSampling) -> Guided:
-        """How what is said of both halves is mixed, before the processors `steps`. ValueError for a scale the model does not take."""
+        """Return how conditional and unconditional scores are combined, before the processors `steps`. ValueError for an unsupported
+        scale.
+        """
         assert sampling.guidance is not None
         return Guided(steps, sampling.guidance)
 
     @abstractmethod
     def stream(self) -> SoundStream:
-        """Sound of one row, step by step."""
+        """Open a stream that decodes the steps of one row to sound."""
         ...
 
     def sound(self, steps: list[Any]) -> Tensor:
-        """The wave [samples] of a row's steps."""
+        """Return the wave [samples] of a row's steps."""
         import torch
 
         stream = self.stream()
@@ -89,7 +101,7 @@ class SpeechModel(ABC):
 
 
 def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], known: Sequence[str]) -> list[str | None]:
-    """A voice for every text. ValueError for one that is not `known`, or for other than one or one each."""
+    """Return a voice for every text. ValueError for an unknown voice, or a wrong number of them."""
     voices: list[str | None] = [voice] * len(texts) if voice is None or isinstance(voice, str) else [*voice]
     if len(voices) != len(texts):
         raise ValueError(f"{len(voices)} voices for {len(texts)} texts: give one voice, or one a text")
@@ -100,8 +112,8 @@ def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], know
     return voices
 
 
-def sampling_of(config: Any) -> dict[str, Any]:
-    """What transformers' `generate` samples with under `config`: temperature 0 where it does not sample."""
+def sampling_defaults(config: Any) -> dict[str, Any]:
+    """Return the sampling settings of a generation config; temperature 0 where it does not sample."""
     if not config.do_sample:
         return {"temperature": 0.0}
     temperature, most = config.temperature, config.top_k  # None: `generate`'s own

@@ -1,7 +1,7 @@
-"""Codec language models: a causal model that writes codec codes behind a text, in one stream of ids (Llasa, Orpheus, CosyVoice and kin).
+"""Codec language models: a causal model that writes codec codes after a text, in one stream of ids (Llasa, Orpheus, CosyVoice).
 
-Several books may share the stream, one after the other: Orpheus writes 7 ids a frame, and which ids may stand where depends on the
-position. A drafter needs no more than the target's ids.
+Several books may share the stream, one after the other: Orpheus writes 7 ids a frame, and which ids are allowed depends on the position. A
+drafter needs only the target's ids.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from mmspec.speech.sound.stream import SoundStream
 
 
 class Codec(Protocol):
-    """Sound from codes."""
+    """Protocol of codecs: sound from codes."""
 
     def stream(self) -> SoundStream:
-        """Of one row; it takes codes, or frames of K codes."""
+        """Open the stream of one row; it takes codes, or frames of K codes."""
         ...
 
 
 @dataclass(frozen=True)
 class Letters:
-    """Texts to ids by a tokenizer and a template that holds {text} and, where there are voices, {voice}."""
+    """Maps texts to ids by a tokenizer and a template that holds {text} and, with voices, {voice}."""
 
     tokenizer: Any
     template: str = "{text}"
@@ -39,7 +39,7 @@ class Letters:
     longest: int | None = None  # ids of a prompt
 
     def __call__(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
-        """Ids [B, P] and their mask. ValueError for a text that is empty, has what the tokenizer lacks, or is too long."""
+        """Return ids [B, P] and their mask. ValueError for a text that is empty, too long, or not covered by the tokenizer."""
         if isinstance(texts, str):
             raise ValueError(f"texts is the one text {texts!r}: give a list of texts, one an utterance")
         if not texts:
@@ -57,7 +57,7 @@ class Letters:
         return {key: found[key] for key in ("input_ids", "attention_mask")}
 
     def count(self, text: str) -> int:
-        """Ids of `text` alone, without the template."""
+        """Return the number of ids of `text` without the template."""
         return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _padded(self, prompts: list[str]) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class Letters:
 
     def _checked(self, text: Any) -> str:
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"text {text!r} is empty: give some words to say")
+            raise ValueError(f"text {text!r} is empty: give some words")
         lacking = self.tokenizer.unk_token_id
         if lacking is not None and lacking in self.tokenizer(text)["input_ids"]:
             bad = next((mark for mark in text if lacking in self.tokenizer(f"a{mark}a")["input_ids"]), text)
@@ -84,7 +84,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True)
 class LeastOutputs:
-    """None of `ends` before row r has `least[r]` outputs (CosyVoice: twice as many as its text has ids)."""
+    """Processor: forbids `ends` before row r has `least[r]` outputs (CosyVoice: twice as many as its text has ids)."""
 
     ends: tuple[int, ...]
     least: tuple[int, ...]
@@ -98,11 +98,22 @@ class LeastOutputs:
 
 @dataclass(frozen=True)
 class CodecLM(SpeechModel):
-    """`model` writes ids `first` .. `first + codes - 1` for codes, and `end` behind the last one.
+    """A codec language model: writes ids `first` .. `first + codes - 1` for codes, and `end` after the last one.
 
-    Where a frame is several ids one after the other, `books` holds each place's ids, half open ranges; the codec then takes frames, and a
-    frame left half done, where time is up, makes no sound. `pace` counts ids. `least` is how many ids are said at least for each id
-    of the text. `longest` is bounded by the model's positions, less the longest prompt.
+    Args:
+        model: the causal model.
+        codec: the codec.
+        letters: maps texts to prompts.
+        first: id of code 0.
+        codes: number of codes.
+        end: id after the last code.
+        rate: samples a second.
+        pace: ids a second.
+        sampling: default sampling settings.
+        extra: further constraints.
+        books: half-open ranges of ids for each place of a frame of several ids. The codec then takes frames; an incomplete last frame
+            makes no sound.
+        least: smallest number of ids for each id of the text.
     """
 
     model: Any
@@ -171,28 +182,33 @@ class CodecLM(SpeechModel):
 
     @property
     def voices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Names of the voices."""
         return self.letters.voices
 
     @property
     def longest(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Largest number of ids: the model's positions less the longest prompt."""
         positions = positions_of(self.model)
         return None if positions is None else positions - (self.letters.longest or 0)
 
     def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
+        """Return the prompts of a batch; see `SpeechModel.encode`."""
         prompt = {key: value.to(self.model.device) for key, value in self.letters(texts, voices).items()}
         return prompt | {"said": torch.tensor([self.letters.count(text) for text in texts])} if self.least else prompt
 
     @cached_property
     def family(self) -> Family:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The family that drives the network."""
         return family_of(self.model)
 
     @property
     def trees(self) -> bool:
-        """Whether trees may be drafted. ValueError where a self-test shows that the model cannot be run exactly."""
+        """True if trees may be drafted. ValueError where a self-test shows that the model cannot be run exactly."""
         return require(self.model, self.family).trees
 
     @property
     def ends(self) -> Sequence[int]:
+        """The ids that end a row."""
         return (self.end,)
 
     @property
@@ -201,17 +217,19 @@ class CodecLM(SpeechModel):
         return self.books or ((self.first, self.first + self.codes),)
 
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        """Return the constraints; see `SpeechModel.rules`."""
         spoken: list[Processor] = [InterleavedCodebooks(self.places, (self.end,))]
         if self.least:
             spoken.append(LeastOutputs((self.end,), tuple(int(self.least * count) for count in prompt["said"].tolist())))
         return (*spoken, *self.extra)
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         return _Codes(self.codec.stream(), self.places, self.end)
 
 
 class _Codes:
-    """Ids to codes, and to frames once they are whole; the end is no sound."""
+    """Maps ids to codes, and to frames once they are complete; the end makes no sound."""
 
     def __init__(self, sound: SoundStream, places: tuple[tuple[int, int], ...], end: int):
         self.sound, self.places, self.end = sound, places, end
@@ -241,7 +259,7 @@ def _ids_of(tokenizer: Any, names: list[str], what: str) -> list[int]:
 
 
 def _first_of(tokenizer: Any, pattern: str, skip: int, count: int) -> int:
-    """The id of the first of `count` tokens named by `pattern`. ValueError unless they stand one behind the other."""
+    """Id of the first of `count` tokens named by `pattern`. ValueError unless their ids are consecutive."""
     if pattern.format("x") == pattern:
         raise ValueError(f"pattern {pattern!r} has no place for a number: write it as {{}}, such as <|s_{{}}|>")
     ids = _ids_of(tokenizer, [pattern.format(number) for number in range(skip, skip + count)], "pattern, skip and codes")

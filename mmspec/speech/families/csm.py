@@ -21,7 +21,7 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.sound.stream import SoundStream
 
@@ -33,7 +33,7 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class PromptParts:
-    """What a prompt was made of, so that a drafter can embed it by its own tables."""
+    """The rows of a prompt and the model that embedded them, so that a drafter can embed them with its own tables."""
 
     rows: tuple[Inputs, ...]  # one prompt each
     model: Any  # that embedded them
@@ -56,7 +56,7 @@ class CsmModel(FrameModel):
         self.rate, self.pace = self.codec.rate, self.codec.pace
         self.voices = tuple(getattr(letters, "voices", ()))
         self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
-        drawn = sampling_of(model.generation_config)
+        drawn = sampling_defaults(model.generation_config)
         least = drawn.pop("min_p", None)
         self.sampling = SpeechSampling(**drawn, last=(MinP(least),) if least else ())
         self.depth = CsmDepth(model, depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
@@ -64,7 +64,7 @@ class CsmModel(FrameModel):
     # --- prompts ------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> FramePrompt:
-        """Prompts from texts, or from what the processor returned for one prompt each. ValueError for one it cannot take."""
+        """Return prompts from texts, or from the class's processor output for one prompt each. ValueError for an invalid one."""
         if isinstance(texts, (str, Mapping)) or not texts:
             raise ValueError("texts must be a list of texts, or of inputs for one prompt each: give at least one")
         return self._prompt(tuple(self._inputs(text, voice) for text, voice in zip(texts, voices, strict=True)))
@@ -112,9 +112,11 @@ class CsmModel(FrameModel):
     # --- the backbone -------------------------------------------------------------------------------------------------
 
     def embed(self, frames: Tensor) -> Tensor:
+        """Return embeddings [R, M, D] of frames [R, M, K]."""
         return self.model.backbone_model.embed_tokens(frames)
 
     def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+        """Run the backbone; returns its last hidden states and the logits of code 0."""
         backbone = self.model.backbone_model
         return backbone(
             inputs_embeds=embeds,
@@ -127,37 +129,43 @@ class CsmModel(FrameModel):
     # --- the distribution of a frame -------------------------------------------------------------------------------------------
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> DepthFrame:
+        """Return the distribution of the frame after each column; see `FrameModel.distribution`."""
         scores = self.model.lm_head(raw.to(self.model.lm_head.weight.dtype)).float()
         return DepthFrame(torch.cat([raw, processors(scores, frame_history(history, 0))], -1), self.depth, self.writer)
 
     @cached_property
     def ends(self) -> EndTest:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Test for the frame that ends a row."""
         end = self.model.config.codebook_eos_token_id
         return lambda values: (values[..., :-1] == end).all(-1)
 
     # --- sound --------------------------------------------------------------------------------------------------------
 
     def stream(self) -> "FrameStream":
+        """Open a stream that decodes codes to sound piece by piece."""
         return FrameStream(self.codec.stream(), self.model.config.codebook_eos_token_id)
 
 
 @dataclass(frozen=True)
 class CsmDepth:
-    """The depth decoder behind its processors. Its state is the backbone's last hidden state and, behind it, the scores of code 0."""
+    """The depth decoder with its processors. Its state is the backbone's last hidden state followed by the scores of code 0."""
 
     model: Any
     distributions: Pipeline
 
     @property
     def books(self) -> int:
+        """Codes per frame."""
         return self.model.config.num_codebooks
 
     def scores(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Return the logits of every code given `codes` [M, K], in one run."""
         hidden, first = self._parts(hidden)
         out = self.model.depth_decoder(_placed(codes[:, :-1]), backbone_last_hidden_state=hidden, use_cache=True)  # fails without, M = 1
         return torch.cat([first[:, None], self._scores(out.logits)], 1)
 
     def write(self, hidden: Tensor, codes: Tensor, first: int, choose: Choose) -> Tensor:
+        """Write the codes from number `first` on, each chosen by `choose`, in one run a code."""
         hidden, scores = self._parts(hidden)
         codes = codes.clone()
         if first == 0:
@@ -194,9 +202,11 @@ class FrameStream:
         self.sound, self.end = sound, end
 
     def push(self, steps: list[list[int]]) -> Iterator[Tensor]:
+        """Decode the next codes and return the sound they complete."""
         return self.sound.push([step for step in steps if any(code != self.end for code in step[:-1])])
 
     def close(self) -> Iterator[Tensor]:
+        """Return what is left of the stream; see `SoundStream.close`."""
         return self.sound.close()
 
 
@@ -208,4 +218,4 @@ def depth_processors(config: Any) -> Pipeline:
         )
     if not config.do_sample:
         return pipeline(temperature=0.0)
-    return pipeline(**sampling_of(config))
+    return pipeline(**sampling_defaults(config))

@@ -1,4 +1,4 @@
-"""What models of delayed books share: an encoder that reads the text once, frames behind a delay, and sound from whole frames only."""
+"""Base of models with delayed codebooks: an encoder that reads the text once, delayed frames, and sound from complete frames only."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts as ids, padded on the right; for guidance with as many rows behind that tell nothing."""
+    """Texts as ids, padded on the right; for guidance followed by as many unconditional rows."""
 
     ids: Tensor  # [R, P]
     mask: Tensor  # [R, P] bool
@@ -36,6 +36,7 @@ class Texts:
 
     @property
     def twins(self) -> "Texts":
+        """The texts followed by as many unconditional rows."""
         return replace(self, ids=self.ids.repeat(2, 1), mask=self.mask.repeat(2, 1), untold=len(self.ids))
 
 
@@ -73,7 +74,7 @@ class DelayModel(SpeechModel):
 
     @abstractmethod
     def hear(self, texts: Texts) -> tuple[Tensor, Tensor]:
-        """What the decoder reads of `texts`, [R, P, D], and what of it is real [R, P]. The encoder's one run."""
+        """Run the encoder on `texts`; returns its states [R, P, D] and their mask [R, P]."""
         ...
 
     @abstractmethod
@@ -113,12 +114,14 @@ class DelayModel(SpeechModel):
         return ids[0], torch.ones_like(ids[0]) if mask is None else torch.as_tensor(mask)[0]
 
     def paired(self, prompt: Texts) -> Texts:
+        """Return the prompt with unconditional rows; see `SpeechModel.paired`."""
         return prompt.twins
 
     # --- the engine's family ------------------------------------------------------------------------------------------
 
     @property
     def family(self) -> Family:
+        """The family that drives the network: this object."""
         return self  # pyright: ignore[reportReturnType]
 
     def prompt(self, model: Any, inputs: Texts) -> tuple[Tensor, Tensor]:
@@ -128,6 +131,7 @@ class DelayModel(SpeechModel):
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Texts, capacity: int) -> tuple[SlotCache, EncodedText]:
+        """Open the cache and the state of one generation; see the family protocol."""
         theirs = inputs.writer
         if (theirs.delays, theirs.size, theirs.start) != (self.delays, self.size, self.start):
             raise ValueError(
@@ -151,16 +155,18 @@ class DelayModel(SpeechModel):
         ...
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Frame:
+        """Return the distribution of the frame after each column."""
         return frame_distribution(raw, history, processors)
 
     # --- sound --------------------------------------------------------------------------------------------------------
 
     def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
         return DelayStream(self.codec.stream(), self.delays, self.codes)
 
 
 class DelayStream:
-    """Steps to sound: a frame is passed on once its last book has been committed; what is no sound is left out."""
+    """Undoes the delay: a frame is passed on once its last book has been committed; special codes are left out."""
 
     def __init__(self, sound: SoundStream, delays: Sequence[int], codes: int):
         self.sound, self.delays, self.codes = sound, delays, codes
@@ -168,10 +174,12 @@ class DelayStream:
         self.done = 0  # frames passed on
 
     def push(self, steps: list[list[int]]) -> Iterator[Tensor]:
+        """Decode the next codes and return the sound they complete."""
         self.steps += steps
         frames = undelayed(self.steps, self.delays, self.done)
         self.done += len(frames)
         return self.sound.push([frame for frame in frames if max(frame) < self.codes])
 
     def close(self) -> Iterator[Tensor]:
+        """Return what is left of the stream; see `SoundStream.close`."""
         return self.sound.close()

@@ -16,18 +16,19 @@ from mmspec.core.stopping import EndTest
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
-from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
 from mmspec.speech.sampling.delay import EndAt, EndsInFirst, NotYet
 
 
 @dataclass(frozen=True)
 class DiaGuided(Guided):
-    """cond + scale (cond - uncond). With `top_k` the conditional scores of the ids that are best by those."""
+    """Guidance of Dia: cond + scale (cond - uncond). With `top_k`, the conditional scores of the ids with the best guided scores."""
 
     top_k: int | None = None
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
+        """Return the guided scores from conditional and unconditional ones."""
         mixed = cond + (cond - uncond) * torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device)
         if not self.top_k:
             return mixed
@@ -53,23 +54,27 @@ class Dia(DelayModel):
         self.start, self.end, self.pad = decoder.bos_token_id, decoder.eos_token_id, decoder.pad_token_id
         self.layers, self.longest, self.lead = decoder.num_hidden_layers, decoder.max_position_embeddings - 1, max(self.delays) + 1
         self.letters = letters_of(processor, config.encoder_config.max_position_embeddings)
-        self.sampling = SpeechSampling(**sampling_of(model.generation_config), guidance=model.generation_config.guidance_scale)
+        self.sampling = SpeechSampling(**sampling_defaults(model.generation_config), guidance=model.generation_config.guidance_scale)
         self._sounding(codec)
 
     @property
     def decoder(self) -> Any:
+        """The decoder, whose attention reads the slots."""
         return self.model.model.decoder
 
     @property
     def known(self) -> int:
+        """Number of ids of the text encoder."""
         return self.model.config.encoder_config.vocab_size
 
     def hear(self, texts: Texts) -> tuple[Tensor, Tensor]:
+        """Run the encoder; see `DelayModel.hear`."""
         told = torch.arange(len(texts.ids), device=texts.ids.device) < len(texts.ids) - texts.untold
         ids = torch.where(told[:, None], texts.ids, 0)  # the text that tells nothing is as long, and padding
         return self.model.model.encoder(ids, attention_mask=texts.mask.long()).last_hidden_state, texts.mask
 
     def scores(self, layout: Layout, heard: EncodedText, keep: int) -> Tensor:
+        """Return scores after the last `keep` columns; see `DelayModel.scores`."""
         hidden = self.decoder(
             input_ids=layout.ids,
             position_ids=layout.positions,
@@ -82,17 +87,21 @@ class Dia(DelayModel):
         return self.model.logits_dense(hidden[:, -keep:]).unflatten(-1, (len(self.delays), self.size))
 
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        """Return the constraints; see `SpeechModel.rules`."""
         return (EndsInFirst(self.delays, self.end, self.pad), NotYet(self.delays, self.start))
 
     def closing(self, steps: int) -> tuple[Processor, ...]:
+        """Return the constraints that end a row in time; see `SpeechModel.closing`."""
         return (EndAt(steps - self.lead, self.end),) if steps >= self.lead else ()
 
     def guided(self, steps: tuple[Processor, ...], sampling: SpeechSampling) -> DiaGuided:
+        """Return the guidance; see `SpeechModel.guided`."""
         if sampling.guidance is None or not sampling.guidance > 1:
             raise ValueError(f"guidance is {sampling.guidance}: Dia takes scales above 1; None or 1 for no guidance, 3 is usual")
         return DiaGuided(steps, sampling.guidance, sampling.top_k)
 
     @property
     def ends(self) -> EndTest:
+        """Test for the frame that ends a row."""
         slowest = self.delays.index(max(self.delays))
         return lambda frames: frames[..., slowest] == self.end

@@ -29,9 +29,9 @@ class FramePrompt:
 
 
 class FrameModel(SpeechModel):
-    """A model of frames, and the engine's family for it: `books` codes a frame, each below `size`; `layers` attention layers.
+    """A model of frames, and its family: `books` codes a frame, each below `size`; `layers` attention layers.
 
-    `distribution` is told by what `run` gives for a column: heads' scores where codes are independent, the backbone's last hidden state
+    `distribution` reads what `run` returns for a column: the heads' scores where codes are independent, the backbone's last hidden state
     where a depth net writes them.
     """
 
@@ -40,7 +40,9 @@ class FrameModel(SpeechModel):
     layers: int
 
     @abstractmethod
-    def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> FramePrompt: ...
+    def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> FramePrompt:
+        """Return the prompts of a batch; see `SpeechModel.encode`."""
+        ...
 
     @abstractmethod
     def embed(self, frames: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ class FrameModel(SpeechModel):
 
     @abstractmethod
     def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
-        """What the network says after M columns, [R, M, ...]."""
+        """Return the network's output [R, M, ...] after M columns."""
         ...
 
     @abstractmethod
@@ -64,6 +66,7 @@ class FrameModel(SpeechModel):
 
     @property
     def family(self) -> Family:
+        """The family that drives the network: this object."""
         return self  # pyright: ignore[reportReturnType]  # prompts are FramePrompts
 
     def prompt(self, model: Any, inputs: FramePrompt) -> tuple[Tensor, Tensor]:
@@ -73,6 +76,7 @@ class FrameModel(SpeechModel):
         return ids[None, :, None].expand(rows, -1, self.books), inputs.mask.bool()
 
     def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.layers, capacity), inputs
 
     def forward(
@@ -91,5 +95,5 @@ class FrameModel(SpeechModel):
 
 
 def frame_history(history: History, book: int) -> History:
-    """One book's history: what processors of single ids read."""
+    """Return one book's history, as processors of single ids read it."""
     return History(history.ids[..., book], history.visible, history.position)

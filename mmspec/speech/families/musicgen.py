@@ -13,7 +13,7 @@ from mmspec.core.processors.pipeline import Processor
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
-from mmspec.speech.families.base import SpeechSampling, sampling_of
+from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
 from mmspec.speech.sampling.delay import NoMore, NotYet
 
@@ -34,19 +34,21 @@ class Musicgen(DelayModel):
         self.delays, self.codes = tuple(range(config.num_codebooks)), config.vocab_size
         self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, config.num_codebooks - 1
         self.letters = letters_of(processor)
-        self.sampling = SpeechSampling(**sampling_of(generation), guidance=generation.guidance_scale)
+        self.sampling = SpeechSampling(**sampling_defaults(generation), guidance=generation.guidance_scale)
         self._sounding(model.audio_encoder if codec is None else codec)
 
     @property
     def decoder(self) -> Any:
+        """The decoder, whose attention reads the slots."""
         return self.model.decoder
 
     @property
     def known(self) -> int:
+        """Number of ids of the text encoder."""
         return self.model.config.text_encoder.vocab_size
 
     def hear(self, texts: Texts) -> tuple[Tensor, Tensor]:
-        """Rows that tell nothing are not run: their states are 0, and so is what any attention makes of those."""
+        """Run the encoder; unconditional rows are not run, their states are 0."""
         told = len(texts.ids) - texts.untold
         mask = texts.mask[:told]
         states = self.model.text_encoder(texts.ids[:told], attention_mask=mask.long()).last_hidden_state
@@ -57,6 +59,8 @@ class Musicgen(DelayModel):
         return torch.cat([states, nothing]), torch.cat([mask, torch.ones_like(mask[: texts.untold])])
 
     def scores(self, layout: Layout, heard: EncodedText, keep: int) -> Tensor:
+        """Return scores after the last `keep` columns; see `DelayModel.scores`."""
+
         def own(module: Any, args: tuple, output: Tensor) -> Tensor:
             """Each column's own position: the class derives one from a shared length."""
             slots = layout.visible.shape[-1]
@@ -76,11 +80,14 @@ class Musicgen(DelayModel):
         return torch.stack([head(hidden) for head in self.decoder.lm_heads], 2)
 
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
+        """Return the constraints; see `SpeechModel.rules`."""
         return (NotYet(self.delays, self.start),)
 
     def closing(self, steps: int) -> tuple[Processor, ...]:
+        """Return the constraints of the last steps; see `SpeechModel.closing`."""
         return (NoMore(self.delays, self.start, max(steps - self.lead, 0)),)
 
     @property
     def ends(self) -> tuple[int, ...]:
+        """No id ends a row."""
         return ()

@@ -43,8 +43,7 @@ class FlowSampler:
 
 @dataclass(frozen=True)
 class LatentDistribution(Gaussian):
-    """Distributions of latents, and beside them what the states they are drawn after say of the end of speech. Parts of it are plain
-    Gaussians."""
+    """Distributions of latents, with the logits of the end of speech after the same states. Parts of it are plain Gaussians."""
 
     ending: Tensor  # [...] logits
 
@@ -61,12 +60,14 @@ class PocketFamily:
     noise: Noise
 
     def prompt(self, model: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the ids and the mask of a prompt; see the family protocol."""
         ids, mask = text_prompt(inputs)
         place = PLACE + torch.arange(ids.shape[1] - 1, -1, -1, device=model.device, dtype=torch.float32)
         return place[None, :, None].expand(*ids.shape, model.config.latent_dim), mask.to(model.device)
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Tensor]:
-        return SlotCache(model.config.num_hidden_layers, capacity), embedded(model, inputs)
+        """Open the cache and the state of one generation; see the family protocol."""
+        return SlotCache(model.config.num_hidden_layers, capacity), embed_pocket_prompt(model, inputs)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Tensor, keep: int, states: Sequence[int] = ()
@@ -87,6 +88,7 @@ class PocketFamily:
         return hidden[:, -keep:], None
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> LatentDistribution:
+        """Return the distributions of the next latents from states [B, N, D]."""
         model, keys = self.sampler.model, self.noise.aligned(history.position)
         ending = model.eos_head(raw.to(model.dtype))[..., 0].float()
         if self.sigma > 0:
@@ -96,7 +98,7 @@ class PocketFamily:
         return LatentDistribution(mean, torch.zeros_like(mean[..., :1]), ending)
 
 
-def embedded(model: Any, inputs: Inputs) -> Tensor:
+def embed_pocket_prompt(model: Any, inputs: Inputs) -> Tensor:
     """Embeddings [B, P, D] of prompts, as the class's own forward makes them."""
     net, config = model.model, model.config
     ids = inputs["input_ids"].to(model.device)
@@ -144,7 +146,7 @@ def _check_voices(model: Any, inputs: Inputs, places: int) -> None:
 
 
 def budget(model: Any, inputs: Inputs) -> list[int]:
-    """Frames every row may take, by the ids of its own text: what the class allows the longest of a batch."""
+    """Return the largest number of frames of every row, by the ids of its own text, as the class allows."""
     ids, mask = text_prompt(inputs)
     other = torch.tensor(pocket_placeholders(model), device=ids.device)
     words = (~torch.isin(ids, other) & mask).sum(1).tolist()

@@ -37,6 +37,7 @@ class Spoken(DefaultStopping):
         self._over = torch.zeros(len(frames_left), 1, dtype=torch.bool, device=after.device)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        """Record what the round committed."""
         length = verdict.values.shape[1]
         place = draft.start[:, None] + torch.arange(length, device=draft.start.device)
         real = place < (draft.start + verdict.count)[:, None]
@@ -77,9 +78,11 @@ class PocketTTS(LatentModel):
         self.sampling = SpeechSampling((1.0 if own.temperature is None else own.temperature) if own.do_sample else 0.0)
 
     def check(self, inputs: Inputs) -> None:
+        """Raise ValueError for invalid prompts; see `LatentModel.check`."""
         check_prompt(self.model, inputs)
 
     def read(self, texts: Sequence[str], voices: Sequence[str | None]) -> Inputs:
+        """Return the processor's inputs for texts; see `LatentModel.read`."""
         if len({voice is None for voice in voices}) > 1:
             raise ValueError("some texts have a voice and some none: give a voice for each text, or for none")
         said = [[{"role": "user", "content": _content(text, voice)}] for text, voice in zip(texts, voices, strict=True)]
@@ -88,12 +91,14 @@ class PocketTTS(LatentModel):
         return self.processor(text=prompts, audio_prompt_latents=spoken or None, padding=True, padding_side="left", return_tensors="pt")
 
     def drafting(self, target: "PocketTTS", temperature: float, noise: Noise, guidance: float | None = None) -> HFTarget:
+        """Return this model as a target or drafter of one call; see `LatentModel.drafting`."""
         own, theirs = self.model, target.model
         scale = Scale(own.latent_std / theirs.latent_std, (own.latent_mean - theirs.latent_mean) / theirs.latent_std)
         sampler = FlowSampler(own, self.flow_steps, sqrt(temperature), scale)
         return HFTarget(own, PocketFamily(sampler, target.sigma, noise), reserve=256)
 
     def own(self, drafter: Any) -> "PocketTTS | None":
+        """Return the adapter of a drafter; see `LatentModel.own`."""
         if isinstance(drafter, PocketTTS) or hasattr(drafter, "sample_latent"):
             found = drafter if isinstance(drafter, PocketTTS) else PocketTTS(drafter)
             _same_latents(self.model, found.model)
@@ -101,20 +106,24 @@ class PocketTTS(LatentModel):
         return None
 
     def stopping(self, inputs: Inputs, steps: int | None) -> DefaultStopping:
+        """Return the stopping criteria of a call; see `LatentModel.stopping`."""
         rows, device = len(inputs["input_ids"]), self.model.device
         frames_left = budget(self.model, inputs) if steps is None else [steps] * rows
         after = torch.as_tensor(inputs.get("frames_after_eos", 1), device=device).expand(rows).clone()
         return Spoken(frames_left, self.threshold, self.least, after)
 
     def latents(self, values: list[Tensor]) -> Tensor:
+        """Return latents [T, d] of a row's values; see `LatentModel.latents`."""
         return self.model.denormalize_latents(torch.stack(values).float())
 
     @property
     def sounds(self) -> bool:
+        """True if there is a codec."""
         return self.codec is not None
 
     @torch.no_grad()
     def speak(self, latents: Tensor) -> Tensor:
+        """Return the wave [S] of latents [T, d]; see `LatentModel.speak`."""
         if self.processor is not None:
             return self.processor.decode(latents)
         codec = self.codec

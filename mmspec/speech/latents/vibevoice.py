@@ -56,6 +56,7 @@ class VibeVoice(LatentModel):
         self.ids = Ids.of(model.config)
 
     def check(self, inputs: Inputs) -> None:
+        """Raise ValueError for invalid prompts; see `LatentModel.check`."""
         ids, _ = text_prompt(inputs)
         known, places = self.model.config.text_config.vocab_size, int((ids == self.model.config.audio_token_id).sum())
         if int(ids.max()) >= known:
@@ -64,10 +65,12 @@ class VibeVoice(LatentModel):
             raise ValueError(f"the prompts have {places} places for a voice, but no input_values: give the processor a voice")
 
     def read(self, texts: Sequence[str], voices: Sequence[str | None]) -> Inputs:
+        """Return the processor's inputs for texts; see `LatentModel.read`."""
         said = [[{"role": "0", "content": [{"type": "text", "text": text}]}] for text in texts]
         return self.processor.apply_chat_template(said, tokenize=True, return_dict=True)
 
     def drafting(self, target: "VibeVoice", temperature: float, noise: Noise, guidance: float | None = None) -> Streams:
+        """Return this model as a target or drafter of one call; see `LatentModel.drafting`."""
         own, theirs = self.model.model, target.model.model
         factor = theirs.latent_scaling_factor / own.latent_scaling_factor
         scale = Scale(factor.detach(), ((theirs.latent_bias_factor - own.latent_bias_factor) * theirs.latent_scaling_factor).detach())
@@ -77,6 +80,7 @@ class VibeVoice(LatentModel):
         return Streams(HFTarget(self.model, family, reserve=256), family.streams)
 
     def own(self, drafter: Any) -> "VibeVoice | None":
+        """Return the adapter of a drafter; see `LatentModel.own`."""
         if not isinstance(drafter, VibeVoice) and not is_vibevoice(drafter):
             return None
         found = drafter if isinstance(drafter, VibeVoice) else VibeVoice(drafter)
@@ -89,19 +93,23 @@ class VibeVoice(LatentModel):
         return found
 
     def stopping(self, inputs: Inputs, steps: int | None) -> DefaultStopping:
+        """Return the stopping criteria of a call; see `LatentModel.stopping`."""
         most = steps or self.model.generation_config.max_new_tokens or int(30 * self.pace)
         return DefaultStopping(len(inputs["input_ids"]), most, lambda values: values[..., 0] == self.ids.end, device=self.model.device)
 
     def latents(self, values: list[Tensor]) -> Tensor:
+        """Return latents [T, d] of a row's values; see `LatentModel.latents`."""
         said = torch.stack(values).float()
         return said[said[:, 0] == self.ids.frame, 1:]
 
     @property
     def sounds(self) -> bool:
+        """True if there is a codec."""
         return True
 
     @torch.no_grad()
     def speak(self, latents: Tensor) -> Tensor:
+        """Return the wave [S] of latents [T, d]; see `LatentModel.speak`."""
         net = self.model.model
         scaled = latents.to(self.model.dtype) / net.latent_scaling_factor - net.latent_bias_factor
         return net.audio_tower.decode(scaled[None], use_cache=True).audio.flatten().float().cpu()

@@ -43,6 +43,7 @@ class Ids:
 
     @staticmethod
     def of(config: Any) -> "Ids":
+        """Return the ids named by a model's config."""
         every = sorted({config.audio_token_id, config.audio_bos_token_id, config.audio_eos_token_id, config.eos_token_id})
         return Ids(tuple(every), *(every.index(i) for i in (config.audio_token_id, config.audio_bos_token_id, config.eos_token_id)))
 
@@ -73,7 +74,7 @@ class DenoisedLatent:
 
 
 class Hearing:
-    """What frames sound like when heard again. The state after every position is kept for a while: nothing need be taken back."""
+    """Encodes generated frames again. The states after recent positions are kept, so that rejected frames need no rollback."""
 
     def __init__(self, model: Any, rows: int):
         self.net, self.dtype, self.row = model.model, model.dtype, torch.arange(rows, device=model.device)
@@ -126,6 +127,7 @@ class Streams:
     count: int
 
     def begin(self, prompt: Any) -> tuple["StreamsSession", Draft]:
+        """Open a session on `prompt`; see `Target.begin`."""
         session, pending = self.target.begin(prompt)
         rows = len(pending.start) // self.count
         return StreamsSession(session, self.count), Draft.root(pending.nodes[:rows, 0], pending.start[:rows])
@@ -139,21 +141,24 @@ class StreamsSession:
 
     @property
     def scored(self) -> int:
+        """Number of columns of the draft that have been scored."""
         return self.session.scored
 
     def score(self, draft: Draft) -> Scored:
+        """Score the draft; see `TargetSession.score`."""
         nodes, parents, start = (torch.cat([part] * self.count) for part in (draft.nodes, draft.parents, draft.start))
         scored = self.session.score(replace(draft, nodes=nodes, parents=parents, start=start, q=None, drift=None, score=None))
         assert scored.healthy is not None
         return replace(scored, healthy=scored.healthy.view(self.count, -1).all(0))
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.session.commit(torch.cat([keep] * self.count), most)
 
 
 @dataclass
 class Session:
-    """One generation: embedded prompts, what was heard, and for second rows which ids stand in which slots."""
+    """State of one generation: embedded prompts, the re-encoded frames and, for the further streams, the ids in each slot."""
 
     embeds: Tensor  # [R, P, D]
     hearing: Hearing
@@ -174,6 +179,7 @@ class VibeVoiceFamily:
 
     @property
     def streams(self) -> int:
+        """Number of streams: three with guidance, else one."""
         return 1 if self.sampler.guidance == 1 else 3
 
     def prompt(self, model: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -186,7 +192,8 @@ class VibeVoiceFamily:
         return values, torch.cat([mask] + [last] * (self.streams - 1))
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Session]:
-        told, word = embedded(model, inputs), model.get_input_embeddings()
+        """Open the cache and the state of one generation; see the family protocol."""
+        told, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
         start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(told)
         embeds = torch.cat([told, start, word(inputs["input_ids"].to(model.device))][: self.streams])
         said = torch.full((len(told), capacity), self.ids.start, device=model.device)
@@ -234,10 +241,10 @@ class VibeVoiceFamily:
         return torch.where(said >= PLACE, self.ids.start, said).round().clamp(0, len(self.ids.all) - 1).long()
 
     def _unprompted(self, layout: Layout, cache: SlotCache, state: Session) -> tuple[Tensor, Tensor]:
-        """What columns of the second stream see [B, M, S] and their positions [B, M].
+        """Return which slots the columns of the second stream see [B, M, S], and their positions [B, M].
 
-        The class runs that stream on what comes before a frame, and begins it anew at every start of sound. So a column sees itself and,
-        from the last start on, all that a frame came after.
+        The class runs that stream on the columns before a frame, and restarts it at every start of sound. So a column sees itself and,
+        from the last start on, all columns that preceded a frame.
         """
         visible, slots, said = (part.chunk(3)[1] for part in (layout.visible, layout.slots, layout.ids[..., 0]))
         more, view = cache.capacity - state.said.shape[1], visible.shape[-1]
@@ -268,7 +275,7 @@ class VibeVoiceFamily:
         return Gaussian(torch.cat([number.to(mean), mean], -1), scale)
 
 
-def embedded(model: Any, inputs: Inputs) -> Tensor:
+def embed_vibevoice_prompt(model: Any, inputs: Inputs) -> Tensor:
     """Embeddings [B, P, D] of prompts, as the class's own forward makes them; voices without the noise it would add to them."""
     net, ids = model.model, inputs["input_ids"].to(model.device)
     embeds = model.get_input_embeddings()(ids)

@@ -1,4 +1,4 @@
-"""Windowed repetition penalty (OuteTTS): CTRL's penalty, but only on what was said a short while ago."""
+"""Windowed repetition penalty (OuteTTS): CTRL's penalty on recent tokens only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

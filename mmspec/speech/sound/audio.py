@@ -9,7 +9,7 @@ from torch import Tensor
 from torchaudio.functional import resample
 from torchaudio.transforms import MelSpectrogram
 
-from mmspec.speech.sound.files import format_of, to_bytes
+from mmspec.speech.sound.files import sound_bytes, sound_format
 from mmspec.utils.files import whole
 
 LEVEL = 0.08
@@ -39,8 +39,13 @@ def at_rate(wave: Tensor, rate: int, wanted: int) -> Tensor:
     return wave if rate == wanted else resample(wave, rate, wanted)
 
 
-def read(path: str | Path, rate: int) -> Tensor:
-    """The sound in a file, mono, float32 [T], at `rate`. ValueError or FileNotFoundError in one line for what cannot be read."""
+def read_sound(path: str | Path, rate: int) -> Tensor:
+    """Return the sound in a file, mono, float32 [T], at `rate`.
+
+    Raises:
+        ValueError: if the file cannot be read.
+        FileNotFoundError: if it is missing.
+    """
     import soundfile
 
     if not Path(path).is_file():
@@ -55,7 +60,7 @@ def read(path: str | Path, rate: int) -> Tensor:
 def save(path: str | Path, wave: Tensor | np.ndarray, rate: int) -> None:
     """Write `wave` [T] in the format of the path's ending (.wav, .flac, .ogg), under a temporary name first: an old file is whole until
     the new one is. ValueError, in one line, for another ending and for a place that cannot be written to."""
-    content = to_bytes(wave, rate, format_of(path))
+    content = sound_bytes(wave, rate, sound_format(path))
     with whole(path, binary=True) as file:
         file.write(content)
 

@@ -17,16 +17,16 @@ SUBTYPES = {"wav": "FLOAT", "flac": "PCM_24", "ogg": "VORBIS"}
 _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-def format_of(path: str | Path) -> str:
-    """The format a file's name asks for. ValueError lists the ones there are."""
+def sound_format(path: str | Path) -> str:
+    """Return the format of a file name. ValueError lists the formats."""
     ending = Path(path).suffix.lower().removeprefix(".")
     if ending not in SUBTYPES:
         raise ValueError(f"audio file {path} ends in {Path(path).suffix or 'nothing'}: give it one of .{', .'.join(SUBTYPES)}")
     return ending
 
 
-def to_bytes(wave: Tensor | np.ndarray, rate: int, form: str = "wav") -> bytes:
-    """The file of `wave` [T], a key of `SUBTYPES`, at `rate`."""
+def sound_bytes(wave: Tensor | np.ndarray, rate: int, form: str = "wav") -> bytes:
+    """Return the file contents of `wave` [T] at `rate`, in the format `form`, a key of `SUBTYPES`."""
     import soundfile
 
     samples = np.asarray(wave, dtype="<f4")
@@ -46,6 +46,7 @@ class GrowingWav:
         self.file.flush()
 
     def add(self, piece: Tensor) -> None:
+        """Append a piece of sound [T]."""
         self.file.write(np.asarray(piece, dtype="<f4").tobytes())
         self.samples += len(piece)
         self.file.seek(0)

@@ -1,6 +1,6 @@
-"""A small recogniser of a closed set of words: what was said, for scoring speech that models made. Trained by `speech/train_recogniser.py`.
+"""A small recogniser of a closed set of words, for scoring synthetic speech. Trained by `speech/train_recogniser.py`.
 
-Convolutions over a log-mel spectrogram and connectionist temporal classification (Graves et al. 2006): every 20 ms a word or nothing.
+Convolutions over a log-mel spectrogram and connectionist temporal classification (Graves et al. 2006): a word or nothing every 20 ms.
 """
 
 import json
@@ -19,6 +19,8 @@ from mmspec.utils.packed_files import read_bytes, save_bytes
 
 @dataclass(frozen=True)
 class RecogniserConfig:
+    """Sizes of a recogniser."""
+
     words: tuple[str, ...]
     rate: int = 8000
     hop: int = 80
@@ -73,6 +75,7 @@ class Recogniser(nn.Module):
 
     @staticmethod
     def load(folder: Path) -> "Recogniser":
+        """Load what `save` wrote, in eval mode."""
         found = json.loads((folder / "recogniser.json").read_text(encoding="utf-8"))
         model = Recogniser(RecogniserConfig(**{**found, "words": tuple(found["words"])}))
         model.load_state_dict(read_bytes(folder / "recogniser.safetensors"), strict=False)

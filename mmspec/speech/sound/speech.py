@@ -1,4 +1,4 @@
-"""The result of a speech request."""
+"""The result of `mmspec.speech.synthesize`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +11,17 @@ from mmspec.speech.sound.audio import save
 
 @dataclass(frozen=True)
 class Speech(Result):
-    """Speech, one utterance a row.
+    """Result of `synthesize`.
 
     Attributes:
-        tokens: ids LongTensor [B, S], frames of codes [B, S, K] or latents float [B, S, d], right-padded.
-        lengths: LongTensor [B], steps a row, the end included.
-        stats: counts and seconds.
-        waveforms: float32 [T] each, at `sample_rate`.
+        waveforms: float32 [T] samples of each row.
         sample_rate: samples a second.
-        first_sound: seconds from the call to the first samples of each row; nan where there were none.
-        worst_gap: the longest wait between two pieces of a row, in seconds; nan where there were fewer than two.
-        seconds: the whole call, sound included.
+        tokens: the steps of every row, right-padded: ids [B, S], frames of K codes [B, S, K] or latents [B, S, d].
+        lengths: [B] steps of each row, the end included.
+        stats: counts of forwards, draft tokens and rounds.
+        first_sound: seconds from the call to each row's first piece of sound; nan without sound.
+        worst_gap: largest number of seconds between two pieces of a row; nan with fewer than two.
+        seconds: seconds of the whole call, sound included.
     """
 
     waveforms: list[Tensor] = field(repr=False)
@@ -32,20 +32,20 @@ class Speech(Result):
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds of work for a second of sound, over the whole batch."""
+        """Seconds of work per second of sound, over the whole batch."""
         return self.seconds * self.sample_rate / max(1, sum(map(len, self.waveforms)))
 
     def save(self, path: str | Path) -> list[Path]:
-        """Write the sound. Each file has a temporary name until it is complete.
+        """Write the sound, atomically.
 
         Args:
-            path: ends in .wav, .flac or .ogg. Several utterances are numbered: out-0.wav, out-1.wav.
+            path: file name ending in .wav, .flac or .ogg. With several rows they are numbered (out-0.wav, out-1.wav).
 
         Returns:
-            The paths written, one an utterance.
+            The paths written.
 
         Raises:
-            ValueError: for an ending of another format.
+            ValueError: for another ending.
         """
         path = Path(path)
         many = len(self.waveforms) > 1

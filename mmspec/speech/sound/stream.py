@@ -17,5 +17,5 @@ class SoundStream(Protocol):
         ...
 
     def close(self) -> Iterator[Tensor]:
-        """What is left, once no step follows."""
+        """Yield the remaining sound after the last step."""
         ...

@@ -1,7 +1,7 @@
-"""Every argument of `generate` in a drop-in request: honoured as it is, honoured without drafting, refused, or without effect.
+"""The treatment of every argument of `generate` in a drop-in request: honoured, honoured without drafting, refused, or without effect.
 
 The tables name every setting of transformers 5.23; `docs/drop-in.md` is made from them. A setting that a later release adds is refused
-until it stands here.
+until it is listed here.
 """
 
 from collections.abc import Callable, Mapping
@@ -124,11 +124,14 @@ INPUTS: dict[str, tuple[str, str]] = {
 
 
 def refuse(config: GenerationConfig, call: Any) -> None:
-    """ValueError, in one line, for a setting or argument that has no speculative form here.
+    """Raise ValueError for a setting or argument without a speculative form.
 
     Args:
         config: the generation config of the request, defaults filled in.
         call: a `compat.GenerateCall`, or None.
+
+    Raises:
+        ValueError: naming the setting, in one line.
     """
     for name, (refused, message) in REFUSALS.items():
         value = getattr(config, name, None)
@@ -155,7 +158,7 @@ def _refuse_unknown(config: GenerationConfig) -> None:
 
 
 def cache_reason(config: Any) -> str | None:
-    """Why a request's cache settings call for transformers' own loop; None if they do not."""
+    """Return why a request's cache settings need transformers' own loop; None if they do not."""
     kind = config.cache_implementation
     return f"cache_implementation is {kind!r}" if kind is not None and ("offloaded" in kind or "quantized" in kind) else None
 

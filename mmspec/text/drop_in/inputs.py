@@ -1,4 +1,4 @@
-"""What a drop-in request's model reads: whether mmspec can draft for it, and those inputs as a target's `begin` takes them."""
+"""Inputs of a drop-in request: whether mmspec can draft for it, and the prompt that a target's `begin` takes."""
 
 from collections.abc import Mapping
 from inspect import signature
@@ -88,14 +88,14 @@ def _refuse_right_padding(mask: Tensor) -> None:
 
 
 def _usual_positions(positions: Tensor, ids: Tensor, mask: Tensor | None) -> bool:
-    """Are these the positions that `generate` reads off the mask? Those of padding do not matter."""
+    """True if these are the positions that `generate` derives from the mask; those of padding do not matter."""
     real = torch.ones_like(ids) if mask is None else mask
     usual = real.cumsum(1) - 1
     return positions.shape[-1] == ids.shape[1] and bool(((positions == usual) | (real == 0)).all())
 
 
 def _length_reason(model: Any, ids: Tensor, config: Any, model_kwargs: Mapping[str, Any]) -> str | None:
-    """Drafts reach past the last token that is kept: there must be positions for them."""
+    """Drafts reach past the last kept token, so positions must exist for them."""
     limit, mask = positions_of(model), model_kwargs.get("attention_mask")
     if limit is None:
         return None

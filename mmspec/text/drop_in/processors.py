@@ -20,7 +20,7 @@ from mmspec.models.compat import prefix_function
 
 @dataclass(frozen=True, eq=False)
 class ProcessorContext:
-    """What translating a processor needs of a request."""
+    """Facts of a request that are needed to translate its processors."""
 
     prompt: Tensor  # [B, P] as transformers has it, padding included
     ends: tuple[int, ...] = ()
@@ -28,6 +28,7 @@ class ProcessorContext:
 
     @property
     def length(self) -> int:
+        """Number of tokens of the prompt, padding included."""
         return self.prompt.shape[1]
 
 
@@ -73,7 +74,7 @@ class NodeByNode:
 
 @dataclass(slots=True)
 class _Prefix:
-    """One output sequence of a row: what may follow it, once that has been asked, and the sequences that go on from it."""
+    """One output sequence of a row: its allowed tokens, once they have been asked for, and its continuations."""
 
     allowed: dict[int, None] | None = None  # in order, and quick to search
     error: Exception | None = None
@@ -235,10 +236,10 @@ WITHOUT_DRAFTING: dict[type, str] = {
 
 
 def form_of(processor: Any, request: ProcessorContext) -> Processor | None:
-    """The form of `processor` that is exact at every node of a draft; None if it has none.
+    """Return the form of `processor` that is exact at every node of a draft; None without one.
 
-    A processor of an unknown class has one if it has a true attribute `mmspec_stateless` or its class is among `request.stateless`:
-    its scores must then be a function of one row's padded ids [1, L] and scores [1, V], for any ids.
+    A processor of an unknown class has one if its attribute `mmspec_stateless` is true or its class is among `request.stateless`: its
+    scores must then be a function of one row's padded ids [1, L] and scores [1, V], for any ids.
     """
     if type(processor) in FORMS:
         return FORMS[type(processor)](processor, request)
@@ -246,7 +247,7 @@ def form_of(processor: Any, request: ProcessorContext) -> Processor | None:
 
 
 def vouched_for(thing: Any, stateless: tuple[type, ...]) -> bool:
-    """Has the caller said that a processor or criterion keeps no state and reads one row only?"""
+    """Return True if the caller declared that a processor or criterion is stateless and reads one row only."""
     return bool(getattr(thing, "mmspec_stateless", False)) or type(thing) in stateless
 
 

@@ -17,7 +17,7 @@ FORMS = (known.MaxLengthCriteria, known.EosTokenCriteria, known.StopStringCriter
 
 @dataclass(frozen=True, eq=False)
 class RowStop:
-    """A transformers criterion, asked after every value of every row, in order, about that row's padded ids."""
+    """A transformers criterion, called after every value of every row, in order, with that row's padded ids."""
 
     criterion: Any
     prompt: Tensor  # [B, P]
@@ -44,12 +44,13 @@ class StopTogether:
 
     @property
     def length(self) -> int:
+        """Number of values of every row's output: that of the row that stops last."""
         return max(self.most if first is None else first for first in self.first)
 
 
 @dataclass(frozen=True)
 class HostStops:
-    """Where a request ends."""
+    """The criteria that end a request."""
 
     most: int  # values a row may write
     values: tuple[int, ...]  # end tokens
@@ -58,17 +59,17 @@ class HostStops:
 
 
 def without_form(criteria: Sequence[Any], stateless: tuple[type, ...]) -> list[Any]:
-    """The criteria that cannot be asked row by row: unknown ones may keep a state, or look at the whole batch."""
+    """Return the criteria that cannot be evaluated row by row: unknown ones may be stateful or read the whole batch."""
     return [one for one in criteria if type(one) not in FORMS and not vouched_for(one, stateless)]
 
 
 def end_values(criteria: Sequence[Any]) -> tuple[int, ...]:
-    """The tokens that end a row."""
+    """Return the tokens that end a row."""
     return tuple(value for one in criteria if type(one) is known.EosTokenCriteria for value in one.eos_token_id.flatten().tolist())
 
 
 def ends_of(criteria: Sequence[Any], prompt: Tensor, stateless: tuple[type, ...] = (), checks: Sequence[Stop] = ()) -> HostStops:
-    """Where a request with these criteria ends; `checks` are asked before all others."""
+    """Return the criteria that end a request; `checks` are evaluated before all others."""
     lengths = [one.max_length for one in criteria if type(one) is known.MaxLengthCriteria]
     if not lengths:
         raise ValueError("the generation config sets no length: give max_new_tokens or max_length")

@@ -1,4 +1,4 @@
-"""What a request brings, as tensors on the model's device, checked before anything runs: one line for everything it can get wrong."""
+"""Validation of a request's inputs, as tensors on the model's device, before anything runs."""
 
 from collections.abc import Mapping
 from inspect import signature
@@ -62,7 +62,7 @@ def checked(model: Any, family: Any, inputs: Mapping[str, Any]) -> dict[str, Any
 
 
 def inferred_mask(config: Any, ids: Tensor) -> Tensor | None:
-    """What transformers makes of decoder-only prompts `ids` [B, P] without a mask: 0 at pad tokens, unless they also end texts."""
+    """Return the mask that transformers infers for decoder-only prompts `ids` [B, P]: 0 at pad tokens, unless they also end texts."""
     pad = config.pad_token_id
     if pad is None or pad in end_ids(config) or not bool((ids == pad).any()):
         return None
@@ -86,7 +86,7 @@ def _refuse_unread(model: Any, family: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def _checked_ids(name: str, ids: Tensor, model: Any, placeholders: tuple[int, ...]) -> Tensor:
-    """`ids` as 64-bit whole numbers, all of which the model has embeddings for or knows as placeholders."""
+    """`ids` as int64. ValueError for ids that are neither in the vocabulary nor placeholders."""
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.is_complex():
         raise ValueError(f"{name} is {_dtype(ids)}: token ids are whole numbers; pass what the tokenizer returned")
     weight = getattr(model.get_input_embeddings(), "weight", None)
@@ -101,7 +101,7 @@ def _checked_ids(name: str, ids: Tensor, model: Any, placeholders: tuple[int, ..
 
 
 def _checked_mask(name: str, mask: Tensor, ids: Tensor | None) -> Tensor:
-    """`mask` as whole numbers. One of another shape than its ids would be read as no mask, or at the wrong places."""
+    """`mask` as integers. ValueError if its shape differs from that of the ids."""
     if mask.dim() != 2 or (ids is not None and mask.shape != ids.shape):
         expected = "[batch, length]" if ids is None else f"{list(ids.shape)}, as the ids have"
         raise ValueError(f"{name} has shape {list(mask.shape)}: expected {expected}")

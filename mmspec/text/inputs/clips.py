@@ -34,7 +34,7 @@ class FrameSampling:
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip that can be opened: its first video stream has `frames` frames by the file's own account, `fps` of them a second."""
+    """An opened clip: its first video stream has `frames` frames at `fps` a second, according to the file."""
 
     path: Path
     name: str
@@ -110,7 +110,7 @@ class Clip:
 
 
 def is_clip(name: str | Path) -> bool:
-    """Whether a file's ending is a clip's."""
+    """Return True if a file name has the extension of a clip."""
     return Path(name).suffix.lower() in CLIP_SUFFIXES
 
 
@@ -144,7 +144,7 @@ def read_clip(path: str | Path, called: str | None = None, sampling: FrameSampli
 
 @contextmanager
 def _opened(path: Path, name: str) -> Iterator[Any]:
-    """The clip's container. Whatever goes wrong inside is a ValueError of one line that names the clip."""
+    """Context with the clip's container. Errors inside become a ValueError that names the clip."""
     try:
         import av
     except ImportError:

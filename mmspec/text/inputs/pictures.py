@@ -21,12 +21,12 @@ _MOST = 89_478_485  # pixels: Pillow's own limit, where nobody has set another
 
 
 def is_picture(name: str | Path) -> bool:
-    """Whether a file is called as pictures are."""
+    """Return True if a file name has the extension of a picture."""
     return Path(name).suffix.lower() in SUFFIXES
 
 
 def pictures_in(folder: str | Path) -> list[str]:
-    """The pictures in a folder and those within it, by their paths from there, sorted. ValueError where there is none."""
+    """Return the pictures in a folder and its subfolders, as sorted relative paths. ValueError without any."""
     found = _files_in(folder, is_picture)
     if not found:
         raise ValueError(f"folder {folder} holds no picture: give one with files that end in {', '.join(SUFFIXES)}")
@@ -34,7 +34,7 @@ def pictures_in(folder: str | Path) -> list[str]:
 
 
 def pictures_and_clips_in(folder: str | Path) -> list[str]:
-    """The pictures and clips in a folder and those within it, as `pictures_in` gives pictures. ValueError where there is none."""
+    """Return the pictures and clips in a folder and its subfolders, as sorted relative paths. ValueError without any."""
     found = _files_in(folder, lambda name: is_picture(name) or is_clip(name))
     if not found:
         raise ValueError(
@@ -123,7 +123,9 @@ def marked(prompt: str, count: int, mark: str, unit: str = "picture") -> list[st
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """(pictures, clips or folders, prompt) on a command line: the last argument is the prompt unless it is, or is called as, a file."""
+    """Return (pictures, clips or folders, prompt) of a command line: the last argument is the prompt unless it is, or is named like, a
+    file.
+    """
     last = arguments[-1] if arguments else ""
     if len(arguments) < 2 or is_picture(last) or is_clip(last) or Path(last).suffix == ".jsonl" or _exists(last):
         return list(arguments), None

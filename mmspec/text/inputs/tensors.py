@@ -1,4 +1,4 @@
-"""What a tokenizer or processor returned, as tensors: lists and numpy arrays too. Nothing is left out silently."""
+"""Outputs of a tokenizer or processor as tensors, from lists and numpy arrays too."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -30,7 +30,7 @@ _ENCLOSED = {  # where the processor puts nothing around a picture or clip, thou
 
 @dataclass(frozen=True)
 class VisionPrompt:
-    """A prompt about pictures (PIL, RGB) and clips, which stand at its marks, or in front, pictures first, where it has none."""
+    """A prompt with pictures (PIL, RGB) and clips. They stand at its marks; without marks at the beginning, pictures first."""
 
     prompt: str
     pictures: tuple[Any, ...]
@@ -63,22 +63,24 @@ def read_seen(
 
 
 def default_prompt(files: Sequence[str | Path]) -> str:
-    """What is asked about `files` where nothing is: to describe the video where all are clips, else the picture."""
+    """Return the default request about `files`: to describe the video if all are clips, else the picture."""
     return DESCRIBE_CLIP if files and all(map(is_clip, files)) else DESCRIBE
 
 
 def reads_clips(processor: Any) -> bool:
-    """Whether a model's processor takes video."""
+    """Return True if a model's processor takes video."""
     return getattr(processor, "video_processor", None) is not None
 
 
 def has_template(processor: Any) -> bool:
-    """Whether prompts can be wrapped in a chat template."""
+    """Return True if prompts can be wrapped in a chat template."""
     return getattr(processor, "chat_template", None) is not None
 
 
-def look(processor: Any, requests: Sequence[VisionPrompt], name: str, chat: bool = False) -> dict[str, Any]:
-    """What `processor` makes of `requests`, padded to one length. ValueError where pictures, clips and prompts do not go together."""
+def process_vision_inputs(processor: Any, requests: Sequence[VisionPrompt], name: str, chat: bool = False) -> dict[str, Any]:
+    """Return the inputs that `processor` makes of `requests`, padded to one length. ValueError if pictures, clips and prompts do not
+    match.
+    """
     seen = {"images": [list(each.pictures) for each in requests]} if any(each.pictures for each in requests) else {}
     clips = [clip for each in requests for clip in each.clips]
     if clips:
@@ -99,7 +101,7 @@ def look(processor: Any, requests: Sequence[VisionPrompt], name: str, chat: bool
 
 
 def own_mark(processor: Any, of: str = "image") -> str:
-    """A family's own mark of a picture, or with `of` "video" of a clip, with what encloses it."""
+    """Return a family's own mark of a picture, or with `of` "video" of a clip, with the tokens that enclose it."""
     mark = getattr(processor, f"{of}_token", f"<{of}>")
     before, after = _ENCLOSED.get(mark, ("", ""))
     words: Mapping[str, int] = processor.tokenizer.get_vocab()

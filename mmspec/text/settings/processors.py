@@ -1,4 +1,4 @@
-"""What a generation config rules out or forces, as mmspec's processors, and stop strings."""
+"""Constraints of a generation config as mmspec's processors, and stop strings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,15 @@ from mmspec.core.processors.sequence import NoRepeatNGram, SequenceBias, biases_
 
 @dataclass(frozen=True)
 class StopStrings:
-    """End a row once its text holds one of `strings`; the value that completes it is kept. `decode` turns ids into text."""
+    """Stopping criterion: ends a row once its text holds one of `strings`. The value that completes the string is kept.
+
+    Args:
+        strings: the strings, none of them empty.
+        decode: maps a list of ids to text.
+
+    Raises:
+        ValueError: for no strings, or an empty one.
+    """
 
     strings: tuple[str, ...]
     decode: Callable[[list[int]], str]
@@ -28,9 +36,13 @@ class StopStrings:
 
 
 def constraints(config: Any, prompt: int, max_new_tokens: int, never_generated_ids: Sequence[int] = ()) -> tuple[Processor, ...]:
-    """What a model's own generation config rules out or forces, whatever the sampling: bans, forced ids, minimum length.
+    """Return the processors of a generation config that apply whatever the sampling: bans, forced ids, minimum length.
 
-    `never_generated_ids` are ids its family reads but never writes.
+    Args:
+        config: the generation config.
+        prompt: length of the prompt.
+        max_new_tokens: largest number of new tokens.
+        never_generated_ids: ids that the model's family reads but never writes.
     """
     found: list[Processor] = [native.Suppress(tuple(never_generated_ids))] if never_generated_ids else []
     ends = end_ids(config)

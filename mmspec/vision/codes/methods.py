@@ -1,4 +1,4 @@
-"""The published ways to write a picture faster, by name: each an initialiser, a coupler, an accept rule and a layout.
+"""Published methods of faster image generation by name: each an initialiser, a coupler, an accept rule and a layout.
 
 | name | draft tokens | rule | exactness |
 |---|---|---|---|
@@ -40,7 +40,7 @@ from mmspec.drafters.jacobi.proactive import Proactive
 from mmspec.drafters.jacobi.windows import Window
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Shape
-from mmspec.drafters.shapes import without_replacement as drawn_siblings
+from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.run.registry import unknown
@@ -54,11 +54,18 @@ Rule = Accept | Callable[[ImageModel], Accept]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How pictures are written. Exactly one of these says what is drafted; none of them: nothing is.
+    """How pictures of codes are generated. At most one of `couple`, `shape` and `rows` is given; none of them means no drafts.
 
-    `couple`: a window over the target's last distributions, its far end drafted by `init`; with `siblings` it begins as a tree of that
-        width.
-    `shape`: a tree or chain by a trained net. `rows`: rows side by side; `accept` does not apply.
+    Args:
+        accept: accept rule, or a function that makes one for a model.
+        couple: Jacobi window over the target's last distributions; see `mmspec.drafters.jacobi.couplers`.
+        init: initialiser of the window's far end.
+        siblings: width of the tree that the window begins with.
+        shape: tree or chain drafted by a trained net.
+        rows: rows decoded side by side; `accept` then does not apply.
+
+    Raises:
+        ValueError: if more than one is given.
     """
 
     accept: Rule = field(default_factory=Coupled)
@@ -70,15 +77,24 @@ class Method:
 
     def __post_init__(self):
         if sum(part is not None for part in (self.couple, self.shape, self.rows)) > 1:
-            raise ValueError("a method draft tokens in one way: give couple, shape or rows")
+            raise ValueError("a method drafts in one way: give couple, shape or rows")
 
     def rule(self, model: ImageModel) -> Accept:
-        """The accept rule for `model`."""
+        """Return the accept rule for `model`."""
         return self.accept if hasattr(self.accept, "exactness") else self.accept(model)  # pyright: ignore
 
     def drafter(self, model: ImageModel, rule: Accept, window: int, net: Any) -> Drafter:
-        """What draft tokens for `model`, `window` tokens a forward. ValueError where `rule` cannot judge it or no trained `net` is
-        there."""
+        """Return the drafter for `model`, with `window` tokens a forward.
+
+        Args:
+            model: the image model.
+            rule: the accept rule.
+            window: tokens a forward.
+            net: the trained net, if the method needs one.
+
+        Raises:
+            ValueError: if `rule` cannot judge the drafts, or the net is missing.
+        """
         if self.shape is not None:
             if isinstance(net, str):
                 raise ValueError(
@@ -104,7 +120,7 @@ def _proactive(model: ImageModel, method: Method, window: int) -> Proactive:
 
 
 def neighbours(model: ImageModel, k: int = 100) -> Neighbours:
-    """The nearest codes of every code of `model`. ValueError where it has no codebook."""
+    """Return the nearest codes of every code of `model`. ValueError without a codebook."""
     if model.codebook is None:
         name = type(model.model).__name__
         raise ValueError(f"{name} states no codebook, which this rule reads: give the adapter codebook=..., or choose cool-sd or scd")
@@ -147,7 +163,7 @@ METHODS: dict[str, Method] = {
 
 
 def method_of(method: str | Method, **changes: Any) -> Method:
-    """The method a name stands for, with `changes` (None: no change). ValueError lists the names there are."""
+    """Return the method called `method`, with `changes` (None: no change). ValueError lists the names."""
     if isinstance(method, str):
         if method not in METHODS:
             raise unknown("method", method, METHODS)

@@ -1,8 +1,7 @@
-"""Parallel Jacobi decoding (PJD, Liao et al. 2026, arXiv 2606.05703): a window of draft tokens in every row under way.
+"""Parallel Jacobi decoding (PJD, Liao et al. 2026, arXiv 2606.05703): a window of draft tokens in every active row.
 
-Rows start as in ZipAR, once the row above is covered far enough. What is left out of their contexts changes from round to round, so a
-draft token that fails in a row whose context is incomplete is not replaced for good: it and those behind it wait, as draft tokens drawn
-    afresh.
+Rows start as in ZipAR, once enough of the row above is committed. The missing part of their contexts changes from round to round, so a
+draft token that is rejected in a row with an incomplete context is not replaced: it and those after it are drawn afresh.
 """
 
 import math
@@ -28,11 +27,18 @@ from mmspec.vision.codes.rows import RowMethod
 
 @dataclass(frozen=True)
 class PJD:
-    """Every row under way commits at most `window` tokens a forward, and never catches up with the row above.
+    """PJD (Liao et al. 2026, arXiv 2606.05703): every active row commits at most `window` tokens a forward and never passes the row above.
+    Not metered.
 
-    A row starts when the share `coverage` of the row above is committed. At most `rows` rows are under way at once: None for twice as
-    many as there are when all advance alike. Draft tokens are redrawn by `couple`, and are first what `init` says. Given everything before
-    it a token follows no distribution that is at hand, so there is no meter.
+    Args:
+        window: tokens a forward and row, at least 2.
+        coverage: share of the row above that must be committed before a row starts.
+        couple: how draft tokens are redrawn.
+        init: initialiser of new draft tokens.
+        rows: largest number of active rows; None for twice as many as there are when all advance alike.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     window: int = 16
@@ -55,6 +61,7 @@ class PJD:
             )
 
     def way(self, lines: RasterRows) -> RowMethod:
+        """The decoding method as the engine runs it."""
         start = math.ceil(self.coverage * lines.raster.width)
         rows = self.rows or 2 * math.ceil(lines.raster.width / start)
         drafter = RowWindow(lines.raster, self.couple, self.init, self.window)
@@ -63,7 +70,7 @@ class PJD:
 
 @dataclass(frozen=True)
 class Deferring:
-    """The token rule where nothing is missing above; elsewhere a draft token that fails is not replaced, but left for a later round."""
+    """The token rule where the context is complete; elsewhere a rejected draft token is not replaced, but left for a later round."""
 
     exactness = LOSSY
     coupled, uses_q, trees = False, True, False
@@ -87,23 +94,26 @@ class RowWindow:
     window: int
 
     def begin(self, prompt: Any, session: Any) -> "RowWindowSession":
+        """Open the drafting session of one generation."""
         return RowWindowSession(self, session)
 
 
 class RowWindowSession:
-    """A window session whose rows are lanes: it is told where a lane begins another line, and what was only put off."""
+    """Window session whose rows are lanes: it handles lanes that begin another line, and deferred draft tokens."""
 
     def __init__(self, plan: RowWindow, session: RowSession):
         self.inner = RowWindows(Window(plan.raster, plan.couple, plan.init, plan.window), session.pictures)
         self.expected: Tensor | None = None
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         seen = self.inner.seen
         if seen is not None:  # what was seen in one line says nothing of another
             self.inner.seen = replace(seen, left=torch.where(pending.start == self.expected, seen.left[:, 0], 0)[:, None])
         return self.inner.propose(pending, budget, turned(noise, pending))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         # The distribution of a value that was put off is not used up, so distributions are counted by what was committed; lanes that ran
         # nothing saw none.
         self.expected = torch.where(draft.valid[:, 0], draft.start + verdict.count, -1)
@@ -111,13 +121,14 @@ class RowWindowSession:
 
 
 class RowWindows(WindowSession):
-    """What is committed in one lane is known in all lanes of its picture."""
+    """Window session in which values committed in one lane are known in all lanes of the picture."""
 
     def __init__(self, plan: Window, pictures: int):
         super().__init__(plan)
         self.pictures = pictures
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         super().observe(draft, scored, verdict, committed)
         board = self._board(draft)
         assert isinstance(board, Board)  # the window has a raster

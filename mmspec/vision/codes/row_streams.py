@@ -1,8 +1,8 @@
-"""A picture's rows as rows of the engine: where each starts, when it may go on, and what stands before its first cell.
+"""The rows of a picture decoded side by side: where each starts, when it may continue, and the token before its first cell.
 
-The engine's rows are lanes. A lane decodes one line of the raster after the other: lane k of a picture the lines k, k + lanes, and so
-on, as only so many lines are ever under way. A line is a grid row's cells; the first one also holds whatever comes before the picture.
-Values have their raster position as output position, so processors, noise and cache slots know nothing of lanes.
+The engine's rows are lanes. A lane decodes one line of the raster after the other: lane k of a picture the lines k, k + lanes, and so on,
+as only so many lines are active at once. A line is a grid row's cells; the first one also holds the positions before the picture. Values
+have their raster position as output position, so processors, noise and cache slots are independent of lanes.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from mmspec.core.stopping import DefaultStopping
 
 @dataclass(frozen=True)
 class RasterRows:
-    """The lines of a raster. Controls that stand between lines or behind the last one are known, so no line decodes them."""
+    """The lines of a raster. Controls between lines or after the last one are known, so they are not decoded."""
 
     raster: Raster
 
@@ -46,7 +46,7 @@ class RasterRows:
 
     @property
     def ended(self) -> bool:
-        """Whether a known control, the row's end, stands before each line but the first."""
+        """True if a known control, the end of a row, precedes each line but the first."""
         return self.raster.height > 1 and self.raster.forced[self.starts[1] - 1] != FREE
 
     @property
@@ -57,7 +57,7 @@ class RasterRows:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Where every lane is: the luggage of pending tokens, for drafters and rules."""
+    """State of every lane, passed with the pending tokens to drafters and rules."""
 
     line: Tensor  # [L]
     above: Tensor  # [L] cells committed in the line above; all of them for the first line
@@ -73,12 +73,15 @@ class TurnNoise(Noise):
     offset: int = 0
 
     def draft_token(self, position: Tensor, start: Tensor, branch: int | Tensor = 0) -> Keys:
+        """Keys of the draft tokens at `position` [B, N] of the round that began at `start` [B]."""
         return Noise.draft_token(self, position, start + self.offset, branch)
 
     def accept(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the acceptance tests at `position` [B, N]."""
         return Noise.accept(self, position, start + self.offset)
 
     def residual(self, position: Tensor, start: Tensor) -> Keys:
+        """Keys of the residual draws at `position` [B, N]."""
         return Noise.residual(self, position, start + self.offset)
 
 
@@ -110,6 +113,7 @@ class RowStreamStopping(DefaultStopping):
         self.pending = self._schedule()
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
+        """Record what the round committed."""
         if self.log_q is not None:
             self._write(self.log_q, verdict, scored.p.log_prob(verdict.values[:, :1]).to(self.log_q.dtype))
         verdict, committed = super().commit(draft, scored, verdict)
@@ -176,6 +180,9 @@ class RowStreamStopping(DefaultStopping):
 
 
 def deferred(verdict: Verdict, where: Tensor) -> Verdict:
-    """`verdict` without the value committed after its draft tokens in lanes `where` [L], which so may commit nothing: the target will say
-    something else when less is missing. `RowStreamStopping` makes the pending token of what was committed."""
+    """Return `verdict` without the value committed after the draft tokens in lanes `where` [L], which may then commit nothing.
+
+    The target's distribution changes once more of the context is known. `RowStreamStopping` makes the pending token of the committed
+    values.
+    """
     return replace(verdict, count=(verdict.count - where.long()).clamp_min(0))

@@ -1,8 +1,7 @@
-"""An image model whose engine rows are lanes: all lines under way run in one forward, each column at the slot of its raster position.
+"""An image model whose engine rows are lanes: all active lines run in one forward, each column at the slot of its raster position.
 
-A column sees what is committed and earlier in raster order, wherever it was decoded, and the earlier columns of its own lane. So a draft
-token never sees another line's draft tokens, and nothing sees a slot that has not been written: a cache is full of zeros where the rest of
-the line above will stand, and zeros attract attention too.
+A column sees committed values that are earlier in raster order, wherever they were decoded, and the earlier columns of its own lane. So it
+never sees draft tokens of another line, nor slots that have not been written, whose zeros would attract attention.
 """
 
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ class RowTarget:
     opening: Draft
 
     def begin(self, prompt: Any) -> tuple["RowSession", Draft]:
+        """Open a session on `prompt`; see `Target.begin`."""
         session, _ = self.target.begin(prompt)
         return RowSession(session), self.opening
 
@@ -102,6 +102,7 @@ class RowSession:
 
     @torch.no_grad()
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         assert self.slots is not None
         kept = self._each(keep)
         slots = torch.where(kept >= 0, self.slots.gather(2, kept.clamp_min(0)), self.scratch)
@@ -109,4 +110,5 @@ class RowSession:
         self.slots, self.scored = None, 0
 
     def watch(self, states: Any) -> None:
+        """Hand out hidden states `states` with every score; see `HFSession.watch`."""
         raise ValueError("drafters that read hidden states do not work by rows: use the none or a window drafter")

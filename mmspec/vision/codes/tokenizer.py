@@ -42,15 +42,17 @@ def make_tokenizer(*, size: int, colours: int, patch: int, channels: Sequence[in
 
 
 def colours(model: VQModel) -> int:
+    """Return the number of colour channels of the pictures."""
     return 3 if model.config["in_channels"] % 3 == 0 else 1
 
 
 def patch(model: VQModel) -> int:
+    """Return the side of the blocks that pictures are folded into."""
     return round((model.config["in_channels"] / colours(model)) ** 0.5)
 
 
 def codebook(model: VQModel) -> Tensor:
-    """The codes' vectors, [K, D]."""
+    """Return the vectors of the codes, [K, D]."""
     return model.quantize.embedding.weight
 
 
@@ -66,47 +68,47 @@ def as_tensor(pictures: Tensor | np.ndarray | Sequence[Image.Image]) -> Tensor:
 
 
 def latents(model: VQModel, pixels: Tensor) -> Tensor:
-    """What the encoder says, before quantising: [B, D, h, w] float32."""
+    """Return the encoder's output before quantisation, [B, D, h, w] float32."""
     side = model.config["sample_size"] * patch(model)
     if tuple(pixels.shape[1:]) != (colours(model), side, side):
         raise ValueError(f"pictures are {tuple(pixels.shape[1:])}: this tokenizer takes ({colours(model)}, {side}, {side}); resize them")
     return model.encode(F.pixel_unshuffle(pixels, patch(model))).latents.float()
 
 
-def draw(model: VQModel, quantised: Tensor) -> Tensor:
-    """The picture that code vectors [B, D, h, w] stand for: [B, C, H, W], about [-1, 1]."""
+def vectors_to_pixels(model: VQModel, quantised: Tensor) -> Tensor:
+    """Return pictures [B, C, H, W], about [-1, 1], of code vectors [B, D, h, w]."""
     return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True, return_dict=False)[0].float(), patch(model))
 
 
 def nearest(model: VQModel, found: Tensor) -> Tensor:
-    """Codes [B, h, w] of latents [B, D, h, w]: those of the nearest vectors."""
+    """Return the codes [B, h, w] of the vectors nearest to latents [B, D, h, w]."""
     height, width = found.shape[2:]
     codes = torch.cdist(rearrange(found, "b d h w -> (b h w) d"), codebook(model)).argmin(-1)
     return rearrange(codes, "(b h w) -> b h w", h=height, w=width)
 
 
 @torch.no_grad()
-def encode(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
-    """Codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
+def encode_codes(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
+    """Return codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
     pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
     return torch.cat([nearest(model, latents(model, some.to(model.device))) for some in pixels.split(batch)])
 
 
 @torch.no_grad()
-def decode_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
-    """Pictures [B, C, H, W] in [-1, 1] of codes [B, h, w]. ValueError when a code is not in the codebook."""
+def codes_to_pixels(model: VQModel, codes: Tensor, batch: int = 128) -> Tensor:
+    """Return pictures [B, C, H, W] in [-1, 1] of codes [B, h, w]. ValueError for a code outside the codebook."""
     count = len(codebook(model))
     if codes.dim() != 3 or not len(codes):
         raise ValueError(f"codes are {tuple(codes.shape)}: give [B, h, w] with B >= 1, in raster order")
     if not 0 <= int(codes.min()) <= int(codes.max()) < count:
         raise ValueError(f"codes reach from {int(codes.min())} to {int(codes.max())}: the codebook has 0 to {count - 1}")
     vectors = rearrange(codebook(model)[codes.long().to(model.device)], "b h w d -> b d h w")
-    return torch.cat([draw(model, some) for some in vectors.split(batch)]).clamp(-1, 1)
+    return torch.cat([vectors_to_pixels(model, some) for some in vectors.split(batch)]).clamp(-1, 1)
 
 
-def decode(model: VQModel, codes: Tensor) -> list[Image.Image]:
-    """PIL pictures of codes [B, h, w]."""
-    return as_pictures(decode_pixels(model, codes))
+def decode_codes(model: VQModel, codes: Tensor) -> list[Image.Image]:
+    """Return PIL pictures of codes [B, h, w]."""
+    return as_pictures(codes_to_pixels(model, codes))
 
 
 def encode_all(
@@ -120,7 +122,7 @@ def encode_all(
     pixels, table = as_tensor(pictures), []
     for version in range(versions):
         shown = vary(pixels, torch.Generator().manual_seed(seed + version), mirror=mirror) if version else pixels
-        table.append(encode(model, shown).flatten(1).to(torch.int16).cpu())
+        table.append(encode_codes(model, shown).flatten(1).to(torch.int16).cpu())
     return torch.stack(table, 1)
 
 
@@ -169,12 +171,13 @@ class TokenizerLoss(nn.Module):
         self.model = model
 
     def forward(self, pixels: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the reconstruction and the commitment loss of `pixels` [B, C, H, W]."""
         found = latents(self.model, pixels)
         if noise is not None:
-            return draw(self.model, found + noise), found.square().mean() + 0 * codebook(self.model).sum()
+            return vectors_to_pixels(self.model, found + noise), found.square().mean() + 0 * codebook(self.model).sum()
         with torch.autocast(found.device.type, enabled=False):
             quantised, commitment, _ = self.model.quantize(found)
-        return draw(self.model, quantised), commitment
+        return vectors_to_pixels(self.model, quantised), commitment
 
 
 def rebuilding_loss(rebuilt: Tensor, pixels: Tensor) -> Tensor:

@@ -23,12 +23,18 @@ from mmspec.vision.codes.rows import RowMethod
 
 @dataclass(frozen=True)
 class ZipAR:
-    """A row starts when the row above has `window` tokens. From the width on nothing is left out: the picture is plain decoding's.
+    """ZipAR (He et al. 2024, arXiv 2412.04062): a row starts when the row above has `window` tokens.
 
-    `adaptive` makes `window` the least: the row's first token is drawn then, and judged again with every token more of the row above,
-    until it is accepted or that row is complete; no row starts sooner than after `window` + 1 tokens. `meter` measures the drift of
-    fixed windows, at the price of one plain forward over the finished picture. An adaptive first token follows no distribution that is at
-    hand, as when it is accepted says something of its value: those pictures cannot be metered.
+    With a window of the full width, pictures equal plain decoding's.
+
+    Args:
+        window: tokens of the row above that a row needs.
+        adaptive: `window` is the minimum: the row's first token is drawn then, and judged again with every further token of the row above
+            until it is accepted or that row is complete. Not metered.
+        meter: measure the drift of fixed windows, at the cost of one plain forward over the finished picture.
+
+    Raises:
+        ValueError: for a window below 1.
     """
 
     window: int = 8
@@ -40,6 +46,7 @@ class ZipAR:
             raise ValueError(f"window is {self.window}: a row needs at least 1 token of the row above")
 
     def way(self, lines: RasterRows) -> RowMethod:
+        """The decoding method as the engine runs it."""
         width, height = lines.raster.width, lines.raster.height
         window = min(self.window, width)
         busy = width + (window < width or lines.ended)  # rounds a row is under way for, that of its last cell included
@@ -51,7 +58,7 @@ class ZipAR:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The first tokens that wait to be judged."""
+    """First tokens of rows that are not accepted yet."""
 
     front: Front
     value: Tensor  # [L]
@@ -61,22 +68,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Opening:
-    """Remembers the first tokens of rows that widen their window, and the distributions they were drawn from. Proposes no draft tokens."""
+    """Keeps the first tokens of rows that widen their window, and their distributions. Proposes no draft tokens."""
 
     def begin(self, prompt: Any, session: Any) -> "OpeningSession":
+        """Open the drafting session of one generation."""
         return OpeningSession()
 
 
 class OpeningSession:
+    """Drafting session of one generation; keeps the first tokens of rows and proposes none."""
+
     def __init__(self):
         self.waiting: tuple[Tensor, Categorical, Tensor] | None = None
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
+        """Return the draft of this round; see `DraftSession.propose`."""
         if self.waiting is None:
             return replace(pending, aux=Candidate(pending.aux, pending.nodes[:, 0], None, torch.zeros_like(pending.aux.opening)))
         return replace(pending, aux=Candidate(pending.aux, *self.waiting))
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
+        """Take in the verdict of the round; see `DraftSession.observe`."""
         waits = draft.aux.front.opening & draft.valid[:, 0] & (verdict.count == 0)
         self.waiting = verdict.values[:, 0], scored.p, waits
 
@@ -106,4 +118,5 @@ class Reopen:
         return deferred(verdict, front.opening & ~front.complete & ~kept[:, 0])
 
     def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        """Return the distribution of committed tokens: the target's."""
         return p

@@ -1,7 +1,7 @@
-"""Pictures as continuous tokens, one after the other: a causal backbone over latents, and a head that says the next token's density.
+"""Pictures as continuous tokens in raster order: a causal backbone over latents, and a head for the next token's density.
 
-The backbone is a LlamaGen's (Sun et al. 2024); what it writes are vectors, not codes, as in GIVT (Tschannen et al. 2024, arXiv 2312.02116;
-the mixture head) and in the causal rows of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small net with adaptive layer norm).
+The backbone is a LlamaGen's (Sun et al. 2024). It writes vectors instead of codes, as GIVT does (Tschannen et al. 2024, arXiv 2312.02116;
+the mixture head) and as the causal rows of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small net with adaptive layer norm).
 """
 
 from functools import cache
@@ -22,11 +22,24 @@ TRAINED_STEPS = 1024
 
 
 class ContinuousARConfig(LlamaGenConfig):
-    """`grid` x `grid` tokens of `channels` numbers each. `head_width` and `head_blocks` are of diffusion heads, `components` of mixtures.
+    """Sizes of a `ContinuousAR`: `grid` x `grid` tokens of `channels` numbers each.
 
-    `sigma_out` is the noise on every token that is a part of the model's distribution, in units of a token's deviation; `head_steps` the
-    steps its diffusion chain takes, and `every` at how many of its states apart the head is run. All three may be chosen anew for every
-    generation.
+    Args:
+        channels: numbers per token.
+        head: "diffusion" or "mixture".
+        head_width: width of a diffusion head.
+        head_blocks: blocks of a diffusion head.
+        components: components of a mixture head.
+        head_steps: steps of the diffusion chain; may be overridden per call.
+        sigma_out: noise on every token, a part of the model's distribution, in units of a token's standard deviation; may be overridden
+            per call.
+        every: the head is run at every so many states of the chain; may be overridden per call.
+        grid: side of the square of tokens.
+        classes: number of classes.
+        rest: further options of `LlamaGenConfig`.
+
+    Raises:
+        ValueError: for an unknown head.
     """
 
     model_type = "continuous-ar"
@@ -54,7 +67,7 @@ class ContinuousARConfig(LlamaGenConfig):
 
 
 class DiffusionHead(nn.Module):
-    """What a noised token was made of: the velocity of `x` [M, d] at `timesteps` [M], given the backbone's state `z` [M, D]."""
+    """Diffusion head: predicts the velocity of `x` [M, d] at `timesteps` [M], given the backbone's state `z` [M, D]."""
 
     rates: Tensor
 
@@ -70,6 +83,7 @@ class DiffusionHead(nn.Module):
         self.output = nn.Linear(width, config.channels)
 
     def forward(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
+        """Return the velocity [M, d]."""
         angle = timesteps[:, None] * self.rates
         about = F.silu(self.time_embedding(torch.cat([angle.cos(), angle.sin()], -1).to(z.dtype)) + self.given(z))
         parts = self.modulation(about).chunk(3 * self.blocks + 2, -1)
@@ -86,7 +100,7 @@ def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class MixtureHead(nn.Module):
-    """`components` diagonal Gaussians over the whole token: logits of their weights [..., k], their means and deviations [..., k, d]."""
+    """Mixture head: `components` diagonal Gaussians over the token."""
 
     floor = 0.02
 
@@ -96,6 +110,7 @@ class MixtureHead(nn.Module):
         self.output = nn.Linear(config.hidden_size, config.components * (1 + 2 * config.channels))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits of the weights [..., k], and means and deviations [..., k, d], for states `z` [..., D]."""
         sizes = [self.components, self.components * self.channels, self.components * self.channels]
         logits, means, scales = self.output(z).float().split(sizes, -1)
         means, scales = (part.unflatten(-1, (self.components, self.channels)) for part in (means, scales))
@@ -103,7 +118,11 @@ class MixtureHead(nn.Module):
 
 
 class ContinuousAR(PreTrainedModel):
-    """Hidden states from embedded latents; `head` says what the next token is drawn from."""
+    """Causal model of continuous tokens (GIVT, MAR): hidden states from embedded latents; `head` gives the next token's distribution.
+
+    Args:
+        config: the sizes.
+    """
 
     config_class = ContinuousARConfig  # pyright: ignore[reportAssignmentType]
     config: ContinuousARConfig
@@ -120,11 +139,11 @@ class ContinuousAR(PreTrainedModel):
         self.post_init()
 
     def prefix(self, classes: Tensor) -> Tensor:
-        """Embeddings [R, 1, D] of `classes` [R]; number `config.classes` stands for no class."""
+        """Return embeddings [R, 1, D] of `classes` [R]; number `config.classes` is for no class."""
         return self.cls_embedding(classes) + self.places.weight[0]
 
     def embed(self, tokens: Tensor, cells: Tensor) -> Tensor:
-        """Embeddings [R, M, D] of `tokens` [R, M, d] that stand in `cells` [R, M], counted in raster order."""
+        """Return embeddings [R, M, D] of `tokens` [R, M, d] in `cells` [R, M], in raster order."""
         return self.tok_projection(tokens.to(self.tok_projection.weight.dtype)) + self.places(cells + 1)
 
     def forward(self, embeds: Tensor, cells: Tensor, mask: Tensor | None = None, cache: Any = None) -> tuple[Tensor]:
@@ -138,7 +157,7 @@ class ContinuousAR(PreTrainedModel):
         return (self.norm(x),)
 
     def states(self, classes: Tensor, tokens: Tensor) -> Tensor:
-        """The states [R, T, D] that foretell each of `tokens` [R, T, d] of pictures of `classes` [R]: what training reads."""
+        """Return the states [R, T, D] that predict `tokens` [R, T, d] of pictures of `classes` [R], for training."""
         cells = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand(len(tokens), -1)
         embeds = torch.cat([self.prefix(classes), self.embed(tokens[:, :-1], cells[:, 1:])], 1)
         return self(embeds, cells)[0]
@@ -146,7 +165,7 @@ class ContinuousAR(PreTrainedModel):
 
 @cache
 def scheduler() -> DDPMParallelScheduler:
-    """The noise schedule that diffusion heads are trained and sampled by: a cosine one, its velocity predicted. Not to be changed."""
+    """Return the noise schedule of diffusion heads: cosine, with velocity prediction. Must not be changed."""
     return DDPMParallelScheduler(
         num_train_timesteps=TRAINED_STEPS,
         beta_schedule="squaredcos_cap_v2",

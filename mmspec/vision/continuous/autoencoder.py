@@ -57,7 +57,7 @@ def posterior(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
     return found.mean.float(), found.logvar.float()
 
 
-def draw(model: Any, latents: Tensor) -> Tensor:
+def latents_to_pixels(model: Any, latents: Tensor) -> Tensor:
     """The picture that latents [B, d, h, w] stand for: [B, C, H, W], about [-1, 1]."""
     return F.pixel_shuffle(model.decode(latents, return_dict=False)[0].float(), patch(model))
 
@@ -81,14 +81,14 @@ def posteriors(model: AutoencoderKL, pictures: Some, batch: int = 250) -> tuple[
     return (means - mean) / std, (logvars / 2).exp() / std
 
 
-def encode(model: AutoencoderKL, pictures: Some, generator: torch.Generator | None = None) -> Tensor:
+def encode_tokens(model: AutoencoderKL, pictures: Some, generator: torch.Generator | None = None) -> Tensor:
     """Tokens [B, h * w, d] of pictures: with a `generator` draws from their posteriors, as targets are trained on; without, the means."""
     mean, std = posteriors(model, pictures)
     return mean if generator is None else mean + std * torch.randn(mean.shape, generator=generator).to(std.device)
 
 
 @torch.no_grad()
-def decode_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> Tensor:
+def tokens_to_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> Tensor:
     """Pictures [B, C, H, W] in [-1, 1] of tokens [B, h * w, d]. ValueError where the shape is another or a number is not finite."""
     side, dim = model.config["sample_size"] // 2 ** (len(model.config["block_out_channels"]) - 1), model.config["latent_channels"]
     if tokens.dim() != 3 or tokens.shape[1:] != (side * side, dim):
@@ -97,12 +97,12 @@ def decode_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> Ten
         raise ValueError(f"tokens of picture {(~tokens.isfinite()).nonzero()[0, 0].item()} are not finite: leave that picture out")
     mean, std = scale(model)
     latents = rearrange(tokens.float().to(model.device) * std + mean, "b (h w) d -> b d h w", h=side)
-    return torch.cat([draw(model, some) for some in latents.split(batch)]).clamp(-1, 1)
+    return torch.cat([latents_to_pixels(model, some) for some in latents.split(batch)]).clamp(-1, 1)
 
 
-def decode(model: AutoencoderKL, tokens: Tensor) -> list[Image.Image]:
+def decode_tokens(model: AutoencoderKL, tokens: Tensor) -> list[Image.Image]:
     """PIL pictures of tokens [B, h * w, d]."""
-    return as_pictures(decode_pixels(model, tokens))
+    return as_pictures(tokens_to_pixels(model, tokens))
 
 
 class AutoencoderLoss(nn.Module):
@@ -116,11 +116,12 @@ class AutoencoderLoss(nn.Module):
         self.model, self.noise = model, noise
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss terms of `pixels` [B, C, H, W]."""
         mean, logvar = posterior(self.model, pixels)
         drawn = mean + (logvar / 2).exp() * torch.randn_like(mean)
         spread = drawn.detach().std((0, 2, 3), keepdim=True) * torch.rand(len(mean), 1, 1, 1, device=mean.device) * self.noise
         nats = (mean.square() + logvar.exp() - 1 - logvar) / 2
-        return draw(self.model, drawn + spread * torch.randn_like(drawn)), nats.mean()
+        return latents_to_pixels(self.model, drawn + spread * torch.randn_like(drawn)), nats.mean()
 
 
 @torch.no_grad()

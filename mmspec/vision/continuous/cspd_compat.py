@@ -118,7 +118,7 @@ def _around(mean: Tensor, std: Tensor) -> Gaussian:
     return Gaussian(mean, torch.full_like(mean[..., :1], std.item()))
 
 
-def checked(target: Any, drafter: Any) -> Any:
+def require_masked_drafter(target: Any, drafter: Any) -> Any:
     """`drafter`. ValueError unless it writes pictures of the target's form."""
     if drafter is None:
         raise ValueError("cspd-compat drafts with a smaller masked model: pass drafter=..., or choose plain with fewer iterations")

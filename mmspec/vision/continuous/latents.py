@@ -1,7 +1,7 @@
-"""Continuous tokens in the engine: what a state of the backbone is a distribution of.
+"""Continuous tokens in the engine: the distribution that a state of the backbone gives.
 
-A `ContinuousAR` with a mixture head says a density outright. One with a diffusion head says a chain: either the chain is the value
-(`core.distributions.denoising_path`), or its noise is given and what is left is a Gaussian (`core.distributions.aligned`).
+A `ContinuousAR` with a mixture head gives a density. One with a diffusion head gives a chain: either the chain is the value
+(`core.distributions.denoising_path`), or its noise is given and the rest is a Gaussian (`core.distributions.aligned`).
 
 T steps of a head's chain, d numbers a token.
 """
@@ -30,10 +30,14 @@ from mmspec.vision.continuous.ar import ContinuousAR, scheduler
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a head's tokens are drawn. What is None is as the model's config says.
+    """How a diffusion head's tokens are sampled. None takes the value of the model's config.
 
-    `steps` of its chain; `sigma_out`, the noise on every token, in units of a token's deviation; `schedule`, a diffusers scheduler, by
-    default the one the head was trained by; `eta`, DDIM's; `every`, at how many states of a chain apart the net is run (`Denoiser`).
+    Args:
+        steps: steps of the chain.
+        sigma_out: noise on every token, in units of a token's standard deviation.
+        schedule: a diffusers scheduler; by default the one the head was trained with.
+        eta: DDIM's eta.
+        every: the net is run at every so many states of the chain (`Denoiser`).
     """
 
     steps: int | None = None
@@ -43,19 +47,19 @@ class Sampling:
     every: int | None = None
 
     def over(self, other: "Sampling") -> "Sampling":
-        """This, with what it leaves open as `other` says."""
+        """Return these settings, with missing ones from `other`."""
         pairs = ((getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
         return Sampling(*(theirs if own is None else own for own, theirs in pairs))
 
     def filled(self, config: Any) -> "Sampling":
-        """This, with what it leaves open as a model's `config` says."""
+        """Return these settings, with missing ones from a model's `config`."""
         return self.over(Sampling(config.head_steps, config.sigma_out, scheduler(), 1.0, config.every))
 
     def noise_schedule(self, temperature: float) -> NoiseSchedule:
-        """The transitions of a chain that leaves nothing open. ValueError for schedules whose steps are no Gaussians."""
+        """Return the transitions of the chain. ValueError for missing settings, and for schedules whose steps are not Gaussian."""
         steps, sigma_out, eta = self.steps, self.sigma_out, self.eta
         if steps is None or sigma_out is None or eta is None:
-            raise ValueError("this sampling leaves something open: fill it in by a model's config")
+            raise ValueError("this sampling has missing settings: complete it by Sampling.filled(config)")
         return _kernel(self.schedule, steps, sigma_out, eta, temperature)
 
 
@@ -67,7 +71,7 @@ def _kernel(schedule: Any, steps: int, sigma_out: float, eta: float, temperature
 
 @dataclass(frozen=True)
 class LatentRequest:
-    """What a generation asks of every model in it: the form of its values, their noise, and what bends their distributions."""
+    """Settings of a generation for every model in it: form of the values, noise, temperature and guidance."""
 
     form: str  # density, path or aligned
     noise: Noise
@@ -76,9 +80,9 @@ class LatentRequest:
 
 
 class Latents:
-    """The engine's family for one model in one generation: values are tokens [d], or under paths chains of states [T + 1, d].
+    """Family of one model in one generation: values are tokens [d], or chains of states [T + 1, d].
 
-    The prompt is one position, the class; its value is never read.
+    The prompt is one position, the class; its value is not read.
     """
 
     def __init__(self, model: ContinuousAR, asked: LatentRequest, sampling: Sampling):
@@ -101,18 +105,19 @@ class Latents:
         return ids, torch.ones(len(inputs), 1, dtype=torch.bool, device=inputs.device)
 
     def begin(self, model: Any, inputs: Tensor, capacity: int) -> tuple[SlotCache, Tensor]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.model.config.num_hidden_layers, capacity), self.model.prefix(inputs)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Tensor, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """States [R, keep, D] of the last `keep` columns: what the head is told."""
+        """Return states [R, keep, D] of the last `keep` columns, the head's input."""
         cells = layout.positions - 1  # the class stands at position 0
         embeds = torch.where((cells < 0)[..., None], state, model.embed(tokens_of(layout.ids, self.width), cells))
         return model(embeds, cells, layout.visible[:, None], cache)[0][:, -keep:], None
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Distribution:
-        """What states [R, N, D] are distributions of; of guided pairs [B, N, ...]."""
+        """Return the distributions for states [R, N, D]; for guided pairs [B, N, ...]."""
         if isinstance(processors, Guided):
             cond, uncond = raw.chunk(2)
             raw, history = torch.cat([cond, uncond], -1), replace(history, position=history.position[: len(cond)])
@@ -133,7 +138,7 @@ class Latents:
 
 @dataclass(frozen=True)
 class GuidedNet:
-    """Classifier-free guidance of a head: told states of the class and of none, side by side [M, 2 D]."""
+    """Classifier-free guidance of a head, for conditional and unconditional states side by side [M, 2 D]."""
 
     head: Callable[[Tensor, Tensor, Tensor], Tensor]
     scale: float
@@ -144,5 +149,5 @@ class GuidedNet:
 
 
 def tokens_of(values: Tensor, width: int) -> Tensor:
-    """The tokens [R, M, d] of values [R, M, d], or of paths [R, M, T + 1, d], whose last states they are."""
+    """Return the tokens [R, M, d] of values [R, M, d], or of chains [R, M, T + 1, d]."""
     return values if values.dim() == 3 else values[..., -1, :]

@@ -28,7 +28,9 @@ class MaskedARConfig(ContinuousARConfig):
 
 
 class MaskedAR(PreTrainedModel):
-    """Hidden states of all cells from the tokens of those that are seen; `head` says what a hidden one's token is drawn from."""
+    """Masked model (MAR, Li et al. 2024): hidden states of all cells from the visible tokens; `head` gives the distribution of a hidden
+    one's token.
+    """
 
     config_class = MaskedARConfig  # pyright: ignore[reportAssignmentType]
     config: MaskedARConfig

@@ -1,8 +1,8 @@
-"""Pictures by a masked model: plainly, with fewer iterations or steps, or by the published way of drafting.
+"""Pictures by a masked model: plain decoding, with fewer iterations or steps, or the published way of drafting.
 
-These ways do not run in the engine's loop: a masked model has no order that a chain of draft tokens could follow and no cache to go on
-from, and the one published way of drafting for it judges no prefix. Fewer iterations, fewer steps of the head, and steps that become fewer
-along the iterations (DiSA) need no draft at all: they are what a draft has to beat.
+These methods do not run in the engine's loop: a masked model has no order for a chain of draft tokens and no cache, and the published way
+of drafting for it judges no prefix. Fewer iterations, fewer steps of the head, and steps that decrease along the iterations (DiSA) need no
+draft; they are the baselines of drafting.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.result import Generation
 from mmspec.core.rules.base import TOKEN_EXACT, UNMETERED
 from mmspec.core.stats import Stats
-from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, checked
+from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, require_masked_drafter
 from mmspec.vision.continuous.mar import MaskedAR
 from mmspec.vision.continuous.masked_sets import Canvas, SetPlan, SetWriter
 
@@ -106,7 +106,7 @@ def generate_masked(
         _plainly(target, canvas, 0, plan.iterations, noise)
         spent = {"score": perf_counter() - began}
     elif method == "cspd-compat":
-        small = checked(model, drafter)
+        small = require_masked_drafter(model, drafter)
         if annealed is not None:
             raise ValueError(f"annealed is {annealed}, but cspd-compat shares the noise of every step between sets: leave it out")
         plan.noise_schedules[0].check_token("cspd-compat")

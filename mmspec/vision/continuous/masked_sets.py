@@ -83,6 +83,7 @@ class SetPlan:
 
     @property
     def iterations(self) -> int:
+        """Number of iterations."""
         return len(self.sizes)
 
 
@@ -96,6 +97,7 @@ class Canvas:
         self.order = noise.shared(torch.arange(cells, device=device)).uniform().argsort(1)  # [B, N]
 
     def copy(self) -> "Canvas":
+        """Return an independent copy."""
         other = object.__new__(Canvas)
         other.tokens, other.hidden, other.order = self.tokens.clone(), self.hidden.clone(), self.order
         return other
@@ -105,20 +107,20 @@ class Canvas:
         return self.order[:, first : first + count]
 
     def put(self, cells: Tensor, tokens: Tensor) -> None:
-        """Settle `tokens` [B, M, d] in `cells` [B, M]."""
+        """Write `tokens` [B, M, d] to `cells` [B, M]."""
         self.tokens.scatter_(1, cells[..., None].expand_as(tokens), tokens.to(self.tokens.dtype))
         self.hidden.scatter_(1, cells, False)
 
 
 class SetWriter:
-    """A model that writes sets for pictures of `classes` [B], and what that took: `calls` of its transformer, `head_calls` in a row."""
+    """A model that writes sets of cells for pictures of `classes` [B], with counts of its transformer (`calls`) and head (`head_calls`)."""
 
     def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan):
         self.model, self.classes, self.plan = model, classes, plan
         self.calls, self.head_calls = 0, 0
 
     def told(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
-        """What the head is told of `cells` [B, M], given all that is committed: [B, M, D], or with guidance [B, M, 2 D + 1]."""
+        """Return the head's input for `cells` [B, M], given all committed cells: [B, M, D], or with guidance [B, M, 2 D + 1]."""
         scale, classes, tokens, hidden = self.plan.scales[iteration], self.classes, canvas.tokens, canvas.hidden
         self.calls += 1
         if scale is None:
@@ -142,7 +144,7 @@ class SetWriter:
         return keys.normal(self.model.config.channels).to(self.model.dtype)
 
     def write(self, canvas: Canvas, first: int, iteration: int, noise: Noise) -> Tensor:
-        """Settle the cells that come `first` in `iteration`, drawn from the model's own distribution; they are returned, [B, M]."""
+        """Draw and commit the cells that come `first` in `iteration`; returns them, [B, M]."""
         cells = canvas.cells(first, self.plan.sizes[iteration])
         tokens, _ = self.chains(self.told(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
         canvas.put(cells, tokens)
@@ -151,7 +153,7 @@ class SetWriter:
 
 @dataclass(frozen=True)
 class GuidedSets:
-    """A head under classifier-free guidance: from what it says without the class, `scale` times the way to what it says with it."""
+    """A head under classifier-free guidance: from the unconditional output, `scale` times the way to the conditional one."""
 
     head: Any
 

@@ -26,7 +26,7 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.frozen import FrozenTarget
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.shapes import Chain, Comb, Shape, with_replacement
+from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement
 from mmspec.run.draft_length import control_of
 from mmspec.run.registry import unknown
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
@@ -114,7 +114,7 @@ def denoise(
     target = DiffusionTarget.of(pipeline, steps, eta)
     if siblings < 1:
         raise ValueError(f"siblings is {siblings}: at least 1 state is drafted at every step (1 is a chain)")
-    shape = Chain() if siblings == 1 else Comb(siblings, with_replacement)
+    shape = Chain() if siblings == 1 else Comb(siblings, draw_with_replacement)
     proposer, rule = _drafter(drafter, target, eta, shape), _rule(accept or ("token" if siblings == 1 else "d-grs"))
     control = control_of(draft_length, proposer, auto=BreakEven, thompson=False, unit="states")
     return chains(target, proposer, rule, count, control=control, seed=seed, on_step=on_step)

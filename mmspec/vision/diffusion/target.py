@@ -97,6 +97,7 @@ class DiffusionSession:
         return Scored(self.target.distribution(x, step, out), out, healthy=healthy)
 
     def commit(self, keep: Tensor, most: int) -> None:
+        """Commit the kept columns; see `TargetSession.commit`."""
         self.scored = 0
 
     def outputs(self, draft: Draft) -> Tensor:
@@ -144,6 +145,7 @@ class OpenTarget:
     pending: Draft
 
     def begin(self, prompt: Any) -> tuple[DiffusionSession, Draft]:
+        """Open a session on `prompt`; see `Target.begin`."""
         return self.session, self.pending
 
 

@@ -1,6 +1,6 @@
-"""The picture that a diffusion network foresees at each step, x0 = state x + output out, and what clipping it does to the step's mean.
-
-Tables are found as those of `core.distributions.noise_schedule` are: by asking diffusers' own schedulers, number by number.
+"""The clean picture that a diffusion network predicts at each step, x0 = state x + output out, and the effect of clipping on the step's
+mean.
+Tables are obtained as in `core.distributions.noise_schedule`: from diffusers' own schedulers, number by number.
 
 T steps, D numbers of a state.
 """
@@ -57,6 +57,7 @@ class X0Prediction:
         return self.weight[step][..., None] * (x0.clamp(-self.most, self.most) - x0)
 
     def to(self, device: torch.device | str) -> "X0Prediction":
+        """Return this object with its tensors on `device`."""
         return X0Prediction(self.state.to(device), self.output.to(device), self.weight.to(device), self.most)
 
 

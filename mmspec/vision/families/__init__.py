@@ -1,4 +1,4 @@
-"""One adapter per model class. `image_model` finds the one for a model."""
+"""One adapter per class of image models; `image_model` returns the one of a model."""
 
 from importlib import import_module
 from typing import Any
@@ -16,11 +16,18 @@ ADAPTERS = {
 
 
 def image_model(model: Any) -> ImageModel:
-    """`model` itself if it is an adapter, else the adapter of its class with nothing but the model. ValueError for unknown classes."""
+    """Return `model` itself if it is an adapter, else the adapter of its class.
+
+    Args:
+        model: an image model, or an `ImageModel`.
+
+    Raises:
+        ValueError: for unknown classes.
+    """
     if isinstance(model, ImageModel):
         return model
     name = type(model).__name__
     if name not in ADAPTERS:
-        raise ValueError(f"{name} is no image model mmspec knows; known: {', '.join(ADAPTERS)}; or pass your own mmspec.vision.ImageModel")
+        raise ValueError(f"{name} is not a known image model; known: {', '.join(ADAPTERS)}; or pass your own mmspec.vision.ImageModel")
     module, adapter = ADAPTERS[name].split(":")
     return getattr(import_module(module), adapter)(model)

@@ -1,8 +1,8 @@
-"""How a model class writes pictures: what every adapter states, and how the engine drives it.
+"""Base of image models: what every adapter provides, and the family that drives it.
 
-Values are picture codes 0 .. K-1 and, behind them, the controls of the raster. Prompt positions have ids too, counted from the end: the
-last one is `values`, the one before it `values + 1`. So the engine only ever sees integers, whatever a prompt is made of, and the first
-pending token is the same id in every row.
+Values are picture codes 0 .. K-1 followed by the controls of the raster. Prompt positions have ids too, counted from the end: the last one
+is `values`, the one before it `values + 1`. So the engine handles integers only, whatever a prompt is made of, and the first pending token
+is the same id in every row.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,13 @@ Size = int | tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """R embedded prompts; for guidance R = 2B, the unconditional ones behind. Padded on the left."""
+    """R embedded prompts, padded on the left; with guidance R = 2B, the unconditional ones last.
+
+    Args:
+        embeds: [R, P, D] embeddings.
+        mask: [R, P] bool, True where real.
+        extra: further inputs of the model's `hidden`.
+    """
 
     embeds: Tensor  # [R, P, D]
     mask: Tensor  # [R, P] bool
@@ -33,7 +39,7 @@ class Prompt:
 
     @staticmethod
     def of(embeds: Tensor, mask: Tensor | None = None, extra: Any = None) -> "Prompt":
-        """From embeddings padded on either side."""
+        """Return prompts from embeddings padded on either side."""
         if mask is None:
             return Prompt(embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device), extra)
         order = torch.argsort(mask.long(), dim=1, stable=True)  # padding first
@@ -41,15 +47,19 @@ class Prompt:
 
     @property
     def lengths(self) -> Tensor:
-        """[R] positions that are not padding."""
+        """Real positions of each row, [R]."""
         return self.mask.sum(1)
 
 
 class ImageModel(ABC):
-    """A model that writes pictures code by code: its grid, its values, its prompts, its decoder. Also the engine's family for it.
+    """Base class of image models that write pictures code by code; also their family.
 
-    `model` is the network; `layers` its attention layers; `raster` the grid, with forced positions and neighbours; `codebook` [K, d] the
-    vectors the codes stand for, normalised where the quantiser normalises, None where they are not known.
+    Attributes:
+        model: the network.
+        raster: the grid, with forced positions and neighbours.
+        layers: number of attention layers.
+        codebook: [K, d] vectors of the codes, normalised where the quantiser normalises; None if unknown.
+        drafter: the trained net that methods draft with when none is given.
     """
 
     model: Any
@@ -60,38 +70,43 @@ class ImageModel(ABC):
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:
-        """Prompts, as a user gives them, for the network; with the unconditional ones behind when `guided`.
+        """Return prompts for the network.
 
-        ValueError for prompts it cannot take, and for guidance where it has no unconditional prompt.
+        Args:
+            prompts: captions, classes or embeddings, as the model takes them.
+            guided: append the unconditional prompts.
+
+        Raises:
+            ValueError: for invalid prompts, and for guidance without an unconditional prompt.
         """
         ...
 
     @abstractmethod
     def embed(self, values: Tensor) -> Tensor:
-        """Embeddings [R, M, D] of codes and controls [R, M]."""
+        """Return embeddings [R, M, D] of codes and controls [R, M]."""
         ...
 
     @abstractmethod
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
-        """The network's last hidden states [R, M, D]."""
+        """Run the network and return its last hidden states [R, M, D]."""
         ...
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [R, N, values] over codes and controls only: the rest of the head is never multiplied."""
+        """Return logits [R, N, values] over codes and controls only."""
         ...
 
     def picture(self, sequences: Tensor) -> Tensor:
-        """Codes [B, height, width] of what was written, codes and controls [B, T]."""
+        """Return the codes [B, height, width] of a sequence of codes and controls [B, T]."""
         return self.raster.picture(sequences)
 
     @abstractmethod
     def decode(self, codes: Tensor) -> list[Image.Image]:
-        """Pictures from codes [B, height, width]."""
+        """Return pictures from codes [B, height, width]."""
         ...
 
     def resized(self, size: Size) -> "ImageModel":
-        """This model for pictures of `size` pixels a side, or (height, width). ValueError for a size it cannot do."""
+        """Return this model for pictures of `size` pixels a side, or (height, width). ValueError for an unsupported size."""
         raise ValueError(f"{type(self.model).__name__} makes pictures of one size only: leave size out")
 
     # --- the engine's family ------------------------------------------------------------------------------------------
@@ -103,6 +118,7 @@ class ImageModel(ABC):
         return ids.expand(len(inputs.mask), -1), inputs.mask
 
     def begin(self, model: Any, inputs: Prompt, capacity: int) -> tuple[SlotCache, Prompt]:
+        """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.layers, capacity), inputs
 
     def forward(
@@ -114,11 +130,11 @@ class ImageModel(ABC):
 
     @property
     def values(self) -> int:
-        """Codes and controls."""
+        """Number of codes and controls."""
         return self.raster.values
 
     def embedded(self, ids: Tensor, state: Prompt) -> Tensor:
-        """Embeddings [R, M, D] of any ids the engine knows: codes, controls and prompt positions."""
+        """Return embeddings [R, M, D] of codes, controls and prompt positions."""
         own, size = self.raster.values, state.embeds.shape[1]
         embeds = self.embed(ids.clamp(max=own - 1))
         place = (size - 1 - (ids - own)).clamp(0, size - 1)
@@ -127,7 +143,7 @@ class ImageModel(ABC):
 
 
 def texts_of(prompts: Any) -> list[str]:
-    """Prompts that must be texts. ValueError names the first that is not, or is empty."""
+    """Return prompts that must be texts. ValueError names the first invalid one."""
     if isinstance(prompts, str):
         raise ValueError(f"prompts is the one text {prompts!r}: give a list of captions, one a picture")
     for prompt in prompts:
@@ -137,7 +153,7 @@ def texts_of(prompts: Any) -> list[str]:
 
 
 def class_of(prompt: Any, labels: Sequence[str], classes: int) -> int:
-    """The number of a class given by name (one of `labels`) or by number, below `classes`. ValueError for one that is unknown."""
+    """Return the number of a class given by name (one of `labels`) or by number below `classes`. ValueError for an unknown one."""
     known = [label.lower() for label in labels]
     if isinstance(prompt, str) and prompt.strip().lower() in known:
         return known.index(prompt.strip().lower())
@@ -149,14 +165,14 @@ def class_of(prompt: Any, labels: Sequence[str], classes: int) -> int:
 
 
 def decoded(to_pictures: Callable[[Tensor], list[Image.Image]] | None, codes: Tensor, name: str) -> list[Image.Image]:
-    """Pictures by an external decoder. ValueError where there is none."""
+    """Return pictures by an external decoder. ValueError without one."""
     if to_pictures is None:
         raise ValueError(f"{name} has no decoder of its own: give the adapter to_pictures, a function from codes [B, H, W] to pictures")
     return to_pictures(codes)
 
 
 def cells_of(size: Size, step: int, name: str) -> tuple[int, int]:
-    """Rows and columns of cells in pictures of `size` pixels, `step` pixels a cell. ValueError for a size that is no multiple of `step`."""
+    """Return rows and columns of cells in pictures of `size` pixels, `step` pixels a cell. ValueError unless they are multiples."""
     height, width = (size, size) if isinstance(size, int) else size
     if min(height, width) < step or height % step or width % step:
         raise ValueError(f"size is {size}: {name} makes pictures whose height and width are multiples of {step} pixels")
@@ -164,6 +180,6 @@ def cells_of(size: Size, step: int, name: str) -> tuple[int, int]:
 
 
 def as_pictures(pixels: Tensor) -> list[Image.Image]:
-    """Pictures from `pixels` [B, 1 or 3, H, W] between -1 and 1, grey or RGB; what lies outside is cut off."""
+    """Return pictures from `pixels` [B, 1 or 3, H, W] in [-1, 1], grey or RGB; values outside are clipped."""
     levels = ((pixels.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).cpu()
     return [Image.fromarray(rearrange(each, "1 h w -> h w" if len(each) == 1 else "c h w -> h w c").numpy()) for each in levels]

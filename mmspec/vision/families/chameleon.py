@@ -16,7 +16,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, cells_of, decoded
-from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stack_prompts, states, tokens_on
 
 
 class Chameleon(ImageModel):
@@ -56,6 +56,7 @@ class Chameleon(ImageModel):
         return Raster.grid(height, width, self.codes, row_end=row_end, tail=range(first, first + self.tail))
 
     def resized(self, size: Size) -> "Chameleon":
+        """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         other = copy(self)
         other.raster = self._raster(size)
         return other
@@ -66,7 +67,7 @@ class Chameleon(ImageModel):
         inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Chameleon")
         ids, mask = tokens_on(inputs, self.model.device)
         if guided:
-            ids, mask = stacked((ids, mask), negative_tokens(inputs, len(ids), self.model.device, "Chameleon"))
+            ids, mask = stack_prompts((ids, mask), negative_tokens(inputs, len(ids), self.model.device, "Chameleon"))
         return Prompt.of(self.model.model.embed_tokens(ids), mask)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
@@ -74,13 +75,17 @@ class Chameleon(ImageModel):
         return self.processor(text=texts, return_for_text_completion=True, padding=True, return_tensors="pt")
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.model.embed_tokens(self.vocabulary.tokens(values))
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         return states(self.model.model, embeds, layout, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.vocabulary.logits(hidden, self.model.lm_head.weight)
 
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return decoded(self.to_pictures, codes, "Chameleon")

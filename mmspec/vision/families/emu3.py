@@ -13,7 +13,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures, cells_of
-from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stack_prompts, states, tokens_on
 
 ENDS = ("<|extra_201|>", "<|image end|>")
 """The tokens that end the frame and the picture; the text's own end follows."""
@@ -47,6 +47,7 @@ class Emu3(ImageModel):
         return Raster.grid(height, width, self.codes, row_end=self.codes, tail=tail)
 
     def resized(self, size: Size) -> "Emu3":
+        """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         other = copy(self)
         other.raster = self._raster(size)
         return other
@@ -63,7 +64,7 @@ class Emu3(ImageModel):
             away = (
                 tokens_on(self._tokenize([self.negative] * len(ids)), device) if own else negative_tokens(inputs, len(ids), device, "Emu3")
             )
-            ids, mask = stacked((ids, mask), away)
+            ids, mask = stack_prompts((ids, mask), away)
         return Prompt.of(self.decoder.embed_tokens(ids), mask)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
@@ -82,14 +83,18 @@ class Emu3(ImageModel):
                 )
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.decoder.embed_tokens(self.vocabulary.tokens(values))
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         return states(self.decoder, embeds, layout, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.vocabulary.logits(hidden, self.model.lm_head.weight)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return as_pictures(self.model.model.vqmodel.decode(codes))

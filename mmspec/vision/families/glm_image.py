@@ -53,6 +53,7 @@ class GlmImage(ImageModel):
         self.raster = Raster.grid(height, width, self.codes, tail=(self.codes,)).behind(small)
 
     def resized(self, size: Size) -> "GlmImage":
+        """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         other = copy(self)
         other._resize(size, None)
         return other
@@ -99,16 +100,20 @@ class GlmImage(ImageModel):
         return torch.where(after < 0, position, inside)
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.decoder.embed_tokens(self.vocabulary.tokens(values))
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         places = prompt.extra.gather(2, layout.positions.expand(3, -1, -1))
         return states(self.decoder, embeds, layout, cache, places)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.vocabulary.logits(hidden, self.model.lm_head.weight)
 
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return decoded(self.to_pictures, codes, "GLM-Image")
 
 

@@ -74,20 +74,25 @@ class ImageGPT(ImageModel):
         return Prompt.of(self.embed(torch.full((len(given), 1), start, device=self.model.device)))
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.transformer.wte(values)
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         hide = torch.zeros(layout.visible.shape, dtype=embeds.dtype, device=embeds.device)
         hide.masked_fill_(~layout.visible, torch.finfo(embeds.dtype).min)
         return _Masked.of(self.model.transformer)(embeds, layout.positions, hide[:, None], cache)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.model.lm_head(hidden)
 
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         if self.codebook is None:
             raise ValueError("ImageGPT's colours are not in the model: give the adapter clusters, those of its image processor")
         return as_pictures(rearrange(self.codebook.to(codes.device)[codes], "b h w c -> b c h w"))
 
     def resized(self, size: Size) -> "ImageGPT":
+        """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         return ImageGPT(self.model, self.codebook, size)

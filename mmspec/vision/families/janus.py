@@ -14,7 +14,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures
-from mmspec.vision.families.tokens import prompt_tokens, stacked, states, tokens_on
+from mmspec.vision.families.tokens import prompt_tokens, stack_prompts, states, tokens_on
 
 
 class Janus(ImageModel):
@@ -44,7 +44,7 @@ class Janus(ImageModel):
         inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Janus")
         ids, mask = tokens_on(inputs, self.model.device)
         if guided:
-            ids, mask = stacked((ids, mask), (self._silenced(ids), mask))
+            ids, mask = stack_prompts((ids, mask), (self._silenced(ids), mask))
         return Prompt.of(self.decoder.get_input_embeddings()(ids), mask)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
@@ -64,14 +64,18 @@ class Janus(ImageModel):
         return torch.where((ids == config.bos_token_id) | (ids == image), ids, config.pad_token_id)
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.prepare_embeddings_for_image_generation(values)
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         return states(self.decoder, embeds, layout, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.model.model.generation_head(hidden)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return as_pictures(rearrange(self.model.decode_image_tokens(codes.flatten(1)), "b h w c -> b c h w"))

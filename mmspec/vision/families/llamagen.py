@@ -34,10 +34,15 @@ class T5Captions:
 
 
 class LlamaGenPictures(ImageModel):
-    """A `LlamaGen` with what turns prompts into its conditions and codes into pictures.
+    """A `LlamaGen` with its prompts' encoder and its picture decoder.
 
-    `to_pictures` makes PIL pictures of codes [B, height, width] (a VQ tokenizer's decoder); without it only codes can be had.
-    `captions` gives features of texts; class models have `labels`, one name a class, or take class numbers.
+    Args:
+        model: the network.
+        to_pictures: maps codes [B, height, width] to PIL pictures, such as a VQ tokenizer's decoder; without it only codes are available.
+        codebook: [K, d] vectors of the codes.
+        captions: maps texts to features, for caption models.
+        labels: one name a class, for class models.
+        drafter: the trained net that methods draft with when none is given.
     """
 
     def __init__(
@@ -78,14 +83,18 @@ class LlamaGenPictures(ImageModel):
         return Prompt.of(self.model.cls_embedding(features.to(self.model.dtype)), mask)
 
     def embed(self, values: Tensor) -> Tensor:
+        """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
         return self.model.tok_embeddings(values)
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
+        """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         cells = (layout.positions - prompt.lengths[:, None]).clamp(min=-1, max=self.raster.length - 1)
         return self.model(embeds, cells, layout.visible[:, None], cache)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""
         return self.model.output(hidden)
 
     def decode(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes to pixels; see `ImageModel.decode`."""
         return decoded(self.to_pictures, codes, type(self.model).__name__)

@@ -1,6 +1,6 @@
-"""LlamaGen (Sun et al. 2024): a Llama that writes picture codes in raster order behind a class or a caption, with 2-D rotary positions.
+"""LlamaGen (Sun et al. 2024): a Llama that writes picture codes in raster order after a class or a caption, with 2-D rotary positions.
 
-Parameters carry the names of the published checkpoints, so those load without a map. transformers has no such class.
+Parameters have the names of the published checkpoints, which load without a map. transformers has no such class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,19 @@ CONDITIONS = ("class", "caption")
 
 
 class LlamaGenConfig(PreTrainedConfig):
-    """`grid` is the side of the square of codes. Class models have one prefix position, caption models `prefix` text features of
-    `caption_width`. `classes` does not count the one that stands for no class."""
+    """Sizes of a `LlamaGen` (Sun et al. 2024).
+
+    Args:
+        grid: side of the square of codes.
+        condition: "class" or "caption".
+        classes: number of classes, without the one for no class.
+        caption_width: width of the text encoder's features.
+        prefix: prefix positions: 1 for class models, the number of text features for caption models.
+        rest: further options of `PreTrainedConfig`; the other arguments are those of a Llama.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+    """
 
     model_type = "llamagen"
 
@@ -59,28 +70,32 @@ class LlamaGenConfig(PreTrainedConfig):
 
 
 class ClassEmbedding(nn.Module):
-    """One vector a class; the last one stands for no class."""
+    """One vector a class; the last one is for no class."""
 
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
         self.embedding_table = nn.Embedding(config.classes + 1, config.hidden_size)
 
     def forward(self, classes: Tensor) -> Tensor:
+        """Return embeddings [R, 1, D] of `classes` [R]."""
         return self.embedding_table(classes)[:, None]
 
 
 class ProjectionLayer(nn.Module):
+    """Two-layer projection of text features."""
+
     def __init__(self, width: int, hidden: int):
         super().__init__()
         self.fc1 = nn.Linear(width, hidden, bias=False)
         self.fc2 = nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Project features [..., W] to [..., D]."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
 class CaptionEmbedding(nn.Module):
-    """A text encoder's features, projected; `uncond_embedding` are the features that stand for no caption."""
+    """Projection of a text encoder's features; `uncond_embedding` are the features for no caption."""
 
     uncond_embedding: Tensor
 
@@ -90,10 +105,13 @@ class CaptionEmbedding(nn.Module):
         self.register_buffer("uncond_embedding", torch.randn(config.prefix, config.caption_width) / config.caption_width**0.5)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Return embeddings [R, P, D] of `features` [R, P, W]."""
         return self.cap_proj(features)
 
 
 class Attention(nn.Module):
+    """Attention with 2-D rotary positions."""
+
     def __init__(self, config: LlamaGenConfig, layer: int):
         super().__init__()
         self.layer, self.heads, self.kv_heads = layer, config.num_attention_heads, config.num_key_value_heads
@@ -102,6 +120,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
+        """Return the attention output [R, M, D]."""
         qkv = self.wqkv(x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # [R, heads + 2 kv_heads, M, width]
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
         q, k = rotate(q, *rope), rotate(k, *rope)
@@ -112,6 +131,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """SwiGLU feed-forward layer."""
+
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
         self.w1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -119,10 +140,13 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output [..., D] of `x` [..., D]."""
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class DecoderBlock(nn.Module):
+    """One decoder layer."""
+
     def __init__(self, config: LlamaGenConfig, layer: int):
         super().__init__()
         self.attention, self.feed_forward = Attention(config, layer), FeedForward(config)
@@ -131,12 +155,17 @@ class DecoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
+        """Return the layer's output [R, M, D]."""
         x = x + self.dropout(self.attention(self.attention_norm(x), rope, mask, cache))
         return x + self.dropout(self.feed_forward(self.ffn_norm(x)))
 
 
 class LlamaGen(PreTrainedModel):
-    """Hidden states from embeddings; `output` maps them to logits over the codes."""
+    """LlamaGen backbone (Sun et al. 2024): hidden states from embeddings; `output` maps them to logits over the codes.
+
+    Args:
+        config: the sizes.
+    """
 
     config_class = LlamaGenConfig  # pyright: ignore[reportAssignmentType]
     config: LlamaGenConfig
@@ -154,18 +183,25 @@ class LlamaGen(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding of the codes."""
         return self.tok_embeddings
 
     def get_output_embeddings(self) -> nn.Module:
+        """Return the head over the codes."""
         return self.output
 
     def get_decoder(self) -> "LlamaGen":
+        """Return the model itself."""
         return self
 
     def forward(self, embeds: Tensor, cells: Tensor, mask: Tensor | None = None, cache: Any = None) -> tuple[Tensor]:
-        """The last hidden states [R, M, D] of `embeds` [R, M, D], in a tuple.
+        """Return the last hidden states [R, M, D], in a tuple.
 
-        `cells` [R, M] are places in raster order, -1 for the prefix; `mask` [R, 1, M, S] bool, causal where none is given.
+        Args:
+            embeds: [R, M, D] embeddings.
+            cells: [R, M] places in raster order, -1 for the prefix.
+            mask: [R, 1, M, S] bool; causal by default.
+            cache: the slot cache's view.
         """
         rope = rotary(cells, self.config)
         x = self.dropout(embeds)
@@ -174,14 +210,13 @@ class LlamaGen(PreTrainedModel):
         return (self.norm(x),)
 
     def write(self, prefix: Tensor, codes: Tensor, real: Tensor | None = None) -> Tensor:
-        """Logits [R, T, V] of every one of `codes` [R, T] behind embedded `prefix` [R, P, D]: what training reads.
-
-        `real` [R, P] says which prefix positions count, where not all do.
+        """Return logits [R, T, V] of `codes` [R, T] after embedded `prefix` [R, P, D], for training; `real` [R, P] bool marks the prefix
+        positions that count.
         """
         return self.output(self.states(prefix, codes, real))
 
     def states(self, prefix: Tensor, codes: Tensor, real: Tensor | None = None) -> Tensor:
-        """The last hidden states [R, T, D] that foretell `codes` [R, T]."""
+        """Return the last hidden states [R, T, D] that predict `codes` [R, T]."""
         size, length = prefix.shape[1], prefix.shape[1] + codes.shape[1] - 1
         embeds = torch.cat([prefix, self.tok_embeddings(codes[:, :-1])], 1)
         cells = (torch.arange(length, device=codes.device) - size).clamp(min=-1).expand(len(codes), -1)
@@ -194,14 +229,14 @@ class LlamaGen(PreTrainedModel):
 
 
 class TrainedTogether(nn.Module):
-    """What training runs: a target and, for captions, the text encoder that is trained along."""
+    """Module for training: a target and, for captions, the text encoder trained with it."""
 
     def __init__(self, target: LlamaGen, encoder: Any = None, tokenizer: Any = None):
         super().__init__()
         self.target, self.encoder, self.tokenizer = target, encoder, tokenizer
 
     def forward(self, codes: Tensor, conditions: Sequence[Any], dropped: Tensor) -> Tensor:
-        """Nats a code, [B, T], of `codes` [B, T] given class numbers or captions; rows in `dropped` [B] bool are written from nothing."""
+        """Return nats a code [B, T] of `codes` [B, T] given class numbers or captions; rows in `dropped` [B] bool are unconditional."""
         config, real = self.target.config, None
         embedding: Any = self.target.cls_embedding
         if self.encoder is None:
@@ -217,9 +252,9 @@ class TrainedTogether(nn.Module):
 
 
 def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [R, 1, M, width / 2] for places `cells` [R, M]: the first half turns by row, the second by column.
+    """Return cosines and sines [R, 1, M, width / 2] for places `cells` [R, M]: the first half rotates by row, the second by column.
 
-    Prefix positions (-1) get zeros, as published: their queries and keys vanish, and every query sees them alike.
+    Prefix positions (-1) get zeros, as published.
     """
     width = config.hidden_size // config.num_attention_heads
     steps = torch.arange(0, width // 2, 2, device=cells.device, dtype=torch.float32) / (width // 2)
@@ -231,15 +266,16 @@ def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn neighbouring pairs of `x` [R, H, M, width]."""
+    """Rotate neighbouring pairs of `x` [R, H, M, width]."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).type_as(x)
 
 
 def load_published(path: str | Path, config: LlamaGenConfig) -> LlamaGen:
-    """A published checkpoint: a `.pt` whose weights stand under "model", "module" or "state_dict", or a plain mapping of tensors.
+    """Load a published checkpoint: a `.pt` with weights under "model", "module" or "state_dict", or a mapping of tensors.
 
-    Raises ValueError, naming the first tensor that is missing, unknown or of another shape.
+    Raises:
+        ValueError: naming the first tensor that is missing, unknown or of another shape.
     """
     found: Any = torch.load(path, map_location="cpu", weights_only=True)
     for name in ("model", "module", "state_dict"):

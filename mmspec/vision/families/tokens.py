@@ -73,7 +73,7 @@ def negative_tokens(inputs: Mapping[str, Any], rows: int, device: torch.device, 
     return ids.expand(rows, -1), mask.expand(rows, -1)
 
 
-def stacked(first: Tokens, second: Tokens) -> Tokens:
+def stack_prompts(first: Tokens, second: Tokens) -> Tokens:
     """Both, one under the other; the shorter ones padded, where `mask` says so."""
     width = max(first[0].shape[1], second[0].shape[1])
     ids, mask = (torch.cat([F.pad(part, (0, width - part.shape[1])) for part in pair]) for pair in zip(first, second, strict=True))

@@ -40,6 +40,7 @@ class Classifier(nn.Module):
 
     @property
     def labels(self) -> list[str]:
+        """Names of the classes."""
         return self.config["labels"]
 
     def features(self, pixels: Tensor) -> Tensor:
@@ -50,6 +51,7 @@ class Classifier(nn.Module):
         return self.last(self.body(pixels))
 
     def forward(self, pixels: Tensor) -> Tensor:
+        """Return logits [B, classes] of `pixels` [B, C, H, W]."""
         return self.head(self.dropout(self.features(pixels)))  # [B, labels]
 
 

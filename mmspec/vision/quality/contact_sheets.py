@@ -14,16 +14,16 @@ RAMP = ((238, 243, 250), (74, 144, 217), (24, 44, 110))
 _GAP, _TEXT = 8, 15  # pixels between pictures, and a label's height
 
 
-def format_of(path: str | Path) -> str:
-    """The format a file's name asks for. ValueError lists the ones there are."""
+def picture_format(path: str | Path) -> str:
+    """Return the format of a picture's file name. ValueError lists the formats."""
     suffix = Path(path).suffix.lower()
     if suffix not in FORMATS:
         raise ValueError(f"{path} ends in {suffix or 'nothing'!r}: name a picture that ends in {', '.join(FORMATS)}")
     return FORMATS[suffix]
 
 
-def to_bytes(picture: Image.Image, form: str = "PNG") -> bytes:
-    """The bytes of a picture file."""
+def picture_bytes(picture: Image.Image, form: str = "PNG") -> bytes:
+    """Return the file contents of a picture."""
     buffer = io.BytesIO()
     picture.save(buffer, format=form)
     return buffer.getvalue()

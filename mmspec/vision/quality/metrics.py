@@ -97,6 +97,7 @@ class PictureSet:
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return next(iter(self.given().values())).device
 
     def given(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Published layouts of drafters: told apart by what their config and tensor names say, each read by a module of its own.
+"""Published layouts of drafters, detected by their config and tensor names; each has its own reader module.
 
-docs/formats.md lists every name. A layout's reader turns a config and tensors into a `Reading`: which net, with which options, and
-under which name each of its tensors stands in the file.
+docs/formats.md lists every name. A reader turns a config and tensors into a `Reading`: the kind of net, its options, and the name of each
+of its tensors in the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,9 @@ _SIGNS = {  # keys that only configs of this layout have
 
 
 def layout_of(config: Mapping[str, Any], names: Callable[[], set[str]]) -> str | None:
-    """Which published layout a config is of; the tensors' `names` are asked for only where the config, as EAGLE's own, says nothing."""
+    """Return the published layout of a config, or None. The tensors' `names` are read only where the config is not sufficient, as in
+    EAGLE's own files.
+    """
     for layout, keys in _SIGNS.items():
         if any(key in config for key in keys):
             return layout
@@ -52,7 +54,7 @@ def layout_of(config: Mapping[str, Any], names: Callable[[], set[str]]) -> str |
 
 
 def read_published(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints, source: Path) -> Reading:
-    """What the config and tensors in folder `source` describe. ValueError, in one line, for an unknown or unsupported layout."""
+    """Return what the config and tensors in folder `source` describe. ValueError for an unknown or unsupported layout."""
     layout = layout_of(config, lambda: set(weights))
     if layout is None:
         raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.checkpoints.published.records import Hints, Reading, number, only, prefixed
+from mmspec.drafters.checkpoints.published.records import Hints, Reading, number, prefixed, require_values
 from mmspec.models.stack import numbered, stack
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -17,7 +17,7 @@ _ROPES = ("default", "linear", "llama3", "yarn")  # others depend on the longest
 
 
 def read_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """Either of the two. vLLM's wrapper for EAGLE-1 keeps the layer's config under "model"; NeMo puts `model.` before most names."""
+    """Read either of the two. vLLM's wrapper for EAGLE-1 keeps the layer's config under "model"; NeMo puts `model.` before most names."""
     if "model.fc.weight" in weights:
         weights = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
     inner = config.get("model")
@@ -30,7 +30,7 @@ def read_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: 
 
 
 def eagle1(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints, theirs: Callable[[str], str] = str) -> Reading:
-    """`fc` has a bias unless config or file lack it; the embedding is a copy of the target's, and so dropped where they are alike."""
+    """Read EAGLE-1. `fc` has a bias unless config or file lack it; an embedding equal to the target's is dropped."""
     weights = own_weights(weights, hints)
     bias = config.get("bias", theirs("fc.bias") in weights)
     options = {"sizes": sizes(config, hints), "bias": bool(bias), "own_embedding": "embed_tokens.weight" in weights}
@@ -38,9 +38,9 @@ def eagle1(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
 
 
 def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """The one layer is `midlayer` or, in `speculators` files, `layers.0`; maps between vocabularies are left out where they are equal."""
+    """Read EAGLE-3. The layer is `midlayer` or, in `speculators` files, `layers.0`; maps between equal vocabularies are dropped."""
     nested = config.get("eagle_config") or {}
-    only(nested, use_aux_hidden_state=True)
+    require_values(nested, use_aux_hidden_state=True)
     layer, weights = sizes(config, hints), own_weights(weights, hints)
     values = number(config, "draft_vocab_size") if config.get("draft_vocab_size") is not None else layer["vocab_size"]
     width = number(config, "target_hidden_size") if config.get("target_hidden_size") is not None else layer["hidden_size"]
@@ -59,8 +59,8 @@ def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
 
 
 def sizes(config: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
-    """A LlamaConfig's options for the one layer that `config` describes. ValueError names the key that asks for anything else."""
-    only(config, num_hidden_layers=1, quantization_config=None, logit_scale=1.0, partial_rotary_factor=1.0, is_causal=True)
+    """Return the LlamaConfig options of the layer that `config` describes. ValueError names an unsupported key."""
+    require_values(config, num_hidden_layers=1, quantization_config=None, logit_scale=1.0, partial_rotary_factor=1.0, is_causal=True)
     found = {key: number(config, key) for key in _REQUIRED}
     found |= {key: config[key] for key in _TAKEN if config.get(key) is not None}
     has = config.get("vocab_size") is not None
@@ -69,7 +69,7 @@ def sizes(config: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
 
 
 def own_weights(weights: Mapping[str, Tensor], hints: Hints) -> dict[str, Tensor]:
-    """`weights` without what can be had elsewhere: rotary tables, and an embedding that is the target's own."""
+    """Return `weights` without rotary tables and without an embedding equal to the target's."""
     kept = {name: tensor for name, tensor in weights.items() if not name.endswith("rotary_emb.inv_freq")}
     copy, theirs = kept.get("embed_tokens.weight"), None if hints.target is None else hints.target.get_input_embeddings()
     if copy is not None and type(theirs) is nn.Embedding and copy.shape == theirs.weight.shape:
@@ -100,7 +100,7 @@ def _window(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _reads(config: Mapping[str, Any], fc: Tensor | None, width: int, hints: Hints) -> tuple[int, ...]:
-    """The hidden states that are fused. Whatever the order of the ids, publishers' engines join the states in the model's order."""
+    """The hidden states that are fused, in the model's order, whatever the order of the ids."""
     nested = (config.get("eagle_config") or {}).get(IDS)
     ids = nested or config.get(IDS)
     convention = hints.layer_ids or ("outputs" if nested and min(nested) == 1 else "inputs")
@@ -117,7 +117,7 @@ def _reads(config: Mapping[str, Any], fc: Tensor | None, width: int, hints: Hint
         layers = len(stack(hints.target))
         numbered(found, layers)
         if hints.states is None and layers in found:  # in mmspec's numbering the last state is the normed one
-            raise ValueError(f"{IDS} asks for what leaves layer {layers}, the last, before the final norm: that state is not handed out")
+            raise ValueError(f"{IDS} asks for what leaves layer {layers}, the last, before the final norm: that state is not available")
     wide = len(found) * width
     if fc is not None and fc.dim() == 2 and fc.shape[1] != wide:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.drafters.checkpoints.published.records import Hints, Reading, number, only
+from mmspec.drafters.checkpoints.published.records import Hints, Reading, number, require_values
 
 _NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 _INSIDE = "medusa_head."  # Medusa-2: the heads stand among the tensors of the whole model
@@ -16,12 +16,12 @@ _OUTPUT = re.compile(r"outputs\.(\d+)\.weight")
 
 
 def is_medusa_name(name: str) -> bool:
-    """Whether a tensor called `name` may belong to a Medusa head."""
+    """Return True if a tensor called `name` may belong to a Medusa head."""
     return _NAME.fullmatch(name) is not None
 
 
 def read_medusa(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """vLLM's names where the config is vLLM's, else the authors'."""
+    """Read Medusa heads: vLLM's names where the config is vLLM's, else the authors'."""
     if config.get("model_type") == "medusa" or any(name.removeprefix("medusa_heads.").startswith("blocks.") for name in weights):
         return _vllm(config, weights, hints)
     return _original(config, weights, hints)
@@ -58,7 +58,7 @@ def _original(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: H
 
 def _vllm(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
     """`blocks.h.layers.j` and `lm_heads.h`, both behind `medusa_heads.` or not; a bias only where `medusa_fc_bias` says so."""
-    only(config, logit_scale=1.0, quantization_config=None)
+    require_values(config, logit_scale=1.0, quantization_config=None)
     prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in weights) else ""
     found = {name if name.startswith(prefix) else prefix + name: tensor for name, tensor in weights.items()}
     heads, layers, size = number(config, "num_heads"), config.get("num_hidden_layers") or 1, number(config, "vocab_size")

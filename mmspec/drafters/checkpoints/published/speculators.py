@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
-from mmspec.drafters.checkpoints.published.records import Hints, Reading, only, prefixed
+from mmspec.drafters.checkpoints.published.records import Hints, Reading, prefixed, require_values
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.models.compat import config_path
 from mmspec.models.stack import numbered, stack
@@ -20,16 +20,16 @@ _EAGLE1 = prefixed(("fc.", "fusion_fc."), ("layers.0.", "transformer."))
 
 
 def read_speculators(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """An "eagle" or "eagle3" file; the layer's config is nested. What the verifier brings is dropped where a file repeats it."""
+    """Read an "eagle" or "eagle3" file; the layer's config is nested. Copies of the verifier's tensors are dropped."""
     kind, layer = config["speculators_model_type"], config.get("transformer_layer_config")
     if kind not in ("eagle", "eagle3"):
         raise ValueError(f"speculators_model_type {kind!r} in config.json is not supported; valid: eagle, eagle3")
     if not isinstance(layer, Mapping):
-        raise ValueError("config.json has no mapping called transformer_layer_config: it is not whole")
-    only(layer, model_type="llama")
+        raise ValueError("config.json has no mapping called transformer_layer_config: it is incomplete")
+    require_values(layer, model_type="llama")
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
     if kind == "eagle":
-        only(config, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer")
+        require_values(config, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer")
         return eagle1({**layer, "bias": config.get("fusion_bias", False)}, kept, hints, _EAGLE1)
     return eagle3({**layer, **{key: value for key, value in config.items() if value is not None}}, kept, hints)
 
@@ -43,13 +43,18 @@ def export_speculators(
     verifier_name: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write an EAGLE-3 (or EAGLE-1) `net` to `folder` in the `speculators` layout, which appears whole or stays as it was.
+    """Write an EAGLE-3 (or EAGLE-1) net in the `speculators` layout, atomically. vLLM serves EAGLE-3 files: `vllm serve FOLDER`.
 
-    vLLM serves what is written for EAGLE-3: `vllm serve FOLDER` finds the target by `verifier_name`, by default the name or path
-    `target` was loaded from, and drafts `tokens` values a round. `dtype` is that of the weights on disk.
+    Args:
+        net: an `Eagle3` or `Eagle1`.
+        folder: the folder to write.
+        target: the transformers model the net was trained for.
+        tokens: draft tokens a round.
+        verifier_name: name or path of the target in the file; by default the one it was loaded from.
+        dtype: dtype of the weights on disk.
 
     Raises:
-        ValueError: for nets the format has no place for, in one line.
+        ValueError: for nets that the format does not support.
     """
     if type(net) not in (Eagle1, Eagle3):  # what is derived from them reads more than the format says
         raise ValueError(f"the speculators format has no {getattr(net, 'kind', type(net).__name__)} drafters: export eagle3 or eagle1")
