@@ -3,13 +3,15 @@
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.run.config import Config
 from mmspec.utils.files import whole
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -28,6 +30,7 @@ def bench(
     model: common.MODEL = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: common.DRAFTER = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: Annotated[
@@ -75,7 +78,7 @@ def _bench(given: dict[str, Any]) -> None:
         _show(found)
 
 
-def _measure(config: Config, given: dict[str, Any]) -> dict[str, Any]:
+def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
     """Every figure of the benchmark, with its provenance."""
     from mmspec.bench.compare.run import run, summarise, trial_count
     from mmspec.utils.provenance import provenance

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,9 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
-from mmspec.run.config import Config
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -50,6 +52,7 @@ def caption(
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: common.DRAFTER = None,
     view: common.VIEW = None,
     captions: Annotated[list[str] | None, option(HOW, _CAPTION, "--caption", metavar="TEXT")] = None,
@@ -100,7 +103,7 @@ def caption(
 # --- one request ----------------------------------------------------------------------------------------------------------
 
 
-def _one(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
+def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
     """One prompt about all of the pictures, answered as it commits."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
@@ -170,7 +173,7 @@ def _beside(pair: Any, found: Any, plain: Any) -> None:
 # --- a batch --------------------------------------------------------------------------------------------------------------
 
 
-def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
+def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
     """Every picture by itself, as a job."""
     for name, value in (("--show-rounds", given["show_rounds"]), ("--compare", given["compare"])):
         if value:

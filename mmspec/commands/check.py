@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -10,8 +10,10 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.check_kinds import check_custom, check_kind, kind_of
-from mmspec.run.config import Config
 from mmspec.utils.devices import device_of
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -47,6 +49,7 @@ def check(
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="NAME")] = None,
     method: Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")] = None,
     view: common.VIEW = None,
@@ -100,7 +103,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(findings, statistics, pair, provenance)."""
     from mmspec.bench.check.verify import Plan, verify, work
     from mmspec.utils.provenance import provenance

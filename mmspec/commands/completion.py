@@ -1,6 +1,6 @@
 """Shell completion of option values. All names are plain strings, so that completion and help load no heavy library.
 
-Drafters and accept rules are named in `mmspec.run.config`. Methods, modes and views are tables of objects in modules that import torch; a
+Drafters and accept rules are named in `mmspec.run.names`. Methods, modes and views are tables of objects in modules that import torch; a
 test keeps the lists here equal to them.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 from mmspec.minis import NAMES, shipped_drafters
-from mmspec.run.config import ACCEPT, DRAFTERS
+from mmspec.run.names import ACCEPT, DRAFTERS
 from mmspec.utils.recipe_files import recipe_names
 
 IMAGE_METHODS = ("plain", "jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "gsd", "eagle", "lantern", "lantern++", "cool-sd")

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.minis import shipped_drafters
-from mmspec.run.config import ACCEPT, DRAFTERS, build
+from mmspec.run.names import ACCEPT, DRAFTERS, build
 
 EXAMPLES = """Examples:
 

@@ -5,13 +5,15 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from time import perf_counter
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from mmspec.commands import common
-from mmspec.run.config import Config
 from mmspec.utils.files import read_prompt, read_prompts, whole
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -35,6 +37,7 @@ def text(
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: common.DRAFTER = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
@@ -64,15 +67,15 @@ def text(
         _one(settings, given)
 
 
-def _one(config: Config, given: dict[str, Any]) -> None:
+def _one(config: "Config", given: dict[str, Any]) -> None:
     """One prompt, or one recording, shown as it commits."""
     if given["output"] is not None:
         raise ValueError("--output belongs to --input: for one prompt redirect standard output, or use --json")
     audio: str | None = given["audio"]
     prompt = read_prompt(given["prompt"]) if audio is None else None
     common.begin(given["verbose"])
-    from mmspec.commands.hearing import hear
     from mmspec.commands.stream import Flow, summary
+    from mmspec.loading.hearing import hear
 
     pair = replace(common.load(config), chat=given["chat"])
     inputs = hear(pair, audio) if audio is not None else pair.inputs([prompt or ""])
@@ -90,7 +93,7 @@ def _one(config: Config, given: dict[str, Any]) -> None:
         common.note(summary(out.stats))
 
 
-def _many(config: Config, given: dict[str, Any]) -> None:
+def _many(config: "Config", given: dict[str, Any]) -> None:
     """Every prompt of a file. Without --output, results go to stdout as JSON lines."""
     for name, value in (("a prompt", given["prompt"]), ("--audio", given["audio"]), ("--show-rounds", given["show_rounds"] or None)):
         if value is not None:
@@ -109,7 +112,7 @@ def _many(config: Config, given: dict[str, Any]) -> None:
 
 
 def _run(
-    config: Config, given: dict[str, Any], records: list[dict[str, Any]], sink: TextIO | None
+    config: "Config", given: dict[str, Any], records: list[dict[str, Any]], sink: TextIO | None
 ) -> tuple[list[dict[str, Any]], Any, Any]:
     """(results, stats, pair); results are written to `sink` as they come."""
     from mmspec.core.stats import Stats

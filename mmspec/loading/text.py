@@ -11,7 +11,8 @@ from typing import Any
 from mmspec import minis
 from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
-from mmspec.run.config import ACCEPT, DRAFTERS, SELF_DRAFTING, Config, DrafterSection, build
+from mmspec.run.config import Config, DrafterSection
+from mmspec.run.names import ACCEPT, DRAFTERS, SELF_DRAFTING, build, unknown
 from mmspec.text.inputs.vision_inputs import VisionPrompt, look
 from mmspec.utils.devices import device_of
 
@@ -156,7 +157,7 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     if section.kind in _owned() and section.path is None:
         return _own(section, pair, mini)
     if section.kind != "model":
-        return replace(pair, drafter=_model_free(section))
+        return replace(pair, drafter=_model_free(section, pair.config.allow_code))
     _check_options(section)
     assert section.path is not None  # without one it is the mini's own
     model, processor = load_model(section.path, pair.config.target.dtype, device)
@@ -216,7 +217,7 @@ def _trained(section: DrafterSection, target: Any) -> Any:
     return load_drafter(section.path, target, **{key: value for key, value in section.options.items() if key != "stop_below"})
 
 
-def _model_free(section: DrafterSection) -> Any:
+def _model_free(section: DrafterSection, allow_code: bool) -> Any:
     """A drafter by name; without options the name itself, which `generate` fits to the rule."""
     kind, options = section.kind, section.options
     if kind == "datastore":
@@ -231,7 +232,8 @@ def _model_free(section: DrafterSection) -> Any:
         options = {key: value for key, value in options.items() if key != "stop_below"}
     if kind in DRAFTERS and not options:
         return kind
-    return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", "pools": "", **DRAFTERS}, "drafter", options)
+    table = {"none": "", "model": "", "trained": "", "datastore": "", "pools": "", **DRAFTERS}
+    return build(kind, table, "drafter", options, allow_code=allow_code)
 
 
 def _datastore(path: str | None) -> Any:
@@ -265,7 +267,7 @@ def rule(config: Config) -> Any:
     kind, options = config.accept.kind, config.accept.options
     if kind == "exact" and not options:
         return kind
-    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options)
+    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options, allow_code=config.allow_code)
 
 
 def named_drafter(name: str) -> tuple[str, str | None]:
@@ -282,6 +284,5 @@ def named_drafter(name: str) -> tuple[str, str | None]:
         return ("trained" if is_drafter(name) else "model"), name
     if Path(name).expanduser().exists() or is_path(name) or "/" in name:
         return "model", name
-    known = ", ".join(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")
-    files = "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz)"
-    raise ValueError(f"unknown drafter {name!r}; valid: none, {known}, {files}")
+    known = ["none", *(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")]
+    raise unknown("drafter", name, known, "a model's path", "a trained drafter's", "a datastore (*.npy)", "pools (*.npz)")
