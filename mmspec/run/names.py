@@ -32,7 +32,7 @@ ACCEPT = {
     "membership": "mmspec.core.rules.lossy.membership:Membership",
     "membership-tree": "mmspec.core.rules.lossy.membership:membership_tree",
     "ratio-to-max": "mmspec.core.rules.lossy.membership:RatioToMax",
-    "always_accept": "mmspec.core.rules.lossy.always_accept:Unchecked",
+    "always_accept": "mmspec.core.rules.lossy.always_accept:AlwaysAccept",
     "cool-sd": "mmspec.core.rules.lossy.cool_sd:CoolSD",
     "cool-sd-tree": "mmspec.core.rules.lossy.cool_sd:cool_tree",
     "chow": "mmspec.core.rules.transform:chow",

@@ -21,7 +21,7 @@ CODES, LONGEST, POSITIONS = 16, 24, 216
 def codec() -> PatchCodec:
     """80 samples a code at 8 kHz; codes tell of the 2 behind them, and a block of 4 rests on 3 more."""
     torch.manual_seed(0)
-    made = PatchCodec(PatchCodecConfig(hop=40, window=128, bands=16, codes=CODES, width=8, layers=2, noise_schedule=3, block=4, overlap=1))
+    made = PatchCodec(PatchCodecConfig(hop=40, window=128, bands=16, codes=CODES, width=8, layers=2, kernel=3, block=4, overlap=1))
     made.centres.copy_(torch.randn(made.centres.shape))
     return made.eval()
 

@@ -83,9 +83,9 @@ def kernel_by_hand(a, b):
 def biased(a, b):
     """The mutant: pictures are paired with themselves too."""
     joint = torch.cat([a, b])
-    noise_schedule = (joint @ joint.T / a.shape[1] + 1) ** 3
+    kernel = (joint @ joint.T / a.shape[1] + 1) ** 3
     n = len(a)
-    return (noise_schedule[:n, :n].mean() + noise_schedule[n:, n:].mean() - 2 * noise_schedule[:n, n:].mean()).item()
+    return (kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()).item()
 
 
 def test_kernel_distance_is_the_sum_over_pairs():

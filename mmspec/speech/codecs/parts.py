@@ -12,9 +12,9 @@ BLOCK = 8
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution, or with `up` a transposed one: output o rests on the inputs whose `noise_schedule` reaches it."""
+    """A convolution, or with `up` a transposed one: output o rests on the inputs whose `kernel` reaches it."""
 
-    noise_schedule: int  # extent, holes counted
+    kernel: int  # extent, holes counted
     left: int  # padding before the first input; of a transposed one, outputs cut off there
     right: int
     up: int = 0  # stride of a transposed one
@@ -23,20 +23,20 @@ class Layer:
     def span(self, first: int, stop: int) -> tuple[int, int]:
         """The inputs that outputs `first` .. `stop - 1` rest on, half open; below 0 and beyond the end where they reach into padding."""
         if self.up:
-            return -((self.noise_schedule - 1 - first - self.left) // self.up), (stop - 1 + self.left) // self.up + 1
-        return first - self.left, stop - self.left + self.noise_schedule - 1
+            return -((self.kernel - 1 - first - self.left) // self.up), (stop - 1 + self.left) // self.up + 1
+        return first - self.left, stop - self.left + self.kernel - 1
 
     def ready(self, known: int) -> int:
         """How many outputs rest on the first `known` inputs alone, whatever follows."""
         if self.mirrored and known <= self.left:
             return 0
-        return max(0, known * self.up - self.left if self.up else known - (self.noise_schedule - 1 - self.left))
+        return max(0, known * self.up - self.left if self.up else known - (self.kernel - 1 - self.left))
 
     def length(self, inputs: int) -> int:
         """Outputs of all there is."""
         if self.up:
-            return (inputs - 1) * self.up + self.noise_schedule - self.left - self.right
-        return inputs + self.left + self.right - self.noise_schedule + 1
+            return (inputs - 1) * self.up + self.kernel - self.left - self.right
+        return inputs + self.left + self.right - self.kernel + 1
 
 
 class Local:

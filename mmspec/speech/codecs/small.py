@@ -32,7 +32,7 @@ class PatchCodecConfig:
     codes: int = 1024
     width: int = 96
     layers: int = 4
-    noise_schedule: int = 5
+    kernel: int = 5
     ahead: int = 1  # patches each layer looks ahead
     block: int = 8  # patches whose phases are found together
     overlap: int = 2  # patches behind a block that its last samples rest on
@@ -59,7 +59,7 @@ class PatchCodec(nn.Module):
         self.mel = mel_spectrogram(config.rate, hop=config.hop, window=config.window, points=config.window, bands=config.bands)
         self.register_buffer("centres", torch.zeros(config.codes, config.bands * config.stack))
         sizes = [config.bands * config.stack] + [config.width] * config.layers
-        self.layers = nn.ModuleList(nn.Conv1d(a, b, config.noise_schedule) for a, b in itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(nn.Conv1d(a, b, config.kernel) for a, b in itertools.pairwise(sizes))
         self.leave = nn.Linear(config.width, (config.window // 2 + 1) * config.stack)
 
     # --- sound to codes -----------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class PatchCodec(nn.Module):
         config = self.config
         x = rearrange(self.centres[codes], "b t d -> b d t")
         for index, layer in enumerate(self.layers):
-            padded = F.pad(x, (config.noise_schedule - 1 - config.ahead, config.ahead))
+            padded = F.pad(x, (config.kernel - 1 - config.ahead, config.ahead))
             fresh = F.gelu(layer(padded))
             x = fresh if index == 0 else x + fresh
         return rearrange(self.leave(rearrange(x, "b d t -> b t d")), "b t (s f) -> b (t s) f", s=config.stack)
@@ -136,7 +136,7 @@ class PatchStream:
     @torch.no_grad()
     def _block(self, count: int, ahead: int) -> Tensor:
         config = self.config
-        first = max(0, self.done - config.layers * (config.noise_schedule - 1))  # as far back as the convolutions see
+        first = max(0, self.done - config.layers * (config.kernel - 1))  # as far back as the convolutions see
         known = self.codes[first : self.done + count + config.look_ahead]
         logs = self.codec.magnitudes(torch.tensor([known], device=self.codec.centres.device))[0]
         start = (self.done - first) * config.stack

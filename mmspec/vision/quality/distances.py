@@ -93,9 +93,9 @@ def kernel_over(features: Tensor, sides: Sides) -> Tensor:
     within_a, within_b, across = (x.new_zeros(len(sides.a)) for _ in range(3))
     own = (x.square().sum(1) / x.shape[1] + 1) ** 3
     for rows in torch.arange(len(x), device=x.device).split(max(1, _ENTRIES // len(x))):
-        noise_schedule = (x[rows] @ x.mT / x.shape[1] + 1) ** 3
-        met_b = noise_schedule @ b
-        within_a += (a[rows] * (noise_schedule @ a)).sum(0)
+        kernel = (x[rows] @ x.mT / x.shape[1] + 1) ** 3
+        met_b = kernel @ b
+        within_a += (a[rows] * (kernel @ a)).sum(0)
         within_b += (b[rows] * met_b).sum(0)
         across += (a[rows] * met_b).sum(0)
 

@@ -123,7 +123,7 @@ class Distance:
 def compare(plain: PictureSet, other: PictureSet, *, rounds: int = 200, level: float = 0.05, seed: int = 0) -> dict[str, Distance]:
     """Every metric both sets allow, by name.
 
-    Distances: `frechet` and `noise_schedule` on features; `histogram`, `horizontal` and `vertical`, total variations of codes and of
+    Distances: `frechet` and `kernel` on features; `histogram`, `horizontal` and `vertical`, total variations of codes and of
         bigrams.
     Signed: `entropy` of code usage and `nll`, the mean a token, both in nats; `nll_deviation` between pictures; `accuracy`.
     `rounds` draws are made of each kind, so the smallest possible p is 1 / (rounds + 1). Each metric is judged at `level` by itself:
