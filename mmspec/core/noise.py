@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,8 +128,17 @@ class Noise:
 
     @staticmethod
     def from_seed(seed: int | Sequence[int], rows: int, device: torch.device | str = "cpu", coupled: bool = False) -> "Noise":
-        """An int gives row r the seed `seed + r`; a sequence gives one seed a row."""
-        seeds = [int(seed) + row for row in range(rows)] if isinstance(seed, Integral) else list(seed)  # pyright: ignore[reportArgumentType]
+        """An int gives row r the seed `seed + r`; a sequence gives one seed a row. Seeds count modulo 2**64.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        several = not isinstance(seed, str | bytes | Integral) and hasattr(seed, "__iter__")
+        given: list[Any] = list(seed) if several else [seed]  # pyright: ignore[reportArgumentType]
+        given = [int(each) if isinstance(each, Tensor) and each.dim() == 0 and not each.is_floating_point() else each for each in given]
+        if wrong := [each for each in given if not isinstance(each, Integral)]:
+            raise ValueError(f"seed is {wrong[0]!r:.60}: give a whole number, or one per row")
+        seeds = given if several else [int(given[0]) + row for row in range(rows)]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
         wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]

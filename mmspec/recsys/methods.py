@@ -11,6 +11,7 @@ from mmspec.core.beams.stochastic import SharedNoise, StochasticBeams
 from mmspec.core.beams.trie import Trie
 from mmspec.drafters.model.beam_draws import Distinct, IndependentDraws
 from mmspec.drafters.model.beams import Anchored
+from mmspec.run.names import unknown
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,6 @@ METHODS: dict[str, BeamMethod] = {
 
 def mode_of(name: str) -> BeamMethod:
     """The mode called `name`. ValueError lists the names there are."""
-    if name not in METHODS:
-        raise ValueError(f"unknown mode {name!r}; valid: {', '.join(METHODS)}")
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown("mode", name, METHODS)
     return METHODS[name]

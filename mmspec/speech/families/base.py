@@ -90,6 +90,8 @@ class SpeechModel(ABC):
 
 def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], known: Sequence[str]) -> list[str | None]:
     """A voice for every text. ValueError for one that is not `known`, or for other than one or one each."""
+    if voice is not None and not isinstance(voice, str | list | tuple):
+        raise ValueError(f"voice is a {type(voice).__name__}: give the name of a voice, or one per text")
     voices: list[str | None] = [voice] * len(texts) if voice is None or isinstance(voice, str) else [*voice]
     if len(voices) != len(texts):
         raise ValueError(f"{len(voices)} voices for {len(texts)} texts: give one voice, or one a text")

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import nn
+
 from mmspec.core.decode import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.block import Block
@@ -42,6 +44,7 @@ from mmspec.drafters.shapes import Shape
 from mmspec.drafters.shapes import without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.run.names import unknown
 from mmspec.vision.codes.pjd import PJD
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
@@ -77,6 +80,8 @@ class Method:
     def drafter(self, model: ImageModel, rule: Accept, window: int, net: Any) -> Drafter:
         """What draft tokens for `model`, `window` tokens a forward. ValueError where `rule` cannot judge it or no trained `net` is
         there."""
+        if net is not None and not isinstance(net, nn.Module) and not hasattr(net, "guide"):
+            raise ValueError(f"drafter is {_short(net)}: give the trained net of a method that drafts with one, or leave drafter out")
         if self.shape is not None:
             if net is None:
                 raise ValueError("this method drafts with a trained net: pass drafter=..., or choose a method that needs none such as scd")
@@ -87,6 +92,10 @@ class Method:
         if self.siblings > 1:
             return _proactive(model, self, window)
         return Window(model.raster, self.couple, self.init, window)
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.60}" if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def _proactive(model: ImageModel, method: Method, window: int) -> Proactive:
@@ -144,6 +153,12 @@ def method_of(method: str | Method, **changes: Any) -> Method:
     """The method a name stands for, with `changes` (None: no change). ValueError lists the names there are."""
     if isinstance(method, str):
         if method not in METHODS:
-            raise ValueError(f"unknown method {method!r}; valid: {', '.join(METHODS)}")
+            raise unknown("method", method, METHODS)
         method = METHODS[method]
+    if not isinstance(method, Method):
+        raise unknown("method", method, METHODS)
+    for name, change in changes.items():
+        fits = isinstance(change, Initialiser) if name == "init" else callable(change) or hasattr(change, "exactness")
+        if change is not None and not fits:
+            raise ValueError(f"{name} is {_short(change)}: give an object that takes the place of the method's own, or leave {name} out")
     return replace(method, **{name: change for name, change in changes.items() if change is not None})
