@@ -58,9 +58,8 @@ def bench(
 
 
 def _bench(given: dict[str, Any]) -> None:
-    for name in ("repeats", "batch_size"):
-        if given[name] < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {given[name]}: give at least 1")
+    common.check_counts(given, "repeats", "batch_size")
+    common.check_counts(given, "limit", most=10**9)
     settings = common.settings(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:
         sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}

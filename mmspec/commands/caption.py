@@ -80,6 +80,9 @@ def caption(
 ) -> None:
     """Describe pictures and clips or answer questions about them: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
+    common.check_counts(given, "batch_size", "shard_size")
+    if out is not None and not out.strip():
+        raise ValueError("--out is empty: give answers.jsonl, or a folder")
     common.begin(verbose)
     from mmspec.text.inputs.pictures import split_arguments
 
@@ -107,9 +110,12 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
     """One prompt about all of the pictures, answered as it commits."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
-    from mmspec.text.inputs.clips import FrameSampling
+    from mmspec.text.inputs.clips import FrameSampling, is_clip
     from mmspec.text.inputs.vision_inputs import read_seen
 
+    common.refuse_unread("belongs to a batch: give --out, or leave it out", "--engine", "--batch-size", "--shard-size")
+    if not any(is_clip(name) for name in files):
+        common.refuse_unread("is for clips, and only pictures were given: leave it out", "--fps", "--frames")
     for name in files:
         if Path(name).is_dir() or Path(name).suffix == ".jsonl":
             raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.commands.check_kinds import check_custom, check_kind, kind_of
+from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread
 from mmspec.utils.devices import device_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ def check(
     A failed check exits with 1 and says what the likely cause is.
     """
     given = common.with_defaults(dict(locals()), max_new_tokens=_NEW, limit=_PROMPTS)
+    common.check_counts(given, "limit", most=10**9)
     kind = kind_of(given)
+    refuse_unread(kind, given["target"] is not None)
+    if margin is not None and not 0 <= margin < float("inf"):
+        raise ValueError(f"--margin is {margin}: give a number from 0 on")
     own = given["target"] is None and kind == "text"
     settings = common.settings(given if own else given | {"model": None, "drafter": None})
     common.begin(verbose)

@@ -17,10 +17,27 @@ _TEXTS = ("three five seven", "nine zero one", "two four", "eight")
 
 def kind_of(given: dict[str, Any]) -> str:
     """The modality to check: what --modality says, else that of a mini's name, else text."""
-    kind = given["modality"] or _NAMES.get(given["model"] or "", "text")
+    kind = _NAMES.get(given["model"] or "", "text") if given["modality"] is None else given["modality"]
     if kind not in KINDS:
         raise ValueError(f"unknown modality {kind!r}; valid: {', '.join(KINDS)}")
     return kind
+
+
+_TEXT_ONLY = ("--view", "--picture", "--margin", "--temperature", "--top-k", "--top-p", "--max-new-tokens", "--config", "--set")
+_UNREAD = {
+    "text": ("--method",),
+    "image": (*_TEXT_ONLY, "--drafter", "--accept", "--draft-length", "--tree"),
+    "speech": (*_TEXT_ONLY, "--method"),
+    "recommend": (*_TEXT_ONLY, "--accept", "--draft-length", "--tree"),
+}
+"""Kind -> the options that its checks do not read."""
+
+
+def refuse_unread(kind: str, custom: bool) -> None:
+    """ValueError for the first option given that a check of `kind`, or of functions of your own, does not read."""
+    if custom:
+        common.refuse_unread("is not read with --target: leave it out", "--model", "--method", "--view", "--picture", "--prompts")
+    common.refuse_unread(f"is not read by the check of {kind}: leave it out", *_UNREAD[kind])
 
 
 def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from logging import getLogger
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from mmspec.commands.settings import length_of, settings, tree_of, with_defaults
+from mmspec.commands.settings import WORDS, check_counts, length_of, refuse_unread, settings, tree_of, with_defaults
 from mmspec.jobs import Stopped
 from mmspec.utils.files import read_prompts
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
 
-__all__ = ["length_of", "settings", "tree_of", "with_defaults"]
+__all__ = ["check_counts", "length_of", "refuse_unread", "settings", "tree_of", "with_defaults"]
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
 
@@ -90,6 +92,7 @@ class Commands(TyperGroup):
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
+        words = WORDS.set(tuple(given))
         try:
             code = super().main(args=given, prog_name=prog_name or "mmspec", standalone_mode=False, **extra)
         except BrokenPipeError:  # whoever read us has gone
@@ -97,6 +100,8 @@ class Commands(TyperGroup):
             code = 1
         except (Exception, KeyboardInterrupt) as error:
             code = _report(error, "--verbose" in given)
+        finally:
+            WORDS.reset(words)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -106,8 +111,15 @@ def _report(error: BaseException, verbose: bool) -> int:
         Console(stderr=True).print_exception()
     code, line = _verdict(error)
     if line:
-        print(f"mmspec: {' '.join(line.split())}", file=sys.stderr)
+        print(f"mmspec: {_LONG.sub(_shortened, ' '.join(line.split()))}", file=sys.stderr)
     return code
+
+
+_LONG = re.compile(r"\S{260,}")
+
+
+def _shortened(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}...{word[0][-20:]}"
 
 
 def _verdict(error: BaseException) -> tuple[int, str]:
@@ -122,6 +134,8 @@ def _verdict(error: BaseException) -> tuple[int, str]:
         return 1, str(error)
     if isinstance(error, _BAD_INPUT):
         return 2, str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return 2, f"{error.filename}: {error.strerror}"
     return 1, f"{type(error).__name__}: {error} (--verbose shows where)"
 
 
@@ -167,6 +181,7 @@ def begin(verbose: bool) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    getLogger("huggingface_hub").setLevel("ERROR")  # its retries of a name that no hub has; the error says it
 
 
 def load(config: "Config") -> Any:

@@ -1,5 +1,6 @@
 """The options of a command as a validated config, and the forms of option values that several commands read."""
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from mmspec.run.names import unknown
@@ -7,6 +8,8 @@ from mmspec.run.names import unknown
 if TYPE_CHECKING:
     from mmspec.run.config import Config
 
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+"""The words of the command line that is being run."""
 _PLACES = {
     "model": ("target", "path"),
     "device": ("target", "device"),
@@ -65,6 +68,33 @@ def _drafter(name: str) -> dict[str, Any]:
 
     kind, path = named_drafter(name)
     return {"kind": kind, "path": path, "options": {}}
+
+
+def refuse_unread(reason: str, *names: str) -> None:
+    """Refuse options that this request does not read.
+
+    Args:
+        reason: why, in words that follow the option's name.
+        names: options such as "--batch-size".
+
+    Raises:
+        ValueError: for the first of them that was given.
+    """
+    given = {word.partition("=")[0] for word in WORDS.get()}
+    for name in names:
+        if name in given:
+            raise ValueError(f"{name} {reason}")
+
+
+def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> None:
+    """ValueError for the first of the parameters `names` that is given and not in 1 to `most`."""
+    for name in names:
+        value = given.get(name)
+        if value is not None and not 1 <= value <= most:
+            shown = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{shown} ({name.replace('_', ' ')}) is {f'{value:.3g}' if value > most else value}: give at least 1, at most {most}"
+            )
 
 
 def length_of(text: str) -> int | str:

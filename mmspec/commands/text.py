@@ -60,10 +60,16 @@ def text(
 ) -> None:
     """Continue text: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
+    common.check_counts(given, "batch_size")
     settings = common.settings(given)
+    if settings.run.temperature == 0 and settings.accept.kind == "exact":
+        common.refuse_unread(
+            "is for sampling, and at temperature 0 the likeliest token is taken: give --temperature too", "--top-k", "--top-p"
+        )
     if input_ is not None:
         _many(settings, given)
     else:
+        common.refuse_unread("belongs to --input: for one prompt leave it out", "--batch-size")
         _one(settings, given)
 
 

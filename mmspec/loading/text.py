@@ -149,6 +149,8 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     if section.tree is not None and not shaped(section.kind):
         raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
     if section.kind == "none":
+        if section.options:
+            raise ValueError(f"drafter.options is {section.options}, but drafter.kind is 'none', which takes none: name a drafter too")
         return pair
     if is_composed(section.kind):
         return replace(pair, drafter=named(section.kind, lambda name: _part(name, section, pair, mini, device)))

@@ -251,7 +251,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "streamer": _streamer,
     "temperature": _numbers("a number, 0 or more, and finite", lambda value: value >= 0 and isfinite(value)),
     "texts": _batch,
-    "top_k": _numbers("a whole number, 0 for none", lambda value: value >= 0 and float(value).is_integer()),
+    "top_k": _numbers("a whole number, 0 for none", lambda value: 0 <= value <= MOST_TOKENS and float(value).is_integer()),
     "top_p": _numbers("a number above 0 and at most 1", lambda value: 0 < value <= 1),
     "tree": _tree,
     "unseen": _flag,
