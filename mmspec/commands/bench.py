@@ -3,13 +3,15 @@
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.run.config import Config
 from mmspec.utils.files import whole
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -28,6 +30,7 @@ def bench(
     model: common.MODEL = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: common.DRAFTER = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: Annotated[
@@ -55,9 +58,8 @@ def bench(
 
 
 def _bench(given: dict[str, Any]) -> None:
-    for name in ("repeats", "batch_size"):
-        if given[name] < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {given[name]}: give at least 1")
+    common.check_counts(given, "repeats", "batch_size")
+    common.check_counts(given, "limit", most=10**9)
     settings = common.settings(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:
         sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}
@@ -75,7 +77,7 @@ def _bench(given: dict[str, Any]) -> None:
         _show(found)
 
 
-def _measure(config: Config, given: dict[str, Any]) -> dict[str, Any]:
+def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
     """Every figure of the benchmark, with its provenance."""
     from mmspec.bench.compare.run import run, summarise, trial_count
     from mmspec.utils.provenance import provenance

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,9 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
-from mmspec.run.config import Config
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -50,6 +52,7 @@ def caption(
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: common.DRAFTER = None,
     view: common.VIEW = None,
     captions: Annotated[list[str] | None, option(HOW, _CAPTION, "--caption", metavar="TEXT")] = None,
@@ -77,6 +80,9 @@ def caption(
 ) -> None:
     """Describe pictures and clips or answer questions about them: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
+    common.check_counts(given, "batch_size", "shard_size")
+    if out is not None and not out.strip():
+        raise ValueError("--out is empty: give answers.jsonl, or a folder")
     common.begin(verbose)
     from mmspec.text.inputs.pictures import split_arguments
 
@@ -100,13 +106,16 @@ def caption(
 # --- one request ----------------------------------------------------------------------------------------------------------
 
 
-def _one(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
+def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
     """One prompt about all of the pictures, answered as it commits."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
-    from mmspec.text.inputs.clips import FrameSampling
+    from mmspec.text.inputs.clips import FrameSampling, is_clip
     from mmspec.text.inputs.vision_inputs import read_seen
 
+    common.refuse_unread("belongs to a batch: give --out, or leave it out", "--engine", "--batch-size", "--shard-size")
+    if not any(is_clip(name) for name in files):
+        common.refuse_unread("is for clips, and only pictures were given: leave it out", "--fps", "--frames")
     for name in files:
         if Path(name).is_dir() or Path(name).suffix == ".jsonl":
             raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")
@@ -170,7 +179,7 @@ def _beside(pair: Any, found: Any, plain: Any) -> None:
 # --- a batch --------------------------------------------------------------------------------------------------------------
 
 
-def _many(config: Config, given: dict[str, Any], files: list[str], asked: str | None) -> None:
+def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
     """Every picture by itself, as a job."""
     for name, value in (("--show-rounds", given["show_rounds"]), ("--compare", given["compare"])):
         if value:

@@ -2,16 +2,18 @@
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.commands.check_kinds import check_custom, check_kind, kind_of
-from mmspec.run.config import Config
+from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread
 from mmspec.utils.devices import device_of
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -47,6 +49,7 @@ def check(
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="NAME")] = None,
     method: Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")] = None,
     view: common.VIEW = None,
@@ -74,7 +77,11 @@ def check(
     A failed check exits with 1 and says what the likely cause is.
     """
     given = common.with_defaults(dict(locals()), max_new_tokens=_NEW, limit=_PROMPTS)
+    common.check_counts(given, "limit", most=10**9)
     kind = kind_of(given)
+    refuse_unread(kind, given["target"] is not None)
+    if margin is not None and not 0 <= margin < float("inf"):
+        raise ValueError(f"--margin is {margin}: give a number from 0 on")
     own = given["target"] is None and kind == "text"
     settings = common.settings(given if own else given | {"model": None, "drafter": None})
     common.begin(verbose)
@@ -100,7 +107,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _check(config: Config, given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(findings, statistics, pair, provenance)."""
     from mmspec.bench.check.verify import Plan, verify, work
     from mmspec.utils.provenance import provenance

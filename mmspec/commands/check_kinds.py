@@ -1,10 +1,13 @@
 """What `mmspec check` runs for each kind of model: loading, prompts, and the checks of `mmspec.bench`."""
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec.commands import common
-from mmspec.run.config import Config
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 KINDS = ("text", "image", "speech", "recommend")
 _NAMES = {"vision": "image", "vision-fashion": "image", "continuous": "image", "continuous-mixture": "image", "continuous-masked": "image"}
@@ -14,13 +17,30 @@ _TEXTS = ("three five seven", "nine zero one", "two four", "eight")
 
 def kind_of(given: dict[str, Any]) -> str:
     """The modality to check: what --modality says, else that of a mini's name, else text."""
-    kind = given["modality"] or _NAMES.get(given["model"] or "", "text")
+    kind = _NAMES.get(given["model"] or "", "text") if given["modality"] is None else given["modality"]
     if kind not in KINDS:
         raise ValueError(f"unknown modality {kind!r}; valid: {', '.join(KINDS)}")
     return kind
 
 
-def check_custom(config: Config, given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
+_TEXT_ONLY = ("--view", "--picture", "--margin", "--temperature", "--top-k", "--top-p", "--max-new-tokens", "--config", "--set")
+_UNREAD = {
+    "text": ("--method",),
+    "image": (*_TEXT_ONLY, "--drafter", "--accept", "--draft-length", "--tree"),
+    "speech": (*_TEXT_ONLY, "--method"),
+    "recommend": (*_TEXT_ONLY, "--accept", "--draft-length", "--tree"),
+}
+"""Kind -> the options that its checks do not read."""
+
+
+def refuse_unread(kind: str, custom: bool) -> None:
+    """ValueError for the first option given that a check of `kind`, or of functions of your own, does not read."""
+    if custom:
+        common.refuse_unread("is not read with --target: leave it out", "--model", "--method", "--view", "--picture", "--prompts")
+    common.refuse_unread(f"is not read by the check of {kind}: leave it out", *_UNREAD[kind])
+
+
+def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
     """(findings, statistics, model, drafter, exactness) of models that functions return."""
     from mmspec.bench.check.custom import called, pair_of_models
     from mmspec.bench.check.targets import check_target
@@ -34,8 +54,8 @@ def check_custom(config: Config, given: dict[str, Any]) -> tuple[list[Any], Any,
     drafter = called(named, "--drafter", target) if named and ":" in named else None if named in (None, "none") else named
     seeds = (config.run.seed, config.run.seed + 100)
     if hasattr(target, "generate"):
-        section = config.drafter if isinstance(config.drafter.length, int) else _with_length(config.drafter, 4)
-        config = Config(target=config.target, drafter=section, accept=config.accept, run=config.run)
+        section = config.drafter if isinstance(config.drafter.length, int) else replace(config.drafter, length=4)
+        config = replace(config, drafter=section)
         pair = pair_of_models(target, drafter, accept=rule(config), config=config, prompts=prompts)
         plan = Plan(pair.examples[: given["limit"]], seeds, given["margin"])
         with common.progress("check", work(pair, plan)) as done:
@@ -53,13 +73,7 @@ def check_custom(config: Config, given: dict[str, Any]) -> tuple[list[Any], Any,
     return findings, Stats(exactness="token-exact"), type(target).__name__, named or "scripted", "token-exact"
 
 
-def _with_length(section: Any, length: int) -> Any:
-    from dataclasses import replace
-
-    return replace(section, length=length)
-
-
-def check_kind(kind: str, config: Config, given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
+def check_kind(kind: str, config: "Config", given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
     """(findings, statistics, model, drafter, exactness) of a model that writes no text."""
     findings, name, drafter = {"image": _image, "speech": _speech, "recommend": _recommend}[kind](config, given)
     from mmspec.core.stats import Stats
@@ -68,13 +82,13 @@ def check_kind(kind: str, config: Config, given: dict[str, Any]) -> tuple[list[A
     return findings, Stats(), name, drafter, "lossy" if lossy else "exact"
 
 
-def _device(config: Config) -> Any:
+def _device(config: "Config") -> Any:
     from mmspec.utils.devices import device_of
 
     return device_of(config.target.device)
 
 
-def _image(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
+def _image(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str, str]:
     from mmspec.bench.check.modalities import check_continuous, check_pictures
     from mmspec.loading.vision import is_continuous, load_image_model
 
@@ -91,7 +105,7 @@ def _image(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
     return findings, name, method or "the default method"
 
 
-def _speech(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
+def _speech(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str, str]:
     from mmspec.bench.check.modalities import check_speech
     from mmspec.loading.speech import load_speaker
     from mmspec.loading.text import rule
@@ -104,7 +118,7 @@ def _speech(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]
     return findings, loaded.name, loaded.drafter_name
 
 
-def _recommend(config: Config, given: dict[str, Any]) -> tuple[list[Any], str, str]:
+def _recommend(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str, str]:
     from mmspec.bench.check.modalities import check_items
     from mmspec.loading.recsys import MINIS, load_recommender
     from mmspec.minis.shop import Shop

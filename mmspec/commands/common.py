@@ -3,22 +3,29 @@
 import errno
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from logging import getLogger
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
+from mmspec.commands.settings import WORDS, check_counts, length_of, refuse_unread, settings, tree_of, with_defaults
 from mmspec.jobs import Stopped
-from mmspec.run.config import Config, DrafterSection, TargetSection, load_config
 from mmspec.utils.files import read_prompts
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
+
+__all__ = ["check_counts", "length_of", "refuse_unread", "settings", "tree_of", "with_defaults"]
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
 
@@ -33,6 +40,7 @@ DEVICE = Annotated[str | None, option(WHAT, "auto (default: CUDA where it is), c
 DTYPE = Annotated[str | None, option(WHAT, "float32 (default), bfloat16, float16 or auto.", metavar="NAME")]
 CONFIG = Annotated[str | None, option(WHAT, "YAML settings; options given beside it go before them.", metavar="FILE")]
 SET = Annotated[list[str] | None, option(WHAT, "Change an entry of the config: section.key=value.", "--set", metavar="ENTRY")]
+ALLOW_CODE = Annotated[bool, option(WHAT, "Let a config name classes of your own as module:Class; this runs their code.", "--allow-code")]
 DRAFTER = Annotated[
     str | None,
     option(
@@ -74,17 +82,6 @@ LIMIT = Annotated[int | None, option(FILES, "Use the first N prompts; 8 by defau
 JSON = Annotated[bool, option(SHOW, "One JSON object on stdout, everything else on stderr.", "--json")]
 VERBOSE = Annotated[bool, option(SHOW, "Let libraries talk, and show the traceback of an error.", "--verbose")]
 
-_PLACES = {
-    "model": ("target", "path"),
-    "device": ("target", "device"),
-    "dtype": ("target", "dtype"),
-    "max_new_tokens": ("run", "max_new_tokens"),
-    "temperature": ("run", "temperature"),
-    "top_k": ("run", "top_k"),
-    "top_p": ("run", "top_p"),
-    "repetition_penalty": ("run", "repetition_penalty"),
-    "seed": ("run", "seed"),
-}
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BAD_INPUT = (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -95,6 +92,7 @@ class Commands(TyperGroup):
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
+        words = WORDS.set(tuple(given))
         try:
             code = super().main(args=given, prog_name=prog_name or "mmspec", standalone_mode=False, **extra)
         except BrokenPipeError:  # whoever read us has gone
@@ -102,6 +100,8 @@ class Commands(TyperGroup):
             code = 1
         except (Exception, KeyboardInterrupt) as error:
             code = _report(error, "--verbose" in given)
+        finally:
+            WORDS.reset(words)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -111,8 +111,15 @@ def _report(error: BaseException, verbose: bool) -> int:
         Console(stderr=True).print_exception()
     code, line = _verdict(error)
     if line:
-        print(f"mmspec: {' '.join(line.split())}", file=sys.stderr)
+        print(f"mmspec: {_LONG.sub(_shortened, ' '.join(line.split()))}", file=sys.stderr)
     return code
+
+
+_LONG = re.compile(r"\S{260,}")
+
+
+def _shortened(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}...{word[0][-20:]}"
 
 
 def _verdict(error: BaseException) -> tuple[int, str]:
@@ -127,65 +134,9 @@ def _verdict(error: BaseException) -> tuple[int, str]:
         return 1, str(error)
     if isinstance(error, _BAD_INPUT):
         return 2, str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return 2, f"{error.filename}: {error.strerror}"
     return 1, f"{type(error).__name__}: {error} (--verbose shows where)"
-
-
-def settings(given: dict[str, Any]) -> Config:
-    """The config that the options of a command amount to; those not given (None) leave what the config file or the defaults say."""
-    config, path = _base(given), given.get("config")
-    for name, (section, key) in _PLACES.items():
-        if given.get(name) is not None:
-            config = replace(config, **{section: replace(getattr(config, section), **{key: given[name]})})
-    drafter = config.drafter
-    if given.get("drafter") is not None:
-        drafter = _named(given["drafter"], drafter)
-    elif path is None:
-        drafter = replace(drafter, kind="model" if config.target.path in ("mini", "vlm") else "lookup")
-    if given.get("draft_length") is not None:
-        drafter = replace(drafter, length=length_of(given["draft_length"]))
-    if given.get("tree") is not None:
-        drafter = replace(drafter, tree=tree_of(given["tree"]))
-    if given.get("accept") is not None:
-        config = replace(config, accept=replace(config.accept, kind=given["accept"], options={}))
-    return replace(config, drafter=drafter)
-
-
-def _base(given: dict[str, Any]) -> Config:
-    if given.get("config") is not None:
-        return load_config(given["config"], given.get("changes") or ())
-    if given.get("changes"):
-        raise ValueError("--set changes entries of a config: give --config FILE too")
-    return Config(target=TargetSection(device="auto"))
-
-
-def _named(name: str, before: DrafterSection) -> DrafterSection:
-    from mmspec.loading.text import named_drafter
-
-    kind, path = named_drafter(name)
-    return replace(before, kind=kind, path=path, options={})
-
-
-def length_of(text: str) -> int | str:
-    if text in ("auto", "thompson") or text.isdigit():
-        return int(text) if text.isdigit() else text
-    raise ValueError(f"--draft-length is {text!r}: give a number of draft tokens, auto or thompson")
-
-
-def tree_of(text: str) -> list[int] | str | None:
-    if text in ("comb", "expand", "opt", "dynamic", "none") or text.endswith(".json"):
-        return None if text == "none" else text
-    parts = text.split(",")
-    if not all(part.strip().isdigit() for part in parts):
-        raise ValueError(f"--tree is {text!r}: give comb, expand, opt, dynamic, children per level such as 4,2,1, or a template (*.json)")
-    return [int(part) for part in parts]
-
-
-def with_defaults(given: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """`given` with `values` where an option was left out and no config file speaks for it."""
-    if given.get("config") is not None:
-        values = {name: value for name, value in values.items() if name not in _PLACES and name != "draft_length"}
-    given.update({name: value for name, value in values.items() if given.get(name) is None})
-    return given
 
 
 def prompts_for(pair: Any, given: dict[str, Any]) -> list[Any]:
@@ -230,16 +181,17 @@ def begin(verbose: bool) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    getLogger("huggingface_hub").setLevel("ERROR")  # its retries of a name that no hub has; the error says it
 
 
-def load(config: Config) -> Any:
+def load(config: "Config") -> Any:
     """The pair that `config` names."""
     from mmspec.loading.text import load_pair
 
     return waiting(config, partial(load_pair, config))
 
 
-def waiting(config: Config, loading: Callable[[], Any]) -> Any:
+def waiting(config: "Config", loading: Callable[[], Any]) -> Any:
     """What `loading` gives; a spinner on a terminal says what is being waited for."""
     with Console(stderr=True).status(f"loading {config.target.path}"):
         return loading()

@@ -1,6 +1,6 @@
 """Shell completion of option values. All names are plain strings, so that completion and help load no heavy library.
 
-Drafters and accept rules are named in `mmspec.run.config`. Methods, modes and views are tables of objects in modules that import torch; a
+Drafters and accept rules are named in `mmspec.run.registry`. Methods, modes and views are tables of objects in modules that import torch; a
 test keeps the lists here equal to them.
 """
 

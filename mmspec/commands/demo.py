@@ -28,13 +28,16 @@ def demo(
     verbose: common.VERBOSE = False,
 ) -> None:
     """Decode the shipped minis plain and speculatively, compare, and write a report."""
+    from mmspec.utils.devices import device_of
+
+    device = "auto" if device is None else device
+    device_of(device)
     with whole(out) as sink:
         common.begin(verbose)
         from mmspec.bench.demo.run import DemoRequest, report, run_demo, work
-        from mmspec.loading.text import device_of
         from mmspec.utils.provenance import machine, provenance
 
-        request = DemoRequest(quick, seed or 0, device or "auto")
+        request = DemoRequest(quick, seed or 0, device)
         with common.progress("demo", work(request)) as done:
             sections = run_demo(DemoRequest(quick, request.seed, request.device, done))
         sink.write(report(sections, request))

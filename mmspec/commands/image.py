@@ -23,7 +23,7 @@ EXAMPLES = """Examples:
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
   mmspec image "a cat in the rain" --model ./janus --device cuda --dtype bfloat16
 """
-OUT, BATCH = "mmspec-image.png", 16
+OUT, BATCH, MOST = "mmspec-image.png", 16, 1024
 _METHOD = "plain, jacobi, scd, ...; of continuous tokens plain, path, aligned, density, ... (mmspec models lists them and the defaults)."
 _WINDOW = "Tokens in flight a forward, or auto for what is fastest. Of continuous tokens: draft tokens and 1."
 _SIGMA = "Of continuous tokens: the noise on every token that is a part of the distribution, in a token's deviations."
@@ -64,8 +64,13 @@ def image(
     verbose: common.VERBOSE = False,
 ) -> None:
     """Draw pictures: the same as plain decoding or from the same distribution, in fewer forwards; what lossy methods spend is shown."""
-    if grid < 1:
-        raise ValueError(f"--grid is {grid}: draw at least 1 picture")
+    from mmspec.run.arguments import check
+
+    if not 1 <= grid <= MOST:
+        raise ValueError(f"--grid is {grid}: draw 1 to {MOST} pictures; for more take the job mmspec recipe vision/generate_batch.py")
+    check(drift_budget=drift_budget, temperature=1.0 if temperature is None else temperature, top_k=top_k, guidance=guidance)
+    if method == "plain" and compare is None:
+        common.refuse_unread("is for methods that draft, and plain decodes one token a forward: leave it out", "--window", "--drift-budget")
     prompt = sys.stdin.read().strip() if prompt == "-" else prompt
     options = {"window": _window(window), "drift_budget": drift_budget, "temperature": temperature, "top_k": top_k, "size": _size(size)}
     options |= {"head_steps": head_steps, "sigma_out": sigma_out}
@@ -75,8 +80,15 @@ def image(
         from mmspec.vision.quality.contact_sheets import picture_format
 
         form = picture_format(out)
-        given = {"model": model, "device": device, "dtype": dtype, "guidance": guidance, "seed": seed, "grid": grid}
-        request, draws = _drawn(prompt, [method] + ([compare] if compare else []), options, given)
+        given = {
+            "model": model,
+            "device": "auto" if device is None else device,
+            "dtype": "float32" if dtype is None else dtype,
+            "guidance": guidance,
+            "seed": seed,
+            "grid": grid,
+        }
+        request, draws = _drawn(prompt, [method] + ([] if compare is None else [compare]), options, given)
         sink.write(_page(draws, form))
     if as_json:
         common.emit(_found(request, draws, out))
@@ -106,14 +118,14 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     from mmspec.vision.generation import default_method
 
     continuous = is_continuous(given["model"])
-    for name in filter(None, methods):
+    for name in (each for each in methods if each is not None):
         (way_of if continuous else method_of)(name)  # unknown names are told before anything is loaded
     _check_for_codes(continuous, given["model"], options)
     with Console(stderr=True).status(f"loading {given['model']}"):
-        loaded = load_image_model(given["model"], given["dtype"] or "float32", device_of(given["device"] or "auto"))
+        loaded = load_image_model(given["model"], given["dtype"], device_of(given["device"]))
     check_decoder(loaded)
     usual = getattr(loaded.model, "method", None) or default_method()
-    names = [method or usual for method in methods]
+    names = [usual if method is None else method for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
     prompts, seeds = loaded.prompts(prompt, given["grid"]), [given["seed"] + row for row in range(given["grid"])]
     options = options | {"guidance": scale}

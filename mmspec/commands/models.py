@@ -21,6 +21,9 @@ _MINI_FACTS = 3  # lines of a card that are shown
 def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
     """List minis, model families, drafters, views, accept rules, the methods of pictures and the modes of recommendations."""
     common.begin(verbose)
+    from mmspec.utils.devices import device_of
+
+    device_of("auto" if device is None else device)
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
     found["views"] = views()
     found["picture_methods"] = picture_methods()

@@ -61,7 +61,11 @@ def recommend(
 ) -> None:
     """Recommend items: beam search's very list, from a drafter's draft tokens; for a few users, or for a file of any size."""
     given = dict(locals())
-    given |= {"device": device or "auto", "dtype": dtype or "float32", "draft_length": _length(draft_length)}
+    given |= {
+        "device": "auto" if device is None else device,
+        "dtype": "float32" if dtype is None else dtype,
+        "draft_length": _length(draft_length),
+    }
     _check(given)
     common.begin(verbose)
     if users is not None:
@@ -74,6 +78,14 @@ def _check(given: dict[str, Any]) -> None:
     few = given["history"] or given["user"]
     if given["users"] is None and not few:
         raise ValueError("nobody to recommend to: give --history ITEMS, --user N, or a Parquet file and a folder")
+    common.check_counts(given, "rows", "batch_size", "shard_size")
+    if given["users"] is None:
+        job = ("--engine", "--batch-size", "--shard-size", "--user-column", "--history-column")
+        common.refuse_unread("belongs to a file of users: for a few leave it out", *job)
+    if given["mode"] == "plain" or given["drafter"] == "none":
+        common.refuse_unread("is for drafting, and plain search drafts nothing: leave it out", "--width")
+    if given["mode"] in (None, "plain", "strict"):
+        common.refuse_unread("is for modes that draw, and this one takes the best: give --mode coupled or sample", "--temperature")
     if given["users"] is not None:
         if few or given["compare"]:
             raise ValueError("a file of users and --history, --user or --compare do not go together: give one of them")
@@ -84,7 +96,7 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _length(text: str) -> int | str:
-    if text == "auto" or text.isdecimal():
+    if text == "auto" or (text.isascii() and text.isdecimal() and len(text) <= 9):
         return text if text == "auto" else int(text)
     raise ValueError(f"--draft-length is {text!r}: give a number of levels, or auto")
 
@@ -129,6 +141,7 @@ def _few(given: dict[str, Any]) -> None:
     from mmspec.jobs.recommendations_job import read_allowed_items
     from mmspec.loading.recsys import load_recommender
     from mmspec.recsys.methods import method_of
+    from mmspec.run.arguments import check_items
     from mmspec.utils.devices import device_of
 
     if given["mode"] is not None:
@@ -136,6 +149,7 @@ def _few(given: dict[str, Any]) -> None:
     with Console(stderr=True).status(f"loading {given['model']}"):
         drafter = "none" if given["mode"] == "plain" and not given["compare"] else given["drafter"]
         told = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
+    check_items(given["k"], given["width"], len(told.catalogue))
     modes = [given["mode"] or ("plain" if told.drafter is None else "strict")]
     if given["compare"]:
         if told.drafter is None or modes == ["plain"]:
@@ -184,8 +198,8 @@ def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
         return []
     if given["model"] not in MINIS:
         raise ValueError(f"--user is for the mini, whose users are simulated: for {given['model']} give --history ITEMS")
-    if min(given["user"]) < 0:
-        raise ValueError(f"--user is {min(given['user'])}: users are numbered from 0")
+    if not 0 <= min(given["user"]) <= max(given["user"]) < 2**31:
+        raise ValueError(f"--user is {given['user'][0]}: users are numbered from 0 to {2**31 - 1}")
     from mmspec.minis.shop import Shop
 
     return [(items[-1], items[:-1]) for items in Shop.of().histories(given["user"], seed=2)]

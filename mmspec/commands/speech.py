@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
   mmspec speech --file lines.txt --out sounds/ --voice lucas
   torchrun --nproc-per-node 8 -m mmspec.cli speech --file lines.jsonl --out sounds/
 """
-OUT, BATCH = "mmspec-speech.wav", 8
+OUT, BATCH, MOST = "mmspec-speech.wav", 8, 1024
 _TEXT = "What to say; several texts make several files; - reads standard input."
 _MODEL = "The shipped mini (default), or a folder that mmspec recipe speech/train_target.py wrote."
 _DRAFTER = "none, model (the mini's own, default there), vadusa, lookup, ... (mmspec models lists them), or a folder."
@@ -69,8 +69,8 @@ def speech(
     """Say texts: the very sound of plain decoding, in fewer calls of the target."""
     given = dict(locals())
     given |= {"draft_length": "auto" if draft_length is None else common.length_of(draft_length)}
-    given |= {"tree": None if tree is None else common.tree_of(tree), "accept": accept or "exact"}
-    given |= {"device": device or "auto", "dtype": dtype or "float32"}
+    given |= {"tree": None if tree is None else common.tree_of(tree), "accept": "exact" if accept is None else accept}
+    given |= {"device": "auto" if device is None else device, "dtype": "float32" if dtype is None else dtype}
     _check(given)
     if file is not None:
         _job(given)
@@ -83,6 +83,7 @@ def _check(given: dict[str, Any]) -> None:
     if given["file"] is None:
         if not given["texts"]:
             raise ValueError('no text: give one ("three five seven"), - to read standard input, or --file FILE')
+        common.refuse_unread("belongs to --file: for a few texts leave it out", "--engine", "--batch-size", "--shard-size")
         if given["form"] is not None:
             raise ValueError("--format belongs to --file: for one text, name the sound file with the ending you want")
     else:
@@ -93,8 +94,14 @@ def _check(given: dict[str, Any]) -> None:
             raise ValueError(f"no folder for the sounds of {given['file']}: give --out FOLDER")
         if len(given["voice"] or ()) > 1:
             raise ValueError('--file takes one --voice: for several, give JSON lines with "text" and "voice"')
-    if given["count"] < 1:
-        raise ValueError(f"--count is {given['count']}: say each text at least once")
+    from mmspec.run.arguments import check
+
+    check(max_seconds=given["max_seconds"], top_k=given["top_k"], top_p=given["top_p"])
+    common.check_counts(given, "batch_size", "shard_size")
+    if given["out"] is not None and not given["out"].strip():
+        raise ValueError("--out is empty: give the place of the sound")
+    if not 1 <= given["count"] <= MOST:
+        raise ValueError(f"--count is {given['count']}: say each text 1 to {MOST} times; for more give --file FILE")
     if given["engine"] not in ("local", "ray"):
         raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
 
@@ -239,7 +246,7 @@ def _job(given: dict[str, Any]) -> None:
 
     names = ("model", "drafter", "accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "sample_rate")
     names += ("seed", "batch_size", "shard_size", "device", "dtype")
-    places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": given["form"] or "wav"}
+    places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": "wav" if given["form"] is None else given["form"]}
     asked = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
     report = run(partial(make_speech_job, asked), engine=given["engine"])
     if report is None:  # another process of a launch tells

@@ -5,13 +5,15 @@ import sys
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from time import perf_counter
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from mmspec.commands import common
-from mmspec.run.config import Config
 from mmspec.utils.files import prompt_argument, read_prompts, whole
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
 
 EXAMPLES = """Examples:
 
@@ -35,6 +37,7 @@ def text(
     dtype: common.DTYPE = None,
     config: common.CONFIG = None,
     changes: common.SET = None,
+    allow_code: common.ALLOW_CODE = False,
     drafter: common.DRAFTER = None,
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
@@ -57,22 +60,28 @@ def text(
 ) -> None:
     """Continue text: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
+    common.check_counts(given, "batch_size")
     settings = common.settings(given)
+    if settings.run.temperature == 0 and settings.accept.kind == "exact":
+        common.refuse_unread(
+            "is for sampling, and at temperature 0 the likeliest token is taken: give --temperature too", "--top-k", "--top-p"
+        )
     if input_ is not None:
         _many(settings, given)
     else:
+        common.refuse_unread("belongs to --input: for one prompt leave it out", "--batch-size")
         _one(settings, given)
 
 
-def _one(config: Config, given: dict[str, Any]) -> None:
+def _one(config: "Config", given: dict[str, Any]) -> None:
     """One prompt, or one recording, shown as it commits."""
     if given["output"] is not None:
         raise ValueError("--output belongs to --input: for one prompt redirect standard output, or use --json")
     audio: str | None = given["audio"]
     prompt = prompt_argument(given["prompt"]) if audio is None else None
     common.begin(given["verbose"])
-    from mmspec.commands.hearing import hear
     from mmspec.commands.stream import Flow, summary
+    from mmspec.loading.hearing import hear
 
     pair = replace(common.load(config), chat=given["chat"])
     inputs = hear(pair, audio) if audio is not None else pair.inputs([prompt or ""])
@@ -90,7 +99,7 @@ def _one(config: Config, given: dict[str, Any]) -> None:
         common.note(summary(out.stats))
 
 
-def _many(config: Config, given: dict[str, Any]) -> None:
+def _many(config: "Config", given: dict[str, Any]) -> None:
     """Every prompt of a file. Without --output, results go to stdout as JSON lines."""
     for name, value in (("a prompt", given["prompt"]), ("--audio", given["audio"]), ("--show-rounds", given["show_rounds"] or None)):
         if value is not None:
@@ -109,7 +118,7 @@ def _many(config: Config, given: dict[str, Any]) -> None:
 
 
 def _run(
-    config: Config, given: dict[str, Any], records: list[dict[str, Any]], sink: TextIO | None
+    config: "Config", given: dict[str, Any], records: list[dict[str, Any]], sink: TextIO | None
 ) -> tuple[list[dict[str, Any]], Any, Any]:
     """(results, stats, pair); results are written to `sink` as they come."""
     from mmspec.core.stats import Stats

@@ -1,9 +1,17 @@
 """Controllers of the draft length: the protocol, and a fixed length. Adaptive ones are in `core.draft_length`."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from mmspec.core.records import Committed
+
+MOST_DRAFTED = 4096
+"""The most draft tokens a round: more would be scored in one forward of the target."""
+
+
+def is_whole(value: Any) -> bool:
+    """True for whole numbers; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class ControlSession(Protocol):
@@ -69,8 +77,10 @@ class Fixed:
     draft_tokens: int
 
     def __post_init__(self):
-        if self.draft_tokens < 0:
-            raise ValueError(f"draft_length is {self.draft_tokens}: give 0 or more draft tokens, 'auto' or 'thompson'")
+        if not is_whole(self.draft_tokens) or not 0 <= self.draft_tokens <= MOST_DRAFTED:
+            raise ValueError(
+                f"draft_length is {self.draft_tokens}: give 0 or more draft tokens (at most {MOST_DRAFTED}), 'auto' or 'thompson'"
+            )
 
     def begin(self) -> "Fixed":
         return self

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -197,7 +198,7 @@ class Noise:
         """Make the noise of a batch.
 
         Args:
-            seed: an int, which gives row r the seed `seed + r`, or one seed a row.
+            seed: an int, which gives row r the seed `seed + r`, or one seed a row; seeds are taken modulo 2**64.
             rows: number of rows B.
             device: where the numbers are computed.
             coupled: as the attribute.
@@ -206,9 +207,14 @@ class Noise:
             The noise of `rows` rows.
 
         Raises:
-            ValueError: when a sequence of seeds has another length than `rows`.
+            ValueError: for a sequence of another length than `rows`, and for anything but whole numbers.
         """
-        seeds = [int(seed) + row for row in range(rows)] if isinstance(seed, Integral) else list(seed)  # pyright: ignore[reportArgumentType]
+        several = not isinstance(seed, str | bytes | Integral) and hasattr(seed, "__iter__")
+        given: list[Any] = list(seed) if several else [seed]  # pyright: ignore[reportArgumentType]
+        given = [int(each) if isinstance(each, Tensor) and each.dim() == 0 and not each.is_floating_point() else each for each in given]
+        if wrong := [each for each in given if not isinstance(each, Integral)]:
+            raise ValueError(f"seed is {wrong[0]!r:.60}: give a whole number, or one per row")
+        seeds = given if several else [int(given[0]) + row for row in range(rows)]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
         wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]

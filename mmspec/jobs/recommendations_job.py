@@ -20,6 +20,7 @@ from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, d
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.methods import method_of
+from mmspec.run.arguments import check_items
 from mmspec.utils.devices import device_of
 
 
@@ -65,6 +66,7 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
     loaded = loaded or load_recommender(
         asked.model, asked.catalogue, drafter, asked.dtype, device_of(Processes.here().device(asked.device))
     )
+    check_items(asked.k, asked.width, len(loaded.catalogue))
     mode = asked.mode or ("plain" if loaded.drafter is None else "strict")
     mask = None if asked.only is None else read_allowed_items(asked.only, loaded.catalogue)
     options = {"k": asked.k, "mode": mode, "width": asked.width, "unseen": asked.unseen, "temperature": asked.temperature}

@@ -34,7 +34,7 @@ def load_speaker(name: str = "mini", drafter: str | None = None, dtype: str = "f
     Args:
         name: "mini" or "speech", a folder that `speech/train_target.py` wrote, a folder or hub name of a speech model of transformers
             (`checkpoints.load_checkpoint` says which).
-        drafter: "model" or another name that the mini or the folder brings, a name of `mmspec.run.config.DRAFTERS`, the folder of a trained
+        drafter: "model" or another name of the mini or folder, a name of `mmspec.run.registry.DRAFTERS`, a folder of a trained
             drafter or of a small model over the same ids, "none". By default "model" where there is one, else none.
         dtype: float32, bfloat16, float16 or auto (float32); sound is always made in float32.
 

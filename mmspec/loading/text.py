@@ -15,6 +15,7 @@ from mmspec.run.config import Config, DrafterSection
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 from mmspec.text.inputs.vision_inputs import VisionPrompt, process_vision_inputs
 from mmspec.utils.devices import device_of
+from mmspec.utils.names import unknown
 
 MINIS = {"mini": "text", "vlm": "vlm"}
 """Names of the shipped pairs on the command line, and in `mmspec.load`."""
@@ -152,6 +153,8 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     if section.tree is not None and not shaped(section.kind):
         raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
     if section.kind == "none":
+        if section.options:
+            raise ValueError(f"drafter.options is {section.options}, but drafter.kind is 'none', which takes none: name a drafter too")
         return pair
     if is_composed(section.kind):
         return replace(pair, drafter=named(section.kind, lambda name: _part(name, section, pair, mini, device)))
@@ -160,7 +163,7 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     if section.kind in _owned() and section.path is None:
         return _own(section, pair, mini)
     if section.kind != "model":
-        return replace(pair, drafter=_model_free(section))
+        return replace(pair, drafter=_model_free(section, pair.config.allow_code))
     _check_options(section)
     assert section.path is not None  # without one it is the mini's own
     model, processor = load_model(section.path, pair.config.target.dtype, device)
@@ -220,7 +223,7 @@ def _trained(section: DrafterSection, target: Any) -> Any:
     return load_drafter(section.path, target, **{key: value for key, value in section.options.items() if key != "stop_below"})
 
 
-def _model_free(section: DrafterSection) -> Any:
+def _model_free(section: DrafterSection, allow_code: bool) -> Any:
     """A drafter by name; without options the name itself, which `generate` resolves for the rule."""
     kind, options = section.kind, section.options
     if kind == "datastore":
@@ -235,7 +238,8 @@ def _model_free(section: DrafterSection) -> Any:
         options = {key: value for key, value in options.items() if key != "stop_below"}
     if kind in DRAFTERS and not options:
         return kind
-    return build(kind, {"none": "", "model": "", "trained": "", "datastore": "", "pools": "", **DRAFTERS}, "drafter", options)
+    table = {"none": "", "model": "", "trained": "", "datastore": "", "pools": "", **DRAFTERS}
+    return build(kind, table, "drafter", options, allow_code=allow_code)
 
 
 def _datastore(path: str | None) -> Any:
@@ -269,7 +273,7 @@ def rule(config: Config) -> Any:
     kind, options = config.accept.kind, config.accept.options
     if kind == "exact" and not options:
         return kind
-    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options)
+    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options, allow_code=config.allow_code)
 
 
 def named_drafter(name: str) -> tuple[str, str | None]:
@@ -288,6 +292,5 @@ def named_drafter(name: str) -> tuple[str, str | None]:
         return ("trained" if is_drafter(name) else "model"), name
     if Path(name).expanduser().exists() or is_path(name) or "/" in name:
         return "model", name
-    known = ", ".join(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")
-    files = "a model's path, a trained drafter's, a datastore (*.npy) or pools (*.npz)"
-    raise ValueError(f"unknown drafter {name!r}; valid: none, {known}, {files}")
+    known = ["none", *(kind for kind in (*_owned(), *DRAFTERS) if kind != "none")]
+    raise unknown("drafter", name, known, "a model's path", "a trained drafter's", "a datastore (*.npy)", "pools (*.npz)")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmspec.utils.names import unknown
+
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys")
 """vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card.
@@ -31,8 +33,8 @@ class Mini:
 
 def load(name: str) -> Mini:
     """Return the mini called `name`. ValueError lists the names."""
-    if name not in NAMES:
-        raise ValueError(f"unknown mini {name!r}; valid: {', '.join(NAMES)}")
+    if not isinstance(name, str) or name not in NAMES:
+        raise unknown("mini", name, NAMES)
     import torch
 
     with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read

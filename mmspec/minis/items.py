@@ -47,7 +47,7 @@ def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours:
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """Write a transformers model with tied embeddings in half precision, as `mmspec.minis.weights.llama` reads it; an older one is replaced."""
+    """Write a transformers model with tied embeddings in half precision, as `mmspec.minis.weights.llama` reads it; an older one goes."""
     from mmspec.utils.weights import write_folder
 
     weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}

@@ -163,13 +163,17 @@ class Catalogue:
 
     def tokens(self, history: Sequence[Item]) -> list[int]:
         """Return a history as the model reads it. ValueError for an empty one, or an unknown item."""
-        if not history:
+        if isinstance(history, str | bytes) or not hasattr(history, "__len__"):
+            raise ValueError(f"history is {history!r:.60}: give a list of items, oldest first")
+        if not len(history):
             raise ValueError("history is empty: a user needs at least one item")
         rows = [self.row(item) for item in history]
         return [*self.before, *self.paths[rows[-self.most :]].flatten().tolist(), *self.after]
 
     def inputs(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Return histories as `input_ids` and `attention_mask` [B, P], padded on the left. ValueError names an invalid history."""
+        if isinstance(histories, str | bytes) or not hasattr(histories, "__len__"):
+            raise ValueError(f"histories is {histories!r:.60}: give a list with the items of each user")
         if not len(histories):
             raise ValueError("there are no histories: give at least one")
         lines = []

@@ -11,7 +11,7 @@ from mmspec.core.beams.stochastic import SharedNoise, StochasticBeams
 from mmspec.core.beams.trie import Trie
 from mmspec.drafters.model.beam_draws import Distinct, IndependentDraws
 from mmspec.drafters.model.beams import Anchored
-from mmspec.run.registry import unknown
+from mmspec.utils.names import unknown
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,6 @@ METHODS: dict[str, BeamMethod] = {
 
 def method_of(name: str) -> BeamMethod:
     """Return the method called `name`. ValueError suggests the nearest name and lists all."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]

@@ -1,10 +1,11 @@
 """The registry of names: what `accept=` and `drafter=` take as a string, on the command line and in YAML. Nothing heavy is imported."""
 
-import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
+
+from mmspec.utils.names import nearest, unknown
 
 
 class Entry(NamedTuple):
@@ -81,54 +82,62 @@ RENAMED = {"unchecked": "always-accept"}
 ACCEPT = {name: entry.where for name, entry in RULES.items()}
 DRAFTERS = {name: entry.where for name, entry in SOURCES.items()}
 SELF_DRAFTING = tuple(name for name, entry in SOURCES.items() if ".self_drafting." in entry.where)
+PROTOCOLS = {"accept rule": (("exactness", "coupled", "uses_q"),), "drafter": (("begin",), ("guide",))}
+"""For each kind, the sets of members of which a class given as module:Class must have one."""
 
 
-def unknown(what: str, name: Any, valid: Iterable[str]) -> ValueError:
-    """The error for a name that is not in a table: it suggests the nearest and lists the valid ones.
-
-    Args:
-        what: what the name should be, such as "drafter".
-        name: what was given.
-        valid: the names there are.
-
-    Returns:
-        The error, to be raised by the caller.
-    """
-    names = sorted(valid)
-    near = difflib.get_close_matches(str(name), names, 1, 0.6)
-    hint = f", did you mean {near[0]!r}?" if near else ";"
-    return ValueError(f"unknown {what} {name!r}{hint} valid: {', '.join(names)}")
-
-
-def build(kind: str, table: Mapping[str, str], what: str, options: Mapping[str, Any] | None = None) -> Any:
+def build(kind: str, table: Mapping[str, str], what: str, options: Mapping[str, Any] | None = None, *, allow_code: bool = False) -> Any:
     """Make the object that a name stands for.
 
     Args:
-        kind: a name of `table`, or "module:attribute" for an object of one's own.
-        table: name -> "module:attribute".
-        what: what the name should be, for messages.
-        options: keyword arguments of the object.
+        kind: a key of `table`; or, with `allow_code`, "module:Class" for a class of your own.
+        table: names, and where each is defined.
+        what: "accept rule" or "drafter", for messages and for the protocol a class of your own must follow.
+        options: keyword arguments of the class.
+        allow_code: import and call a class of your own. Off by default: a config file cannot run code.
 
     Returns:
         The object.
 
     Raises:
-        ValueError: for names and keys that are unknown, and for values that the object refuses.
+        ValueError: for an unknown name, an unknown option, or a class that does not follow the protocol, in one line.
     """
     kind = RENAMED.get(kind, kind)
-    where = table.get(kind, kind if ":" in kind else None)
-    if where is None:
-        raise unknown(what, kind, table)
-    module, _, name = where.partition(":")
-    try:
-        make = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{what} {kind!r} cannot be imported: {error}") from None
+    own = kind not in table and ":" in kind
+    if kind not in table and not own:
+        raise unknown(what, kind, sorted(table))
+    if not own and not table[kind]:
+        raise ValueError(f"{what} {kind!r} takes no options here: leave out {', '.join(map(str, options or {})) or 'the name'}")
+    make = _own_class(kind, what, allow_code) if own else _imported(table[kind], what, kind)
     valid = list(inspect.signature(make).parameters)
     for key in options or {}:
         if key not in valid:
-            raise ValueError(f"unknown key {key!r} for {what} {kind!r}; valid: {', '.join(valid) or 'none'}")
+            raise ValueError(f"unknown key {key!r} for {what} {kind!r}{nearest(str(key), valid)}; valid: {', '.join(valid) or 'none'}")
     try:
         return make(**(options or {}))
-    except TypeError as error:
-        raise ValueError(f"{what} {kind!r}: {error}; valid keys: {', '.join(valid) or 'none'}") from None
+    except (TypeError, AttributeError, IndexError, KeyError, OverflowError, ArithmeticError) as error:
+        reason, keys = " ".join(str(error).split()), ", ".join(valid) or "none"
+        raise ValueError(f"{what} {kind!r} cannot be made of {dict(options or {})}: {reason}; valid keys: {keys}") from None
+
+
+def _imported(where: str, what: str, kind: str) -> Any:
+    module, _, name = where.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{what} {kind!r} cannot be imported: {error}") from None
+
+
+def _own_class(kind: str, what: str, allow_code: bool) -> Any:
+    """The class "module:Class". ValueError where code is not allowed, and for anything that is no class of the protocol."""
+    if not allow_code:
+        raise ValueError(
+            f"{what} {kind!r} names code to import, which is off: give one of mmspec models, pass the object itself in Python, "
+            "or allow it with --allow-code (load_config(..., allow_code=True))"
+        )
+    found = _imported(kind, what, kind)
+    members = set(dir(found)) | {name for base in getattr(found, "__mro__", ()) for name in getattr(base, "__annotations__", ())}
+    if not inspect.isclass(found) or not any(members.issuperset(each) for each in PROTOCOLS[what]):
+        wanted = " or ".join(", ".join(each) for each in PROTOCOLS[what])
+        raise ValueError(f"{what} {kind!r} is no class of a {what}: it must be a class with {wanted}")
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from mmspec.core.control import Control
 from mmspec.core.processors.pipeline import Pipeline, Processor
@@ -16,13 +16,11 @@ from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.models.target import HFTarget
+from mmspec.run.arguments import CHECKS
 from mmspec.run.draft_length import control_of
 from mmspec.run.drafters import drafter_of
 from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import shape_of, stopping_below
-
-LONGEST = 4096
-"""The longest draft, in draft tokens a round, and the largest tree, in nodes: more than any window of a model pays for."""
 
 
 def refuse(purpose: str, **given: Any) -> None:
@@ -74,7 +72,7 @@ class Request(BaseModel):
     draft_length: Any = "auto"
     tree: Any = None
     view: Any = None
-    stop_below: float | None = Field(default=None, ge=0, le=1)
+    stop_below: Any = None
     seed: Any = 0
     temperature: Any = 0.0
     top_k: Any = None
@@ -87,27 +85,14 @@ class Request(BaseModel):
         try:
             return cls(**given)
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(map(str, first["loc"])) or "request"
-            raise ValueError(f"{name} is {first.get('input')!r}: {first['msg'].removeprefix('Value error, ')}") from None
+            first = error.errors(include_url=False)[0]
+            raise ValueError(first["msg"].removeprefix("Value error, ")) from None
 
-    @field_validator("draft_length")
+    @field_validator("*")
     @classmethod
-    def _short(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= LONGEST:
-            raise ValueError(f"give 0 to {LONGEST} draft tokens, 'auto' or 'thompson'")
-        return value
-
-    @field_validator("tree")
-    @classmethod
-    def _small(cls, value: Any) -> Any:
-        if isinstance(value, (list, tuple)) and all(isinstance(width, int) and width > 0 for width in value):
-            nodes, level = 0, 1
-            for width in value:
-                level *= width
-                nodes += level
-                if nodes > LONGEST:
-                    raise ValueError(f"a tree has at most {LONGEST} nodes, and these levels make more")
+    def _checked(cls, value: Any, info: ValidationInfo) -> Any:
+        if (check := CHECKS.get(str(info.field_name))) is not None:
+            check(str(info.field_name), value)
         return value
 
     def rule(self) -> Accept:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+KINDS = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices that models run on."""
+
 
 def device_of(name: str) -> Any:
     """A torch device; "auto" is the first CUDA device if there is one. ValueError for unknown or missing devices."""
@@ -13,6 +16,10 @@ def device_of(name: str) -> Any:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"unknown device {name!r}: give auto, cpu, cuda or cuda:N") from None
+    if device.type not in KINDS:
+        raise ValueError(f"device {name} does not serve: give auto, cpu, cuda or cuda:N")
+    if device.type != "cpu" and device.type != "cuda" and not getattr(torch, device.type).is_available():
+        raise ValueError(f"device {name} is not here: give cpu or another one")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name} is not here: torch sees {torch.cuda.device_count()} CUDA devices; give cpu or another one")
     return device

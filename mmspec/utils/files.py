@@ -13,11 +13,18 @@ from typing import Any
 def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
     """Open a text or binary file that takes its name only when the block ends without an error; otherwise nothing is left.
 
+    Of a symbolic link the file it leads to is written, and the link stays. Devices and pipes are written to as they are.
     It is opened at once, so that a path that cannot be written fails before the work begins, with a ValueError.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path = _resolved(Path(path))
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with _opened_device(path, binary) as file:
+            yield file
+        return
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     try:
+        if not path.name:
+            raise IsADirectoryError(21, "it names no file")
         if path.is_dir():
             raise IsADirectoryError(21, "it is a folder")
         file = temporary.open("wb") if binary else temporary.open("w", encoding="utf-8")
@@ -32,6 +39,27 @@ def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _resolved(path: Path) -> Path:
+    """Where `path` leads, through symbolic links; a link that leads to itself stays, and is refused when it is opened."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError):
+        return path
+
+
+@contextmanager
+def _opened_device(path: Path, binary: bool) -> Iterator[Any]:
+    """A device or a pipe, written in place: it cannot be replaced by a file. Refused without waiting where nothing reads a pipe."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.set_blocking(handle, True)
+        file = os.fdopen(handle, "wb") if binary else os.fdopen(handle, "w", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose a file, or start what reads the pipe first") from None
+    with file:
+        yield file
 
 
 def write_json(path: str | Path, data: Any) -> None:

@@ -28,9 +28,17 @@ FILES = (
 """File names of a drafter's tensors, in the order of search."""
 
 
+def is_file(path: Path) -> bool:
+    """True where `path` is a file; False for names that no file system takes, too."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a drafter's folder. ValueError where there is none."""
-    if folder.is_file():
+    if is_file(folder):
         raise ValueError(f"{folder} is a file: give the folder of a drafter, with config.json and weights")
     return read_mapping(folder / "config.json", "give the folder of a drafter, with config.json and weights")
 
@@ -41,7 +49,9 @@ def read_mapping(path: Path, remedy: str) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{path} does not exist: {remedy}") from None
-    except ValueError as error:
+    except OSError as error:
+        raise ValueError(f"{str(path)[:200]} cannot be read ({error.strerror}): {remedy}") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {_line(error)}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds {type(found).__name__}, but a mapping is needed")

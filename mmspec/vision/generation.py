@@ -27,11 +27,11 @@ from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.run.draft_length import control_of
 from mmspec.run.guidance import scale_of
-from mmspec.run.registry import unknown
 from mmspec.run.request import LONGEST, refuse
 from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.deprecated import once_positional
+from mmspec.utils.names import unknown
 from mmspec.vision.codes.methods import Method, method_of
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.continuous.generation import WINDOW as TOKENS

@@ -11,7 +11,7 @@ from mmspec.core.rules.base import LOSSY
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.shapes import Chain, sampled
+from mmspec.drafters.shapes import Chain, most_likely, sampled
 from mmspec.run.registry import ACCEPT, build
 from tests.oracles.relaxed import SEEN, TINY, distance, families, finished, identity_error, many, path_drift, point_error, same, window
 from tests.oracles.tables import first_value_distribution, one_round, pair, round_outcomes

@@ -14,7 +14,7 @@ from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.ctc import CTC, CtcFrames
-from mmspec.drafters.shapes import Chain, Comb, sampled, without_replacement
+from mmspec.drafters.shapes import Chain, Comb, draw_without_replacement, most_likely, sampled
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow
 from tests.conftest import llama
 from tests.drafters.runs import fives, greedy, markov, prompt_of, random_prompt, run
@@ -139,7 +139,7 @@ def test_a_prefix_that_ends_in_the_wrong_value_is_caught(big, net, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("shape", "rule"), [(Chain(sampled), Token()), (Comb(pick=without_replacement), without_replacement_rule())], ids=["token", "tree"]
+    ("shape", "rule"), [(Chain(sampled), Token()), (Comb(pick=draw_without_replacement), without_replacement_rule())], ids=["token", "tree"]
 )
 def test_sampled_text_follows_the_targets_distribution(net, shape, rule):
     """Values 2 and 3 of 3,000 sampled texts, both drafted, against the target's exact joint distribution, and against one that must be

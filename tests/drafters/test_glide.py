@@ -12,7 +12,7 @@ from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.features.glide import Glide, LastLayer, Reader
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.shapes import Chain, sampled
+from mmspec.drafters.shapes import Chain, most_likely, sampled
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, unroll
 from tests.drafters import test_guided
 from tests.drafters.runs import NEW, fives, greedy, markov, prompt_of, random_prompt, run

@@ -22,7 +22,7 @@ from mmspec.drafters.self_drafting.layer_skip import SimilarLayers, SkipLayers, 
 from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
 from mmspec.drafters.self_drafting.swift import LayerSearch, Swift, foretold, search_parts
 from mmspec.drafters.self_drafting.windowed import Windowed
-from mmspec.drafters.shapes import Chain, Comb, drawn, most_likely, sampled, top
+from mmspec.drafters.shapes import Chain, Comb, draw_without_replacement, drawn, most_likely, sampled, top
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.models import skipped_parts as partial
@@ -72,7 +72,7 @@ def test_greedy_output_is_that_of_transformers(source, big, shape):
 
 @pytest.mark.parametrize("rule", [Match(), Coupled()], ids=["match", "coupled"])
 def test_sampled_output_is_that_of_plain_sampling(source, big, rule):
-    for shape in (Chain(drawn), StaticTree(TREE, without_replacement)):
+    for shape in (Chain(drawn), StaticTree(TREE, draw_without_replacement)):
         drafter = GuidedDrafter(source, shape)
         assert run(big, drafter, RAGGED, rule, seed=3, temperature=1.0).sequences.tolist() == plain(big, RAGGED, seed=3)
 

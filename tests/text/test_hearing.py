@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 import mmspec
-from mmspec.commands.hearing import hear
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.noise import Noise
@@ -21,6 +20,7 @@ from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.drafters.views.base import own_encoder, same_prompt, shared_encoder, shared_modalities, text_alone, view_of
+from mmspec.loading.hearing import hear
 from mmspec.loading.text import Pair
 from mmspec.loading.transformers import load_model
 from mmspec.models.families.multimodal import HEARING, Multimodal

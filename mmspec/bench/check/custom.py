@@ -98,7 +98,11 @@ def called(where: str, what: str, *given: Any) -> Any:
         raise ValueError(f"{what} {where!r} cannot be imported: {error}") from None
     if not callable(make):
         return make
+    if inspect.isbuiltin(make):
+        raise ValueError(f"{what} {where!r} is a built-in function: give a function of yours that returns a model")
     takes = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(takes) > len(given):
+        raise ValueError(f"{what} {where!r} takes {len(takes)} arguments: give a function that takes {len(given) or 'none'}")
     return make(*given[: len(takes)])
 
 

@@ -73,12 +73,12 @@ class Processor(Protocol):
         ...
 
 
-def per_row(value: float | Sequence[float], like: Tensor) -> float | Tensor:
-    """A number as it is, or one per row in a shape that broadcasts over [B, N, V]. ValueError for another number of rows."""
+def per_row(value: float | Sequence[float], like: Tensor, name: str) -> float | Tensor:
+    """Return a number as it is, or one per row, shaped to broadcast over [B, N, V]. ValueError, with `name`, for another count."""
     if isinstance(value, (int, float)):
         return value
     if len(value) != like.shape[0]:
-        raise ValueError(f"{len(value)} numbers for {like.shape[0]} rows: give one number, or one per row")
+        raise ValueError(f"{name} has {len(value)} numbers for {like.shape[0]} rows: give one number, or one per row")
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)[:, None, None]
 
 
@@ -107,7 +107,7 @@ class Temperature:
     temperature: float | Sequence[float]
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        degree = per_row(self.temperature, scores)
+        degree = per_row(self.temperature, scores, "temperature")
         if isinstance(degree, (int, float)):
             return scores / max(degree, 1e-6) if degree > 0 else _only_best(scores)
         return torch.where(degree > 0, scores / degree.clamp(min=1e-6), _only_best(scores))
@@ -130,7 +130,7 @@ class TopK:
             kth = scores.topk(min(self.k or size, size), -1).values[..., -1:]
         else:
             ordered = scores.sort(-1, descending=True).values
-            k = torch.as_tensor(per_row([min(k or size, size) for k in self.k], scores))
+            k = torch.as_tensor(per_row([min(k or size, size) for k in self.k], scores, "top_k"))
             kth = ordered.gather(-1, (k.long() - 1).expand(*scores.shape[:2], 1))
         return ban(scores, scores < kth)
 
@@ -143,7 +143,7 @@ class TopP:
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         ordered, index = scores.sort(-1)
-        drop = ordered.softmax(-1).cumsum(-1) <= 1 - per_row(self.p, scores)
+        drop = ordered.softmax(-1).cumsum(-1) <= 1 - per_row(self.p, scores, "top_p")
         drop[..., -1] = False
         return ban(scores, torch.zeros_like(drop).scatter_(-1, index, drop))
 
@@ -156,12 +156,12 @@ class MinP:
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         probs = scores.softmax(-1)
-        return ban(scores, probs < per_row(self.p, scores) * probs.amax(-1, keepdim=True))
+        return ban(scores, probs < per_row(self.p, scores, "min_p") * probs.amax(-1, keepdim=True))
 
 
 def penalised(scores: Tensor, penalty: float | Sequence[float], values: Tensor) -> Tensor:
     """CTRL's penalty (Keskar et al. 2019) on `values` [B, N, V] bool: positive scores are divided, negative ones multiplied."""
-    strength = per_row(penalty, scores)
+    strength = per_row(penalty, scores, "repetition_penalty")
     return torch.where(values, torch.where(scores < 0, scores * strength, scores / strength), scores)
 
 
@@ -277,8 +277,10 @@ def pipeline(
 
 
 def _checked(name: str, value: Any, rule: Callable[[float], bool], words: str) -> Any:
-    """`value`, a number or one per row, after checking every number by `rule`."""
-    value = value if isinstance(value, (int, float, str)) else tuple(value)
+    """Return `value`, a number or one per row, after checking every number by `rule`."""
+    value = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else value
+    if value == ():
+        raise ValueError(f"{name} is empty: give one number, or one per row")
     for one in value if isinstance(value, tuple) else (value,):
         if not isinstance(one, (int, float)) or not rule(one):
             raise ValueError(f"{name} is {one!r}: it must be {words}")

@@ -50,6 +50,8 @@ def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] 
     Raises:
         ValueError: for whatever is missing, broken, unsupported or of another shape, in one line; nothing is loaded then.
     """
+    if not isinstance(path, str | Path):
+        raise ValueError(f"path is {path!r:.60}: give the folder of a drafter, with config.json and weights")
     folder, hints = Path(path).expanduser(), Hints(target, states, layer_ids)
     config = read_config(folder)
     if KEY in config:

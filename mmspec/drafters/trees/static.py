@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby, product
@@ -16,6 +16,8 @@ from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Budget, Draft
 from mmspec.drafters.shapes import UNRUN, Pick, Score, at_most, concatenate_distributions, draw_without_replacement
 
+MOST_NODES = 4096
+"""The most nodes of a tree: all are scored in one forward of the target."""
 NodePath = tuple[int, ...]
 """A node, named by the ranks on the way to it: (0, 2) is the third child of the root's first child."""
 
@@ -50,9 +52,15 @@ class Template:
     @staticmethod
     def branching(counts: Sequence[int]) -> "Template":
         """Return the tree with `counts[d]` children under every node of level d: (4, 2, 1) has 4 + 8 + 8 nodes."""
-        counts = tuple(counts)
+        counts = tuple(counts) if isinstance(counts, Iterable) and not isinstance(counts, str | bytes) else (counts,)
         if not counts or not all(_whole(count) and count >= 1 for count in counts):
-            raise ValueError(f"branching is {counts}: give at least one level, each with 1 or more children")
+            raise ValueError(f"branching of the tree is {counts}: give at least one level, each with 1 or more children")
+        nodes = size = 0
+        for count in counts:
+            size = count * max(size, 1)
+            nodes += size
+            if nodes > MOST_NODES:
+                raise ValueError(f"tree {','.join(map(str, counts[:12]))} has more than {MOST_NODES} nodes: give fewer levels or children")
         levels = range(1, len(counts) + 1)
         return Template(tuple(path for depth in levels for path in product(*(range(count) for count in counts[:depth]))))
 
@@ -63,7 +71,7 @@ class Template:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(f"template {path} does not exist: write one with mmspec recipe text/plan_tree.py -- --out FILE.json") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"template {path} cannot be read as JSON: {' '.join(str(error).split())}") from None
         return Template(found)
 
@@ -109,6 +117,8 @@ def _checked(paths: Any) -> tuple[NodePath, ...]:
     for path in paths:
         if not isinstance(path, Sequence) or isinstance(path, str) or not path or not all(_whole(rank) and rank >= 0 for rank in path):
             raise ValueError(f"template holds {path!r}: a path is a list of ranks from 0, such as [0, 2]")
+    if len(paths) > MOST_NODES:
+        raise ValueError(f"template has {len(paths)} nodes: give at most {MOST_NODES}")
     found: set[NodePath] = {tuple(path) for path in paths}
     if len(found) < len(paths):
         twice = next(path for index, path in enumerate(paths) if path in paths[:index])

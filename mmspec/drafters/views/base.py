@@ -71,6 +71,9 @@ def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
     Raises:
         ValueError: if the drafter cannot read the requests.
     """
+    if not hasattr(drafter, "config"):
+        kind = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
+        raise ValueError(f"drafter is {kind}: give None, a name, a transformers model, or a drafter object")
     ours, theirs = target.family, family_of(drafter)
     if isinstance(ours, (Multimodal, Mllama)):
         return seeing(target, drafter) if _same_eyes(target, drafter, translated) else text_alone

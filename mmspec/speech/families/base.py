@@ -102,6 +102,8 @@ class SpeechModel(ABC):
 
 def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], known: Sequence[str]) -> list[str | None]:
     """Return a voice for every text. ValueError for an unknown voice, or a wrong number of them."""
+    if voice is not None and not isinstance(voice, str | list | tuple):
+        raise ValueError(f"voice is a {type(voice).__name__}: give the name of a voice, or one per text")
     voices: list[str | None] = [voice] * len(texts) if voice is None or isinstance(voice, str) else [*voice]
     if len(voices) != len(texts):
         raise ValueError(f"{len(voices)} voices for {len(texts)} texts: give one voice, or one a text")

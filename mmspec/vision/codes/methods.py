@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import nn
+
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.block import Block
@@ -43,7 +45,7 @@ from mmspec.drafters.shapes import Shape
 from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
-from mmspec.run.registry import unknown
+from mmspec.utils.names import unknown
 from mmspec.vision.codes.pjd import PJD
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
@@ -95,6 +97,8 @@ class Method:
         Raises:
             ValueError: if `rule` cannot judge the drafts, or the net is missing.
         """
+        if net is not None and not isinstance(net, nn.Module) and not hasattr(net, "guide"):
+            raise ValueError(f"drafter is {_short(net)}: give the trained net of a method that drafts with one, or leave drafter out")
         if self.shape is not None:
             if isinstance(net, str):
                 raise ValueError(
@@ -109,6 +113,10 @@ class Method:
         if self.siblings > 1:
             return _proactive(model, self, window)
         return Window(model.raster, self.couple, self.init, window)
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.60}" if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 def _proactive(model: ImageModel, method: Method, window: int) -> Proactive:
@@ -168,4 +176,10 @@ def method_of(method: str | Method, **changes: Any) -> Method:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         method = METHODS[method]
+    if not isinstance(method, Method):
+        raise unknown("method", method, METHODS)
+    for name, change in changes.items():
+        fits = isinstance(change, Initialiser) if name == "init" else callable(change) or hasattr(change, "exactness")
+        if change is not None and not fits:
+            raise ValueError(f"{name} is {_short(change)}: give an object that takes the place of the method's own, or leave {name} out")
     return replace(method, **{name: change for name, change in changes.items() if change is not None})

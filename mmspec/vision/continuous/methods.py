@@ -27,7 +27,7 @@ from mmspec.core.rules.d_grs import dgrs
 from mmspec.core.rules.steps import BlockSteps, Stepwise
 from mmspec.core.rules.token import Token
 from mmspec.drafters.shapes import Chain, Comb, Shape, sampled, with_replacement
-from mmspec.run.registry import unknown
+from mmspec.utils.names import unknown
 from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.mar import MaskedAR
 from mmspec.vision.families.base import class_of

@@ -28,7 +28,7 @@ from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement
 from mmspec.run.draft_length import control_of
-from mmspec.run.registry import unknown
+from mmspec.utils.names import unknown
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
 
 _FIRST = -1  # the output position whose numbers are a chain's first state

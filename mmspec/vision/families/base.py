@@ -148,7 +148,8 @@ def texts_of(prompts: Any) -> list[str]:
         raise ValueError(f"prompts is the one text {prompts!r}: give a list of captions, one a picture")
     for prompt in prompts:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise ValueError(f"prompt {prompt!r} is not a text: give a caption")
+            found = f"prompt {prompt!r:.60}" if isinstance(prompt, str | int | float) else f"a prompt, a {type(prompt).__name__},"
+            raise ValueError(f"{found} is not a text: give a caption")
     return list(prompts)
 
 

@@ -72,6 +72,9 @@ class LlamaGenPictures(ImageModel):
 
     def _captions(self, prompts: Sequence[Any] | Mapping[str, Tensor], guided: bool) -> Prompt:
         if isinstance(prompts, Mapping):
+            missing = [name for name in ("features", "mask") if not isinstance(prompts.get(name), Tensor)]
+            if missing:
+                raise ValueError(f"prompts has no tensor {missing[0]!r}: give a list of captions, or features [B, P, W] and mask [B, P]")
             features, mask = prompts["features"], prompts["mask"].bool()
         elif self.captions is None:
             raise ValueError("this LlamaGen has no text encoder: give captions=T5Captions(encoder, tokenizer), or features and mask")

@@ -1,0 +1,131 @@
+"""The options of a command as a validated config, and the forms of option values that several commands read."""
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from mmspec.utils.names import unknown
+
+if TYPE_CHECKING:
+    from mmspec.run.config import Config
+
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+"""The words of the command line that is being run."""
+_PLACES = {
+    "model": ("target", "path"),
+    "device": ("target", "device"),
+    "dtype": ("target", "dtype"),
+    "max_new_tokens": ("run", "max_new_tokens"),
+    "temperature": ("run", "temperature"),
+    "top_k": ("run", "top_k"),
+    "top_p": ("run", "top_p"),
+    "repetition_penalty": ("run", "repetition_penalty"),
+    "seed": ("run", "seed"),
+}
+_TREES = ("comb", "expand", "opt", "dynamic", "none")
+
+
+def settings(given: dict[str, Any]) -> "Config":
+    """The config that the options of a command amount to; those not given (None) leave what the config file or the defaults say.
+
+    Args:
+        given: option values by parameter name.
+
+    Raises:
+        ValueError: for a wrong value, in one line that names the entry of the config.
+    """
+    from mmspec.run.config import changed
+
+    config, path = _base(given), given.get("config")
+    for name, (section, key) in _PLACES.items():
+        if given.get(name) is not None:
+            config = changed(config, section, **{key: given[name]})
+    if given.get("drafter") is not None:
+        config = changed(config, "drafter", **_drafter(given["drafter"]))
+    elif path is None:
+        config = changed(config, "drafter", kind="model" if config.target.path in ("mini", "vlm") else "lookup")
+    if given.get("draft_length") is not None:
+        config = changed(config, "drafter", length=length_of(given["draft_length"]))
+    if given.get("tree") is not None:
+        config = changed(config, "drafter", tree=tree_of(given["tree"]))
+    if given.get("accept") is not None:
+        config = changed(config, "accept", kind=given["accept"], options={})
+    return config
+
+
+def _base(given: dict[str, Any]) -> "Config":
+    from mmspec.run.config import Config, TargetSection, load_config
+
+    allow_code = bool(given.get("allow_code"))
+    if given.get("config") is not None:
+        return load_config(given["config"], given.get("changes") or (), allow_code=allow_code)
+    if given.get("changes"):
+        raise ValueError("--set changes entries of a config: give --config FILE too")
+    return Config(target=TargetSection(device="auto"), allow_code=allow_code)
+
+
+def _drafter(name: str) -> dict[str, Any]:
+    from mmspec.loading.text import named_drafter
+
+    kind, path = named_drafter(name)
+    return {"kind": kind, "path": path, "options": {}}
+
+
+def refuse_unread(reason: str, *names: str) -> None:
+    """Refuse options that this request does not read.
+
+    Args:
+        reason: why, in words that follow the option's name.
+        names: options such as "--batch-size".
+
+    Raises:
+        ValueError: for the first of them that was given.
+    """
+    given = {word.partition("=")[0] for word in WORDS.get()}
+    for name in names:
+        if name in given:
+            raise ValueError(f"{name} {reason}")
+
+
+def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> None:
+    """ValueError for the first of the parameters `names` that is given and not in 1 to `most`."""
+    for name in names:
+        value = given.get(name)
+        if value is not None and not 1 <= value <= most:
+            shown = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{shown} ({name.replace('_', ' ')}) is {f'{value:.3g}' if value > most else value}: give at least 1, at most {most}"
+            )
+
+
+def length_of(text: str) -> int | str:
+    """What --draft-length means: a number of draft tokens, or a name. ValueError for anything else."""
+    if text in ("auto", "thompson"):
+        return text
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"--draft-length is {text!r}: give a number of draft tokens, auto or thompson")
+    return _number("--draft-length", text)
+
+
+def tree_of(text: str) -> list[int] | str | None:
+    """What --tree means: a name, a template's file, or children per level. ValueError for anything else."""
+    if text in _TREES or text.endswith(".json"):
+        return None if text == "none" else text
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise unknown("tree", text, _TREES, "children per level such as 4,2,1", "a template (*.json)")
+    return [_number("--tree", part) for part in parts]
+
+
+def _number(name: str, digits: str) -> int:
+    """The whole number that `digits` write. ValueError for one of more than nine digits, which no option has a use for."""
+    if len(digits.lstrip("0")) > 9:
+        raise ValueError(f"{name} holds {digits[:20]}{'...' if len(digits) > 20 else ''}: give a smaller number")
+    return int(digits)
+
+
+def with_defaults(given: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """`given` with `values` where an option was left out and no config file speaks for it."""
+    if given.get("config") is not None:
+        values = {name: value for name, value in values.items() if name not in _PLACES and name != "draft_length"}
+    given.update({name: value for name, value in values.items() if given.get(name) is None})
+    return given

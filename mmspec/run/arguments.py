@@ -1,0 +1,262 @@
+"""Checks of the arguments of the public calls, one per argument name, and bounds on draft sizes against the work asked for.
+
+`check(accept=accept, max_new_tokens=max_new_tokens, ...)` refuses a wrong value with one line that names the argument, the value and what
+is valid. Checks that need a model, a vocabulary or a catalogue stand where these are read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite, isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.core.control import MOST_DRAFTED, is_whole
+
+MOST_TOKENS = 2**31 - 1
+LEAST_WINDOW = 256
+"""Draft tokens and window may be this large whatever the work asked for; beyond it they may not exceed the work."""
+
+
+def check(**given: Any) -> None:
+    """Check arguments by name.
+
+    Args:
+        given: the arguments of a public call, by the names they have there.
+
+    Raises:
+        ValueError: for the first wrong one, in one line that names it.
+        KeyError: for a name without a check, which is a mistake of the caller's code.
+    """
+    for name, value in given.items():
+        CHECKS[name](name, value)
+
+
+def check_rows(rows: int, **given: Any) -> None:
+    """Check that arguments given one value per row have as many values as there are rows.
+
+    Args:
+        rows: rows of the batch.
+        given: arguments by name; None, numbers and texts hold for all rows.
+
+    Raises:
+        ValueError: for the first of another length, in one line that names it.
+    """
+    for name, value in given.items():
+        if isinstance(value, Sequence) and not isinstance(value, str) and len(value) != rows:
+            raise ValueError(f"{name} has {len(value)} values for {rows} rows: give one for all rows, or one per row")
+
+
+def check_drafted(name: str, value: Any, work: int) -> None:
+    """Check a number of draft tokens a round, or a window, against the tokens that a row is asked for.
+
+    Args:
+        name: "draft_length" or "window".
+        value: the argument; anything but a number passes.
+        work: the most tokens a row may commit.
+
+    Raises:
+        ValueError: above both `work` and `LEAST_WINDOW`.
+    """
+    most = max(work, LEAST_WINDOW)
+    if is_whole(value) and value > most:
+        raise ValueError(f"{name} is {value}, but a row is asked for {work} tokens: give at most {most}")
+
+
+def check_items(k: int, width: int | None, items: int) -> None:
+    """Check the number of recommendations and of drafted beams against the catalogue.
+
+    Args:
+        k: recommendations a history.
+        width: beams drafted a level, None for the default.
+        items: items in the catalogue.
+
+    Raises:
+        ValueError: for more than the catalogue holds.
+    """
+    if k > items:
+        raise ValueError(f"k is {k}, but the catalogue has {items} items: ask for at most {items}")
+    if width is not None and width > max(items, 4 * k):
+        raise ValueError(f"width is {width}, but the catalogue has {items} items: draft at most {max(items, 4 * k)} beams")
+
+
+def check_prompt_ids(name: str, inputs: Mapping[str, Any], size: int) -> None:
+    """Check a batch of prompts in a model's own ids.
+
+    Args:
+        name: the argument's name, such as "histories".
+        inputs: `input_ids` and, if there is padding, `attention_mask`, both [B, P].
+        size: how many tokens the model has.
+
+    Raises:
+        ValueError: for what is no tensor, has another shape or dtype, or holds ids outside the vocabulary or a mask other than 0 and 1.
+    """
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"{name} has input_ids that are no tensor [batch, length] of whole numbers: pass what a tokenizer returned")
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < size):
+        raise ValueError(f"{name} has input_ids from {int(ids.min())} to {int(ids.max())}, but the model has tokens 0 to {size - 1}")
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"{name} has an attention_mask that is no tensor {list(ids.shape)} of 0 and 1: pass what a tokenizer returned")
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: short, on one line, objects by their class."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | bytes | int | float | list | tuple | dict | Path):
+        text = " ".join((f"{value:.3g}" if is_whole(value) and abs(value) > 10**18 else repr(value)).split())
+        return text if len(text) <= 60 else f"{text[:60]}..."
+    return f"a {type(value).__name__}"
+
+
+def _wrong(name: str, value: Any, words: str) -> ValueError:
+    return ValueError(f"{name} is {shown(value)}: {words}")
+
+
+def _whole(least: int, most: int, optional: bool = False) -> Callable[[str, Any], None]:
+    def checked(name: str, value: Any) -> None:
+        if not (optional and value is None) and not (is_whole(value) and least <= value <= most):
+            raise _wrong(name, value, f"give a whole number of at least {least}" + (f", at most {most}" if value is not None else ""))
+
+    return checked
+
+
+def _number(words: str, fits: Callable[[float], bool]) -> Callable[[str, Any], None]:
+    """None, or a number that `fits`; never NaN."""
+
+    def checked(name: str, value: Any) -> None:
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or not fits(value):
+            raise _wrong(name, value, f"give {words}")
+
+    return checked
+
+
+def _numbers(words: str, fits: Callable[[float], bool]) -> Callable[[str, Any], None]:
+    """As `_number`, or a sequence with one number per row."""
+    one = _number(words, fits)
+
+    def checked(name: str, value: Any) -> None:
+        several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        for each in value if several else (value,):
+            one(name, each)
+        if several and not value:
+            raise _wrong(name, value, f"give {words}, or one per row")
+
+    return checked
+
+
+def _called(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise _wrong(name, value, "give a function")
+
+
+def _all_called(name: str, value: Any) -> None:
+    if value is not None and (not isinstance(value, list | tuple) or not all(map(callable, value))):
+        raise _wrong(name, value, "give a list of callable objects")
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "give True or False")
+
+
+def _accept(name: str, value: Any) -> None:
+    if not isinstance(value, str) and (isinstance(value, type) or not hasattr(value, "exactness")):
+        raise _wrong(name, value, "give 'exact', the name of a rule, or a rule object")
+
+
+def _drafter(name: str, value: Any) -> None:
+    plain = isinstance(value, bool | int | float | bytes | list | tuple | dict | type)
+    if value is not None and (plain or type(value) is object):
+        raise _wrong(name, value, "give None, a name, a model, or a drafter object")
+
+
+def _draft_length(name: str, value: Any) -> None:
+    if not (is_whole(value) and 0 <= value <= MOST_DRAFTED) and value not in ("auto", "thompson") and not _begins(value):
+        raise _wrong(name, value, f"give 0 to {MOST_DRAFTED} draft tokens, 'auto', 'thompson' or a Control object")
+
+
+def _window(name: str, value: Any) -> None:
+    if value is not None and not (is_whole(value) and value >= 1) and value != "auto" and not _begins(value):
+        raise _wrong(name, value, "give at least 1 token (1 is plain decoding), 'auto', or a Control object")
+
+
+def _begins(value: Any) -> bool:
+    return hasattr(value, "begin") and not isinstance(value, type)
+
+
+def _tree(name: str, value: Any) -> None:
+    shape = hasattr(value, "grow") or hasattr(value, "paths")
+    if (value is not None and not shape and not isinstance(value, str | Path | list | tuple)) or isinstance(value, type):
+        raise _wrong(name, value, "give None, a name, children per level such as (4, 2, 1), a template or its JSON file, or a shape")
+
+
+def _batch(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping) and (isinstance(value, str | bytes) or not hasattr(value, "__len__")):
+        raise _wrong(name, value, "give a list with one entry per row, or what the model's processor returned")
+    if not len(value):
+        raise _wrong(name, value, "give at least one")
+
+
+def _voice(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, str | list | tuple):
+        raise _wrong(name, value, "give the name of a voice, or one per text")
+
+
+def _streamer(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, type) or not (hasattr(value, "put") and hasattr(value, "end"))):
+        raise _wrong(name, value, "give a transformers streamer, with put and end")
+
+
+def _catalogue(name: str, value: Any) -> None:
+    if isinstance(value, type) or not hasattr(value, "trie"):
+        raise _wrong(name, value, "give a mmspec.recsys.Catalogue, the items and their paths")
+
+
+def _mask(name: str, value: Any) -> None:
+    dtype = getattr(value, "dtype", None)
+    if value is not None and (dtype is None or not str(dtype).endswith("bool")):
+        found = shown(value) if dtype is None else f"a tensor of {str(dtype).removeprefix('torch.')}"
+        raise ValueError(f"{name} is {found}: give a bool mask, such as catalogue.mask(items)")
+
+
+CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "accept": _accept,
+    "allowed": _mask,
+    "capture": _flag,
+    "catalogue": _catalogue,
+    "couple": _called,
+    "draft_length": _draft_length,
+    "drafter": _drafter,
+    "drift_budget": _number("a number from 0 on", lambda value: value >= 0),
+    "guidance": _numbers("a number from 0 on; 1 or None is no guidance", lambda value: 0 <= value < inf),
+    "histories": _batch,
+    "k": _whole(1, MOST_TOKENS),
+    "max_new_tokens": _whole(1, MOST_TOKENS),
+    "max_seconds": _number("a number of seconds above 0", lambda value: 0 < value < inf),
+    "on_sound": _called,
+    "on_step": _called,
+    "processors": _all_called,
+    "prompts": _batch,
+    "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
+    "samplers": _all_called,
+    "stop_below": _number("a probability, 0 to 1", lambda value: 0 <= value <= 1),
+    "stops": _all_called,
+    "streamer": _streamer,
+    "temperature": _numbers("a number, 0 or more, and finite", lambda value: value >= 0 and isfinite(value)),
+    "texts": _batch,
+    "top_k": _numbers("a whole number, 0 for none", lambda value: 0 <= value <= MOST_TOKENS and float(value).is_integer()),
+    "top_p": _numbers("a number above 0 and at most 1", lambda value: 0 < value <= 1),
+    "tree": _tree,
+    "unseen": _flag,
+    "voice": _voice,
+    "width": _whole(1, MOST_TOKENS, optional=True),
+    "window": _window,
+}
+"""Argument name -> its check, called with the name and the value."""
