@@ -10,29 +10,36 @@ from mmspec.text.drop_in import stops as drop_in_stops
 from mmspec.text.drop_in.arguments import ARGUMENTS, FIELDS, INPUTS, NATIVE, NO_EFFECT, PLAIN, REFUSED
 
 ORDER = (NATIVE, PLAIN, REFUSED, NO_EFFECT)
-INTRODUCTION = """# The drop-in, argument by argument
+INTRODUCTION = """# Arguments of `generate` in the drop-in
 
-Made by `python -m tests.drop_in_table` from the tables that `mmspec.text.speculate` itself reads; for transformers 5.23.
+After this page you know what `custom_generate=mmspec.text.speculate(drafter)` does with each argument, setting, processor and criterion.
 
-`model.generate(**inputs, custom_generate=mmspec.text.speculate(drafter))` treats everything that `generate` takes in one of four ways:
+Written by `python -m tests.drop_in_table` from the tables that `mmspec.text.speculate` itself reads; for transformers 5.23.
 
-- **honoured**: mmspec drafts, and the output is that of `generate`: greedy token by token, sampled by the same distributions.
-- **honoured without drafting**: transformers' own loop decodes, and a warning says why. Sampled tokens are drawn with mmspec's noise.
-- **refused**: ValueError, in one line that names the argument.
-- **no effect on the output**: neither here nor in `generate`.
+| treatment | meaning |
+|---|---|
+| honoured | mmspec drafts, and the output is that of `generate`: greedy token by token, sampled from the same distributions |
+| honoured without drafting | transformers' own loop decodes, and a warning says why. Sampled tokens are drawn with mmspec's noise |
+| refused | ValueError, in one line that names the argument |
+| no effect on the output | neither here nor in `generate` |
 
 A setting that a later transformers adds is refused until mmspec knows it. `cache_implementation="paged"` never reaches the drop-in:
-transformers runs its continuous batching instead. Outputs with `return_dict_in_generate` hold `sequences` only.
+transformers runs its continuous batching instead. Outputs with `return_dict_in_generate` have `sequences` only.
 
-Your own logits processors and stopping criteria may keep a state, so they are run by transformers' own loop, once a step over the whole
-batch. If yours is a function of one row's padded ids [1, L] and scores [1, V], say so, and mmspec drafts:
+Your own logits processors and stopping criteria may keep a state, so transformers' own loop runs them, once a step over the whole batch. If
+yours is a function of one row's padded ids [1, L] and scores [1, V], declare it, and mmspec drafts:
 
-    class Mine(LogitsProcessor):
-        mmspec_stateless = True
+```python
+from transformers import LogitsProcessor
+
+
+class Mine(LogitsProcessor):
+    mmspec_stateless = True
+```
 
 or `speculate(drafter, stateless=(Mine,))`.
 
-Without `seed=`, sampling draws one from torch's global generator: two calls differ, and `torch.manual_seed` repeats them."""
+Without `seed=`, sampling draws a seed from torch's global generator: two calls differ, and `torch.manual_seed` repeats them."""
 
 
 def section(title: str, head: str, rows: list[tuple[str, str, str]]) -> list[str]:

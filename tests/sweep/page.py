@@ -40,13 +40,14 @@ def page_of(records: Iterable[Record]) -> str:
     counts = {kind: Counter(record.outcome for record in records if record.kind == kind) for kind in kinds}
     total = Counter(record.outcome for record in records)
     lines = [
-        "# Model families",
+        "# Architectures",
         "",
-        "A small random model of every architecture in transformers "
-        f"{transformers.__version__} that generates text is built from a small config and run with",
-        "greedy decoding and coupled sampling, as plain decoding, chain, model-free chain, comb and static tree, alone and in a ragged",
-        "batch of three. Greedy tokens are compared with the class's own `generate` on each row alone, sampled ones with plain decoding of",
-        "each row alone. Written by `python -m tests.sweep --write docs/families.md`; `--only KIND` and `--name REGEX` examine a part.",
+        "After this page you know whether an architecture was tested, and why one is refused.",
+        "",
+        f"Every architecture of transformers {transformers.__version__} that generates text is built small, with random weights, and",
+        "decoded greedily and by coupled sampling: as plain decoding, chain, model-free chain, comb and static tree, alone and in a ragged",
+        "batch of three. Greedy tokens are compared with the class's own `generate` on each row alone, sampled ones with plain decoding",
+        "of each row alone. Written by `python -m tests.sweep --write docs/families.md`; `--only KIND` and `--name REGEX` examine a part.",
         "",
         "- exact: every token equal.",
         "- exact without trees: chains are equal, branching drafts are refused in one line.",
