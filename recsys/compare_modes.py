@@ -75,7 +75,7 @@ def main() -> None:
     found: dict = {"counts": [], "seconds": [], "batches": []}
 
     def search(histories: list, k: int, **options):
-        return recommend(target, histories, k, catalogue, width=args.wider * k, **options)
+        return recommend(target, histories, k=k, catalogue=catalogue, width=args.wider * k, **options)
 
     for k in args.k:
         parts = [users[first : first + 50] for first in range(0, args.users, 50)]

@@ -73,7 +73,7 @@ def model_for(levels: int, codes: int, sizes: dict) -> LlamaForCausalLM:
 def ranked(model: nn.Module, catalogue: Catalogue, histories: Sequence[Sequence]) -> list:
     """The ten best items of each history without its last one."""
     parts = [[items[:-1] for items in histories[n : n + 100]] for n in range(0, len(histories), 100)]
-    return [items for part in parts for items in recommend(model, part, k=10, catalogue=catalogue, mode="plain").items]
+    return [items for part in parts for items in recommend(model, part, k=10, catalogue=catalogue, method="plain").items]
 
 
 def report(found: list, histories: Sequence[Sequence], items: int) -> dict[str, float]:

@@ -44,7 +44,7 @@ def main() -> None:
     def play(batch: list[tuple[str, str]], *, tree: Template, seed: int, on_step) -> None:
         texts, voices = zip(*batch, strict=True)
         given = {"tree": tree, "draft_length": tree.depth, "max_seconds": seconds, "on_step": on_step}
-        synthesize(target, texts, heads, "match", seed, voice=voices, **given)
+        synthesize(target, texts, heads, accept="match", seed=seed, voice=voices, **given)
 
     asked = spoken.requests(args.utterances, seed=77)
     batches = [asked[first : first + args.batch_size] for first in range(0, len(asked), args.batch_size)]

@@ -77,7 +77,7 @@ def main() -> None:
     print(f"{'steps':>5} {'sigma':>5} " + " ".join(f"{name:>17}" for name in FIGURES))
     for sigma in args.sigma_out or [config.sigma_out]:
         before = Sampling(steps=min(args.steps), sigma_out=sigma)
-        tokens = mmspec.vision.generate(target, classes, "plain", sampling=before, seed=args.seed).tokens.flatten(1, 2)
+        tokens = mmspec.vision.generate(target, classes, method="plain", sampling=before, seed=args.seed).tokens.flatten(1, 2)
         for steps in args.steps:
             parts = [
                 measured(target, classes[rows], tokens[rows], Sampling(steps=steps, sigma_out=sigma), args.seed + rows.start)

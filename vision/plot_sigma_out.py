@@ -38,7 +38,7 @@ def features(judge: Any, shown: Any) -> torch.Tensor:
 def measured(model: Any, judge: Any, real: torch.Tensor, sigma: float, count: int, drafted: int) -> dict[str, float]:
     """The distance of `count` pictures, and the share of draft tokens accepted over `drafted` pictures by every way."""
     classes, sampling = [n % 10 for n in range(count)], Sampling(sigma_out=sigma)
-    made = mmspec.vision.generate(model, classes, "plain", sampling=sampling)
+    made = mmspec.vision.generate(model, classes, method="plain", sampling=sampling)
     found = {"sigma_out": sigma, "frechet": frechet(features(judge, made.images), real)}
     for way in CONTINUOUS_METHODS if sigma else ():
         stats = mmspec.vision.generate(model, classes[:drafted], way, sampling=sampling, seed=10**6).stats

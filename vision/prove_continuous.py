@@ -126,8 +126,10 @@ def main() -> None:
         text = f"{row.method:14} {row.rule:32} {'yes' if row.exact else 'no':6} {seen.tokens:6} {len(seen.values):8} {seen.mean:7.3f}"
         text += f" {seen.deviation:6.3f} {line['tokens_per_call']:6.2f} {seen.p_value:9.2g}"
         if args.energy or (args.smoke and number == 0):
-            plain = mmspec.vision.generate(target.fit(row.method), classes, "plain", sampling=sampling, seed=args.seed + 10**6).tokens
-            own = mmspec.vision.generate(target, classes, row.method, **ask).tokens
+            plain = mmspec.vision.generate(
+                target.fit(row.method), classes, method="plain", sampling=sampling, seed=args.seed + 10**6
+            ).tokens
+            own = mmspec.vision.generate(target, classes, method=row.method, **ask).tokens
             line["energy"] = energy(own.flatten(1), plain.flatten(1))
             text += f"  energy {line['energy']:.2f}"
         table.append(line)

@@ -45,7 +45,7 @@ def drawn(model: ImageModel, prompts: list, guidance: float, batch: int, path: P
     if not path.exists():
         table = []
         for first in range(0, len(prompts), batch):
-            out = mmspec.vision.generate(model, prompts[first : first + batch], "jacobi", guidance=guidance, seed=first)
+            out = mmspec.vision.generate(model, prompts[first : first + batch], method="jacobi", guidance=guidance, seed=first)
             table.append(out.sequences.to(torch.int16))
             print(f"{first + len(table[-1])} of {len(prompts)} pictures drawn", flush=True)
         torch.save(torch.cat(table), path)

@@ -108,7 +108,7 @@ def shown(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, str | bytes | int | float | list | tuple | dict | Path):
-        text = " ".join((f"{value:.3g}" if is_whole(value) and abs(value) > 10**18 else repr(value)).split())
+        text = " ".join((f"{value:.3g}" if is_whole(value) and abs(value) > 10**18 else repr(value)).split())  # pyright: ignore[reportArgumentType]
         return text if len(text) <= 60 else f"{text[:60]}..."
     return f"a {type(value).__name__}"
 
@@ -120,7 +120,7 @@ def _wrong(name: str, value: Any, words: str) -> ValueError:
 def _whole(least: int, most: int, optional: bool = False) -> Callable[[str, Any], None]:
     def checked(name: str, value: Any) -> None:
         if not (optional and value is None) and not (is_whole(value) and least <= value <= most):
-            raise _wrong(name, value, f"give a whole number of at least {least}" + (f", at most {most}" if value is not None else ""))
+            raise _wrong(name, value, f"give a whole number of at least {least}, at most {most}")
 
     return checked
 

@@ -18,7 +18,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.views.base import View
 from mmspec.drafters.views.vision_inputs import looking
 from mmspec.models.families.registry import family_of
-from mmspec.models.model_checks import check_model
+from mmspec.models.model_checks import check_model_ready
 from mmspec.models.target import HFTarget
 from mmspec.run.composition import Fitting, is_composed, named
 from mmspec.run.registry import DRAFTERS, build
@@ -79,7 +79,7 @@ def _named(drafter: Any) -> str:
 def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | ViewEnsemble | Translated:
     """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
     refuse_other_tokenizer(target.model, model)
-    check_model(model, "drafter")
+    check_model_ready(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
     own = replace(target, model=model, family=looking(family_of(model)), limit=None, trees=True)
     if mine == theirs:

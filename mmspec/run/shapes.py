@@ -16,7 +16,7 @@ from mmspec.drafters.trees.static import StaticTree, Template
 
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
-_PICKS = {"with-replacement": shapes.with_replacement, "top-and-one": shapes.top_and_one}
+_PICKS = {"with-replacement": shapes.draw_with_replacement, "top-and-one": shapes.top_and_one}
 SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
 
 
@@ -64,14 +64,14 @@ def draw_for(rule: Accept) -> shapes.Draw:
         return shapes.Warped(warp)
     if rule.uses_q:
         return shapes.sampled
-    return shapes.drawn if rule.coupled else shapes.best
+    return shapes.drawn if rule.coupled else shapes.most_likely
 
 
 def pick_for(rule: Accept) -> shapes.Pick:
     """How siblings are chosen for `rule`."""
     siblings = getattr(rule, "siblings", None)  # of rules for trees; others judge siblings that are distinct
     if siblings is None:
-        return shapes.without_replacement if rule.coupled else shapes.top
+        return shapes.draw_without_replacement if rule.coupled else shapes.top
     if getattr(siblings, "drawn", None) is not None:
         return _PICKS[siblings.drawn]
-    return shapes.without_replacement if rule.uses_q else shapes.top
+    return shapes.draw_without_replacement if rule.uses_q else shapes.top

@@ -25,7 +25,7 @@ _NONE = -1e4  # a log-probability so low that it counts for nothing, and has gra
 def best_items(model: Any, catalogue: Catalogue, histories: Sequence[Sequence[Item]], k: int = 20, rows: int = 64) -> list[list[Item]]:
     """Return the `k` best items of each history by the model's own beam search, `rows` histories at a time."""
     parts = [histories[start : start + rows] for start in range(0, len(histories), rows)]
-    return [items for part in parts for items in recommend(model, part, k, catalogue, mode="plain").items]
+    return [items for part in parts for items in recommend(model, part, k=k, catalogue=catalogue, method="plain").items]
 
 
 def draft_coverage(
@@ -38,7 +38,7 @@ def draft_coverage(
     """
     calls, passed, reached = 0, [0] * catalogue.levels, [0] * catalogue.levels
     for start in range(0, len(histories), rows):
-        stats = recommend(target, histories[start : start + rows], k, catalogue, drafter, width=width).stats
+        stats = recommend(target, histories[start : start + rows], k=k, catalogue=catalogue, drafter=drafter, width=width).stats
         calls += stats.row_calls
         for depth, count in enumerate(stats.reached):
             passed[depth] += sum(stats.histogram[depth + 1 :])

@@ -35,7 +35,7 @@ def once_positional(
                 shown = ", ".join(given)
                 warnings.warn(f"{function.__name__}(): pass {shown} by name; positions go in 0.3", DeprecationWarning, stacklevel=2)
                 args, kwargs = args[:2], {**given, **kwargs}
-            return function(*args, **kwargs)
+            return function(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
         return call
 

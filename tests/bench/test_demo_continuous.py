@@ -47,7 +47,7 @@ def test_the_page_shows_every_way_and_needs_nothing_else(found, stand_in):
     assert [row["way"] for row in section["ways"]] == list(demo_continuous.CONTINUOUS_METHODS)
     drawn = pictures(found[0], ", drawn from vectors by ")
     assert len(drawn) == 2 * len(demo_continuous.CONTINUOUS_METHODS)
-    plain = generate(stand_in.model, [stand_in.examples[0]], "plain", seed=0)
+    plain = generate(stand_in.model, [stand_in.examples[0]], method="plain", seed=0)
     assert drawn[0].tobytes() == plain.images[0].tobytes()
 
 

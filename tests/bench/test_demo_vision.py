@@ -69,7 +69,7 @@ def test_every_method_shows_every_prompt(found, stand_in):
     for prompt in stand_in.examples[:2]:
         for way in demo_vision.CONTINUOUS_METHODS:
             assert f'alt="{prompt}, drawn by {way}"' in page
-    plain = generate(stand_in.model, [stand_in.examples[0]], "plain", guidance=stand_in.guidance, seed=0)
+    plain = generate(stand_in.model, [stand_in.examples[0]], method="plain", guidance=stand_in.guidance, seed=0)
     assert pictures(page, ", drawn by ")[0].tobytes() == plain.images[0].tobytes()
     maps = pictures(page, "codes in one forward")
     assert len(maps[0].getcolors()) == 1  # plain decoding commits one by one

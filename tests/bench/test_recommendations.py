@@ -38,7 +38,7 @@ def found(tmp_path_factory):
 def test_the_peer_finds_what_plain_search_finds(mini, k):
     users = mini.examples[:4]
     theirs = usual(mini.target, mini.catalogue.inputs(users), Prefixes(mini.catalogue), k)
-    ours = recommend(mini.target, users, k, mini.catalogue, mode="plain")
+    ours = recommend(mini.target, users, k=k, catalogue=mini.catalogue, method="plain")
     assert torch.equal(theirs.paths, ours.paths)
     assert theirs.scores is None or torch.allclose(theirs.scores, torch.tensor(ours.scores), atol=1e-4)
 
@@ -63,7 +63,7 @@ def test_the_page_needs_nothing_else_and_names_what_is_found(found, mini):
     assert page.problems == []
     assert not page.fetched
     assert not {"script", "link", "iframe"} & set(page.tags)
-    best = recommend(mini.target, [mini.examples[0]], demo_recsys.K, mini.catalogue).items[0]
+    best = recommend(mini.target, [mini.examples[0]], k=demo_recsys.K, catalogue=mini.catalogue).items[0]
     assert all(str(escape(mini.catalogue.name(item))) in html for item in best)
     assert [row["way"] for row in section["ways"]] == [
         way.name for way in demo_recsys.CONTINUOUS_METHODS if way.drafter in (None, *mini.drafters)

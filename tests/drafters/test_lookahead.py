@@ -247,7 +247,7 @@ def test_requests_name_it(big):
     plain, fast = (generate(big, inputs, name, max_new_tokens=12, temperature=1.0).sequences for name in (None, "lookahead"))
     assert torch.equal(plain, fast)
     with pytest.raises(ValueError, match="judges chains"):
-        generate(big, inputs, "lookahead", Token(), 12, temperature=1.0)
+        generate(big, inputs, "lookahead", accept=Token(), max_new_tokens=12, temperature=1.0)
 
 
 def test_options_are_checked():

@@ -291,12 +291,12 @@ def test_the_relaxed_rule_accepts_more_and_says_what_it_spent(big):
     inputs, pools = random_prompt(9, 9, 9, 9, seed=4), Pools()
     pools.learn("k", [text for seed in range(8) for text in plain(big, inputs, new=40, seed=seed)])
     exact = mmspec.text.generate(big, inputs, pools.drafter("k"), max_new_tokens=40, draft_length=8, on_step=lambda s: validate(s.draft))
-    relaxed = mmspec.text.generate(big, inputs, pools.drafter("k"), "topk-floor", max_new_tokens=40, draft_length=8)
+    relaxed = mmspec.text.generate(big, inputs, pools.drafter("k"), accept="topk-floor", max_new_tokens=40, draft_length=8)
     assert (exact.stats.exactness, relaxed.stats.exactness) == ("token-exact", "lossy")
     assert relaxed.stats.tokens_per_call > exact.stats.tokens_per_call
     assert relaxed.stats.drift >= 1
     assert relaxed.sequences.tolist() != exact.sequences.tolist()
-    capped = mmspec.text.generate(big, inputs, pools.drafter("k"), TopKFloor(budget=0), max_new_tokens=40, draft_length=8)
+    capped = mmspec.text.generate(big, inputs, pools.drafter("k"), accept=TopKFloor(budget=0), max_new_tokens=40, draft_length=8)
     assert (capped.sequences.tolist(), capped.stats.drift) == (exact.sequences.tolist(), 0)
 
 

@@ -41,15 +41,15 @@ def told_by(model: Any, tokens: list[int]) -> torch.Tensor:
 def test_strict_output_is_plains(family):
     model = world.make(family)
     for k, width in ((1, 4), (5, 5), (10, 40)):
-        plain = recommend(model, USERS, k, CATALOGUE)
+        plain = recommend(model, USERS, k=k, catalogue=CATALOGUE)
         for length in ("auto", 1):
-            found = recommend(model, USERS, k, CATALOGUE, head(model), width=width, draft_length=length)
+            found = recommend(model, USERS, k=k, catalogue=CATALOGUE, drafter=head(model), width=width, draft_length=length)
             assert found.items == plain.items
             assert torch.equal(found.paths, plain.paths)
             assert found.stats.target_calls <= plain.stats.target_calls
     mask = torch.rand(len(CATALOGUE), generator=torch.Generator().manual_seed(1)) < 0.1
-    some = recommend(model, USERS[:1], 5, CATALOGUE, head(model), allowed=mask)
-    assert some.items == recommend(model, USERS[:1], 5, CATALOGUE, allowed=mask).items
+    some = recommend(model, USERS[:1], k=5, catalogue=CATALOGUE, drafter=head(model), allowed=mask)
+    assert some.items == recommend(model, USERS[:1], k=5, catalogue=CATALOGUE, allowed=mask).items
 
 
 def test_it_drafts_what_it_is_taught(monkeypatch):
@@ -64,7 +64,7 @@ def test_it_drafts_what_it_is_taught(monkeypatch):
         return seen[-1][2]
 
     monkeypatch.setattr(RecurrentGuide, "weigh", noted)
-    recommend(model, USERS, 3, CATALOGUE, net, width=6)
+    recommend(model, USERS, k=3, catalogue=CATALOGUE, drafter=net, width=6)
     levels, compared = set(), 0
     for draft, children, log_q in seen:
         made = len(draft.aux.layers)
@@ -95,7 +95,7 @@ def test_it_drafts_what_it_is_taught(monkeypatch):
 def test_the_first_round_is_plain():
     model = world.make()
     steps = []
-    recommend(model, USERS, 3, CATALOGUE, head(model), on_step=steps.append)
+    recommend(model, USERS, k=3, catalogue=CATALOGUE, drafter=head(model), on_step=steps.append)
     assert steps[0].draft.size == 1
     assert steps[1].draft.size == 1 + 3 + 2 * 12  # the beams, and two levels of draft tokens: the last one is never drafted
 
@@ -135,12 +135,12 @@ def knowing(model: Any) -> RecurrentHead:
 def test_a_head_that_is_right_needs_two_calls():
     model = forgetful()
     for k in (1, 5, 10):
-        found = recommend(model, USERS, k, CATALOGUE, knowing(model), width=k)
+        found = recommend(model, USERS, k=k, catalogue=CATALOGUE, drafter=knowing(model), width=k)
         assert found.stats.target_calls == 2
-        assert found.items == recommend(model, USERS, k, CATALOGUE).items
+        assert found.items == recommend(model, USERS, k=k, catalogue=CATALOGUE).items
     net = knowing(model)
     net.weight.data[1] = net.weight.data[1].flip(0)  # a planted mistake
-    assert recommend(model, USERS, 5, CATALOGUE, net, width=5).stats.target_calls > 2
+    assert recommend(model, USERS, k=5, catalogue=CATALOGUE, drafter=net, width=5).stats.target_calls > 2
 
 
 def test_it_learns():
@@ -223,8 +223,8 @@ def test_levels_with_fewer_codes():
     few = RecurrentHead.of(model, torch.tensor([[2, 10, 20], [3, 10, 21]]))
     assert float(few.distribution(torch.randn(1, 1, 32), torch.tensor([1])).exp()[0, 0, 0].detach()) == pytest.approx(1)
     assert net.of_tokens(log_q, torch.tensor([[[10, 7]] * 2]), torch.tensor([1]))[0, 0].isinf().tolist() == [False, True]
-    found = recommend(model, [["a"], ["d", "b"]], 4, catalogue, net)
-    assert found.items == recommend(model, [["a"], ["d", "b"]], 4, catalogue).items
+    found = recommend(model, [["a"], ["d", "b"]], k=4, catalogue=catalogue, drafter=net)
+    assert found.items == recommend(model, [["a"], ["d", "b"]], k=4, catalogue=catalogue).items
 
 
 def test_saved_is_loaded_and_fits(tmp_path):
@@ -235,14 +235,14 @@ def test_saved_is_loaded_and_fits(tmp_path):
     assert type(again) is RecurrentHead
     for name, tensor in net.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
-    assert recommend(model, USERS, 3, CATALOGUE, again).items == recommend(model, USERS, 3, CATALOGUE).items
+    assert recommend(model, USERS, k=3, catalogue=CATALOGUE, drafter=again).items == recommend(model, USERS, k=3, catalogue=CATALOGUE).items
     with pytest.raises(ValueError, match="reads hidden states 32 wide, but the target's are 16"):
         load_drafter(tmp_path / "head", world.make(hidden=16))
     with pytest.raises(ValueError, match="recurrent-head drafter reads hidden states 32 wide"):
-        recommend(world.make(hidden=16), USERS, 3, CATALOGUE, net)
+        recommend(world.make(hidden=16), USERS, k=3, catalogue=CATALOGUE, drafter=net)
     short = Catalogue.of_codes(["a", "b"], torch.tensor([[0, 1], [1, 0]]), 2, 2, before=(1,))
     with pytest.raises(ValueError, match="drafts paths of 4 tokens, but the catalogue's have 2"):
-        recommend(model, [["a"]], 1, short, net)
+        recommend(model, [["a"]], k=1, catalogue=short, drafter=net)
     net.tokens = net.tokens.flip(1)
     save_drafter(net, tmp_path / "mixed")
     with pytest.raises(ValueError, match="in rising order"):

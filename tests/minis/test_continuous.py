@@ -22,7 +22,7 @@ def test_it_draws_the_classes_asked_for(mini):
     name, found = mini
     head, least = MINIS[name]
     assert found.target.head == head
-    out = mmspec.vision.generate(found.target, found.examples * 4, "plain", seed=0)
+    out = mmspec.vision.generate(found.target, found.examples * 4, method="plain", seed=0)
     seen = classify(load_judge(HOME / "vision" / "fashion"), as_tensor(out.images))[0].argmax(-1)
     assert (seen == torch.arange(10).repeat(4)).float().mean() > least  # 0.1 by chance
     assert 0.85 < out.tokens.std() < 1.15
@@ -32,7 +32,7 @@ def test_it_draws_the_classes_asked_for(mini):
 def test_its_drafter_is_accepted(name, method):
     found = mmspec.load(name)
     assert list(found.drafters) == ["small"]
-    out = mmspec.vision.generate(found.target, found.examples[:4], method, seed=1)
+    out = mmspec.vision.generate(found.target, found.examples[:4], method=method, seed=1)
     assert out.stats.exactness == "distribution-exact"
     assert out.stats.tokens_per_call > 1.3
 
@@ -45,7 +45,7 @@ def test_every_way_finds_a_model_with_its_head():
 def test_tokens_bear_the_noise_that_is_a_part_of_the_distribution():
     """sigma_out is 0.1: as much on every token changes pictures by less than encoding them again does."""
     found = mmspec.load("continuous")
-    out = mmspec.vision.generate(found.target, found.examples * 2, "plain", seed=2)
+    out = mmspec.vision.generate(found.target, found.examples * 2, method="plain", seed=2)
     pixels = as_tensor(out.images)
     tokens = auto.encode_tokens(found.processor, pixels)
 

@@ -17,7 +17,7 @@ def mini(request):
 
 def test_it_draws_the_picture_of_plain_decoding_in_a_third_of_the_forwards(mini):
     some = mini.examples[:2]
-    plain = mmspec.vision.generate(mini.target, some, "plain", guidance=2.0, seed=1)
+    plain = mmspec.vision.generate(mini.target, some, method="plain", guidance=2.0, seed=1)
     fast = mmspec.vision.generate(mini.target, some, guidance=2.0, seed=1)
     assert torch.equal(plain.tokens, fast.tokens)
     assert [a.tobytes() for a in plain.images] == [b.tobytes() for b in fast.images]
@@ -27,7 +27,7 @@ def test_it_draws_the_picture_of_plain_decoding_in_a_third_of_the_forwards(mini)
 
 def test_its_drafter_is_accepted(mini):
     assert list(mini.drafters) == ["eagle1"]
-    out = mmspec.vision.generate(mini.target, mini.examples[:2], "eagle", guidance=2.0, seed=1)
+    out = mmspec.vision.generate(mini.target, mini.examples[:2], method="eagle", guidance=2.0, seed=1)
     assert out.stats.exactness == "distribution-exact"
     assert out.stats.tokens_per_call > 1.8
 

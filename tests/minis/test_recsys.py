@@ -34,8 +34,8 @@ def test_what_ships_recommends_in_one_call(mini):
 
 @pytest.mark.parametrize("name", ["model", "head", "retriever"])
 def test_every_drafter_leaves_beam_searchs_items(mini, name):
-    plain = recommend(mini.target, mini.examples[:32], 10, mini.catalogue, mode="plain")
-    fast = recommend(mini.target, mini.examples[:32], 10, mini.catalogue, mini.drafters[name])
+    plain = recommend(mini.target, mini.examples[:32], k=10, catalogue=mini.catalogue, method="plain")
+    fast = recommend(mini.target, mini.examples[:32], k=10, catalogue=mini.catalogue, drafter=mini.drafters[name])
     assert fast.items == plain.items
     assert torch.allclose(torch.tensor(fast.scores), torch.tensor(plain.scores), atol=1e-4)
     assert fast.stats.row_calls < 3 * 32
@@ -50,7 +50,9 @@ def test_its_drafter_halves_the_calls(mini, histories):
 
 def test_it_has_learnt_what_customers_buy(mini, histories):
     """By chance an item is among ten of 3,072 in one case of 307."""
-    found = recommend(mini.target, [items[:-1] for items in histories], 10, mini.catalogue, mini.drafters["model"]).items
+    found = recommend(
+        mini.target, [items[:-1] for items in histories], k=10, catalogue=mini.catalogue, drafter=mini.drafters["model"]
+    ).items
     assert metrics.recall(found, [items[-1:] for items in histories], 10) > 0.3
 
 

@@ -91,7 +91,9 @@ def test_exact_drafting_brings_more_than_two_and_a_half_codes_a_call(mini):
 def test_vadusas_tolerance_trades_drift_for_codes_a_call(mini, tree):
     found = {}
     for tau in (1, 3):
-        out = synthesize(mini.target, TEXTS, mini.drafters["vadusa"], Tolerance(tau), 5, voice=VOICES, tree=tree, draft_length=tree.depth)
+        out = synthesize(
+            mini.target, TEXTS, mini.drafters["vadusa"], accept=Tolerance(tau), seed=5, voice=VOICES, tree=tree, draft_length=tree.depth
+        )
         found[tau] = out.stats
     assert found[1].drift == 0
     assert found[3].drift > 0
@@ -102,7 +104,7 @@ def test_groups_of_the_codec_accept_more_than_tokens(mini):
     target = mini.target
     rate = {}
     for rule in ("token", PCG(in_codec_space(mini))):
-        stats = synthesize(target, TEXTS, mini.drafters["model"], rule, 5, voice=VOICES, draft_length=4).stats
+        stats = synthesize(target, TEXTS, mini.drafters["model"], accept=rule, seed=5, voice=VOICES, draft_length=4).stats
         rate[stats.exactness] = stats.accepted / stats.judged
     assert rate["group-exact"] > rate["distribution-exact"]
 

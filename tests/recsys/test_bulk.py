@@ -80,7 +80,7 @@ def test_rows_are_those_of_the_public_call(home, tmp_path, changes):
     found, k = rows(tmp_path / "out"), changes.get("k", 5)
     place = 0
     for number, history in enumerate(histories(40)):
-        alone = recommend(model, [history], k, catalogue, mode="plain", unseen=changes.get("unseen", False))
+        alone = recommend(model, [history], k=k, catalogue=catalogue, method="plain", unseen=changes.get("unseen", False))
         mine = found[place : place + len(alone.items[0])]
         assert [row["user_id"] for row in mine] == [f"u{number}"] * len(mine)
         assert [row["rank"] for row in mine] == list(range(1, len(mine) + 1))
@@ -106,7 +106,7 @@ def test_parts_hold_histories_of_about_one_length_and_answers_keep_their_order()
     found = work([(9 + place, user) for place, user in enumerate(users)])
     assert [columns["user_id"] for columns in found] == [[number] * 3 for number, _ in users]
     for (_, history), columns in zip(users, found, strict=True):
-        assert columns["item"] == recommend(told.model, [history], 3, told.catalogue).items[0]
+        assert columns["item"] == recommend(told.model, [history], k=3, catalogue=told.catalogue).items[0]
 
 
 def test_items_may_be_words_and_targets_encoder_decoders(tmp_path):
@@ -118,7 +118,7 @@ def test_items_may_be_words_and_targets_encoder_decoders(tmp_path):
     run(make_recommendation_job(asked(tmp_path / "shop", tmp_path / "users", tmp_path / "out", **names)))
     found = rows(tmp_path / "out")
     assert [row["user_id"] for row in found] == [5] * 5 + [7] * 5
-    alone = recommend(shops.t5(), [["i100", "i101"]], 5, shops.catalogue(words=True))
+    alone = recommend(shops.t5(), [["i100", "i101"]], k=5, catalogue=shops.catalogue(words=True))
     assert [row["item"] for row in found[:5]] == alone.items[0]
     assert rejected(tmp_path / "out") == {2: "item 'i7' is not in the catalogue of 60 items"}
 

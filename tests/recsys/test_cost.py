@@ -231,9 +231,9 @@ def test_what_is_recommended_does_not_depend_on_it():
     catalogue = world.shop()
     users, model = world.users(catalogue, 5), world.make()
     drafter, control = ItemNGram.of(catalogue, world.users(catalogue, 100, seed=3)), CostModel(patience=1)
-    plain, levels = recommend(model, users, 5, catalogue), set()
+    plain, levels = recommend(model, users, k=5, catalogue=catalogue), set()
     for _ in range(8):
-        found = recommend(model, users, 5, catalogue, drafter, draft_length=control)
+        found = recommend(model, users, k=5, catalogue=catalogue, drafter=drafter, draft_length=control)
         levels.add(control.choice.levels)
         assert found.items == plain.items
         assert (found.stats.drafted > 0) is (control.choice.levels > 0)

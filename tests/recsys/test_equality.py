@@ -62,7 +62,9 @@ def test_the_very_items_of_transformers():
             rows = (gaps(target_of(model, catalogue.trie), inputs, k) > TIE).nonzero()[:, 0].tolist()
             for mode, name, width, length in plans(k, models):
                 drafter = None if name is None else models[name]
-                out = recsys.recommend(model, histories, k, catalogue, drafter, mode, width=width, draft_length=length)
+                out = recsys.recommend(
+                    model, histories, k=k, catalogue=catalogue, drafter=drafter, method=mode, width=width, draft_length=length
+                )
                 case = f"{family}, k={k}, {mode}, {name}, width={width}, draft_length={length}"
                 cases += compare(out, catalogue, beams, k, rows, case)
                 left_out += len(histories) - len(rows)
@@ -84,7 +86,7 @@ def test_batches_and_padding(family):
             part = [histories[row] for row in rows]
             for inputs in (part, right_padded(catalogue, part), BatchEncoding(catalogue.inputs(part))):
                 for mode, proposer in (("plain", None), ("strict", drafter)):
-                    out = recsys.recommend(model, inputs, k, catalogue, proposer, mode)
+                    out = recsys.recommend(model, inputs, k=k, catalogue=catalogue, drafter=proposer, method=mode)
                     cases += compare(out, catalogue, beams[begin:], k, range(len(part)), f"{size} rows from {begin}, {mode}")
     assert cases == 8 * 3 * 3 * 2
 
@@ -110,7 +112,7 @@ def test_catalogues_that_allow_little(family, k):
     beams = transformers_beams(model, inputs, catalogue, k, allowed)
     assert [len(line) for line in beams] == many.clamp(max=k).tolist()
     for mode, drafter in (("plain", None), ("strict", make(family, 16, 1, seed=9)), ("strict", perturbed(model, 0.1)), ("strict", model)):
-        out = recsys.recommend(model, histories, k, catalogue, drafter, mode, allowed=allowed)
+        out = recsys.recommend(model, histories, k=k, catalogue=catalogue, drafter=drafter, method=mode, allowed=allowed)
         compare(out, catalogue, beams, k, range(8), f"k={k}, {mode}")
         if drafter is model:
             assert out.stats.target_calls == 1
@@ -121,7 +123,7 @@ def test_one_mask_for_all_rows():
     histories = users(catalogue, 3)
     one = catalogue.mask(catalogue.items[::7])
     beams = transformers_beams(model, catalogue.inputs(histories), catalogue, 10, one)
-    out = recsys.recommend(model, histories, 10, catalogue, perturbed(model, 0.1), allowed=one)
+    out = recsys.recommend(model, histories, k=10, catalogue=catalogue, drafter=perturbed(model, 0.1), allowed=one)
     allowed = set(catalogue.items[::7])
     for row, line in enumerate(beams):
         assert [tuple(path) for path in out.paths[row, : out.counts[row]].tolist()] == [path for path, _ in line]
@@ -134,9 +136,9 @@ def test_nothing_allowed_is_nothing_recommended():
     model, catalogue = make(), shop()
     histories = users(catalogue, 2)
     allowed = torch.stack([torch.zeros(len(catalogue), dtype=torch.bool), torch.ones(len(catalogue), dtype=torch.bool)])
-    whole = recsys.recommend(model, histories, 5, catalogue)
+    whole = recsys.recommend(model, histories, k=5, catalogue=catalogue)
     for drafter in (None, perturbed(model, 0.1)):
-        out = recsys.recommend(model, histories, 5, catalogue, drafter, allowed=allowed)
+        out = recsys.recommend(model, histories, k=5, catalogue=catalogue, drafter=drafter, allowed=allowed)
         assert out.items[0] == out.scores[0] == []
         assert out.counts.tolist() == [0, 5]
         assert not out.paths[0].any()
@@ -146,5 +148,5 @@ def test_nothing_allowed_is_nothing_recommended():
 def test_a_catalogue_of_one_item():
     model, catalogue = make(), shop(1)
     for drafter in (None, model):
-        out = recsys.recommend(model, [["item0"]], 5, catalogue, drafter)
+        out = recsys.recommend(model, [["item0"]], k=5, catalogue=catalogue, drafter=drafter)
         assert out.items == [["item0"]]

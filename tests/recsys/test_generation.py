@@ -62,14 +62,14 @@ def test_histories_too_long_for_the_model():
     model = make()
     model.config.max_position_embeddings = 12
     with pytest.raises(ValueError, match="exceed the model's 12 positions: show fewer items"):
-        recommend(model, [list(SHOP.items[:5])], 5, SHOP)
+        recommend(model, [list(SHOP.items[:5])], k=5, catalogue=SHOP)
 
 
 def test_a_drafter_without_the_catalogues_tokens(model):
     small = make()
     small.config.vocab_size = 10
     with pytest.raises(ValueError, match="the drafter has 10 tokens, fewer than the catalogue's paths use"):
-        recommend(model, HISTORIES, 5, SHOP, small)
+        recommend(model, HISTORIES, k=5, catalogue=SHOP, drafter=small)
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -78,12 +78,12 @@ def test_weights_that_are_no_numbers(drafted, model):
     broken = make()
     broken.lm_head.weight.data[:] = torch.nan
     with pytest.raises(FloatingPointError, match="NaN or infinity in row 0 at output position 0"):
-        recommend(broken, HISTORIES, 5, SHOP, model if drafted else None)
+        recommend(broken, HISTORIES, k=5, catalogue=SHOP, drafter=model if drafted else None)
 
 
 def test_what_a_call_returns(model):
     seen = []
-    out = recommend(model, HISTORIES, 5, SHOP, make(seed=3), on_step=seen.append)
+    out = recommend(model, HISTORIES, k=5, catalogue=SHOP, drafter=make(seed=3), on_step=seen.append)
     assert isinstance(out, recsys.Recommendations)
     assert [len(items) for items in out.items] == [len(scores) for scores in out.scores] == out.counts.tolist() == [5] * 3
     assert out.paths.shape == (3, 5, SHOP.levels)

@@ -177,14 +177,16 @@ def test_strict_output_is_plains(name, family):
     mask = torch.rand(len(USERS), len(CATALOGUE), generator=torch.Generator().manual_seed(0)) < 0.1
     for k, width in ((1, 4), (5, 5), (10, 40)):
         for allowed in (None, mask):
-            plain = recommend(model, USERS, k, CATALOGUE, allowed=allowed)
+            plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, allowed=allowed)
             for length in ("auto", 1):
-                found = recommend(model, USERS, k, CATALOGUE, SOURCES[name], width=width, draft_length=length, allowed=allowed)
+                found = recommend(
+                    model, USERS, k=k, catalogue=CATALOGUE, drafter=SOURCES[name], width=width, draft_length=length, allowed=allowed
+                )
                 assert found.items == plain.items
                 assert torch.equal(found.paths, plain.paths)
                 assert found.stats.target_calls <= plain.stats.target_calls
-    alone = recommend(model, USERS[:1], 10, CATALOGUE, SOURCES[name])
-    assert alone.items[0] == recommend(model, USERS, 10, CATALOGUE).items[0]
+    alone = recommend(model, USERS[:1], k=10, catalogue=CATALOGUE, drafter=SOURCES[name])
+    assert alone.items[0] == recommend(model, USERS, k=10, catalogue=CATALOGUE).items[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +218,7 @@ def oracle(model, k: int) -> Known:
                 if state != NOWHERE:
                     given[row, trie.span[state, 0]] += 1.0
 
-    plain = recommend(model, USERS, k, CATALOGUE, on_step=note)
+    plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, on_step=note)
     for row, items in enumerate(plain.items):
         given[row, [leaf(item) for item in items]] += 100.0
     return Known(given)
@@ -226,17 +228,17 @@ def oracle(model, k: int) -> Known:
 def test_an_oracle_has_every_level_right(family):
     model = world.make(family)
     for k in (1, 5, 10):
-        found = recommend(model, USERS, k, CATALOGUE, oracle(model, k), width=5 * k)
+        found = recommend(model, USERS, k=k, catalogue=CATALOGUE, drafter=oracle(model, k), width=5 * k)
         assert found.stats.target_calls == 1
-        assert found.items == recommend(model, USERS, k, CATALOGUE).items
+        assert found.items == recommend(model, USERS, k=k, catalogue=CATALOGUE).items
 
 
 def test_a_wrong_retriever_costs_nothing_but_its_draft_tokens():
     model = world.make()
     given = torch.zeros(len(USERS), CATALOGUE.trie.size)
     given[:, 3] = 1.0
-    found = recommend(model, USERS, 5, CATALOGUE, Known(given))
-    assert found.items == recommend(model, USERS, 5, CATALOGUE).items
+    found = recommend(model, USERS, k=5, catalogue=CATALOGUE, drafter=Known(given))
+    assert found.items == recommend(model, USERS, k=5, catalogue=CATALOGUE).items
     assert found.stats.target_calls <= CATALOGUE.levels
 
 
@@ -287,12 +289,15 @@ def test_what_cannot_be_read_is_said_in_one_line(name, tmp_path):
 def test_requests_that_are_wrong():
     model = world.make()
     with pytest.raises(ValueError, match="the prompt does not contain the items of the history"):
-        recommend(model, CATALOGUE.inputs(USERS), 3, CATALOGUE, SOURCES["retriever"])
+        recommend(model, CATALOGUE.inputs(USERS), k=3, catalogue=CATALOGUE, drafter=SOURCES["retriever"])
     told = {**CATALOGUE.inputs(USERS), "shown": CATALOGUE.shown(USERS)}
-    assert recommend(model, told, 3, CATALOGUE, SOURCES["retriever"]).items == recommend(model, USERS, 3, CATALOGUE).items
+    assert (
+        recommend(model, told, k=3, catalogue=CATALOGUE, drafter=SOURCES["retriever"]).items
+        == recommend(model, USERS, k=3, catalogue=CATALOGUE).items
+    )
     small = world.shop(items=50)
     with pytest.raises(ValueError, match=re.escape(f"knows {CATALOGUE.trie.size} paths, but the catalogue has 50")):
-        recommend(model, world.users(small, 2), 3, small, SOURCES["n-gram"])
+        recommend(model, world.users(small, 2), k=3, catalogue=small, drafter=SOURCES["n-gram"])
     for make in (Retriever.of, ItemNGram.of):
         with pytest.raises(ValueError, match="history 1: item 'nothing' is not in the catalogue"):
             make(CATALOGUE, [HISTORIES[0], ["nothing"]])

@@ -59,7 +59,7 @@ def refused(result: tuple, *words: str) -> None:
 def test_the_items_are_those_of_the_public_call(recommend, home):
     code, out, _ = recommend("--history", "100,101", "--history", "150", "--k", 4, "--compare", "--json")
     found, told = json.loads(out), load_recommender(str(home))
-    wanted = public(told.model, [[100, 101], [150]], 4, told.catalogue, mode="plain")
+    wanted = public(told.model, [[100, 101], [150]], k=4, catalogue=told.catalogue, method="plain")
     assert code == 0
     assert [row["items"] for row in found["results"]] == wanted.items == found["compare"]["items"]
     assert found["results"][0]["scores"] == pytest.approx(wanted.scores[0], abs=1e-4)

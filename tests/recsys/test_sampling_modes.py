@@ -18,22 +18,24 @@ SAMPLED = {"coupled": TOKEN_EXACT, "sample": DISTRIBUTION_EXACT, "relaxed": UNME
 def test_coupled_gives_the_items_of_undrafted_sampling(temperature):
     model, catalogue, k = make(), shop(twins=20), 10
     histories, asked = users(catalogue, 6), {"temperature": temperature, "seed": 7}
-    plain = recsys.recommend(model, histories, k, catalogue, None, "coupled", **asked)
+    plain = recsys.recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method="coupled", **asked)
     for drafter in (make(hidden=16, layers=1, seed=9), perturbed(model, 0.1), model):
         for width, length in ((k, 1), (2 * k, 3), (4 * k, "auto")):
-            out = recsys.recommend(model, histories, k, catalogue, drafter, "coupled", width=width, draft_length=length, **asked)
+            out = recsys.recommend(
+                model, histories, k=k, catalogue=catalogue, drafter=drafter, method="coupled", width=width, draft_length=length, **asked
+            )
             assert out.items == plain.items
             if drafter is model and length == "auto":
                 assert out.stats.target_calls == 1
-    other = recsys.recommend(model, histories, k, catalogue, None, "coupled", temperature=temperature, seed=8)
+    other = recsys.recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method="coupled", temperature=temperature, seed=8)
     assert other.items != plain.items
 
 
 def test_coupled_turns_into_strict():
     model, catalogue = make(), shop()
     histories = users(catalogue, 4)
-    cold = recsys.recommend(model, histories, 10, catalogue, perturbed(model, 0.1), "coupled", temperature=1e-6)
-    assert cold.items == recsys.recommend(model, histories, 10, catalogue).items
+    cold = recsys.recommend(model, histories, k=10, catalogue=catalogue, drafter=perturbed(model, 0.1), method="coupled", temperature=1e-6)
+    assert cold.items == recsys.recommend(model, histories, k=10, catalogue=catalogue).items
 
 
 @pytest.mark.parametrize("mode", SAMPLED)
@@ -63,7 +65,9 @@ def test_rows_in_which_nothing_is_allowed(mode):
     model, catalogue = make(), shop()
     allowed = torch.ones(2, len(catalogue), dtype=torch.bool)
     allowed[0] = False
-    out = recsys.recommend(model, users(catalogue, 2), 5, catalogue, perturbed(model, 0.1), mode, allowed=allowed)
+    out = recsys.recommend(
+        model, users(catalogue, 2), k=5, catalogue=catalogue, drafter=perturbed(model, 0.1), method=mode, allowed=allowed
+    )
     assert out.items[0] == []
     assert out.items[1]
 
@@ -73,7 +77,7 @@ def test_rows_in_which_nothing_is_allowed(mode):
 def test_temperatures_no_distribution_has(mode, temperature):
     model, catalogue = make(), shop()
     with pytest.raises(ValueError, match="give a number above 0"):
-        recsys.recommend(model, users(catalogue, 1), 5, catalogue, None, mode, temperature=temperature)
+        recsys.recommend(model, users(catalogue, 1), k=5, catalogue=catalogue, drafter=None, method=mode, temperature=temperature)
 
 
 def test_one_level_has_the_distribution_of_transformers():
@@ -97,7 +101,7 @@ def test_one_level_has_the_distribution_of_transformers():
             max_new_tokens=1,
             prefix_allowed_tokens_fn=lambda row, ids: paths,
         )
-    ours = recsys.recommend(model, [[0]] * rows, 2, catalogue, None, "coupled", temperature=temperature)
+    ours = recsys.recommend(model, [[0]] * rows, k=2, catalogue=catalogue, drafter=None, method="coupled", temperature=temperature)
     distribution, flat = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     for one, other in itertools.permutations(range(codes), 2):
         distribution[(1 << one) + (1 << other)] += p[one] * p[other] / (1 - p[one])

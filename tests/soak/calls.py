@@ -37,7 +37,7 @@ def pictures() -> Call:
     def call(turn: int) -> Any:
         name, method = turns[turn % len(turns)]
         mini = minis[name]
-        return mmspec.vision.generate(mini.target, mini.examples[:1], method, seed=turn)
+        return mmspec.vision.generate(mini.target, mini.examples[:1], method=method, seed=turn)
 
     return call
 
@@ -60,7 +60,9 @@ def recommendations() -> Call:
     def call(turn: int) -> Any:
         mode, drafter = turns[turn % len(turns)]
         first = turn % (len(mini.examples) - 2)
-        return mmspec.recsys.recommend(mini.target, mini.examples[first : first + 2], 5, mini.catalogue, drafter, mode=mode, seed=turn)
+        return mmspec.recsys.recommend(
+            mini.target, mini.examples[first : first + 2], k=5, catalogue=mini.catalogue, drafter=drafter, method=mode, seed=turn
+        )
 
     return call
 

@@ -101,7 +101,7 @@ def test_sampled_sound_is_the_same_however_it_is_drafted(made):
     for way, (drafter, length, tree) in list(ways(made).items())[1:]:
         for rows in (1, 2, 8) if way == "smaller" else (2,):
             cut = options | {"voice": options["voice"][:rows]}
-            out = synthesize(made, texts[:rows], drafter, "coupled", seeds[:rows], draft_length=length, tree=tree, **cut)
+            out = synthesize(made, texts[:rows], drafter, accept="coupled", seed=seeds[:rows], draft_length=length, tree=tree, **cut)
             assert out.lengths.tolist() == plain.lengths[:rows].tolist(), way
             assert all(torch.equal(a, b) for a, b in zip(out.waveforms, plain.waveforms, strict=False)), way
 

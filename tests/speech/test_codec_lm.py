@@ -128,7 +128,9 @@ def test_coupled_is_plain_sampling_for_the_seed(make):
     assert len({tuple(row) for row in rows_of(plain)}) == 8
     for name, (drafter, tree, length) in drafted(speaker).items():
         for rows in (1, 2, 8) if name in ("model", "tree") else (2,):
-            out = synthesize(speaker, texts[:rows], drafter, "coupled", seeds[:rows], max_seconds=seconds, tree=tree, draft_length=length)
+            out = synthesize(
+                speaker, texts[:rows], drafter, accept="coupled", seed=seeds[:rows], max_seconds=seconds, tree=tree, draft_length=length
+            )
             assert rows_of(out) == rows_of(plain)[:rows]
             assert all(torch.equal(a, b) for a, b in zip(out.waveforms, plain.waveforms, strict=False))
 

@@ -79,7 +79,7 @@ def test_the_likeliest_codes_are_the_same_too(target, drafters):
     plain = synthesize(target, TEXTS[:3], temperature=0, max_seconds=0.3)
     assert same(plain, synthesize(target, TEXTS[:3], drafters["speaker"][0], temperature=0, max_seconds=0.3))
     assert plain.stats.exactness == "token-exact"
-    assert synthesize(target, TEXTS[:1], drafters["speaker"][0], "block", max_seconds=0.1).stats.exactness == "distribution-exact"
+    assert synthesize(target, TEXTS[:1], drafters["speaker"][0], accept="block", max_seconds=0.1).stats.exactness == "distribution-exact"
 
 
 # --- pieces -------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_the_output_is_that_of_plain_decoding(big, near, further, name, inputs):
 def test_the_middle_draws_what_it_records(big, near, further, rule):
     """Under rules that read q the whole cascade accepts as the middle alone would: with the target as its middle, everything."""
     out = mmspec.text.generate(
-        big, RAGGED, VerticalCascade(big, further, "exact", 4, 3), rule, draft_length=3, max_new_tokens=NEW, temperature=1.0
+        big, RAGGED, VerticalCascade(big, further, "exact", 4, 3), accept=rule, draft_length=3, max_new_tokens=NEW, temperature=1.0
     )
     assert out.stats.rejected == 0
     assert out.stats.drafted > 0

@@ -149,7 +149,7 @@ def test_another_tokenizer_is_aligned_by_spelling(pair):
     inputs = inputs_for("Llama", 3)
     for accept, temperature in (("exact", 0.0), ("exact", 1.0)):
         drafter = aligned_drafter(target, ours, permuted, theirs, temperature, accept)
-        out = mmspec.text.generate(target, inputs, drafter, accept, max_new_tokens=TOKENS, temperature=temperature, draft_length=3)
+        out = mmspec.text.generate(target, inputs, drafter, accept=accept, max_new_tokens=TOKENS, temperature=temperature, draft_length=3)
         plain = mmspec.text.generate(target, inputs, max_new_tokens=TOKENS, temperature=temperature)
         assert torch.equal(out.sequences, plain.sequences)
     with pytest.raises(ValueError, match=r"mismatched vocabularies: the drafter knows 1 of the target's 60 tokens"):

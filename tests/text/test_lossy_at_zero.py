@@ -65,7 +65,7 @@ def rows_of(inputs: dict) -> list[list[int]]:
 
 def generated(target, drafter, inputs, rule, **options):
     options = {"draft_length": DRAFT_TOKENS, "max_new_tokens": NEW} | options
-    return mmspec.text.generate(target, inputs, drafter, rule, **options)
+    return mmspec.text.generate(target, inputs, drafter, accept=rule, **options)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -166,7 +166,9 @@ def p_value(tokens: torch.Tensor, expected: torch.Tensor) -> float:
 
 def test_drafters_without_a_distribution_are_refused(big, small):
     with pytest.raises(ValueError, match="draft with a model"):
-        mmspec.text.generate(big, {"input_ids": torch.tensor([[5, 6, 5, 6, 5, 6, 5]])}, "lookup", "chow", temperature=1.0, draft_length=2)
+        mmspec.text.generate(
+            big, {"input_ids": torch.tensor([[5, 6, 5, 6, 5, 6, 5]])}, "lookup", accept="chow", temperature=1.0, draft_length=2
+        )
 
 
 def test_ready_made_drafters_that_draw_otherwise_are_refused(big, small):

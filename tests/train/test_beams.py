@@ -41,7 +41,7 @@ def example_of(target, catalogue, histories, best, search=None, past=None):
 def test_the_distributions_are_those_of_the_search(options):
     """Down the path of every item found, the lesson's distributions add up to the score the search gave it."""
     catalogue, target = shop(**options), llama()
-    out = recommend(target, HISTORIES, 8, catalogue, mode="plain")
+    out = recommend(target, HISTORIES, k=8, catalogue=catalogue, method="plain")
     assert best_items(target, catalogue, HISTORIES, 8, rows=2) == out.items
     example, rows = example_of(target, catalogue, HISTORIES, out.items)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_what_a_drafter_earns_is_counted():
     catalogue, target, stranger = shop(), llama(), llama(16, seed=5)
     assert draft_coverage(target, target, catalogue, HISTORIES, 4, 16) == {"calls": 1.0, "levels": [1.0, 1.0, 1.0]}
     found = draft_coverage(target, stranger, catalogue, HISTORIES, 4, 8, rows=2)
-    alone = [recommend(target, [history], 4, catalogue, stranger, width=8).stats for history in HISTORIES]
+    alone = [recommend(target, [history], k=4, catalogue=catalogue, drafter=stranger, width=8).stats for history in HISTORIES]
     assert found["calls"] == sum(stats.target_calls for stats in alone) / 3
     judged = [sum(len(stats.reached) > depth and stats.reached[depth] for stats in alone) for depth in range(3)]
     passed = [sum(sum(stats.histogram[depth + 1 :]) for stats in alone) for depth in range(3)]

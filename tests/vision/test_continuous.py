@@ -34,7 +34,7 @@ def drawing(method: str = "aligned", **changes) -> ContinuousPictures:
 
 
 def draw(method: str = "aligned", model=None, of=(0, 1, 2, 3), **options) -> Pictures:
-    return generate(drawing(method) if model is None else model, list(of), method, **options)
+    return generate(drawing(method) if model is None else model, list(of), method=method, **options)
 
 
 # --- one picture a seed -----------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_models_stand_for_themselves_and_classes_have_names():
     bare = small()
     assert continuous_model(bare).model is bare
     assert continuous_model(object()) is None
-    assert torch.equal(generate(bare, [2], "plain", seed=1).tokens, draw("plain", of=["Hen"], seed=1).tokens)
+    assert torch.equal(generate(bare, [2], method="plain", seed=1).tokens, draw("plain", of=["Hen"], seed=1).tokens)
     assert draw("plain", of=["3", 3]).tokens.shape == (2, 4, 4, 4)
     assert drawing().method == "path"
     assert drawing("density").method == "density"
@@ -295,11 +295,11 @@ def test_bad_requests_are_refused_in_one_line(options, words):
 
 def test_more_bad_requests():
     with pytest.raises(ValueError, match="method 'path' needs a drafter: pass drafter="):
-        generate(small(), [0], "path")
+        generate(small(), [0], method="path")
     with pytest.raises(ValueError, match="guidance has a closed form for a single Gaussian, and this mixture has 3"):
         draw("density", guidance=2.0)
     with pytest.raises(ValueError, match="this model has no decoder: give the adapter to_pictures"):
-        _ = generate(small(), [0], "plain").images
+        _ = generate(small(), [0], method="plain").images
     with pytest.raises(ValueError, match="head is 'flow': a continuous model has a diffusion or a mixture head"):
         ContinuousARConfig(head="flow")
     with pytest.raises(ValueError, match="a mixture head has none: leave them out"):

@@ -37,7 +37,7 @@ def image(capsys, tmp_path, folder):
 def test_the_picture_is_that_of_the_public_call(image, folder, method):
     code, out, _, path = image("trouser", "--method", method, "--window", 3, "--seed", 3, "--json")
     found = json.loads(out)
-    wanted = generate(load_image_model(str(folder)).model, ["trouser"], method, 3, seed=3)
+    wanted = generate(load_image_model(str(folder)).model, ["trouser"], method=method, window=3, seed=3)
     assert code == 0
     torch.testing.assert_close(torch.tensor(found["vectors"]), wanted.tokens, atol=6e-5, rtol=0)
     assert Image.open(path).tobytes() == wanted.images[0].convert("RGB").tobytes()
@@ -60,9 +60,9 @@ def test_what_was_asked_and_what_the_model_says_are_both_told(image):
 def test_options_reach_the_distribution(image, folder):
     found = json.loads(image("bag", "--method", "aligned", "--head-steps", 2, "--sigma-out", 0.5, "--seed", 1, "--json")[1])
     model = load_image_model(str(folder)).model
-    wanted = generate(model, ["bag"], "aligned", seed=1, sampling=Sampling(2, 0.5))
+    wanted = generate(model, ["bag"], method="aligned", seed=1, sampling=Sampling(2, 0.5))
     torch.testing.assert_close(torch.tensor(found["vectors"]), wanted.tokens, atol=6e-5, rtol=0)
-    other = generate(model, ["bag"], "aligned", seed=1)
+    other = generate(model, ["bag"], method="aligned", seed=1)
     assert not torch.allclose(other.tokens, wanted.tokens, atol=0.05)
 
 

@@ -41,8 +41,8 @@ def distribution_by_hand(model: LlamaGenPictures, classes: list[int], codes: tor
 @pytest.mark.parametrize("guidance", [None, 3.0, [1.0, 2.0, 5.0]])
 @pytest.mark.parametrize("window", [2, 7, 40])
 def test_jacobi_draws_the_very_picture_of_plain_sampling(model, guidance, window):
-    plain = generate(model, [0, 1, 2], "plain", guidance=guidance, seed=11)
-    fast = generate(model, [0, 1, 2], "jacobi", window=window, guidance=guidance, seed=11)
+    plain = generate(model, [0, 1, 2], method="plain", guidance=guidance, seed=11)
+    fast = generate(model, [0, 1, 2], method="jacobi", window=window, guidance=guidance, seed=11)
     assert torch.equal(plain.tokens, fast.tokens)
     assert fast.stats.exactness == "token-exact"
     assert fast.stats.target_calls < plain.stats.target_calls == 25
@@ -51,15 +51,15 @@ def test_jacobi_draws_the_very_picture_of_plain_sampling(model, guidance, window
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("guidance", [None, 2.5])
 def test_a_picture_depends_on_its_own_seed_only(model, method, guidance):
-    together = generate(model, [0, 1, 2, 0], method, window=9, guidance=guidance, seed=[5, 6, 7, 8])
+    together = generate(model, [0, 1, 2, 0], method=method, window=9, guidance=guidance, seed=[5, 6, 7, 8])
     for row, (label, seed) in enumerate(zip([0, 1, 2, 0], [5, 6, 7, 8], strict=True)):
-        alone = generate(model, [label], method, window=9, guidance=guidance, seed=seed)
+        alone = generate(model, [label], method=method, window=9, guidance=guidance, seed=seed)
         assert torch.equal(alone.tokens[0], together.tokens[row]), f"{method}: row {row}"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_is_greedy_by_every_exact_method(model, method):
-    out = generate(model, [0, 2], method, window=8, guidance=2.0, temperature=0.0)
+    out = generate(model, [0, 2], method=method, window=8, guidance=2.0, temperature=0.0)
     best = distribution_by_hand(model, [0, 2], out.sequences, 2.0).argmax(-1)
     if out.stats.exactness != "lossy" and "unmetered" not in out.stats.exactness:
         assert torch.equal(best, out.sequences)
@@ -77,15 +77,15 @@ def test_guidance_is_the_mixed_distribution_and_a_scale_of_one_is_none():
 @pytest.mark.parametrize("method", METHODS)
 def test_pairs_with_scale_one_draw_what_single_rows_draw(model, method):
     """Both sides are guided: target and trained drafter. With scale 1 in every row nothing may change."""
-    single = generate(model, [0, 1], method, window=8, seed=3)
-    pairs = generate(model, [0, 1], method, window=8, guidance=[1.0, 1.0], seed=3)
+    single = generate(model, [0, 1], method=method, window=8, seed=3)
+    pairs = generate(model, [0, 1], method=method, window=8, guidance=[1.0, 1.0], seed=3)
     assert torch.equal(single.tokens, pairs.tokens)
     assert single.stats.row_calls == pairs.stats.row_calls
 
 
 def test_the_distribution_under_guidance_and_top_k_is_the_one_written_by_hand(model):
     """Plain sampling's draws are argmax(log p + g): with a distribution cut to one code they are the argmax by hand, whatever the seed."""
-    out = generate(model, [1, 2], "scd", window=6, guidance=[2.0, 6.0], top_k=1, seed=4)
+    out = generate(model, [1, 2], method="scd", window=6, guidance=[2.0, 6.0], top_k=1, seed=4)
     assert torch.equal(out.sequences, distribution_by_hand(model, [1, 2], out.sequences, [2.0, 6.0]).argmax(-1))
 
 
@@ -120,33 +120,33 @@ def test_a_trained_drafter_is_guided_by_the_same_scale(model):
 
 @pytest.mark.parametrize("method", ["gsd", "cool-sd", "lantern", "lantern++"])
 def test_a_drift_budget_is_kept_within_one_position(model, method):
-    free = generate(model, [0, 1, 2, 0], method, window=8, seed=1, guidance=2.0)
+    free = generate(model, [0, 1, 2, 0], method=method, window=8, seed=1, guidance=2.0)
     assert free.stats.exactness == "lossy"
-    capped = generate(model, [0], method, window=8, seed=1, guidance=2.0, drift_budget=0.3)
-    none = generate(model, [0, 1, 2, 0], method, window=8, seed=1, guidance=2.0, drift_budget=0.0)
+    capped = generate(model, [0], method=method, window=8, seed=1, guidance=2.0, drift_budget=0.3)
+    none = generate(model, [0, 1, 2, 0], method=method, window=8, seed=1, guidance=2.0, drift_budget=0.0)
     assert 0 <= capped.stats.drift <= 1.3
     assert none.stats.drift == 0.0 < free.stats.drift
 
 
 def test_relaxed_rules_go_with_coupled_windows(model):
-    out = generate(model, [0, 1], "scd", window=8, accept=CoolSD(), seed=1)
+    out = generate(model, [0, 1], method="scd", window=8, accept=CoolSD(), seed=1)
     assert out.stats.exactness == "lossy"
     assert out.stats.drift > 0
 
 
 def test_automatic_windows_keep_the_picture_where_it_does_not_depend_on_them(model):
-    plain = generate(model, [0, 1], "plain", seed=2)
-    assert torch.equal(plain.tokens, generate(model, [0, 1], "jacobi", window="auto", seed=2).tokens)
+    plain = generate(model, [0, 1], method="plain", seed=2)
+    assert torch.equal(plain.tokens, generate(model, [0, 1], method="jacobi", window="auto", seed=2).tokens)
 
 
 @pytest.mark.parametrize("init", ["uniform", "left", "up", "up-left", "carried"])
 def test_every_initialiser_leaves_jacobi_exact(model, init):
-    plain = generate(model, [0, 1], "plain", seed=2)
-    assert torch.equal(plain.tokens, generate(model, [0, 1], "jacobi", window=12, init=init, seed=2).tokens)
+    plain = generate(model, [0, 1], method="plain", seed=2)
+    assert torch.equal(plain.tokens, generate(model, [0, 1], method="jacobi", window=12, init=init, seed=2).tokens)
 
 
 def test_runs_say_where_values_were_committed_together(model):
-    out = generate(model, [0, 1], "scd", window=10, seed=2)
+    out = generate(model, [0, 1], method="scd", window=10, seed=2)
     assert out.runs.shape == out.tokens.shape == (2, 5, 5)
     assert out.runs.min() >= 1
     assert out.runs.max() <= 10
@@ -184,12 +184,12 @@ def test_what_is_wrong_is_said_in_one_line(model, change, message):
 def test_trained_methods_say_when_they_have_no_net(model, method):
     bare = LlamaGenPictures(model.model, codebook=model.codebook)
     with pytest.raises(ValueError, match=r"pass drafter=\.\.\."):
-        generate(bare, [0], method)
+        generate(bare, [0], method=method)
 
 
 def test_block_is_refused_with_coupled_windows(model):
     with pytest.raises(ValueError, match="block verification"):
-        generate(model, [0], "scd", accept=METHODS["block"].accept)
+        generate(model, [0], method="scd", accept=METHODS["block"].accept)
 
 
 def test_pictures_need_a_decoder_only_when_they_are_asked_for(model):

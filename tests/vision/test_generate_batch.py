@@ -85,7 +85,7 @@ def test_a_picture_is_that_of_the_public_call(job, recipe, tmp_path):
     assert found[0] == {"index": 0, "prompt": "cat", "id": 7, "seed": 3, "file": "images/000000.png"}
     assert [found[index]["seed"] for index in (1, 3, 6)] == [4, 41, 9]
     for index, prompt in ((1, 2), (3, "owl")):
-        alone = mmspec.vision.generate(recipe.tiny().model, [prompt], "scd", 6, 2.0, seed=found[index]["seed"])
+        alone = mmspec.vision.generate(recipe.tiny().model, [prompt], method="scd", window=6, guidance=2.0, seed=found[index]["seed"])
         assert (tmp_path / "out" / found[index]["file"]).read_bytes() == picture_bytes(alone.images[0])
 
 
@@ -146,7 +146,9 @@ def test_continuous_tokens_in_bulk_are_those_of_the_public_call(job, vectors, tm
     assert (report.outputs, report.rejects, sorted(found)) == (4, 3, [0, 1, 3, 6])
     assert "unknown class 'unicorn'" in (tmp_path / "out" / "rejects.jsonl").read_text()
     for index, prompt in ((0, "cat"), (1, 2)):
-        alone = mmspec.vision.generate(vectors.model, [prompt], "path", 4, seed=found[index]["seed"], sampling=mmspec.vision.Sampling(3))
+        alone = mmspec.vision.generate(
+            vectors.model, [prompt], method="path", window=4, seed=found[index]["seed"], sampling=mmspec.vision.Sampling(3)
+        )
         assert (tmp_path / "out" / found[index]["file"]).read_bytes() == picture_bytes(alone.images[0])
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {"target", "config", "autoencoder", "drafter", "sampling"} == set(manifest["model"])

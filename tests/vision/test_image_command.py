@@ -38,7 +38,7 @@ def test_the_picture_is_that_of_the_public_call(image, folder):
     code, out, _, path = image("trouser", "--method", "jacobi", "--seed", 3, "--json")
     found = json.loads(out)
     model = load_image_model(str(folder)).model
-    wanted = mmspec.vision.generate(model, ["trouser"], "plain", seed=3, guidance=MINI_GUIDANCE)
+    wanted = mmspec.vision.generate(model, ["trouser"], method="plain", seed=3, guidance=MINI_GUIDANCE)
     assert code == 0
     assert found["codes"] == wanted.tokens.tolist()
     assert Image.open(path).tobytes() == wanted.images[0].convert("RGB").tobytes()
@@ -176,7 +176,7 @@ def test_sheets_and_temperature_maps():
 def test_totals_are_of_all_parts(folder):
     model, totals = load_image_model(str(folder)).model, PictureTotals()
     for seed in (0, 1):
-        totals.add(mmspec.vision.generate(model, ["bag"], "plain", seed=seed))
+        totals.add(mmspec.vision.generate(model, ["bag"], method="plain", seed=seed))
     assert (totals.pictures, totals.forwards, totals.compression, totals.drift) == (2, 196, 1, None)
 
 

@@ -32,18 +32,20 @@ def check_pictures(model: Any, prompts: Sequence[Any], method: str | None = None
     from mmspec.vision import generate
 
     seeds = [seed + row for row in range(len(prompts))]
-    drafted = generate(model, list(prompts), method, seed=seeds, **options)
+    drafted = generate(model, list(prompts), method=method, seed=seeds, **options)
     exactness = drafted.stats.exactness
     name = f"pictures by {method or 'the default method'}"
     if exactness in (LOSSY, UNMETERED):
         return [Finding("the method is lossless", False, len(seeds), f"it is lossy by design: drift {drafted.stats.drift or 0:.3g}")]
     found = []
     if exactness == TOKEN_EXACT:
-        plain = generate(model, list(prompts), "plain", seed=seeds, **options)
+        plain = generate(model, list(prompts), method="plain", seed=seeds, **options)
         found.append(_equal(f"{name}: the codes of plain decoding", drafted.tokens, plain.tokens, _DRAFTING))
     else:
         found.append(Finding(f"{name}: the codes of plain decoding", True, 0, f"it is {exactness}: another sample, not compared"))
-    alone = torch.cat([generate(model, [prompt], method, seed=[own], **options).tokens for prompt, own in zip(prompts, seeds, strict=True)])
+    alone = torch.cat(
+        [generate(model, [prompt], method=method, seed=[own], **options).tokens for prompt, own in zip(prompts, seeds, strict=True)]
+    )
     return [*found, _equal(f"{name}, a batch of {len(seeds)}: as alone", drafted.tokens, alone, _BATCH)]
 
 
@@ -78,17 +80,19 @@ def check_speech(model: Any, texts: Sequence[str], drafter: Any, *, accept: Any 
     from mmspec.speech import synthesize
 
     seeds = [seed + row for row in range(len(texts))]
-    drafted = synthesize(model, list(texts), drafter, accept, seed=seeds, **options)
+    drafted = synthesize(model, list(texts), drafter, accept=accept, seed=seeds, **options)
     exactness = drafted.stats.exactness
     if exactness in (LOSSY, UNMETERED):
         return [Finding("the rule is lossless", False, len(seeds), f"it is lossy by design: drift {drafted.stats.drift or 0:.3g}")]
     found = []
     if exactness == TOKEN_EXACT:
-        plain = synthesize(model, list(texts), None, accept, seed=seeds, **{k: v for k, v in options.items() if k != "tree"})
+        plain = synthesize(model, list(texts), None, accept=accept, seed=seeds, **{k: v for k, v in options.items() if k != "tree"})
         found.append(_equal_rows("speech: the steps of plain decoding", _steps(drafted), _steps(plain), _DRAFTING))
     else:
         found.append(Finding("speech: the steps of plain decoding", True, 0, f"it is {exactness}: another sample, not compared"))
-    alone = [_steps(synthesize(model, [text], drafter, accept, seed=[own], **options))[0] for text, own in zip(texts, seeds, strict=True)]
+    alone = [
+        _steps(synthesize(model, [text], drafter, accept=accept, seed=[own], **options))[0] for text, own in zip(texts, seeds, strict=True)
+    ]
     return [*found, _equal_rows(f"speech, a batch of {len(seeds)}: as alone", _steps(drafted), alone, _BATCH)]
 
 
@@ -104,22 +108,25 @@ def check_items(
     from mmspec.recsys import recommend
 
     mode = mode or "strict"
-    drafted = recommend(model, histories, k, catalogue, drafter, mode, seed=seed)
+    drafted = recommend(model, histories, k=k, catalogue=catalogue, drafter=drafter, method=mode, seed=seed)
     if drafted.stats.exactness in (LOSSY, UNMETERED):
         return [Finding("the mode is lossless", False, len(histories), f"{mode} is lossy by design")]
     found = []
     if mode in ("strict", "plain"):
-        plain = recommend(model, histories, k, catalogue, None, "plain")
+        plain = recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method="plain")
         found.append(_equal_rows(f"items by {mode}: those of plain search", drafted.items, plain.items, _DRAFTING))
         beams = [_transformers_beams(model, catalogue, history, k) for history in histories]
         paths = [[tuple(path) for path in row[: int(count)].tolist()] for row, count in zip(plain.paths, plain.counts, strict=True)]
         found.append(_equal_rows("plain search: the paths of transformers' constrained beam search", paths, beams, _PLAIN))
     elif drafted.stats.exactness != DISTRIBUTION_EXACT:
-        plain = recommend(model, histories, k, catalogue, None, mode, seed=seed)
+        plain = recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method=mode, seed=seed)
         found.append(_equal_rows(f"items by {mode}: those without drafting", drafted.items, plain.items, _DRAFTING))
     else:
         found.append(Finding(f"items by {mode}: those without drafting", True, 0, "it is exact in distribution: not compared"))
-    alone = [recommend(model, [history], k, catalogue, drafter, mode, seed=[seed + row]).items[0] for row, history in enumerate(histories)]
+    alone = [
+        recommend(model, [history], k=k, catalogue=catalogue, drafter=drafter, method=mode, seed=[seed + row]).items[0]
+        for row, history in enumerate(histories)
+    ]
     return [*found, _equal_rows(f"items by {mode}, a batch of {len(alone)}: as alone", drafted.items, alone, _BATCH)]
 
 

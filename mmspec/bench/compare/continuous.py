@@ -100,7 +100,9 @@ def write(model: ContinuousPictures, row: MethodEntry, classes: Sequence[int], s
         out = generate_masked(network, list(classes), method=row.method, noise=noise, **chosen, **drafted)  # pyright: ignore
         return model.picture(out.sequences), out.stats
     window = None if row.draft_tokens is None else row.draft_tokens + 1
-    drawn = generate(model, list(classes), row.method, window, seed=seed, sampling=Sampling(steps=row.steps) if row.steps else None)
+    drawn = generate(
+        model, list(classes), method=row.method, window=window, seed=seed, sampling=Sampling(steps=row.steps) if row.steps else None
+    )
     return drawn.tokens, drawn.stats
 
 

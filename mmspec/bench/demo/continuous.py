@@ -90,7 +90,9 @@ def section(request: DemoRequest) -> Section:
     seeds = [request.seed + number for number in range(TOGETHER)]
     together = {}
     for name in ways:  # the first run, too, that pays for allocations
-        together[name] = generate(_model(loaded, CONTINUOUS_METHODS[name]), batch, CONTINUOUS_METHODS[name].method, seed=seeds).tokens
+        together[name] = generate(
+            _model(loaded, CONTINUOUS_METHODS[name]), batch, method=CONTINUOUS_METHODS[name].method, seed=seeds
+        ).tokens
         request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
@@ -126,7 +128,7 @@ def _drawable(loaded: Loaded, way: ContinuousEntry) -> bool:
 
 
 def _once(loaded: Loaded, way: ContinuousEntry, prompt: str, seed: int) -> ContinuousRun:
-    out = generate(_model(loaded, way), [prompt], way.method, seed=seed)
+    out = generate(_model(loaded, way), [prompt], method=way.method, seed=seed)
     return ContinuousRun(out.images[0], out.tokens[0], out.stats)
 
 

@@ -118,10 +118,10 @@ def _once(found: RecsysResults, way: RecsysMethod, number: int, seed: int) -> Re
     out = recommend(
         found.mini.target,
         [found.users[number]],
-        K,
-        found.mini.catalogue,
-        drafter,
-        way.mode,
+        k=K,
+        catalogue=found.mini.catalogue,
+        drafter=drafter,
+        method=way.mode,
         seed=seed + number,
         on_step=lambda step: committed.append(len(step.committed.values[0])),
     )

@@ -52,7 +52,7 @@ class Template:
     @staticmethod
     def branching(counts: Sequence[int]) -> "Template":
         """Return the tree with `counts[d]` children under every node of level d: (4, 2, 1) has 4 + 8 + 8 nodes."""
-        counts = tuple(counts) if isinstance(counts, Iterable) and not isinstance(counts, str | bytes) else (counts,)
+        counts = tuple(counts) if isinstance(counts, Iterable) and not isinstance(counts, str | bytes) else (counts,)  # pyright: ignore
         if not counts or not all(_whole(count) and count >= 1 for count in counts):
             raise ValueError(f"branching of the tree is {counts}: give at least one level, each with 1 or more children")
         nodes = size = 0

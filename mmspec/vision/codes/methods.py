@@ -100,13 +100,10 @@ class Method:
         if net is not None and not isinstance(net, nn.Module) and not hasattr(net, "guide"):
             raise ValueError(f"drafter is {_short(net)}: give the trained net of a method that drafts with one, or leave drafter out")
         if self.shape is not None:
-            if isinstance(net, str):
-                raise ValueError(
-                    f"drafter is {net!r}: methods that draft with a trained net take the net, such as mmspec.load_drafter(path)"
-                )
             if net is None:
                 raise ValueError("this method drafts with a trained net: pass drafter=..., or choose a method that needs none such as scd")
-            return GuidedDrafter(GuidedPair(net), self.shape)
+            source: Any = net
+            return GuidedDrafter(GuidedPair(source), self.shape)
         if self.couple is None:
             return NoDraft()
         check_pairing(self.couple, rule)

@@ -26,7 +26,7 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.d_grs import dgrs
 from mmspec.core.rules.steps import BlockSteps, Stepwise
 from mmspec.core.rules.token import Token
-from mmspec.drafters.shapes import Chain, Comb, Shape, sampled, with_replacement
+from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement, sampled
 from mmspec.utils.names import unknown
 from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.mar import MaskedAR
@@ -49,7 +49,7 @@ class ContinuousMethod:
     def shape(self) -> Shape:
         """How its drafts grow."""
         if self.siblings > 1:
-            return Comb(self.siblings, with_replacement)
+            return Comb(self.siblings, draw_with_replacement)
         draw: Any = recorded if self.form == "path" else sampled
         return Chain(draw)
 
