@@ -24,6 +24,7 @@ from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.cost import CostModel, SearchSize
 from mmspec.recsys.methods import BeamMethod, method_of
+from mmspec.run.arguments import check, check_items, check_prompt_ids
 from mmspec.run.draft_length import control_of
 from mmspec.utils.deprecated import once_positional
 
@@ -103,13 +104,18 @@ def recommend(
     """
     if catalogue is None:
         raise ValueError("catalogue is missing: pass catalogue=Catalogue.read(path), the items and their paths")
-    if not isinstance(k, int) or k < 1:
-        raise ValueError(f"k is {k!r}: ask for at least 1 item")
+    check(
+        histories=histories, drafter=drafter, draft_length=draft_length, temperature=temperature, k=k, catalogue=catalogue, width=width,
+        allowed=allowed, unseen=unseen, on_step=on_step,
+    )  # fmt: skip
+    check_items(k, width, len(catalogue))
+    family_of(model)  # refuses what is no model
     chosen, device = method_of(_one(method, mode)), model.device
     temperature = _temperature(chosen, temperature)
     inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
     if "input_ids" not in inputs:
         raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
+    check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     rows = len(inputs["input_ids"])
     allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
     trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
@@ -134,7 +140,8 @@ def _one(method: str | None, mode: str | None) -> str:
     """The method, under either of its names."""
     if method is not None and mode is not None and method != mode:
         raise ValueError(f"method is {method!r} and mode is {mode!r}: mode is a synonym of method, give one")
-    return method or mode or "strict"
+    given = mode if method is None else method
+    return "strict" if given is None else given
 
 
 def _temperature(method: BeamMethod, temperature: float | None) -> float:
@@ -150,8 +157,6 @@ def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: t
 
 def _allowed(catalogue: Catalogue, allowed: Tensor | None, rows: int, seen: Any) -> Tensor | None:
     """`allowed` [items] or [B, items], without the items of the histories `seen`; None for all."""
-    if allowed is not None and not isinstance(allowed, Tensor):
-        raise ValueError(f"allowed is a {type(allowed).__name__}: give a mask, such as catalogue.mask(items)")
     if allowed is not None and tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
         raise ValueError(
             f"allowed has shape {tuple(allowed.shape)}: give [{len(catalogue)}], or [{rows}, {len(catalogue)}], one row a history"

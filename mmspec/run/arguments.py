@@ -15,8 +15,8 @@ from torch import Tensor
 from mmspec.core.control import MOST_DRAFTED, is_whole
 
 MOST_TOKENS = 2**31 - 1
-LEAST_WINDOW = 256
-"""Draft tokens and window may be this large whatever the work asked for; beyond it they may not exceed the work."""
+LEAST_BOUND = 256
+"""Draft tokens, window, items and beams may be this many whatever the work asked for; more may not exceed the work."""
 
 
 def check(**given: Any) -> None:
@@ -57,9 +57,9 @@ def check_drafted(name: str, value: Any, work: int) -> None:
         work: the most tokens a row may commit.
 
     Raises:
-        ValueError: above both `work` and `LEAST_WINDOW`.
+        ValueError: above both `work` and `LEAST_BOUND`.
     """
-    most = max(work, LEAST_WINDOW)
+    most = max(work, LEAST_BOUND)
     if is_whole(value) and value > most:
         raise ValueError(f"{name} is {value}, but a row is asked for {work} tokens: give at most {most}")
 
@@ -73,12 +73,13 @@ def check_items(k: int, width: int | None, items: int) -> None:
         items: items in the catalogue.
 
     Raises:
-        ValueError: for more than the catalogue holds.
+        ValueError: for more than both the catalogue holds and `LEAST_BOUND`.
     """
-    if k > items:
-        raise ValueError(f"k is {k}, but the catalogue has {items} items: ask for at most {items}")
-    if width is not None and width > max(items, 4 * k):
-        raise ValueError(f"width is {width}, but the catalogue has {items} items: draft at most {max(items, 4 * k)} beams")
+    most = max(items, LEAST_BOUND)
+    if k > most:
+        raise ValueError(f"k is {k}, but the catalogue has {items} items: ask for at most {most}")
+    if width is not None and width > max(most, 4 * k):
+        raise ValueError(f"width is {width}, but the catalogue has {items} items: draft at most {max(most, 4 * k)} beams")
 
 
 def check_prompt_ids(name: str, inputs: Mapping[str, Any], size: int) -> None:

@@ -19,6 +19,7 @@ from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
+from mmspec.run.arguments import check, check_drafted, shown
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
@@ -78,6 +79,7 @@ def synthesize(
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
+    check(texts=texts, guidance=guidance, samplers=samplers, voice=voice, max_seconds=max_seconds, on_sound=on_sound, on_step=on_step)
     drawing = dict(zip(_DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
     model = speech_model(model)
     if isinstance(model, Staged):
@@ -92,7 +94,7 @@ def synthesize(
 
 
 def stream(
-    model: SpeechModel, text: str, drafter: Any = None, accept: str | Accept = "exact", seed: int = 0, **options: Any
+    model: SpeechModel, text: str, drafter: Any = None, *, accept: str | Accept = "exact", seed: int = 0, **options: Any
 ) -> "SpeechStream":
     """The sound of `text`, piece by piece as it commits: nothing that was given out is taken back. `options` as `synthesize` takes them.
 
@@ -100,6 +102,11 @@ def stream(
     """
     if isinstance(model, Staged):
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
+    if not isinstance(text, str):
+        raise ValueError(f"text is {shown(text)}: give one text; synthesize takes several")
+    if unknown := set(options) - {*_DRAWING, *_OPTIONS}:
+        raise TypeError(f"stream() got an unexpected keyword argument {min(unknown)!r}")
+    check(**{name: value for name, value in options.items() if name not in ("temperature", "top_k", "top_p", "repetition_penalty")})
     drawing = {name: options.pop(name, None) for name in _DRAWING}
     return SpeechStream(
         _Saying(model, [text], sampling=_changed(model.sampling, **drawing), drafter=drafter, accept=accept, seed=seed, **options)
@@ -148,6 +155,7 @@ class _Saying:
         rule = request.rule()
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
         steps = _steps(model, max_seconds)
+        check_drafted("draft_length", draft_length, steps)
         first = (*model.closing(steps), *model.rules(prompt))
         distributions = Pipeline((*request.distributions(rule, first).steps, *sampling.last))
         if scale_of(sampling.guidance, "3") is not None:
@@ -229,6 +237,7 @@ class _Sounds:
 
 
 _DRAWING = ("temperature", "top_k", "top_p", "repetition_penalty", "guidance", "samplers")
+_OPTIONS = ("draft_length", "tree", "voice", "max_seconds", "on_step")
 
 
 def _changed(sampling: SpeechSampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers) -> SpeechSampling:

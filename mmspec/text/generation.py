@@ -24,6 +24,7 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
+from mmspec.run.arguments import check, check_drafted
 from mmspec.run.request import Request
 from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import Tree, shape_of
@@ -107,6 +108,11 @@ def generate(
         drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, view=view, stop_below=stop_below, seed=seed,
         temperature=temperature, top_k=top_k, top_p=top_p,
     )  # fmt: skip
+    check(
+        max_new_tokens=max_new_tokens, repetition_penalty=repetition_penalty, processors=processors, stops=stops, streamer=streamer,
+        on_step=on_step, capture=capture,
+    )  # fmt: skip
+    check_drafted("draft_length", draft_length, max_new_tokens)
     family = family_of(model)
     check_model_ready(model)
     inputs = checked(model, family, tensors(inputs, model.device))
@@ -185,8 +191,6 @@ def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mappi
 
 
 def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, max_new_tokens: int) -> None:
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}: ask for at least 1")
     if limit is None or ids.shape[0] == 0:
         return
     mask = inputs.get("attention_mask")

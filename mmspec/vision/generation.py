@@ -25,9 +25,10 @@ from mmspec.drafters.jacobi.initialisers import INITIALISERS, Initialiser
 from mmspec.drafters.none import NoDraft
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
+from mmspec.run.arguments import check, check_drafted, check_rows, shown
 from mmspec.run.draft_length import control_of
 from mmspec.run.guidance import scale_of
-from mmspec.run.request import LONGEST, refuse
+from mmspec.run.request import refuse
 from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.deprecated import once_positional
@@ -127,8 +128,12 @@ def generate(
         ValueError: for anything the request gets wrong, in one line that says how to mend it.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the picture and the position.
     """
-    if not isinstance(prompts, Mapping) and len(prompts) == 0:
-        raise ValueError("prompts is empty: give at least one")
+    check(
+        prompts=prompts, drafter=drafter, tree=tree, temperature=temperature, top_k=top_k, top_p=top_p, window=window, guidance=guidance,
+        couple=couple, drift_budget=drift_budget, on_step=on_step,
+    )  # fmt: skip
+    if accept is not None and not isinstance(accept, str) and not callable(accept):
+        raise ValueError(f"accept is {shown(accept)}: give the name of a rule, a rule, or a function from the adapter to a rule")
     window = _window(window, draft_length)
     if (vectors := continuous_model(model)) is not None:
         refuse(
@@ -146,6 +151,7 @@ def generate(
     distributions = pipeline(temperature=temperature, top_k=top_k, top_p=top_p, first=[Grammar(found.raster)])
     prompt = found.encode(prompts, guided=scale is not None)
     rows = len(prompt.mask) // (1 if scale is None else 2)
+    check_rows(rows, guidance=guidance, temperature=temperature, top_k=top_k, top_p=top_p)
     device = prompt.embeds.device
     noise = Noise.from_seed(seed, rows, device)
     watch = _Runs(found, rows)
@@ -154,7 +160,7 @@ def generate(
         return _pictures(found, out, None)
     rule = _budgeted(plan.rule(found), drift_budget)
     plan = plan if tree is None else replace(plan, shape=shape_of(tree, rule))
-    control, most = _control(WINDOW if window is None else window, len(prompt.mask), device)
+    control, most = _control(WINDOW if window is None else window, len(prompt.mask), device, found.raster.length)
     proposer = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
     distributions = distributions if scale is None else Guided(distributions.steps, scale)
     family: Any = found  # its prompts are `Prompt`s
@@ -184,10 +190,8 @@ def _window(window: Any, draft_length: Any) -> Any:
         raise ValueError(
             f"window is {window!r} and draft_length is {draft_length!r}: a window is the draft and the pending token, give one"
         )
-    whole = isinstance(draft_length, int) and not isinstance(draft_length, bool)
-    if whole and draft_length < 0:
-        raise ValueError(f"draft_length is {draft_length}: give 0 or more draft tokens, or 'auto'")
-    return draft_length + 1 if whole else draft_length
+    check(draft_length=draft_length)
+    return draft_length + 1 if isinstance(draft_length, int) else draft_length
 
 
 def _check_read(plan: Method, method: Any, **given: Any) -> None:
@@ -234,7 +238,7 @@ def _continuous(
     method = model.method if method is None else method
     if method == "plain":
         refuse("methods that draft, and method 'plain' does not", drafter=drafter, accept=accept, window=None if window == 1 else window)
-    control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device)
+    control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device, model.model.config.grid**2)
     found, out = generate_continuous(
         model,
         prompts,
@@ -272,11 +276,10 @@ def _budgeted(rule: Accept, budget: float | None) -> Accept:
     return replace(rule, budget=budget)  # pyright: ignore[reportArgumentType]
 
 
-def _control(window: int | str | Control, rows: int, device: torch.device) -> tuple[Control, int]:
-    """What chooses the window, and its most tokens."""
-    if isinstance(window, int) and not isinstance(window, bool):
-        if not 1 <= window <= LONGEST:
-            raise ValueError(f"window is {window}: give 1 to {LONGEST} tokens (1 is plain decoding), or 'auto'")
+def _control(window: int | str | Control, rows: int, device: torch.device, work: int) -> tuple[Control, int]:
+    """Return the controller of the window and its largest number of tokens. `work` is the number of tokens of a picture."""
+    if isinstance(window, int):
+        check_drafted("window", window, work)
         return control_of(window - 1), window
     first = in_flight(rows, device.type == "cuda") - 1
     return control_of(window, auto=lambda: HillClimb(first=first), thompson=False, name="window", unit="tokens"), LADDER[-1] + 1

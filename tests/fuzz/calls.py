@@ -21,16 +21,6 @@ TEMPERATURES: tuple[Any, ...] = (-1, nan, inf, "hot", [0.5, 0.5, 0.5], [], [None
 TREES: tuple[Any, ...] = ("oak", "", [], [0], [-1], [1000, 1000, 1000], "nowhere.json", 3, [[0, 5]], {}, ["a"], [1.5], [10**9], [2] * 40)
 _MODELS: tuple[Any, ...] = (None, "mini", 3, object(), [], torch.nn.Linear(2, 2))
 
-AWAITING: dict[str, tuple[str, ...]] = {
-    "recsys.recommend": ("allowed", "catalogue", "drafter", "histories", "k", "model", "on_step", "unseen", "width"),
-    "speech.stream": ("draft_length", "max_seconds"),
-    "speech.synthesize": ("accept", "drafter", "max_seconds", "on_sound", "on_step", "samplers", "texts", "tree"),
-    "text.generate": ("accept", "drafter", "max_new_tokens", "on_step", "processors", "stops", "streamer", "tree"),
-    "text.speculate": ("accept", "stateless", "tree"),
-    "vision.generate": ("accept", "drift_budget", "guidance", "on_step", "prompts", "temperature", "window"),
-}
-"""Arguments that the public calls are still to pass to `mmspec.run.arguments.check`, by call."""
-
 
 def cases(minis: dict[str, Any], folder: Path) -> Iterator[Case]:
     """Every call; `folder` holds broken files."""
@@ -45,8 +35,6 @@ def cases(minis: dict[str, Any], folder: Path) -> Iterator[Case]:
 def _table(where: str, function: Callable[..., Any], base: dict[str, Any], wrong: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
     """`function` with `base` and one wrong argument at a time; a refusal must name the argument."""
     for name, values in wrong.items():
-        if name in AWAITING.get(where, ()):
-            continue
         for value in values:
             words = (name, *name.split("_"), *_ALSO.get(name, ()))
             yield f"{where}({name}={str(value)[:40]!r})", words, partial(function, **(base | {name: value}))
@@ -226,7 +214,7 @@ def _recsys(mini: Any) -> Iterator[Case]:
         "k": (0, -1, 1.5, "x", None, nan, 10**6, True, [3]),
         "catalogue": (None, 3, "x", {}),
         "drafter": ("any string", 3, object(), []),
-        "mode": (*NAMES, "strickt", None),
+        "method": (*NAMES, "strickt"),
         "width": (0, -1, 1.5, "x", nan, 10**9, 1, True),
         "draft_length": DRAFT_LENGTHS,
         "allowed": (3, "x", torch.ones(3), torch.ones(size), torch.zeros(size, dtype=torch.bool)[None, None], [1]),
@@ -235,7 +223,7 @@ def _recsys(mini: Any) -> Iterator[Case]:
     }
     yield from _table("recsys.recommend", mmspec.recsys.recommend, base, wrong)
     drawn = {"temperature": (*TEMPERATURES, 0), "seed": SEEDS}
-    yield from _table("recsys.recommend", mmspec.recsys.recommend, base | {"mode": "coupled"}, drawn)
+    yield from _table("recsys.recommend", mmspec.recsys.recommend, base | {"method": "coupled"}, drawn)
 
 
 def _loading(folder: Path) -> Iterator[Case]:

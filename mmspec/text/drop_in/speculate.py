@@ -31,8 +31,8 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.draft_length import control_of
-from mmspec.run.drafters import drafter_of
+from mmspec.run.arguments import shown
+from mmspec.run.request import Request
 from mmspec.run.rules import reads_raw, rule_of
 from mmspec.run.shapes import Tree
 from mmspec.text.drop_in.arguments import own_inputs, refuse
@@ -70,16 +70,15 @@ def speculate(
     Returns:
         A callable for `custom_generate`. It raises ValueError, in one line, for what it refuses.
     """
-    return _Speculation(drafter, accept, draft_length, tree, seed, tuple(stateless))
+    if not isinstance(stateless, (list, tuple)) or not all(isinstance(each, type) for each in stateless):
+        raise ValueError(f"stateless is {shown(stateless)}: give a list of classes")
+    request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
+    return _Speculation(request, tuple(stateless))
 
 
 @dataclass(frozen=True)
 class _Speculation:
-    drafter: Any
-    accept: str | Accept
-    draft_length: int | str | Control
-    tree: Tree
-    seed: int | Sequence[int] | None
+    request: Request
     stateless: tuple[type, ...] = field(default=())
 
     @property
@@ -112,7 +111,7 @@ class _Speculation:
         reason = work.unformed() or plain_reason(model, work.family, input_ids, generation_config, given, model_kwargs, streamer)
         if reason is None:
             return work.drafted(inputs_for(model, input_ids, given, model_kwargs))
-        if self.drafter is not None:
+        if self.request.drafter is not None:
             warnings.warn(f"speculate decodes this request as transformers does, without drafting: {reason}", stacklevel=5)  # the caller's
         return work.plain(model_kwargs)
 
@@ -124,7 +123,7 @@ class _Work:
         self.asked, self.model, self.ids, self.config, self.streamer = asked, model, ids, config, streamer
         self.processors, self.criteria = processors, criteria
         self.family = family_of(model)
-        self.rule = rule_of(asked.accept, 1.0 if config.do_sample else 0.0)
+        self.rule = rule_of(asked.request.accept, 1.0 if config.do_sample else 0.0)
         self.request = ProcessorContext(ids, end_values(criteria), asked.stateless)
         self.forms = [form_of(one, self.request) for one in processors]
 
@@ -144,19 +143,19 @@ class _Work:
         ids = self.ids.to(self.model.device)
         checks = [form.check for form in steps if isinstance(form, PrefixAllowed)]
         ends = ends_of(self.criteria, self.ids, self.asked.stateless, checks)
-        proof = require(self.model, self.family, trees=self.asked.tree is not None)
+        proof = require(self.model, self.family, trees=self.asked.request.tree is not None)
         require_reach(proof, ids.shape[1] + ends.most)
         target = HFTarget(self.model, self.family, Pipeline(tuple(steps)), limit=positions_of(self.model), trees=proof.trees)
-        proposer = drafter_of(self.asked.drafter, target, rule, self.asked.tree)
+        resolved = self.asked.request.resolve(target, rule)
         with TokenStream(self.streamer) as stream:
             out = generate(
                 target,
-                proposer,
+                resolved.drafter,
                 rule,
                 inputs,
                 stopping=DefaultStopping(len(ids), ends.most, ends.values, ends.stops, ids.device),
                 noise=self.noise(ids.device),
-                control=control_of(self.asked.draft_length, proposer),
+                control=resolved.control,
                 pad=self.pad(ends),
                 on_step=stream,
             )
@@ -182,7 +181,7 @@ class _Work:
 
     def noise(self, device: torch.device) -> Noise:
         """The request's random numbers. Greedy requests leave torch's generator alone."""
-        seed = self.asked.seed
+        seed = self.asked.request.seed
         if seed is None:
             seed = int(torch.randint(2**62, ())) if self.config.do_sample else 0
         return Noise.from_seed(seed, len(self.ids), device)
