@@ -37,13 +37,13 @@ JUDGED = ("frechet", "nll", "accuracy")
 SHOWN = ("frechet", "kernel", "histogram", "horizontal", "vertical", "nll", "accuracy")
 
 
-def options(name: str, model: ImageModel) -> dict:
+def options(name: str, model: ImageModel, window: int) -> dict:
     """What `generate` needs for a row of the table."""
     if name in KNOWN:
-        return {"method": name}
+        return {"method": name, "window": window if KNOWN[name].windowed else None}
     rules = {"cool-sd": CoolSD(), "strong cool-sd": CoolSD(delta=2.0), "gsd": KNOWN["gsd"].rule(model)}
     rules["lantern++"] = LanternPlus(neighbours(model, 10))
-    return {"method": "scd", "accept": rules[name.removeprefix("scd + ")]}
+    return {"method": "scd", "window": window, "accept": rules[name.removeprefix("scd + ")]}
 
 
 @torch.no_grad()
@@ -63,12 +63,12 @@ def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, gui
     return metrics.PictureSet(features, codes, torch.cat(surprise), hits, wanted)
 
 
-def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, window: int, seed: int, batch: int) -> tuple:
+def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, seed: int, batch: int) -> tuple:
     """Sequences [N, T], and stats summed over batches: forwards a picture, drift a code."""
     sequences, calls, drift, exactness = [], 0, 0.0, ""
     for first in range(0, len(prompts), batch):
         some = prompts[first : first + batch]
-        out = mmspec.vision.generate(model, some, window=window, guidance=guidance, seed=seed + first, **settings)
+        out = mmspec.vision.generate(model, some, guidance=guidance, seed=seed + first, **settings)
         sequences.append(out.sequences)
         calls, drift, exactness = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0), out.stats.exactness
     return torch.cat(sequences), calls / len(prompts), drift / (len(prompts) * model.raster.length), exactness
@@ -107,11 +107,11 @@ def main() -> None:
     model, given = parts["target"], parts["examples"]
     prompts = [given[n % len(given)] for n in range(args.pictures)]
     wanted = torch.arange(args.pictures) % len(given)
-    first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 1, 0, args.batch)
+    first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 0, args.batch)
     plain = judged(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
     rows = {"plain": {"forwards": forwards, "exactness": "token-exact"}}
     for name in track(args.methods, args.set):
-        found, calls, drift, exactness = drawn(model, prompts, options(name, model), args.guidance, args.window, 10**6, args.batch)
+        found, calls, drift, exactness = drawn(model, prompts, options(name, model, args.window), args.guidance, 10**6, args.batch)
         distances = metrics.compare(plain, judged(model, judge, prompts, found, args.guidance, wanted))
         shown = {
             key: {"value": d.value, "ceiling": d.ceiling, "inside": d.inside, "p": d.p} for key, d in distances.items() if key in SHOWN
@@ -133,7 +133,7 @@ def main() -> None:
         base = perf_counter() - began
         for name in ("plain", *args.methods):
             began = perf_counter()
-            mmspec.vision.generate(model, some, window=args.window, guidance=args.guidance, seed=turn, **options(name, model))
+            mmspec.vision.generate(model, some, guidance=args.guidance, seed=turn, **options(name, model, args.window))
             ratios.setdefault(name, []).append(base / (perf_counter() - began))
     for name, found in ratios.items():
         rows[name]["speed"] = {"median": statistics.median(found), "low": min(found), "high": max(found)}

@@ -47,7 +47,9 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     check_decoder(loaded)
     scale = loaded.guidance if args.guidance is None else args.guidance
     vectors = isinstance(loaded.model, ContinuousPictures)
-    own = {"method": loaded.model.method, "window": TOKENS} if vectors else {"method": default_method(), "window": WINDOW}
+    method = named or (loaded.model.method if vectors else default_method())
+    drafts = method != "plain" if vectors else method_of(method).windowed
+    own = {"method": method} | ({"window": TOKENS if vectors else WINDOW} if drafts else {})
     names = ("method", "window", "temperature", "top_k", "drift_budget", "size", "head_steps", "sigma_out")
     options: dict[str, Any] = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
     work = Draw(loaded, options, args.seed)

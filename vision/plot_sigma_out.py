@@ -41,7 +41,7 @@ def measured(model: Any, judge: Any, real: torch.Tensor, sigma: float, count: in
     made = mmspec.vision.generate(model, classes, method="plain", sampling=sampling)
     found = {"sigma_out": sigma, "frechet": frechet(features(judge, made.images), real)}
     for way in CONTINUOUS_METHODS if sigma else ():
-        stats = mmspec.vision.generate(model, classes[:drafted], way, sampling=sampling, seed=10**6).stats
+        stats = mmspec.vision.generate(model, classes[:drafted], method=way, sampling=sampling, seed=10**6).stats
         found[way] = stats.accepted / max(1, stats.judged)
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mmspec.commands import common
 from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
@@ -165,7 +165,7 @@ def _ids(found: Any) -> list[int]:
 
 def _beside(pair: Any, found: Any, plain: Any) -> None:
     """Plain and drafted, line by line."""
-    table = Table("way", "tokens", "calls", "tokens per call", "seconds", "exactness")
+    table = Table("way", "tokens", "calls", "tokens per call", "seconds", Column("exactness", no_wrap=True))
     for name, stats in (("plain", plain.stats), (Path(pair.drafter_name).name, found.stats)):
         figures = [f"{stats.tokens_per_call:.2f}", f"{stats.seconds['total']:.3f}", stats.exactness]
         table.add_row(name, str(stats.tokens), str(stats.row_calls), *figures)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from mmspec.commands import common
 from mmspec.utils.files import whole
@@ -152,6 +152,8 @@ def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict
 
     totals, images, codes, shown = PictureTotals(), [], [], 0
     settings = generate_options(loaded, options)
+    if name == "plain":  # beside a method that drafts: these options are that one's
+        settings = {key: value for key, value in settings.items() if key not in ("window", "drift_budget")}
 
     def committed(step: Any) -> None:
         nonlocal shown
@@ -161,7 +163,7 @@ def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict
 
     for first in range(0, len(prompts), BATCH):
         part = slice(first, first + BATCH)
-        out = generate(loaded.model, prompts[part], name, seed=seeds[part], on_step=committed, **settings)
+        out = generate(loaded.model, prompts[part], method=name, seed=seeds[part], on_step=committed, **settings)
         totals.add(out)
         images += out.images
         codes.append(out.tokens)
@@ -205,7 +207,7 @@ def _values(drawn: Drawn) -> dict[str, Any]:
 def _show(draws: list[Drawn], out: str) -> None:
     vectors = bool(draws[0].distribution)
     head, drifts, kind = (["head"], [], "tokens") if vectors else ([], ["drift"], "codes")
-    table = Table("method", *head, "forwards", f"{kind} a forward", "seconds", "exactness", *drifts)
+    table = Table("method", *head, "forwards", f"{kind} a forward", "seconds", Column("exactness", no_wrap=True), *drifts)
     for drawn in draws:
         totals = drawn.totals
         figures = [f"{totals.forwards:.1f}", f"{totals.compression:.2f}", f"{totals.seconds / totals.pictures:.2f}"]

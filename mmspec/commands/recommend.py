@@ -44,7 +44,8 @@ def recommend(
     only: Annotated[str | None, common.option(common.WHAT, "Recommend only items of this list (one a line).", metavar="FILE")] = None,
     unseen: Annotated[bool, common.option(common.WHAT, "Leave out what a user's history holds.", "--unseen")] = False,
     mode: Annotated[
-        str | None, common.option(common.HOW, "plain, strict (default), ... (mmspec models lists them).", metavar="NAME")
+        str | None,
+        common.option(common.HOW, "plain, strict (default), ... (mmspec models lists them).", "--method", "--mode", metavar="NAME"),
     ] = None,
     drafter: Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="NAME")] = None,
     draft_length: Annotated[str, common.option(common.HOW, _LENGTH, metavar="N")] = "auto",
@@ -85,7 +86,7 @@ def _check(given: dict[str, Any]) -> None:
     if given["mode"] == "plain" or given["drafter"] == "none":
         common.refuse_unread("is for drafting, and plain search drafts nothing: leave it out", "--width")
     if given["mode"] in (None, "plain", "strict"):
-        common.refuse_unread("is for modes that draw, and this one takes the best: give --mode coupled or sample", "--temperature")
+        common.refuse_unread("is for modes that draw, and this one takes the best: give --method coupled or sample", "--temperature")
     if given["users"] is not None:
         if few or given["compare"]:
             raise ValueError("a file of users and --history, --user or --compare do not go together: give one of them")
@@ -153,7 +154,7 @@ def _few(given: dict[str, Any]) -> None:
     modes = [given["mode"] or ("plain" if told.drafter is None else "strict")]
     if given["compare"]:
         if told.drafter is None or modes == ["plain"]:
-            raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --mode plain")
+            raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --method plain")
         modes.append("plain")
     asked = [(None, _items(text, told.catalogue)) for text in given["history"] or ()] + _simulated(given, told)
     options = {name: given[name] for name in ("k", "width", "draft_length", "unseen", "temperature")}

@@ -130,14 +130,18 @@ class Recommend:
     def search(self, histories: Sequence[Sequence[Any]], seeds: Sequence[int]) -> Recommendations:
         """Call `recommend` once and count it."""
         told = self.recommender
-        out = recommend(told.model, histories, catalogue=told.catalogue, drafter=told.drafter, seed=list(seeds), **self.options)
+        out = recommend(told.model, histories, self._drafter(), catalogue=told.catalogue, seed=list(seeds), **self.options)
         self.totals.add(out)
         return out
 
     def rehearse(self) -> None:
         """Search for a user with one item, so that invalid options raise their ValueError before a job begins."""
         told = self.recommender
-        recommend(told.model, [told.catalogue.items[:1]], catalogue=told.catalogue, drafter=told.drafter, **self.options)
+        recommend(told.model, [told.catalogue.items[:1]], self._drafter(), catalogue=told.catalogue, **self.options)
+
+    def _drafter(self) -> Any:
+        """The drafter; None for plain search, which takes none."""
+        return None if self.options.get("mode") == "plain" else self.recommender.drafter
 
     def measures(self) -> dict[str, float]:
         """Return the counts so far."""

@@ -115,7 +115,6 @@ def recommend(
     inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
     if "input_ids" not in inputs:
         raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
-    check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     rows = len(inputs["input_ids"])
     allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
     trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
@@ -124,6 +123,7 @@ def recommend(
     width = 4 * k if width is None else width
     require(model, trees=True)  # beams share their prompt: a tree
     _check(model, inputs, catalogue)
+    check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     target = _target(model, trie, k, width if drafter is not None else 0)
     proposer = _drafter(drafter, target, chosen, k, width, temperature)
     stopping = BeamStopping(rows, trie.levels, k, device)

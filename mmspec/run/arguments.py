@@ -121,7 +121,9 @@ def _wrong(name: str, value: Any, words: str) -> ValueError:
 def _whole(least: int, most: int, optional: bool = False) -> Callable[[str, Any], None]:
     def checked(name: str, value: Any) -> None:
         if not (optional and value is None) and not (is_whole(value) and least <= value <= most):
-            raise _wrong(name, value, f"give a whole number of at least {least}, at most {most}")
+            raise _wrong(
+                name, value, f"give {least} to {most}" if is_whole(value) and value > most else f"give a whole number of at least {least}"
+            )
 
     return checked
 

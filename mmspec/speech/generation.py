@@ -102,7 +102,7 @@ def stream(
     """
     if isinstance(model, Staged):
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
-    if not isinstance(text, str):
+    if not isinstance(text, str | Mapping):
         raise ValueError(f"text is {shown(text)}: give one text; synthesize takes several")
     if unknown := set(options) - {*_DRAWING, *_OPTIONS}:
         raise TypeError(f"stream() got an unexpected keyword argument {min(unknown)!r}")
@@ -168,7 +168,8 @@ class _Saying:
         self.model, self.stats = model, Stats(exactness=rule.exactness)
         self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
         self.sounds = _Sounds(model, len(texts), clock)
-        counted = {"control": resolved.control, "stats": self.stats, "on_step": on_step}
+        self.on_step = on_step  # called after the sound of the round
+        counted = {"control": resolved.control, "stats": self.stats}
         self.rounds = run(target, resolved.drafter, rule, prompt, stopping=self.stopping, noise=noise, **counted)
 
     @torch.no_grad()
@@ -176,6 +177,8 @@ class _Saying:
         """(row, piece of sound) as they commit."""
         for step in self.rounds:
             yield from self.sounds.push(step.committed)
+            if self.on_step is not None:
+                self.on_step(step)
         yield from self.sounds.close()
 
     @property

@@ -21,10 +21,10 @@ def model():
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"k": 0}, "k is 0: ask for at least 1 item"),
+        ({"k": 0}, "k is 0: give a whole number of at least 1"),
         ({"k": 2.0}, "k is 2.0"),
         ({"catalogue": None}, "catalogue is missing: pass catalogue=Catalogue.read(path)"),
-        ({"mode": "fast"}, "unknown mode 'fast'; valid: plain, strict"),
+        ({"mode": "fast"}, "unknown method 'fast'; valid: plain, strict"),
         ({"width": 4, "drafter": "itself"}, "width is 4 and k 5"),
         ({"drafter": "lookup"}, "drafter is 'lookup': give None, a transformers model, or a source of distributions"),
         ({"drafter": 7}, "drafter is 7"),
@@ -34,8 +34,8 @@ def model():
         ({"draft_length": -1, "drafter": "itself"}, "draft_length is -1"),
         ({"allowed": torch.ones(7, dtype=torch.bool)}, "allowed has shape (7,): give [260], or [3, 260]"),
         ({"allowed": torch.ones(2, 260, dtype=torch.bool)}, "allowed has shape (2, 260): give [260], or [3, 260]"),
-        ({"allowed": ["item3"]}, "allowed is a list: give a mask"),
-        ({"histories": []}, "there are no histories: give at least one"),
+        ({"allowed": ["item3"]}, "allowed is ['item3']: give a bool mask"),
+        ({"histories": []}, "histories is []: give at least one"),
         ({"histories": [["item1"], []]}, "history 1: history is empty"),
         ({"histories": [["item1"], ["nothing"]]}, "history 1: item 'nothing' is not in the catalogue"),
         ({"histories": {"ids": torch.ones(1, 2).long()}}, "histories has no input_ids (it has ids)"),

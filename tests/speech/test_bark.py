@@ -127,7 +127,7 @@ def test_the_model_is_left_as_it_was(made):
     [
         (lambda it: synthesize(it, ["hello"], voice="eve"), "unknown voice 'eve'; valid: ann"),
         (lambda it: synthesize(it, [""]), "text '' is empty"),
-        (lambda it: synthesize(it, "hello"), "give a list of texts"),
+        (lambda it: synthesize(it, "hello"), "give a list with one entry per row"),
         (lambda it: synthesize(it, ["a very long thing to say"]), "is too long: 24 ids where the model takes 16"),
         (lambda it: synthesize(it, ["hello"], guidance=3.0), "leave guidance out"),
         (lambda it: synthesize(it, ["hello"], max_seconds=0), "max_seconds is 0"),

@@ -232,8 +232,8 @@ def without(*attributes):
     [
         (lambda: synthesize(llasa(), ["héllo"]), "text 'héllo' has 'é', which the tokenizer lacks"),
         (lambda: synthesize(llasa(), [" "]), "text ' ' is empty"),
-        (lambda: synthesize(llasa(), []), "no texts"),
-        (lambda: synthesize(llasa(), "hello"), "give a list of texts"),
+        (lambda: synthesize(llasa(), []), "give at least one"),
+        (lambda: synthesize(llasa(), "hello"), "give a list with one entry per row"),
         (lambda: synthesize(llasa(), ["hello"], voice="eve"), "unknown voice 'eve'; valid: ann, bob"),
         (lambda: synthesize(orpheus(), ["hello"], voice="ann"), "this model takes none"),
         (lambda: synthesize(llasa(), ["la " * 20]), "is too long: 62 ids where the model takes 30"),

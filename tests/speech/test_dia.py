@@ -259,15 +259,15 @@ def test_prompts_may_be_ids():
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        ([], {}, "list of one prompt or more"),
-        ("hi", {}, "list of one prompt or more"),
+        ([], {}, r"texts is \[\]: give at least one"),
+        ("hi", {}, "give a list with one entry per row"),
         ([" "], {}, "is empty"),
         (["a" * 41], {}, "too long: 41 ids where the model takes 40"),
         (["hi"], {"guidance": 0.5}, "guidance is 0.5: Dia takes scales above 1"),
-        (["hi"], {"guidance": -1.0}, "guidance is -1.0: a scale is a number from 0 on"),
+        (["hi"], {"guidance": -1.0}, "guidance is -1.0: give a number from 0 on"),
         (["hi"], {"voice": "jo"}, "unknown voice 'jo'"),
         (["hi"], {"steps": 500}, "max_seconds is"),
-        (["hi"], {"steps": 4}, "ask for at least"),
+        (["hi"], {"steps": 4}, "max_seconds is 0.0: give a number of seconds above 0"),
     ],
 )
 def test_bad_requests_are_told_in_one_line(texts, options, message):

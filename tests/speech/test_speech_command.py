@@ -147,7 +147,7 @@ MISTAKES = {
     "a format for one text": (("one", "--format", "flac"), ("--format belongs to --file",)),
     "a file and a text": (("one", "--file", "x.txt"), ("both given",)),
     "a file that is not there": (("--file", "nowhere.txt"), ("nowhere.txt does not exist",)),
-    "an unknown engine": (("one", "--engine", "steam"), ("'steam'", "local, ray")),
+    "an unknown engine": (("--file", "texts.jsonl", "--engine", "steam"), ("'steam'", "local, ray")),
 }
 
 

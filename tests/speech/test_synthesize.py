@@ -224,7 +224,7 @@ def test_one_code_is_a_sound(target):
 
 
 REFUSED = {
-    "no texts": (([],), {}, "no texts"),
+    "no texts": (([],), {}, "give at least one"),
     "one text alone": (("one",), {}, "give a list"),
     "an empty text": ((["one", " "],), {}, "is empty"),
     "letters it lacks": ((["one 2"],), {}, "'2', which the tokenizer lacks"),

@@ -253,10 +253,10 @@ def test_a_way_for_another_head_runs_on_the_model_that_has_it():
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 REFUSED = [
-    ({"method": "slow"}, "unknown method 'slow' for continuous tokens; valid: plain, density"),
+    ({"method": "slow"}, "unknown method for continuous tokens 'slow'; valid: plain, density"),
     ({"method": "density"}, "method 'density' is for mixture heads, and this model has a diffusion head: take plain, path"),
     ({"method": "cspd-compat"}, "method 'cspd-compat' is for masked heads"),
-    ({"prompts": []}, "prompts is empty"),
+    ({"prompts": []}, "prompts is \\[\\]"),
     ({"prompts": ["owl"]}, "unknown class 'owl': give a number from 0 to 3, or one of: cat, dog, hen, cow"),
     ({"prompts": [4]}, "unknown class 4"),
     ({"top_k": 5}, "top_k is 5, but it is for picture codes"),
@@ -264,11 +264,11 @@ REFUSED = [
     ({"init": "left"}, "init is 'left', but it is for picture codes"),
     ({"drift_budget": 0.1}, "drift_budget is 0.1, but"),
     ({"guidance": [1.0, 2.0]}, "guidance is a list"),
-    ({"guidance": -1.0}, "guidance is -1.0: a scale is a number from 0 on"),
+    ({"guidance": -1.0}, "guidance is -1.0: give a number from 0 on"),
     ({"temperature": [1.0]}, "temperature is a list"),
     ({"temperature": 0.0}, "temperature is 0.0: a density has no best value"),
     ({"window": 0}, "window is 0: give at least 1 token"),
-    ({"window": "wide"}, "window is 'wide': give a number of tokens"),
+    ({"window": "wide"}, "window is 'wide': give at least 1 token"),
     ({"drafter": torch.nn.Linear(1, 1)}, "drafter is a Linear: ways over continuous tokens draft with a ContinuousAR"),
     ({"drafter": small(channels=3)}, "the drafter's channels is 3, the target's 4"),
     ({"drafter": small(grid=5)}, "the drafter's grid is 5, the target's 4"),

@@ -35,9 +35,10 @@ def image(capsys, tmp_path, folder):
 
 @pytest.mark.parametrize("method", [*CAUSAL, "plain", "cspd-compat"])
 def test_the_picture_is_that_of_the_public_call(image, folder, method):
-    code, out, _, path = image("trouser", "--method", method, "--window", 3, "--seed", 3, "--json")
+    window = {} if method == "plain" else {"window": 3}
+    code, out, _, path = image("trouser", "--method", method, *(("--window", 3) if window else ()), "--seed", 3, "--json")
     found = json.loads(out)
-    wanted = generate(load_image_model(str(folder)).model, ["trouser"], method=method, window=3, seed=3)
+    wanted = generate(load_image_model(str(folder)).model, ["trouser"], method=method, seed=3, **window)
     assert code == 0
     torch.testing.assert_close(torch.tensor(found["vectors"]), wanted.tokens, atol=6e-5, rtol=0)
     assert Image.open(path).tobytes() == wanted.images[0].convert("RGB").tobytes()

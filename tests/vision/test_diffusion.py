@@ -326,7 +326,9 @@ WRONG = {
     "predicts its own noise": lambda: denoise(DDPMPipeline(learned(), DDPM), steps=4),
     "draft_length is -1": lambda: denoise(mixture_pipeline(), drafter="frozen", steps=4, draft_length=-1),
     "draft_length is 'long'": lambda: denoise(mixture_pipeline(), drafter="frozen", steps=4, draft_length="long"),
-    "accept is 'best'; valid: token, block, d-grs": lambda: denoise(mixture_pipeline(), steps=4, accept="best"),
+    "unknown accept rule for diffusion chains 'best'; valid: token, block, d-grs": lambda: denoise(
+        mixture_pipeline(), steps=4, accept="best"
+    ),
     "drafter is 'cold': give None, 'frozen'": lambda: denoise(mixture_pipeline(), steps=4, drafter="cold"),
     "siblings is 0": lambda: denoise(mixture_pipeline(), steps=4, siblings=0),
     "judges chains, but this draft branches": lambda: denoise(mixture_pipeline(), drafter="frozen", steps=9, siblings=2, accept="token"),

@@ -19,6 +19,11 @@ EXACT = ("plain", "jacobi")
 TRAINED = ("eagle", "lantern", "lantern++", "cool-sd")
 
 
+def windowed(method: str, window: int) -> dict[str, int]:
+    """`window` for methods that read one."""
+    return {"window": window} if METHODS[method].windowed else {}
+
+
 @pytest.fixture(scope="module")
 def model() -> LlamaGenPictures:
     torch.manual_seed(0)
@@ -51,15 +56,15 @@ def test_jacobi_draws_the_very_picture_of_plain_sampling(model, guidance, window
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("guidance", [None, 2.5])
 def test_a_picture_depends_on_its_own_seed_only(model, method, guidance):
-    together = generate(model, [0, 1, 2, 0], method=method, window=9, guidance=guidance, seed=[5, 6, 7, 8])
+    together = generate(model, [0, 1, 2, 0], method=method, **windowed(method, 9), guidance=guidance, seed=[5, 6, 7, 8])
     for row, (label, seed) in enumerate(zip([0, 1, 2, 0], [5, 6, 7, 8], strict=True)):
-        alone = generate(model, [label], method=method, window=9, guidance=guidance, seed=seed)
+        alone = generate(model, [label], method=method, **windowed(method, 9), guidance=guidance, seed=seed)
         assert torch.equal(alone.tokens[0], together.tokens[row]), f"{method}: row {row}"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_is_greedy_by_every_exact_method(model, method):
-    out = generate(model, [0, 2], method=method, window=8, guidance=2.0, temperature=0.0)
+    out = generate(model, [0, 2], method=method, **windowed(method, 8), guidance=2.0, temperature=0.0)
     best = distribution_by_hand(model, [0, 2], out.sequences, 2.0).argmax(-1)
     if out.stats.exactness != "lossy" and "unmetered" not in out.stats.exactness:
         assert torch.equal(best, out.sequences)
@@ -77,8 +82,8 @@ def test_guidance_is_the_mixed_distribution_and_a_scale_of_one_is_none():
 @pytest.mark.parametrize("method", METHODS)
 def test_pairs_with_scale_one_draw_what_single_rows_draw(model, method):
     """Both sides are guided: target and trained drafter. With scale 1 in every row nothing may change."""
-    single = generate(model, [0, 1], method=method, window=8, seed=3)
-    pairs = generate(model, [0, 1], method=method, window=8, guidance=[1.0, 1.0], seed=3)
+    single = generate(model, [0, 1], method=method, **windowed(method, 8), seed=3)
+    pairs = generate(model, [0, 1], method=method, **windowed(method, 8), guidance=[1.0, 1.0], seed=3)
     assert torch.equal(single.tokens, pairs.tokens)
     assert single.stats.row_calls == pairs.stats.row_calls
 
@@ -99,7 +104,7 @@ def test_a_trained_drafter_is_guided_by_the_same_scale(model):
             found.append((step.draft.start, step.draft.q.log_probs()[:, 0]))
 
     chain = replace(METHODS["eagle"], shape=Chain(), accept=Token())
-    out = generate(model, [0, 2], chain, window=4, guidance=3.0, seed=9, on_step=look)
+    out = generate(model, [0, 2], method=chain, window=4, guidance=3.0, seed=9, on_step=look)
     net, target = model.drafter, model.model
     logits = []
     for classes in ([0, 2], [3, 3]):
@@ -160,7 +165,7 @@ def test_runs_say_where_values_were_committed_together(model):
         ({"method": "warp"}, "unknown method 'warp'; valid: plain, jacobi, sjd"),
         ({"prompts": ["wolf"]}, "unknown class 'wolf': give a number from 0 to 2, or one of: cat, dog, owl"),
         ({"prompts": [3]}, "unknown class 3"),
-        ({"prompts": []}, "prompts is empty"),
+        ({"prompts": []}, r"prompts is \[\]: give at least one"),
         ({"window": 0}, "window is 0: give at least 1"),
         ({"window": "wide"}, "window is 'wide'"),
         ({"guidance": -1.0}, "guidance is -1.0"),
@@ -170,7 +175,7 @@ def test_runs_say_where_values_were_committed_together(model):
         ({"init": "down"}, "unknown initialiser 'down'; valid: uniform, left"),
         ({"size": 256}, "one size only"),
         ({"seed": [1, 2]}, "seed has 2 entries for 1 rows"),
-        ({"method": "pjd", "drift_budget": 0.1}, "drift_budget is for methods that judge draft tokens"),
+        ({"method": "pjd", "drift_budget": 0.1}, "drift_budget is 0.1, but it is for methods that judge draft tokens"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(model, change, message):

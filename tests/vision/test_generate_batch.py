@@ -73,7 +73,7 @@ def rows(folder: Path) -> list[dict]:
 @pytest.mark.parametrize("method", ["scd", "jacobi", "zipar"])
 def test_pictures_do_not_depend_on_batches(job, tmp_path, method):
     for size in (1, 2, 5):
-        job(str(size), batch_size=size, method=method)
+        job(str(size), batch_size=size, method=method, window=None if method == "zipar" else 6)
     assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "5")
     assert len({path.read_bytes() for path in (tmp_path / "1" / "images").iterdir()}) == 4
 
@@ -191,7 +191,11 @@ def test_another_job_of_continuous_tokens_is_refused(job, vectors):
 
 
 def test_bad_requests_for_continuous_tokens_are_told_before_anything_is_drawn(job, vectors, tmp_path):
-    wrong = {"unknown method 'jacobi'": {"method": "jacobi"}, "steps is 0": {"head_steps": 0}, "sigma_out is -1": {"sigma_out": -1.0}}
+    wrong = {
+        "unknown method for continuous tokens 'jacobi'": {"method": "jacobi"},
+        "steps is 0": {"head_steps": 0},
+        "sigma_out is -1": {"sigma_out": -1.0},
+    }
     for words, change in wrong.items():
         with pytest.raises(ValueError, match=words):
             job("out", vectors, **(VECTORS | change))

@@ -93,7 +93,7 @@ def _examples(request: DemoRequest) -> int:
 
 
 def _once(loaded: Loaded, way: str, prompt: str, seed: int) -> VisionRun:
-    out = generate(loaded.model, [prompt], way, guidance=loaded.guidance, seed=seed)
+    out = generate(loaded.model, [prompt], method=way, guidance=loaded.guidance, seed=seed)
     return VisionRun(out.images[0], out.tokens[0], None if out.runs is None else out.runs[0], out.stats)
 
 

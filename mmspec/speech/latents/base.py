@@ -23,13 +23,10 @@ from mmspec.core.noise import Noise
 from mmspec.core.protocols import Target
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
-from mmspec.core.rules.token import Token
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.run.draft_length import control_of
-from mmspec.run.rules import rule_of
+from mmspec.run.request import Request
 from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.base import SpeechModel, one_voice_each
 from mmspec.speech.sound.speech import Speech
@@ -154,15 +151,18 @@ class LatentModel(SpeechModel):
         _refuse(others if self.guidance is not None else {"guidance": guidance, **others})
         rows = len(texts["input_ids"]) if isinstance(texts, Mapping) else len(texts)
         inputs = self.encode(texts, [None] * rows if isinstance(texts, Mapping) else one_voice_each(voice, texts, self.voices))
-        degree, rule = self.sampling.temperature if temperature is None else temperature, _rule(accept)
+        degree = self.sampling.temperature if temperature is None else temperature
+        request = Request.of(drafter=drafter, accept="token" if accept == "exact" else accept, draft_length=draft_length, temperature=1.0)
+        rule = _checked_rule(request.rule())
         if not 0 <= degree < inf:
             raise ValueError(f"temperature is {degree}: the variance of the noise is a number from 0 on; 0 for no noise, 0.7 is usual")
         noise, stats = Noise.from_seed(seed, rows, self.model.device), Stats(exactness=rule.exactness)
         told = (self, degree, noise, self.guidance if guidance is None else guidance)
-        target, proposer = self.drafting(*told), self._drafter(drafter, told)
+        target: Any = self.drafting(*told)
+        resolved = request.resolve(target, rule, lambda drafter: self._drafting(drafter, told))
         stopping = self.stopping(inputs, self._steps(max_seconds))
-        control = control_of(draft_length, proposer)
-        for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+        counted = {"control": resolved.control, "stats": stats, "on_step": on_step}
+        for _ in run(target, resolved.drafter, rule, inputs, stopping=stopping, noise=noise, **counted):
             pass
         return self._sounded(stopping, stats, clock, on_sound)
 
@@ -171,22 +171,22 @@ class LatentModel(SpeechModel):
             raise ValueError(f"max_seconds is {max_seconds}: ask for at least {1 / self.pace:.3g}, one frame of this model")
         return None if max_seconds is None else int(max_seconds * self.pace)
 
-    def _drafter(self, drafter: Any, told: tuple[Any, ...]) -> Any:
-        """ValueError for what cannot draft latents, or not these."""
+    def _drafting(self, drafter: Any, told: tuple[Any, ...]) -> Target | None:
+        """Return a model as a target that drafts; None for plain decoding and for drafter objects. ValueError for anything else."""
         if drafter is None or isinstance(drafter, NoDraft):
-            return NoDraft()
+            return None
         if not self.sigma > 0:
             raise ValueError(
                 f"sigma_out is {self.sigma}, and two heads never make the same latent: make {type(self).__name__} with sigma_out above 0 "
                 f"({SIGMA_OUT} is usual), or leave drafter out"
             )
         if hasattr(drafter, "begin"):
-            return drafter
+            return None
         own = self.own(drafter)
         if own is None:
             named = repr(drafter) if isinstance(drafter, str) else type(drafter).__name__
             raise ValueError(f"drafter {named} writes no latents: draft with a smaller model of the target's class, or leave drafter out")
-        return ModelDrafter(own.drafting(*told))
+        return own.drafting(*told)
 
     def _sounded(self, stopping: DefaultStopping, stats: Stats, clock: float, on_sound: Callable[[int, Tensor], None] | None) -> Speech:
         rows = [self.latents(row) for row in stopping.outputs]
@@ -208,9 +208,8 @@ def checked_sigma(sigma_out: float) -> float:
     return sigma_out
 
 
-def _rule(accept: str | Accept) -> Accept:
-    """The rule a name stands for; "exact" is the token rule. ValueError for rules that wait for equal values, or for trees."""
-    rule = Token() if accept == "exact" else rule_of(accept, 1.0)
+def _checked_rule(rule: Accept) -> Accept:
+    """Return `rule`. ValueError for rules that wait for equal values, and for rules of trees."""
     if rule.trees or rule.coupled or not rule.uses_q:
         raise ValueError(
             f"accept rule {type(rule).__name__} is none for latents, which are never equal and hang in no tree: "

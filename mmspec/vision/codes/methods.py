@@ -81,6 +81,11 @@ class Method:
         if sum(part is not None for part in (self.couple, self.shape, self.rows)) > 1:
             raise ValueError("a method drafts in one way: give couple, shape or rows")
 
+    @property
+    def windowed(self) -> bool:
+        """True if the method drafts, and so reads a window."""
+        return self.couple is not None or self.shape is not None
+
     def rule(self, model: ImageModel) -> Accept:
         """Return the accept rule for `model`."""
         return self.accept if hasattr(self.accept, "exactness") else self.accept(model)  # pyright: ignore
