@@ -38,6 +38,20 @@ def test_names_of_0_1_warn_and_are_the_new_ones(old, name, new):
     assert found is getattr(importlib.import_module(module), attribute)
 
 
+@pytest.mark.parametrize(("old", "new"), renamed._lines("old_names.txt"))
+def test_names_that_changed_are_found_under_both(old, new):
+    (module, name), (place, today) = old.split(":"), new.split(":")
+    with pytest.warns(DeprecationWarning, match=f"{place}.{today}"):
+        found = getattr(importlib.import_module(module), name)
+    assert found is getattr(importlib.import_module(place), today)
+
+
+def test_a_module_of_0_1_does_not_hide_the_function_of_its_name():
+    importlib.import_module("mmspec.text.speculate")
+    assert callable(mmspec.text.speculate)
+    assert type(mmspec.text.speculate("lookup")).__name__ == "_Speculation"
+
+
 def test_public_names_of_0_1_warn():
     for package, old, new in (("vision", "WAYS", "CONTINUOUS_METHODS"), ("recsys", "MODES", "METHODS"), ("recsys", "NGram", "ItemNGram")):
         with pytest.warns(DeprecationWarning, match=new):

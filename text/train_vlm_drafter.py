@@ -6,9 +6,8 @@
     python text/train_vlm_drafter.py --kind text --model ./big --pictures photos --prompts questions.txt
     accelerate launch text/train_vlm_drafter.py ...                                   # several GPUs, unchanged
 
-The target answers every prompt first, greedily and sampled in turn; the drafter learns its distributions on those answers. text: a small
-language model that sees a newline where a picture was, and now and then nothing at all. vlm: one behind the target's vision tower; its
-projector learns alone first. Stages resume where they stopped: delete --work to start again.
+The drafter learns the target's distributions on the target's own answers, greedy and sampled in turn. text: a small language model that
+sees a newline where a picture was. vlm: one behind the target's vision tower. Stages resume; delete --work to start again.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Controllers of the draft length: the protocol, and a fixed length. Adaptive ones are in `core.draft_length`."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mmspec.core.records import Committed
+from mmspec.utils.renamed import old_names
 
 MOST_DRAFTED = 4096
 """The most draft tokens a round: more would be scored in one forward of the target."""
@@ -90,3 +91,7 @@ class Fixed:
 
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
         pass
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1

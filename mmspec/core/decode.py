@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from mmspec.core.protocols import Drafter, Later, StoppingCriteria, Target
 from mmspec.core.records import Committed, Step
 from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
+from mmspec.utils.renamed import old_names
 
 OnStep = Callable[[Step], None] | None
 """What callers pass as `on_step`."""
@@ -199,3 +200,7 @@ def each(*callbacks: OnStep) -> OnStep:
             callback(step)
 
     return call
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1

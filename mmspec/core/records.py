@@ -5,10 +5,12 @@ Shapes: B rows, N draft nodes, G draft tokens (N - roots), K kept, L committed, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from mmspec.utils.renamed import old_names
 
 CONTEXT = -1
 """Parent of a node that directly follows the cached context."""
@@ -283,3 +285,7 @@ def _check_bounds(draft: Draft, row: int, line: Sequence[int]) -> None:
             raise ValueError(
                 f"row {row}, node {node}: {draft_tokens[node]} draft tokens on its path, but levels says {draft.height} at most"
             )
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1

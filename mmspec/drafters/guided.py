@@ -7,7 +7,7 @@ it.
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from mmspec.drafters.shapes import Chain, Shape
 from mmspec.models.family import OwnValues
 from mmspec.models.partial_forward import PartialForward
 from mmspec.models.target import HFSession
+from mmspec.utils.renamed import old_names
 
 
 class Guide(Protocol):
@@ -228,3 +229,7 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads
 def llama_sizes(config: Any) -> dict[str, Any]:
     """Return the sizes in transformers' `config` as options of a LlamaConfig."""
     return {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1

@@ -8,7 +8,7 @@ no draft token of the finished chain has been run.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from mmspec.core.noise import Keys, Noise
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import PAD, Budget, Draft, Scored
 from mmspec.drafters.stops import Stop
+from mmspec.utils.renamed import old_names
 
 Score = Callable[[Draft], Scored]
 UNRUN = 1 << 30
@@ -210,3 +211,7 @@ class Comb:
 def concatenate_distributions(distributions: Sequence[Any]) -> Any:
     """Concatenate batches of distributions along the node axis."""
     return reduce(lambda one, two: one.cat(two), distributions)
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmspec.utils.names import unknown
+from mmspec.utils.renamed import old_names
 
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys")
@@ -108,3 +109,7 @@ def load_recsys(folder: Path) -> Mini:
     from mmspec.minis.items import load_items
 
     return Mini(**load_items(folder), card=(folder / "card.md").read_text(encoding="utf-8"))
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1

@@ -89,7 +89,7 @@ DRAFTER_CARD = """# {kind} drafter for {target}
 
 - Recipe: `python text/train_drafter.py {kind}{flags}` ({steps} steps of {rows_a_step} windows, peak rate {lr:g}, {depth} levels unrolled;
   loss {distributions}{states}).
-- Data: {windows} windows of up to {length} tokens that the target wrote at temperatures {heats}, from {source}.
+- Data: {windows} windows of up to {length} tokens that the target wrote at temperatures {temperatures}, from {source}.
 - Weights made for mini text are under Apache-2.0; others follow their target's terms.
 
 Acceptance on {held} windows held out, token by token on the target's own text: the chance that the token rule accepts, and how often

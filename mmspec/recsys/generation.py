@@ -26,7 +26,7 @@ from mmspec.recsys.cost import CostModel, SearchSize
 from mmspec.recsys.methods import BeamMethod, method_of
 from mmspec.run.arguments import check, check_items, check_prompt_ids
 from mmspec.run.draft_length import control_of
-from mmspec.utils.deprecated import once_positional
+from mmspec.utils.renamed import once_positional
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from mmspec.run.shapes import Tree
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sound.speech import Speech
-from mmspec.utils.deprecated import once_positional
+from mmspec.utils.renamed import once_positional
 
 
 @runtime_checkable

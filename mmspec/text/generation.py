@@ -32,7 +32,7 @@ from mmspec.run.views import mixed, view_for
 from mmspec.text.inputs.checks import checked, tensors
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
-from mmspec.utils.deprecated import once_positional
+from mmspec.utils.renamed import once_positional
 
 _POSITIONS = ("drafter", "accept", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
 

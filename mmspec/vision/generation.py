@@ -31,8 +31,8 @@ from mmspec.run.guidance import scale_of
 from mmspec.run.request import refuse
 from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
-from mmspec.utils.deprecated import once_positional
 from mmspec.utils.names import unknown
+from mmspec.utils.renamed import once_positional
 from mmspec.vision.codes.methods import Method, method_of
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.continuous.generation import WINDOW as TOKENS

@@ -125,7 +125,7 @@ def test_fewer_children_of_a_beam_than_beams(model, reference):
         def pick(self, level, noise):
             score = level.score.view(level.children.state.shape)
             floor = score.topk(min(K // 2, score.shape[-1]), -1).values[..., -1:]
-            return beams.best(torch.where(score >= floor, score, -torch.inf).flatten(1), self.k)
+            return beams.best_indices(torch.where(score >= floor, score, -torch.inf).flatten(1), self.k)
 
     assert not exact(model, reference, rule=Narrow(SHOP.trie, K))
 

@@ -126,7 +126,7 @@ def test_distributions_are_picked_and_joined_as_their_conditions_are():
     assert torch.allclose(paths.picked(rows, columns).log_prob(x[rows, columns]), paths.log_prob(x)[rows, columns])
     assert torch.allclose(paths.last(1).log_prob(x[:, 1:]), paths.log_prob(x)[:, 1:])
     assert torch.allclose(paths.cat(paths).log_prob(torch.cat([x, x], 1)), torch.cat([paths.log_prob(x)] * 2, 1))
-    with pytest.raises(ValueError, match="no table over its values"):
+    with pytest.raises(ValueError, match="has no table of values"):
         paths.probs()
     with pytest.raises(ValueError, match="every is 0"):
         replace(paths.denoiser, every=0)

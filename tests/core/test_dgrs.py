@@ -242,7 +242,7 @@ def test_refusals():
 
     with pytest.raises(ValueError, match=r"D-GRS judges siblings"):
         vectors_run(Markov(mixed, 2), ModelDrafter(Markov(mixed, 2), SHAPES["comb"]), dgrs(), 2, most=4, length=2)
-    with pytest.raises(ValueError, match="no table over its values"):
+    with pytest.raises(ValueError, match="has no table of values"):
         vectors_run(p.target, ModelDrafter(q.target, Comb(2, draw_without_replacement)), dgrs(), 2, most=4, length=2)
     with pytest.raises(ValueError, match="needs the distribution its candidates were drawn from"):
         dgrs()(*_undrawn(p))

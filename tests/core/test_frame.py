@@ -410,7 +410,7 @@ def test_rules_that_need_a_table_of_values_say_so(rule, hangs):
 @pytest.mark.parametrize("shape", [Comb(2)])
 def test_trees_of_frames_are_refused(shape, hangs):
     target, drafter = frame_pair(2, 2, 2, 1, hangs=hangs)
-    with pytest.raises(ValueError, match=r"no table over its values.*in chains"):
+    with pytest.raises(ValueError, match=r"no table of values.*in chains"):
         frames_run(target, ModelDrafter(drafter, shape), Coupled(), Noise.from_seed(0, 1), 1, most=4, length=2)
 
 

@@ -208,5 +208,5 @@ def test_refusals():
         joint(1, 2).tempered(0)
     with pytest.raises(ValueError, match=r"do not fit.*Mixture\.joint"):
         Mixture(torch.zeros(2, 1, 3), torch.zeros(2, 1, 3), torch.ones(2, 1, 3))
-    with pytest.raises(ValueError, match="no table over its values"):
+    with pytest.raises(ValueError, match="has no table of values"):
         vectors_run(target(0, "joint"), ModelDrafter(target(2, "joint")), Block(), 2, most=4, length=2)

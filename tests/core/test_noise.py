@@ -9,7 +9,7 @@ from mmspec.core.noise import _GAMMA, Keys, Noise, Role, _uniform, mix
 from tests.oracles.statistics import FAIL, PASS, chi_square, independent, uniform
 
 WORD = 2**64
-STARTED = ("guess", "accept", "residual")
+STARTED = ("draft_token", "accept", "residual")
 N = 20_000
 
 
@@ -81,7 +81,7 @@ def stream(role: str, seeds: torch.Tensor, position: torch.Tensor, start: torch.
     noise = Noise(seeds)
     if role == "value":
         return noise.value(position)
-    return noise.draft_token(position, start, branch) if role == "guess" else getattr(noise, role)(position, start)
+    return noise.draft_token(position, start, branch) if role == "draft_token" else getattr(noise, role)(position, start)
 
 
 def grids(role: str) -> dict[str, torch.Tensor]:
@@ -97,7 +97,7 @@ def grids(role: str) -> dict[str, torch.Tensor]:
     if role != "value":
         found["start"] = stream(role, zero, zero[:, None], many).uniform()[:, 0]
         found["diagonal"] = stream(role, zero, many[:, None], many).uniform()[:, 0]
-    if role == "guess":
+    if role == "draft_token":
         found["column"] = stream(role, one, zero[None], one, many).uniform()[0]
     return found
 

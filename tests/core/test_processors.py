@@ -272,5 +272,5 @@ def test_numbers_must_match_the_rows(name):
     make, values = PER_ROW[name]
     with pytest.raises(ValueError, match="2 numbers for 3 rows"):
         make(tuple(values[:2]))(scores(), history())
-    with pytest.raises(ValueError, match="3 numbers for 1 rows"):
-        per_row(values, scores(rows=1))
+    with pytest.raises(ValueError, match="temperature has 3 numbers for 1 rows"):
+        per_row(values, scores(rows=1), "temperature")

@@ -192,7 +192,7 @@ def test_equality_of_values_of_any_shape():
 def test_rules_that_read_tables_are_refused():
     p = Markov(lambda x: Slope(0.1 * x.clamp(-1, 1)), 1)
     for rule in (Block(), with_replacement_rule()):
-        with pytest.raises(ValueError, match=r"no table over its values: judge by token"):
+        with pytest.raises(ValueError, match=r"has no table of values: judge by token"):
             vectors_run(p, ModelDrafter(p, Chain(sampled)), rule, 2, most=4, length=2)
 
 

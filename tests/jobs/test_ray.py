@@ -16,7 +16,7 @@ from mmspec.jobs import Processes, Reject, Stopped, run
 from mmspec.jobs.engine import engines
 from mmspec.jobs.engine.folder import JobFolder
 from mmspec.jobs.engine.ray import _TRIES, _Pass, _tries, _try
-from mmspec.jobs.recommendations_job import make_job
+from mmspec.jobs.recommendations_job import make_recommendation_job
 from tests.jobs.folders import tree, write_input, write_users
 from tests.jobs.test_job import Table
 from tests.jobs.worker import job, users
@@ -179,8 +179,8 @@ def test_recommendations_are_those_of_the_local_engine(cluster, home, tmp_path):
     """A job with a model."""
     source = tmp_path / "users.parquet"
     write_customers(source, 60)
-    right = run(partial(make_job, asked(home, source, tmp_path / "right")))
-    report = run(partial(make_job, asked(home, source, tmp_path / "out")), engine="ray")
+    right = run(partial(make_recommendation_job, asked(home, source, tmp_path / "right")))
+    report = run(partial(make_recommendation_job, asked(home, source, tmp_path / "out")), engine="ray")
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
     assert (report.outputs, report.measures["levels"]) == (right.outputs, right.measures["levels"])
 

@@ -18,7 +18,7 @@ SAMPLED = {"coupled": TOKEN_EXACT, "sample": DISTRIBUTION_EXACT, "relaxed": UNME
 def test_coupled_gives_the_items_of_undrafted_sampling(temperature):
     model, catalogue, k = make(), shop(twins=20), 10
     histories, asked = users(catalogue, 6), {"temperature": temperature, "seed": 7}
-    plain = recsys.recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method="coupled", **asked)
+    plain = recsys.recommend(model, histories, k=k, catalogue=catalogue, method="coupled", **asked)
     for drafter in (make(hidden=16, layers=1, seed=9), perturbed(model, 0.1), model):
         for width, length in ((k, 1), (2 * k, 3), (4 * k, "auto")):
             out = recsys.recommend(
@@ -27,7 +27,7 @@ def test_coupled_gives_the_items_of_undrafted_sampling(temperature):
             assert out.items == plain.items
             if drafter is model and length == "auto":
                 assert out.stats.target_calls == 1
-    other = recsys.recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method="coupled", temperature=temperature, seed=8)
+    other = recsys.recommend(model, histories, k=k, catalogue=catalogue, method="coupled", temperature=temperature, seed=8)
     assert other.items != plain.items
 
 
@@ -76,8 +76,8 @@ def test_rows_in_which_nothing_is_allowed(mode):
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
 def test_temperatures_no_distribution_has(mode, temperature):
     model, catalogue = make(), shop()
-    with pytest.raises(ValueError, match="temperature is .*give a number"):
-        recsys.recommend(model, users(catalogue, 1), k=5, catalogue=catalogue, drafter=None, method=mode, temperature=temperature)
+    with pytest.raises(ValueError, match=r"temperature is .*give a number"):
+        recsys.recommend(model, users(catalogue, 1), k=5, catalogue=catalogue, method=mode, temperature=temperature)
 
 
 def test_one_level_has_the_distribution_of_transformers():
@@ -101,7 +101,7 @@ def test_one_level_has_the_distribution_of_transformers():
             max_new_tokens=1,
             prefix_allowed_tokens_fn=lambda row, ids: paths,
         )
-    ours = recsys.recommend(model, [[0]] * rows, k=2, catalogue=catalogue, drafter=None, method="coupled", temperature=temperature)
+    ours = recsys.recommend(model, [[0]] * rows, k=2, catalogue=catalogue, method="coupled", temperature=temperature)
     distribution, flat = torch.zeros(16, dtype=torch.float64), torch.zeros(16, dtype=torch.float64)
     for one, other in itertools.permutations(range(codes), 2):
         distribution[(1 << one) + (1 << other)] += p[one] * p[other] / (1 - p[one])

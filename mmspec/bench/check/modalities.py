@@ -114,13 +114,13 @@ def check_items(
         return [Finding("the mode is lossless", False, len(histories), f"{mode} is lossy by design")]
     found = []
     if mode in ("strict", "plain"):
-        plain = recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method="plain")
+        plain = recommend(model, histories, k=k, catalogue=catalogue, method="plain")
         found.append(_equal_rows(f"items by {mode}: those of plain search", drafted.items, plain.items, _DRAFTING))
         beams = [_transformers_beams(model, catalogue, history, k) for history in histories]
         paths = [[tuple(path) for path in row[: int(count)].tolist()] for row, count in zip(plain.paths, plain.counts, strict=True)]
         found.append(_equal_rows("plain search: the paths of transformers' constrained beam search", paths, beams, _PLAIN))
     elif drafted.stats.exactness != DISTRIBUTION_EXACT:
-        plain = recommend(model, histories, k=k, catalogue=catalogue, drafter=None, method=mode, seed=seed)
+        plain = recommend(model, histories, k=k, catalogue=catalogue, method=mode, seed=seed)
         found.append(_equal_rows(f"items by {mode}: those without drafting", drafted.items, plain.items, _DRAFTING))
     else:
         found.append(Finding(f"items by {mode}: those without drafting", True, 0, "it is exact in distribution: not compared"))

@@ -45,11 +45,11 @@ class Captioner:
 
 def ways(mini: Mini) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by name. All lengths are fixed: nothing depends on the clock."""
-    text, small, view = mini.drafters["text"], mini.drafters["vlm"], _views(mini)
+    reader, small, view = mini.drafters["text"], mini.drafters["vlm"], _views(mini)
     chain = {"draft_length": DRAFT_TOKENS}
     tree = sparse_tree([[0.6 * 0.4**rank for rank in range(8)]] * DRAFT_TOKENS, _NODES)
     found: dict[str, dict[str, Any]] = {"plain": {}, "lookup": {"drafter": "lookup", **chain}}
-    found |= {f"text, {name}": {"drafter": text, "view": view[name], **chain} for name in ("drop", "newline", "caption")}
+    found |= {f"text, {name}": {"drafter": reader, "view": view[name], **chain} for name in ("drop", "newline", "caption")}
     found |= {f"vlm, {name}": {"drafter": small, "view": each, **chain} for name, each in view.items()}
     mixed = {
         "own + newline": ("own", "newline"),

@@ -22,7 +22,7 @@ from mmspec.core.noise import Keys
 class FrameDistribution(ImplicitDistribution):
     """Base of distributions over whole frames. They have no table of V^K entries; rules that read one are refused."""
 
-    advice = "a distribution of frames has no table over its values: judge frames by coupled, match, greedy, token or PerCode, in chains"
+    advice = "a distribution of frames has no table of values: judge frames by coupled, match, greedy, token or PerCode, in chains"
     autoregressive: ClassVar[bool]  # the distribution of a code depends on the codes before it in its frame
 
     @property

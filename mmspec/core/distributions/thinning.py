@@ -26,7 +26,7 @@ _ABREAST = 256
 class ImplicitDistribution(ABC):
     """Base of distributions without a table. Methods that need one raise ValueError with the text of `advice`."""
 
-    advice: ClassVar[str] = "this distribution has no table over its values: judge by token, in chains"
+    advice: ClassVar[str] = "this distribution has no table of values: judge by token, in chains"
 
     @property
     @abstractmethod
