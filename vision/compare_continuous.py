@@ -59,7 +59,7 @@ def shown(cells: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
-    parser.add_argument("--guesses", nargs="+", type=int, default=[2, 4, 8])
+    parser.add_argument("--draft-tokens", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="seed of the first picture")
     parser.add_argument("--batch", type=int, default=100)

@@ -37,8 +37,8 @@ def folders() -> list[Path]:
     public = [path for path in found if not any(part.startswith("_") for part in path.relative_to(PACKAGE).parts)]
 
     def order(path: Path) -> tuple:
-        budget = path.relative_to(PACKAGE).parts[0] if path != PACKAGE else ""
-        return (FIRST.index(budget) if budget in FIRST else len(FIRST), path.as_posix())
+        room = path.relative_to(PACKAGE).parts[0] if path != PACKAGE else ""
+        return (FIRST.index(room) if room in FIRST else len(FIRST), path.as_posix())
 
     return sorted(public, key=order)
 

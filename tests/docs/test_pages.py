@@ -47,7 +47,7 @@ def test_the_map_names_every_room():
     text = (ROOT / "docs" / "module-map.md").read_text(encoding="utf-8")
     rooms = [path.parent.name for path in (ROOT / "mmspec").glob("*/__init__.py")]
     assert len(rooms) > 8
-    assert not [budget for budget in rooms if f"`mmspec/{budget}`" not in text]
+    assert not [budget for room in rooms if f"`mmspec/{room}`" not in text]
 
 
 def test_every_decision_is_listed():
