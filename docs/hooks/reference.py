@@ -87,8 +87,17 @@ def index() -> str:
     return "\n".join(lines)
 
 
+def rooms() -> list[dict]:
+    """The entries of the navigation: one for each room, which opens where the room has folders."""
+    pages: dict[str, list[dict]] = {}
+    for folder in folders():
+        room = ".".join(dotted(folder).split(".")[:2])
+        pages.setdefault(room, []).append({dotted(folder): address(folder)})
+    return [{room: inside} if len(inside) > 1 else inside[0] for room, inside in pages.items()]
+
+
 def on_config(config):
-    inside = [{"Map of all modules": "reference/index.md"}, *({dotted(folder): address(folder)} for folder in folders())]
+    inside = [{"Map of all modules": "reference/index.md"}, *rooms()]
     config.nav = [{"API reference": inside} if entry == {"API reference": "reference/index.md"} else entry for entry in config.nav]
     return config
 

@@ -174,7 +174,14 @@ def continuous_methods() -> list[dict[str, str]]:
     for name, way in continuous.CONTINUOUS_METHODS.items():
         value, distribution, rule, exactness = told[name]
         rows.append(
-            {"name": name, "exactness": exactness, "heads": ", ".join(way.heads), "value": value, "distribution": distribution, "rule": rule}
+            {
+                "name": name,
+                "exactness": exactness,
+                "heads": ", ".join(way.heads),
+                "value": value,
+                "distribution": distribution,
+                "rule": rule,
+            }
         )
     return rows
 

@@ -71,5 +71,5 @@ def test_a_call_takes_model_inputs_and_drafter_by_position(name):
 
 @pytest.mark.parametrize(("one", "other"), itertools.combinations(CALLS, 2))
 def test_shared_arguments_stand_in_one_order(one, other):
-    first, second = ([argument for argument in PARAMETERS[call]] for call in (one, other))
+    first, second = (list(PARAMETERS[call]) for call in (one, other))
     assert [name for name in first if name in second] == [name for name in second if name in first]

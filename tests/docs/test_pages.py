@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.structure import ROOMS
 from tests.docs.pages import DECISIONS, GUIDES, PAGES, ROOT, TOP, anchors, links, named, prose
+from tests.structure import ROOMS
 
 FORMER = ("law-exact", "guess", "guesses", "settled", "frontier", "whoever", "nobody")
 """Words of our own that the field has better ones for; code may still use them."""

@@ -17,8 +17,7 @@ def test_drafters_are_the_registrys():
 
 def test_accept_rules_are_the_registrys():
     rows = [
-        [f"`{name}`", entry.is_a, build(name, ACCEPT, "accept rule").exactness, entry.needs, entry.refuses]
-        for name, entry in RULES.items()
+        [f"`{name}`", entry.is_a, build(name, ACCEPT, "accept rule").exactness, entry.needs, entry.refuses] for name, entry in RULES.items()
     ]
     assert table("Accept rules") == rows
 
