@@ -36,7 +36,7 @@ CAUSES = {
     "tree": "trees: a node sees its sibling, or positions or attention biases (ALiBi) follow slots instead of depth",
     "tree window": "trees across the attention window, chunk or rope switch",
     "q": "the drafter does not draw from the distribution q it reports: temperature or truncation were applied to one of them only",
-    "noise": "the drafter draws with the random numbers that judge it: give it numbers of its own (noise.guess)",
+    "noise": "the drafter draws with the random numbers that judge it: give it numbers of its own (noise.draft_token)",
     "rule": "the accept rule, or a drafter whose q is not what its draft tokens were drawn from",
     "engine": "the target's scores are right, so the rule or the drafter's session is not",
 }
