@@ -1,25 +1,14 @@
-"""The tables of docs/drafters.md are the registry: what each name is, needs and refuses."""
+"""The pages name drafters and rules as the registry has them."""
 
-from mmspec.run.registry import ACCEPT, RULES, SOURCES, build
+from mmspec.run.registry import SOURCES
 from tests.docs.pages import ROOT
+from tests.docs.registry import PAGE, tables, written
 
 
-def table(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading."""
-    section = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")] for line in lines]
-
-
-def test_drafters_are_the_registrys():
-    assert table("Drafters by name") == [[f"`{name}`", entry.is_a, entry.needs, entry.refuses] for name, entry in SOURCES.items()]
-
-
-def test_accept_rules_are_the_registrys():
-    rows = [
-        [f"`{name}`", entry.is_a, build(name, ACCEPT, "accept rule").exactness, entry.needs, entry.refuses] for name, entry in RULES.items()
-    ]
-    assert table("Accept rules") == rows
+def test_the_tables_of_drafters_and_rules_are_the_registrys():
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == written(page), "run: python -m tests.docs.registry"
+    assert all(table in page for table in tables().values())
 
 
 def test_the_page_of_choices_names_registered_drafters():
