@@ -291,13 +291,16 @@ def test_stdout_holds_one_json_object_and_nothing_else():
 def test_models_lists_everything_there_is(mmspec):
     from mmspec.minis import NAMES
     from mmspec.recsys import METHODS
-    from mmspec.run.registry import ACCEPT, DRAFTERS
+    from mmspec.run.registry import RULES, SOURCES
 
     found = json.loads(mmspec("models", "--json")[1])
     assert [mini["name"] for mini in found["minis"]] == list(NAMES)
-    assert set(DRAFTERS) < {row["name"] for row in found["drafters"]}
+    drafters = {row["name"]: (row["is_a"], row["needs"], row["refuses"]) for row in found["drafters"]}
+    assert {name: (entry.is_a, entry.needs, entry.refuses) for name, entry in SOURCES.items()}.items() <= drafters.items()
+    shown = {row["name"]: (row["is_a"], row["needs"], row["refuses"]) for row in found["accept_rules"]}
+    assert {name: (entry.is_a, entry.needs, entry.refuses) for name, entry in RULES.items()}.items() <= shown.items()
     rules = {row["name"]: row["exactness"] for row in found["accept_rules"]}
-    assert set(rules) == {"exact", *ACCEPT}
+    assert set(rules) == {"exact", *RULES}
     assert (rules["coupled"], rules["block"], rules["typical"]) == ("token-exact", "distribution-exact", "lossy")
     modes = {row["name"]: row["exactness"] for row in found["recommendation_modes"]}
     assert set(modes) == set(METHODS)

@@ -31,14 +31,22 @@ def exports(path: Path) -> list[str]:
     return []
 
 
+def homes(path: Path) -> dict[str, str]:
+    """Exported name -> the module of its folder that holds it, of an `__init__` that imports on first use."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == "_MODULES" for target in node.targets):
+            return {str(name): str(where) for name, where in ast.literal_eval(node.value).items()}
+    return {}
+
+
 def folders() -> list[Path]:
     """Every package below `mmspec`, the public calls first."""
     found = [init.parent for init in PACKAGE.rglob("__init__.py")]
     public = [path for path in found if not any(part.startswith("_") for part in path.relative_to(PACKAGE).parts)]
 
     def order(path: Path) -> tuple:
-        budget = path.relative_to(PACKAGE).parts[0] if path != PACKAGE else ""
-        return (FIRST.index(budget) if budget in FIRST else len(FIRST), path.as_posix())
+        room = path.relative_to(PACKAGE).parts[0] if path != PACKAGE else ""
+        return (FIRST.index(room) if room in FIRST else len(FIRST), path.as_posix())
 
     return sorted(public, key=order)
 
@@ -58,7 +66,7 @@ def address(folder: Path) -> str:
 
 def page(folder: Path) -> str:
     """The page of one folder."""
-    name, front = dotted(folder), exports(folder / "__init__.py")
+    name, front, held = dotted(folder), exports(folder / "__init__.py"), homes(folder / "__init__.py")
     lines = [f"# {name}", "", summary(folder / "__init__.py"), ""]
     shown = [export for export in front if not (folder / export).is_dir()]
     if shown:
@@ -68,8 +76,9 @@ def page(folder: Path) -> str:
             lines += [f"::: {name}.{export}{inside}", ""]
     for module in modules(folder):
         options = ["    options:", "      show_root_heading: false", "      show_root_toc_entry: false"]
-        if module.stem in shown:  # the call is above
-            options += [f'      filters: ["!^_", "!^{module.stem}$"]']
+        above = [export for export in shown if export == module.stem or held.get(export) == module.stem]
+        if above:
+            options += [f"      filters: {['!^_', *(f'!^{export}$' for export in above)]}"]
         lines += [f"## {module.stem}", "", f"::: {dotted(module)}", *options, ""]
     return "\n".join(lines)
 
@@ -87,8 +96,17 @@ def index() -> str:
     return "\n".join(lines)
 
 
+def rooms() -> list[dict]:
+    """The entries of the navigation: one for each room, which opens where the room has folders."""
+    pages: dict[str, list[dict]] = {}
+    for folder in folders():
+        room = ".".join(dotted(folder).split(".")[:2])
+        pages.setdefault(room, []).append({dotted(folder): address(folder)})
+    return [{room: inside} if len(inside) > 1 else inside[0] for room, inside in pages.items()]
+
+
 def on_config(config):
-    inside = [{"Map of all modules": "reference/index.md"}, *({dotted(folder): address(folder)} for folder in folders())]
+    inside = [{"Map of all modules": "reference/index.md"}, *rooms()]
     config.nav = [{"API reference": inside} if entry == {"API reference": "reference/index.md"} else entry for entry in config.nav]
     return config
 

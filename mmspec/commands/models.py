@@ -1,4 +1,7 @@
-"""`mmspec models`: the minis that ship, the model families that run, drafters, accept rules, methods and modes with what they promise."""
+"""`mmspec models`: the minis that ship, the model families that run, and every name that a request takes, with what it is and promises.
+
+Drafters and accept rules are the registry's: what each is, needs and refuses (`mmspec/run/registry.py`).
+"""
 
 from importlib import import_module
 from typing import Any
@@ -7,7 +10,7 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.minis import shipped_drafters
-from mmspec.run.registry import ACCEPT, DRAFTERS, build
+from mmspec.run.registry import ACCEPT, RULES, SOURCES, build
 
 EXAMPLES = """Examples:
 
@@ -19,7 +22,7 @@ _MINI_FACTS = 3  # lines of a card that are shown
 
 
 def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
-    """List minis, model families, drafters, views, accept rules, the methods of pictures and the modes of recommendations."""
+    """List minis, model families, drafters and accept rules with what each needs and refuses, views, methods and modes."""
     common.begin(verbose)
     from mmspec.utils.devices import device_of
 
@@ -88,23 +91,31 @@ def families() -> list[dict[str, str]]:
 
 
 def drafters() -> list[dict[str, str]]:
-    """The names `--drafter` takes, with the first words of what each does."""
+    """The names `--drafter` takes, with what each is, needs and refuses."""
+    needs = "the target's tokenizer, or mmspec.text.aligned_drafter"
+    rows = [_row("model", "a smaller model: the mini's own, or any by path", needs)]
+    rows += [_row(name, entry.is_a, entry.needs, entry.refuses) for name, entry in SOURCES.items()]
+    rows.append(_row("cascade:MIDDLE,INNER", "a drafter for which another drafts", "MIDDLE a model or of the target's own", "tree, view"))
+    rows.append(_row("relay:FIRST,N,THEN", "N draft tokens by one drafter, the others of a round by another", refuses="tree, view"))
+    rows += [_row(name, f"the mini's own: {_net(name)}", "mini text", "view") for name in shipped_drafters()]
+    rows.append(_row("text", "mini vlm's own: a small language model", "mini vlm"))
+    rows.append(_row("vlm", "mini vlm's own: a small model that reads images", "mini vlm"))
+    others = sorted(set(shipped_drafters("vlm")) - set(shipped_drafters()))
+    rows += [_row(name, f"mini vlm's own: {_net(name)}", "mini vlm", "view") for name in others]
+    rows.append(_row("FOLDER", "a trained drafter, this project's or a published one", "the target it was trained for", "view"))
+    rows.append(_row("FILE.npy", _first_line("mmspec.drafters.retrieval.datastore:Datastore"), "the target's tokenizer", "tree, view"))
+    return [*rows, _row("FILE.npz", _first_line("mmspec.drafters.retrieval.pools:Pools"), "the target's tokenizer", "tree, view")]
+
+
+def _row(name: str, is_a: str, needs: str = "", refuses: str = "") -> dict[str, str]:
+    return {"name": name, "is_a": is_a, "needs": needs, "refuses": refuses}
+
+
+def _net(name: str) -> str:
+    """The first line of a trained net's docstring."""
     from mmspec.drafters.checkpoints.nets import net_class
 
-    rows = [{"name": "model", "idea": "a smaller model: the mini's own, or any by path"}]
-    for name, where in DRAFTERS.items():
-        rows.append({"name": name, "idea": _first_line(where)})
-    for name in shipped_drafters():
-        rows.append({"name": name, "idea": f"the mini's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
-    rows += [
-        {"name": "text", "idea": "mini vlm's own: a small language model"},
-        {"name": "vlm", "idea": "mini vlm's own: a small model that sees"},
-    ]
-    for name in sorted(set(shipped_drafters("vlm")) - set(shipped_drafters())):
-        rows.append({"name": name, "idea": f"mini vlm's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
-    rows.append({"name": "FOLDER", "idea": "a trained drafter, this project's or a published one"})
-    rows.append({"name": "FILE.npy", "idea": _first_line("mmspec.drafters.retrieval.datastore:Datastore")})
-    return [*rows, {"name": "FILE.npz", "idea": _first_line("mmspec.drafters.retrieval.pools:Pools")}]
+    return (net_class(name).__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def _first_line(where: str) -> str:
@@ -129,14 +140,12 @@ def views() -> list[dict[str, str]]:
 
 
 def accept_rules() -> list[dict[str, str]]:
-    """The names `--accept` takes."""
-    rows = [{"name": "exact", "exactness": "token-exact", "drafts": "trees", "idea": "greedy at temperature 0, else coupled"}]
-    for name in ACCEPT:
-        rule = build(name, ACCEPT, "accept rule")
-        idea = (getattr(rule, "siblings", None) or getattr(rule, "transform", None) or rule).__doc__ or ""
-        shape = "trees" if rule.trees else "chains"
-        rows.append({"name": name, "exactness": rule.exactness, "drafts": shape, "idea": idea.strip().splitlines()[0]})
-    return rows
+    """The names `--accept` takes, with what each promises, is, needs and refuses."""
+    rows = [{**_row("exact", "greedy at temperature 0, else coupled"), "exactness": "token-exact"}]
+    for name, entry in RULES.items():
+        exactness = build(name, ACCEPT, "accept rule").exactness
+        rows.append({**_row(name, entry.is_a, entry.needs, entry.refuses), "exactness": exactness})
+    return [{"name": row["name"], "exactness": row["exactness"], **row} for row in rows]
 
 
 def picture_methods() -> list[dict[str, str]]:
@@ -165,7 +174,14 @@ def continuous_methods() -> list[dict[str, str]]:
     for name, way in continuous.CONTINUOUS_METHODS.items():
         value, distribution, rule, exactness = told[name]
         rows.append(
-            {"name": name, "exactness": exactness, "heads": ", ".join(way.heads), "value": value, "law": distribution, "rule": rule}
+            {
+                "name": name,
+                "exactness": exactness,
+                "heads": ", ".join(way.heads),
+                "value": value,
+                "distribution": distribution,
+                "rule": rule,
+            }
         )
     return rows
 

@@ -8,6 +8,7 @@ import pytest
 from tests.docs.pages import GUIDES, ROOT, blocks, named
 from tests.docs.standins import checkpoints
 
+pytestmark = pytest.mark.filterwarnings("error:.* in 0.3:DeprecationWarning")  # names and calls of today
 WITH_BLOCKS = [page for page in (ROOT / "README.md", *GUIDES) if blocks(page)]
 
 

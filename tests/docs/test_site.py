@@ -34,11 +34,11 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 
 @pytest.mark.parametrize("room", ["text", "vision", "speech", "recsys"])
-def test_the_reference_shows_what_a_room_exports(site, budget):
-    page = (site / "reference" / f"mmspec.{budget}.html").read_text(encoding="utf-8")
-    for name in getattr(mmspec, budget).__all__:
+def test_the_reference_shows_what_a_room_exports(site, room):
+    page = (site / "reference" / f"mmspec.{room}.html").read_text(encoding="utf-8")
+    for name in getattr(mmspec, room).__all__:
         if name.islower():
-            assert page.count(f'id="mmspec.{budget}.{name}"') + page.count(f'id="mmspec.{budget}.{name}.{name}"') == 1, name
+            assert page.count(f'id="mmspec.{room}.{name}"') + page.count(f'id="mmspec.{room}.{name}.{name}"') == 1, name
 
 
 def test_no_page_shows_markup_that_was_not_translated(site):

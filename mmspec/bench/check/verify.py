@@ -41,7 +41,7 @@ TEMPERATURE = 0.8  # of sampled checks, where the pair's own is 0
 class Plan:
     """What is checked: prompts, seeds of sampled checks, and the margin of near ties (None: by dtype)."""
 
-    prompts: Sequence[Any]  # texts, or `mmspec.text.inputs.vision_inputs.Seen`: texts about pictures
+    prompts: Sequence[Any]  # texts, or `mmspec.text.inputs.vision_inputs.VisionPrompt`: texts about pictures
     seeds: Sequence[int] = (0, 1, 2)
     margin: float | None = None
     logits: bool = True  # check the target's logits

@@ -55,7 +55,7 @@ class Calibration:
                 _bump(self.hits, level, rank, int(column == kept))
 
     def accuracy(self, least: int = 1) -> list[list[float]]:
-        """Return the share of draft tokens kept, [level][rank]; 0 where fewer than `least` were judged."""
+        """Return the share of draft tokens kept, `[level][rank]`; 0 where fewer than `least` were judged."""
         return [
             [hit / tried if tried >= max(1, least) else 0.0 for hit, tried in zip(hits, tries, strict=True)]
             for hits, tries in zip(self.hits, self.tries, strict=True)
