@@ -275,7 +275,7 @@ def test_bad_files_of_prompts(mmspec, tmp_path):
         refused(mmspec("text", "--input", path), *words)
     path.write_text('{"prompt": "a"}')
     refused(mmspec("text", "a", "--input", path), "both given")
-    refused(mmspec("text", "--input", path, "--batch-size", 0), "batch size is 0")
+    refused(mmspec("text", "--input", path, "--batch-size", 0), "--batch-size is 0")
 
 
 # --- the streams of a real process ------------------------------------------------------------------------------------

@@ -139,8 +139,7 @@ def main() -> None:
         learning = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         drafter.requires_grad_(False).model.multi_modal_projector.requires_grad_(True)
         train(args.projector_steps, "projector", drafter, replace(course, words=()).loss)  # text would teach it nothing
-        for parameter in learning:
-            parameter.requires_grad_(True)
+        torch.nn.ParameterList(learning).requires_grad_(True)
     train(args.steps, args.kind, drafter, course.loss)
     if here.is_main_process:
         compact = {"text": save_llama, "vlm": partial(sights.save_llava, without_tower=True)}[args.kind]

@@ -91,10 +91,8 @@ def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> Non
     for name in names:
         value = given.get(name)
         if value is not None and not 1 <= value <= most:
-            shown = f"--{name.replace('_', '-')}"
-            raise ValueError(
-                f"{shown} ({name.replace('_', ' ')}) is {f'{value:.3g}' if value > most else value}: give at least 1, at most {most}"
-            )
+            shown = f"{value:.3g}" if value > most else value
+            raise ValueError(f"--{name.replace('_', '-')} is {shown}: give at least 1, at most {most}")
 
 
 def length_of(text: str) -> int | str:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,9 +107,17 @@ def _in_eval(validate: Callable[[nn.Module, int], object], model: nn.Module, ste
     model.train()
 
 
+def _beginnings(names: Sequence[str]) -> list[str]:
+    return sorted({name.partition(".")[0] + "." for name in names})
+
+
 def _groups(model: nn.Module, plan: Fit) -> list[dict]:
     """Matrices decay; norms, biases and other vectors do not. Parameters with a rate of their own stand apart."""
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    names = [name for name, _ in model.named_parameters()]
+    for start in plan.rates:
+        if not any(name.startswith(start) for name in names):
+            raise ValueError(f"rates has {start!r}, which begins no parameter's name; names begin with {', '.join(_beginnings(names))}")
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             rate = next((rate for start, rate in plan.rates.items() if name.startswith(start)), 1.0)

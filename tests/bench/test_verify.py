@@ -30,6 +30,7 @@ def pair_of(accept="exact", temperature=0.0, dtype="float32", **drafter):
             drafter=DrafterSection(**({"kind": "model", "length": 3} | drafter)),
             accept=AcceptSection(kind=accept),
             run=RunSection(max_new_tokens=8, temperature=temperature),
+            allow_code=True,
         )
     )
 

@@ -410,7 +410,7 @@ def test_what_cannot_be_mixed_is_refused(target, small):
     out = mmspec.text.generate(target, asked(), drafter=small, view=("own", "drop"), stop_below=0.2, **FIXED)
     assert torch.equal(out.sequences, mmspec.text.generate(target, asked(), max_new_tokens=NEW).sequences)
     session, _ = ViewEnsemble(target_of(small)).begin((asked(), asked()))
-    with pytest.raises(ValueError, match="no hidden states of its own"):
+    with pytest.raises(ValueError, match="has no hidden states"):
         session.watch((-1,))
     mllama = build(SIGHTS["Mllama"].case)
     with pytest.raises(ValueError, match="Mllama's do not"):

@@ -5,7 +5,7 @@ import pytest
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.ctc import CTC
-from mmspec.drafters.shapes import Chain, best
+from mmspec.drafters.shapes import Chain, most_likely
 from tests.drafters import test_contract as contract
 from tests.drafters import test_guided as guided
 from tests.drafters import test_mtp as mtp
@@ -37,7 +37,7 @@ MAKE = {
 
 @pytest.fixture(params=MAKE, scope="module")
 def drafter(request, big):
-    return GuidedDrafter(MAKE[request.param](big), Chain(best))
+    return GuidedDrafter(MAKE[request.param](big), Chain(most_likely))
 
 
 @pytest.mark.parametrize("drafter", ["mtp-three", "mtp-parallel", "ctc", "glide"], indirect=True)

@@ -156,5 +156,5 @@ def test_options_are_checked():
     _, middle, inner = three(2, 6, 1)
     session, pending = middle.begin(1)
     tree = HorizontalCascade(ModelDrafter(middle, StaticTree(Template.branching((2,)))), 1, ModelDrafter(inner)).begin(1, session)
-    with pytest.raises(ValueError, match="can only go on from a chain"):
+    with pytest.raises(ValueError, match="can only continue a chain"):
         tree.propose(pending, Budget(torch.tensor([9]), 3), Noise.from_seed(0, 1))

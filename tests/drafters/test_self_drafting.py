@@ -311,7 +311,7 @@ def test_beside_a_captured_target(name):
     model = llama(3, seed=0)
     sources = {"exit": EarlyExit(2), "adapter": Adapter(**Adapter.fit(model.config) | {"layer": 2}), **SOURCES}
     target = HFTarget(model, DecoderOnly.of(model)).capture(64, mode=None, backend="eager")
-    options = {"limits": DefaultStopping(3, 16), "noise": Noise.from_seed(0, 3), "control": Fixed(3)}
+    options = {"stopping": DefaultStopping(3, 16), "noise": Noise.from_seed(0, 3), "control": Fixed(3)}
     out = generate(target, GuidedDrafter(sources[name], Chain(most_likely)), Greedy(), RAGGED, **options)
     assert out.sequences.tolist() == greedy(model, RAGGED, new=16)
 

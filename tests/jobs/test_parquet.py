@@ -289,7 +289,8 @@ LARGE = r"""
 import re, shutil, sys
 from pathlib import Path
 from dataclasses import replace
-from mmspec.jobs import parquet, run
+from mmspec.jobs import run
+from mmspec.jobs.engine import parquet
 from tests.jobs.worker import users
 def peak():
     # not getrusage: its peak begins with that of the process which started this one

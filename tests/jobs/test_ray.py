@@ -193,7 +193,7 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_two_launchers_at_once_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="start it once, and not under torchrun"):
+    with pytest.raises(ValueError, match="start it once, not under torchrun"):
         run(job(write_input(tmp_path / "in.jsonl"), tmp_path / "out"), engine="ray", processes=Processes(0, 2))
 
 

@@ -58,7 +58,7 @@ def test_what_ships_is_small():
 
 
 def test_a_missing_mini_names_its_recipe(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"vision/train_target.py --set emoji"):
+    with pytest.raises(FileNotFoundError, match=r"vision/train_target.py -- --set emoji"):
         load_vision(tmp_path, "emoji")
     with pytest.raises(ValueError, match="unknown mini 'pictures'; valid: text, vision"):
         mmspec.load("pictures")

@@ -294,7 +294,7 @@ def test_broken_pictures_are_rejects_and_the_rest_goes_on(batch, pictures, tmp_p
 
 
 def test_a_picture_that_the_processor_refuses_is_a_reject(batch, pictures, monkeypatch):
-    look = pairs.look
+    look = pairs.process_vision_inputs
 
     def picky(processor, requests, *rest):
         if any(each.pictures[0].width == 63 for each in requests):
@@ -304,7 +304,7 @@ def test_a_picture_that_the_processor_refuses_is_a_reject(batch, pictures, monke
     folder = pictures[0].parent / "more"
     shutil.copytree(pictures[0].parent, folder)
     Image.new("RGB", (63, 64)).save(folder / "1.png")
-    monkeypatch.setattr(pairs, "look", picky)
+    monkeypatch.setattr(pairs, "process_vision_inputs", picky)
     _, _, _, path = batch(folder, *SHORT)
     assert [row["index"] for row in rows(path)] == [0, 2, 3, 4]
     assert rows(path.with_suffix(".job") / "rejects.jsonl") == [{"picture": 2, "reason": "too narrow"}]
@@ -335,7 +335,7 @@ BATCH_MISTAKES = {
     "a folder that is not there": (("nowhere",), ("nowhere does not exist",)),
     "a folder and a picture": (("FOLDER", PICTURE), ("given with other pictures",)),
     "comparing": ((PICTURE, "--compare"), ("both given",)),
-    "no batch": (("FOLDER", "--batch-size", 0), ("batch size is 0",)),
+    "no batch": (("FOLDER", "--batch-size", 0), ("--batch-size is 0",)),
     "an engine of steam": (("FOLDER", "--engine", "steam"), ("'steam'",)),
     "a distribution that follows the clock": (("FOLDER", "--accept", "block", "--temperature", 1), ("--draft-length a number",)),
     "an unknown view": (("FOLDER", "--drafter", "READER", "--view", "squint"), ("'squint'",)),

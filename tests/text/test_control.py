@@ -14,8 +14,7 @@ from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, RunSection
 from mmspec.run.draft_length import control_of
 from mmspec.run.shapes import stopping_below
-from mmspec.text import generate
-from mmspec.text.drop_in import speculate
+from mmspec.text import generate, speculate
 from tests.drafters.runs import greedy, random_prompt
 
 INPUTS = random_prompt(5, 9, 7, seed=1)
@@ -70,5 +69,5 @@ def test_wrong_options_are_said_in_one_line():
     with pytest.raises(ValueError, match="unknown key 'stop' for drafter 'model'; valid: stop_below"):
         pair(options={"stop": 0.4})
     cautious = pair(options={"stop_below": "often"})
-    with pytest.raises(ValueError, match="stop_below is 'often': give a probability between 0 and 1"):
+    with pytest.raises(ValueError, match="stop_below is 'often': give a probability, 0 to 1"):
         cautious.generate(cautious.inputs(list(cautious.examples[:1])))

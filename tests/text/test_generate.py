@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TextStreamer
 
 import mmspec
 from mmspec.text import StopStrings, aligned_drafter
@@ -174,8 +174,8 @@ def test_auto_draft_length_says_the_same(pair):
 
 BAD = {
     "max_new_tokens is 0": {"max_new_tokens": 0},
-    "unknown drafter 'nope'; valid: copy, early-exit, jacobi": {"drafter": "nope"},
-    "unknown accept rule 'nope'; valid: block, chow": {"accept": "nope"},
+    "unknown drafter 'nope' .*; valid: copy, early-exit, jacobi": {"drafter": "nope"},
+    "unknown accept rule 'nope'; valid: always-accept, block, chow": {"accept": "nope"},
     "temperature is -1": {"temperature": -1.0},
     "top_p is 1.5": {"temperature": 1.0, "top_p": 1.5},
     "top_k is -2": {"temperature": 1.0, "top_k": -2},
@@ -186,7 +186,7 @@ BAD = {
     "Token judges chains only": {"tree": (2, 2), "drafter": "self", "accept": "token", "temperature": 1.0},
     "seed has 2 entries for 3 rows": {"seed": [1, 2]},
     "exceed the model's 128 positions: ask for at most 116": {"max_new_tokens": 120},
-    "streamer serves one prompt": {"streamer": object()},
+    "streamer serves one prompt": {"streamer": TextStreamer(None)},
 }
 
 

@@ -81,7 +81,7 @@ def _target(model):
     [
         ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'expand', 'opt', 'dynamic', children per level"),
         ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
-        ((0, 2), "exact", r"branching is \(0, 2\): give at least one level"),
+        ((0, 2), "exact", r"branching of the tree is \(0, 2\): give at least one level"),
         ("opt", "without-replacement", "tree 'opt' takes the likeliest nodes, but Walk needs drawn ones"),
         (FORM, "block", "Block judges chains only"),
     ],
@@ -95,5 +95,5 @@ def test_mistakes_are_told_in_one_line(tree, accept, words):
 def test_the_command_line_takes_the_same(written):
     for text, tree in (("opt", "opt"), ("dynamic", "dynamic"), (str(written), str(written)), ("4,2", [4, 2]), ("none", None)):
         assert settings({"tree": text}).drafter.tree == tree
-    with pytest.raises(ValueError, match=r"--tree is 'oak': give comb, expand, opt, dynamic, children per level .* or a template"):
+    with pytest.raises(ValueError, match=r"unknown tree 'oak'; valid: comb, expand, opt, dynamic, none, children per level .* a template"):
         settings({"tree": "oak"})

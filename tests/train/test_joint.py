@@ -93,7 +93,7 @@ def test_the_target_is_still_while_the_heads_warm_up(speech, tmp_path):
     target.model.embed_tokens.weight.requires_grad_(False)  # what was never to be trained stays so
     before, joint = deepcopy(target.state_dict()), Joint(Medusa(32, 3), target, VADUSA, own_only=True)
     heads = deepcopy(joint.example.state_dict())
-    plan = Fit(steps=6, lr=1e-3, warmup=1, rates={"lesson.": 4.0})
+    plan = Fit(steps=6, lr=1e-3, warmup=1, rates={"example.": 4.0})
 
     def moved():
         return {name for name, tensor in target.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -117,7 +117,7 @@ def test_heads_have_the_higher_rate(tmp_path, speech):
     target, net = trainable(), Medusa(32, 1)
     before = target.lm_head.weight.detach().clone()
     joint = Joint(net, target, VADUSA, own_only=True)
-    plan = Fit(steps=1, lr=1e-3, warmup=1, weight_decay=0.0, rates={"lesson.": 4.0})
+    plan = Fit(steps=1, lr=1e-3, warmup=1, weight_decay=0.0, rates={"example.": 4.0})
     fit(joint, lambda m, turn: m(ids, own), plan, tmp_path / "joint.pt")
     heads, base = net.blocks[0][0].linear.weight.abs().max().item(), (target.lm_head.weight - before).abs().max().item()
     assert heads / base == pytest.approx(4, rel=0.01)
@@ -130,7 +130,7 @@ def test_joint_training_leads_to_acceptance_and_stays_exact(make, tmp_path):
     target, inputs = trainable(), random_prompt(5, 5, 5, 5, seed=3)
     ids = torch.cat([inputs["input_ids"], (20 + torch.arange(16) % 5).expand(4, -1)], 1)
     joint = Joint(make(), target, Aim(depth=3, distributions={"ce": 1.0}, summed=True), own_only=True)
-    plan = Fit(steps=60, lr=3e-3, warmup=2, rates={"lesson.": 4.0})
+    plan = Fit(steps=60, lr=3e-3, warmup=2, rates={"example.": 4.0})
     fit(joint, lambda m, turn: m(ids, ids >= CODES, frozen=turn < 10), plan, tmp_path / "joint.pt")
     out = run(target, GuidedDrafter(joint.example.net.eval(), Chain(most_likely)), inputs, length=3, new=16)
     assert out.sequences.tolist() == greedy(target, inputs, new=16)

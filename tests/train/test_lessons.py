@@ -153,7 +153,7 @@ def test_joint_training_moves_the_target_and_alone_does_not(big, written, tmp_pa
 
     target = deepcopy(big).requires_grad_(True)
     joint = Joint(Medusa(32, 3), target, Aim(depth=3))
-    plan = Fit(steps=8, lr=1e-3, warmup=1, rates={"lesson.": 4.0})
+    plan = Fit(steps=8, lr=1e-3, warmup=1, rates={"example.": 4.0})
     before = joint(*written).item()
     fit(joint, lambda m, turn: m(*written), plan, tmp_path / "joint.pt")
     assert joint(*written).item() < before
