@@ -41,9 +41,15 @@ class Swapped:
 
     @property
     def late(self) -> bool:
+        """True if `view` needs the target to have run the prompt."""
         return getattr(self.view, "late", False)
 
     def __call__(self, prompt: Any, session: Any) -> Any:
+        """Return what the drafter reads of `prompt`, with the pictures of row r + 1 in row r.
+
+        Raises:
+            ValueError: for fewer than two rows, and for rows whose pictures differ in number or size.
+        """
         rows, marked = _marked(prompt, session)
         if rows < 2 or len(set(marked.sum(1).tolist())) > 1:
             raise ValueError(
@@ -111,6 +117,7 @@ class WrongPicture:
         return "blind" if self.changed == 0 else "sees" if self.p_value <= level else "unclear"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data that `json.dump` can write."""
         paces = {"tokens_per_call": self.tokens / max(1, self.calls), "wrong_tokens_per_call": self.tokens / max(1, self.wrong_calls)}
         return asdict(self) | paces | {"p_value": self.p_value, "verdict": self.verdict()}
 

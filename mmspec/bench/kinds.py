@@ -45,6 +45,7 @@ class TokenKinds:
         self.steps: list[tuple[bool, float]] = []  # was there a draft token, and the round's seconds; not of rounds that ran prompts
 
     def __call__(self, step: Step) -> None:
+        """Count one round."""
         committed, rows = step.committed, len(step.committed.values)
         self.calls, self.said = self.calls or [0] * rows, self.said or [0] * rows
         for row, values in enumerate(committed.values):

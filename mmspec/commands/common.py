@@ -90,6 +90,13 @@ class Commands(TyperGroup):
     """The commands, with every error turned into one line on stderr and an exit code: 2 for bad input, 1 for failures."""
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
+        """Run a command and exit with its code: 0 for success, 2 for invalid input, 1 for other failures.
+
+        Args:
+            args: the command line without the program's name; `sys.argv` by default.
+            prog_name: the program's name in usage lines.
+            extra: further options of `TyperGroup.main`.
+        """
         given = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
         words = WORDS.set(tuple(given))

@@ -185,6 +185,7 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
 
 
 def load(*args: Any) -> Any:
+    """Import and call `mmspec.loading.speech.load_speaker`. A function of this module, so that importing it stays light."""
     from mmspec.loading.speech import load_speaker
 
     return load_speaker(*args)

@@ -20,6 +20,7 @@ class Flow:
         return self
 
     def __call__(self, step: Step) -> None:
+        """Write what a round committed in row 0."""
         values, accepted = step.committed.values[0], step.committed.accepted[0]
         if self.marked:
             drafted = self.pieces.push(values[:accepted])

@@ -177,7 +177,17 @@ def generate(
 
 
 def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pad: int = 0) -> Generation:
-    """The values that `stopping` has seen committed so far, as tensors on `device`."""
+    """Collect what has been committed so far.
+
+    Args:
+        stopping: the stopping criteria of the generation, which hold the committed values.
+        stats: the statistics to return with them.
+        device: device of the result.
+        pad: fills rows that are shorter than the longest one.
+
+    Returns:
+        The committed values [B, S, *value], right-padded, their lengths LongTensor [B], and `stats`.
+    """
     lengths = torch.tensor([len(values) for values in stopping.outputs], device=device)
     rows = [_joined(values, device) for values in stopping.outputs]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
@@ -191,7 +201,14 @@ def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
 
 
 def each(*callbacks: OnStep) -> OnStep:
-    """One `on_step` that calls every one of `callbacks` in turn; None ones are left out."""
+    """Combine several `on_step` callbacks into one.
+
+    Args:
+        callbacks: called in this order with every round; None is skipped.
+
+    Returns:
+        One callback.
+    """
     called = [callback for callback in callbacks if callback is not None]
 
     def call(step: Step) -> None:

@@ -16,10 +16,19 @@ EndTest = Callable[[Tensor], Tensor]
 
 
 class DefaultStopping:
-    """One generation's ends. A row is cut exactly at its first end value, its first stop, or when its room is used up.
+    """Stopping criteria for sequences: a maximum length, end values, and stops evaluated on the host.
 
-    `most` is the room of every row; `ends` are end values, or what tells them, and stay in the output; `stops` are judged on the
-    host, value by value.
+    A row ends at its first end value, at its first stop, or after `most` values, whichever comes first. The end value stays in the output.
+
+    Args:
+        rows: number of rows.
+        most: largest number of values per row.
+        ends: end-of-sequence ids, or an `EndTest` for values that are not single ids.
+        stops: functions of (row, values committed so far) that return True where the row should end; called after every value.
+        device: device of the generation.
+
+    Raises:
+        ValueError: if `most` is below 1.
     """
 
     def __init__(

@@ -67,6 +67,7 @@ class ProjectedValues:
 
     @property
     def deviation(self) -> float:
+        """Standard deviation of `values`; 1 under an exact rule."""
         return self.values.std().item()
 
     def __add__(self, other: "ProjectedValues") -> "ProjectedValues":
@@ -196,6 +197,11 @@ class Watch:
         self._judged: list[list[bool]] = [[] for _ in range(rows)]
 
     def __call__(self, step: Step) -> None:
+        """Record the values that a round committed.
+
+        Args:
+            step: the round.
+        """
         for row, (values, judged) in enumerate(zip(step.committed.values, step.committed.judged, strict=True)):
             self._values[row] += values
             self._judged[row] += [place < judged for place in range(len(values))]

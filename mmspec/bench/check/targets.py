@@ -53,6 +53,7 @@ class Scripted:
         return pending.extend(nodes, parents, width=2, levels=budget.length)
 
     def observe(self, *outcome: Any) -> None:
+        """Ignore the outcome: the script is fixed."""
         pass
 
 

@@ -40,6 +40,7 @@ class MethodEntry:
 
     @property
     def name(self) -> str:
+        """Name of the row in tables, such as "path, 4 draft tokens"."""
         parts = [self.method]
         parts += [f"{self.draft_tokens} draft tokens"] if self.draft_tokens else []
         parts += [f"{self.steps} steps"] if self.steps else []
@@ -84,9 +85,11 @@ class MethodFigures:
         return sum(stats.accepted for stats in self.stats) / judged if judged else None
 
     def frechet(self, real: Tensor) -> float:
+        """Return the Frechet distance of the pictures' features from `real` [N, D]."""
         return frechet(torch.cat(self.features), real)
 
     def faster(self, batch: int) -> Spread | None:
+        """Return the speed relative to plain decoding at batch size `batch`; None if it was not measured."""
         return Spread.of(self.ratios.get(batch, []))
 
 

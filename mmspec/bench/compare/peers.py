@@ -29,6 +29,7 @@ class Outcome:
 
     @property
     def count(self) -> int:
+        """Number of new tokens, over all rows."""
         return sum(map(len, self.tokens))
 
 

@@ -22,6 +22,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread | None":
+        """Return median and quartiles of `values`; None for no values."""
         if not values:
             return None
         if len(values) == 1:
@@ -62,6 +63,7 @@ def run(pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: in
 
 
 def trial_count(pair: Pair, prompts: Sequence[str], draft_tokens: int, batch_size: int, repeats: int) -> int:
+    """Return the number of trials that `run` makes: contenders times batches times repeats."""
     return len(contenders(pair, draft_tokens)) * -(-len(prompts) // batch_size) * repeats
 
 

@@ -123,6 +123,7 @@ class AnswerTally:
     phases: dict[str, float] = field(default_factory=dict)
 
     def add(self, outcome: Outcome, wanted: Sequence[Sequence[int]]) -> None:
+        """Add one outcome; `wanted` holds the token ids to compare its rows with."""
         self.tokens, self.calls = self.tokens + outcome.count, self.calls + outcome.row_calls
         self.same += sum(own == other for own, other in zip(outcome.tokens, wanted, strict=True))
         self.asked += len(wanted)

@@ -58,6 +58,7 @@ class ContinuousRun:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole generation."""
         return self.stats.seconds["total"]
 
 
@@ -78,6 +79,7 @@ def there() -> bool:
 
 
 def work(request: DemoRequest) -> int:
+    """Return the number of runs that `section` makes."""
     return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
 
 

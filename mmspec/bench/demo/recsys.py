@@ -49,6 +49,7 @@ class RecsysRun:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole search."""
         return self.stats.seconds["total"]
 
 
@@ -69,6 +70,7 @@ def there() -> bool:
 
 
 def work(request: DemoRequest) -> int:
+    """Return the number of runs that `section` makes."""
     return (len(CONTINUOUS_METHODS) + 1) * (_examples(request) + 1)
 
 

@@ -58,6 +58,7 @@ def work(request: DemoRequest) -> int:
 
 
 def run_demo(request: DemoRequest) -> dict[str, Section]:
+    """Run the sections whose minis are installed and return them by name."""
     return {name: module.section(request) for name, module in shown().items()}
 
 

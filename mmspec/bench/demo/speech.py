@@ -61,6 +61,7 @@ def there() -> bool:
 
 
 def work(request: DemoRequest) -> int:
+    """Return the number of runs that `section` makes."""
     return len(CONTINUOUS_METHODS) * _examples(request) + 1
 
 

@@ -43,6 +43,7 @@ class VisionRun:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole generation."""
         return self.stats.seconds["total"]
 
 
@@ -61,6 +62,7 @@ def there() -> bool:
 
 
 def work(request: DemoRequest) -> int:
+    """Return the number of runs that `section` makes."""
     return len(CONTINUOUS_METHODS) * _examples(request) + 1
 
 

@@ -129,6 +129,7 @@ def _head(name: str) -> Options:
 
 
 def work(request: DemoRequest) -> int:
+    """Return the number of runs that `section` makes."""
     return len(ways(load("vlm"))) * (_examples(request) + 1)
 
 

@@ -56,6 +56,7 @@ class TextRounds:
         self.pieces = Pieces(self.decode)
 
     def __call__(self, step: Step) -> None:
+        """Record the round of row 0, if it committed anything."""
         values = step.committed.values[0]
         if values:
             texts = [self.pieces.push([value]) for value in values]

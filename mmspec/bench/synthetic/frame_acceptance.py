@@ -60,6 +60,7 @@ def _judged(books: int, count: int, generator: torch.Generator, noise: float) ->
 
 
 def main() -> None:
+    """Command-line entry point: print the acceptance table as Markdown."""
     parser = argparse.ArgumentParser(description="How often frames of K codes are accepted, whole and code by code (random factors).")
     parser.add_argument("--books", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--frames", type=int, default=20_000, help="frames judged for each number of books")

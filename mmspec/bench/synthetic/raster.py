@@ -44,6 +44,14 @@ class SyntheticRaster:
 
     @staticmethod
     def make(spread: float = SPREAD, side: int = SIDE, codes: int = CODES, seed: int = 0) -> "SyntheticRaster":
+        """Return a target with random tables.
+
+        Args:
+            spread: standard deviation of the logits.
+            side: height and width of the pictures, in codes.
+            codes: size of the codebook.
+            seed: seed of the tables.
+        """
         tables = torch.randn(3, codes + 1, codes, generator=torch.Generator().manual_seed(seed))
         return SyntheticRaster(tables * spread / 3**0.5, Raster.grid(side, side, codes))
 

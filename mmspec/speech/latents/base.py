@@ -59,9 +59,11 @@ class Scale:
     shift: Tensor
 
     def out(self, latents: Tensor) -> Tensor:
+        """Map `latents` [..., d] of this model to the other model's scale."""
         return latents * self.factor + self.shift
 
     def back(self, latents: Tensor) -> Tensor:
+        """Map `latents` [..., d] of the other model to this model's scale."""
         return (latents - self.shift) / self.factor
 
 

@@ -202,6 +202,7 @@ class TokenStream(StreamerFeed):
     """Feeds a streamer one token at a time, as transformers does."""
 
     def __call__(self, step: Step) -> None:
+        """Pass every token that a round committed in row 0."""
         if self.streamer is not None:
             for value in step.committed.values[0]:
                 self.streamer.put(torch.tensor([value]))

@@ -23,6 +23,7 @@ class RowStop:
     prompt: Tensor  # [B, P]
 
     def __call__(self, row: int, committed: list[int]) -> bool:
+        """Return True if the criterion ends `row` after the values `committed`."""
         values = torch.tensor(committed, dtype=self.prompt.dtype, device=self.prompt.device)
         return bool(torch.as_tensor(self.criterion(torch.cat([self.prompt[row], values])[None], None)).any())
 
@@ -38,6 +39,7 @@ class StopTogether:
         self.first: list[int | None] = [None] * rows
 
     def __call__(self, row: int, committed: list[int]) -> bool:
+        """Return True if every row has stopped and `row` is as long as the row that stopped last."""
         if self.first[row] is None and (len(committed) >= self.most or any(stop(row, committed) for stop in self.stops)):
             self.first[row] = len(committed)
         return None not in self.first and len(committed) >= self.length

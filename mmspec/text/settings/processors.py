@@ -31,6 +31,15 @@ class StopStrings:
             raise ValueError(f"stop strings are {self.strings!r}: give at least one, none of them empty")
 
     def __call__(self, row: int, committed: list[int]) -> bool:
+        """Tell whether one of the strings occurs at the end of a row.
+
+        Args:
+            row: number of the row; not read.
+            committed: ids that the row has committed so far.
+
+        Returns:
+            True if the row should end.
+        """
         tail = self.decode(committed[-(max(map(len, self.strings)) + 4) :])
         return any(string in tail for string in self.strings)
 

@@ -47,16 +47,40 @@ class Sampling:
     every: int | None = None
 
     def over(self, other: "Sampling") -> "Sampling":
-        """Return these settings, with missing ones from `other`."""
+        """Fill in missing settings.
+
+        Args:
+            other: where missing settings are taken from.
+
+        Returns:
+            These settings, with missing ones from `other`.
+        """
         pairs = ((getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
         return Sampling(*(theirs if own is None else own for own, theirs in pairs))
 
     def filled(self, config: Any) -> "Sampling":
-        """Return these settings, with missing ones from a model's `config`."""
+        """Fill in missing settings from a model's config.
+
+        Args:
+            config: the config of a `ContinuousAR`.
+
+        Returns:
+            Settings without a None.
+        """
         return self.over(Sampling(config.head_steps, config.sigma_out, scheduler(), 1.0, config.every))
 
     def noise_schedule(self, temperature: float) -> NoiseSchedule:
-        """Return the transitions of the chain. ValueError for missing settings, and for schedules whose steps are not Gaussian."""
+        """Compute the transitions of the chain.
+
+        Args:
+            temperature: factor on the noise of the chain's steps.
+
+        Returns:
+            The noise schedule.
+
+        Raises:
+            ValueError: for missing settings, and for schedules whose steps are not Gaussian.
+        """
         steps, sigma_out, eta = self.steps, self.sigma_out, self.eta
         if steps is None or sigma_out is None or eta is None:
             raise ValueError("this sampling has missing settings: complete it by Sampling.filled(config)")
@@ -144,6 +168,13 @@ class GuidedNet:
     scale: float
 
     def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
+        """Return the guided output [M, d] of the head.
+
+        Args:
+            x: [M, d] noisy tokens.
+            timesteps: [M] noise levels.
+            z: [M, 2 D] states with and without the class.
+        """
         cond, uncond = self.head(torch.cat([x, x]), torch.cat([timesteps, timesteps]), torch.cat(z.chunk(2, -1))).chunk(2)
         return uncond + self.scale * (cond - uncond)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.vision.continuous.ar import ContinuousARConfig, DiffusionHead
-from mmspec.vision.families.llamagen_network import ClassEmbedding, DecoderBlock, rotary
+from mmspec.vision.families.llamagen_layers import ClassEmbedding, DecoderBlock, rotary
 
 
 class MaskedARConfig(ContinuousARConfig):

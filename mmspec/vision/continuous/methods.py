@@ -68,11 +68,14 @@ CONTINUOUS_METHODS: dict[str, ContinuousMethod] = {
 
 
 class ContinuousPictures:
-    """A model of continuous tokens with what turns prompts into classes and tokens into pictures.
+    """A model of continuous tokens, with its classes and its picture decoder.
 
-    `to_pictures` makes PIL pictures of tokens [B, h, w, d] (an autoencoder's decoder); without it only tokens can be had. `labels` are
-    names of the classes. `drafter` is what ways that draft use where the caller gives none: a smaller model of the same tokens. `others`
-    are models with other heads over the same tokens: a way that this one's head is not made for runs on the first that it fits.
+    Args:
+        model: the network.
+        to_pictures: maps tokens [B, h, w, d] to PIL pictures, such as an autoencoder's decoder; without it only tokens are available.
+        labels: one name a class.
+        drafter: a smaller model of the same tokens, used by methods that draft when none is given.
+        others: models with other heads over the same tokens. A method for another head runs on the first of them that has it.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class ContinuousPictures:
 
     @property
     def head(self) -> str:
+        """Kind of the model's head: "diffusion", "mixture" or "masked"."""
         return "masked" if isinstance(self.model, MaskedAR) else self.model.config.head
 
     @property
@@ -95,7 +99,17 @@ class ContinuousPictures:
         return {"diffusion": "path", "mixture": "density", "masked": "plain"}[self.head]
 
     def fit(self, method: str) -> "ContinuousPictures":
-        """This model, or the first of `others`, whose head `method` is for. ValueError where there is none."""
+        """Choose the model for a method.
+
+        Args:
+            method: name of the method.
+
+        Returns:
+            This object, or the first of `others`, whose head the method is for.
+
+        Raises:
+            ValueError: if none has such a head.
+        """
         heads = way_of(method).heads
         for each in (self, *self.others):
             if each.head in heads:
@@ -105,16 +119,40 @@ class ContinuousPictures:
         )
 
     def classes(self, prompts: Sequence[Any]) -> Tensor:
-        """Class numbers [B] of class names or numbers. ValueError names the first that is unknown."""
+        """Look up class numbers. `ValueError` names the first unknown class.
+
+        Args:
+            prompts: names or numbers of classes.
+
+        Returns:
+            LongTensor [B].
+        """
         numbers = [class_of(prompt, self.labels, self.model.config.classes) for prompt in prompts]
         return torch.tensor(numbers, device=self.model.device)
 
     def picture(self, sequences: Tensor) -> Tensor:
-        """Tokens [B, h, w, d] of what was written, [B, S, d]."""
+        """Arrange tokens as pictures.
+
+        Args:
+            sequences: float [B, h * w, d] in raster order.
+
+        Returns:
+            Tokens [B, h, w, d].
+        """
         return sequences.unflatten(1, (self.model.config.grid, -1))
 
     def decode(self, tokens: Tensor) -> list[Image.Image]:
-        """Pictures from tokens [B, h, w, d]."""
+        """Decode tokens to pictures.
+
+        Args:
+            tokens: float [B, h, w, d].
+
+        Returns:
+            One PIL picture for each of B.
+
+        Raises:
+            ValueError: if the model has no decoder.
+        """
         if self.to_pictures is None:
             raise ValueError("this model has no decoder: give the adapter to_pictures, a function from tokens [B, h, w, d] to pictures")
         return self.to_pictures(tokens)
