@@ -60,7 +60,7 @@ def bench(
 def _bench(given: dict[str, Any]) -> None:
     common.check_counts(given, "repeats", "batch_size")
     common.check_counts(given, "limit", most=10**9)
-    settings = common.settings(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
+    settings = common.config_of(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:
         sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}
         common.begin(given["verbose"])
@@ -79,7 +79,7 @@ def _bench(given: dict[str, Any]) -> None:
 
 def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
     """Every figure of the benchmark, with its provenance."""
-    from mmspec.bench.compare.run import run, summarise, trial_count
+    from mmspec.bench.compare.run import run_trials, summarise, trial_count
     from mmspec.utils.provenance import provenance
 
     pair = common.load(config)
@@ -87,7 +87,7 @@ def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
     draft_tokens = config.drafter.length if isinstance(config.drafter.length, int) and config.drafter.length > 0 else _DRAFT_TOKENS
     size, repeats = given["batch_size"], given["repeats"]
     with common.progress("bench", trial_count(pair, prompts, draft_tokens, size, repeats)) as done:
-        trials = run(pair, prompts, draft_tokens=draft_tokens, batch_size=size, repeats=repeats, done=done)
+        trials = run_trials(pair, prompts, draft_tokens=draft_tokens, batch_size=size, repeats=repeats, done=done)
     figures = [
         {"contender": t.contender, "batch": t.batch, "repeat": t.repeat, "tokens": t.outcome.count, "target_calls": t.outcome.calls}
         | {"seconds": t.outcome.seconds, "refused": t.outcome.refused}

@@ -94,7 +94,7 @@ def caption(
     asked = prompt if prompt is not None else last
     if asked is not None and not asked.strip():
         raise ValueError("the prompt is empty: ask something, or leave it out to have the picture described")
-    settings = common.settings(given)
+    settings = common.config_of(given)
     if settings.target.path == "mini":
         settings = replace(settings, target=replace(settings.target, path="vlm"))
     if out is not None:

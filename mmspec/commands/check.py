@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread
+from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread_options
 from mmspec.utils.devices import device_of
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ def check(
     given = common.with_defaults(dict(locals()), max_new_tokens=_NEW, limit=_PROMPTS)
     common.check_counts(given, "limit", most=10**9)
     kind = kind_of(given)
-    refuse_unread(kind, given["target"] is not None)
+    refuse_unread_options(kind, given["target"] is not None)
     if margin is not None and not 0 <= margin < float("inf"):
         raise ValueError(f"--margin is {margin}: give a number from 0 on")
     own = given["target"] is None and kind == "text"
-    settings = common.settings(given if own else given | {"model": None, "drafter": None})
+    settings = common.config_of(given if own else given | {"model": None, "drafter": None})
     common.begin(verbose)
     if own:
         findings, stats, pair, about = _check(settings, given)
@@ -109,7 +109,7 @@ def check(
 
 def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
     """(findings, statistics, pair, provenance)."""
-    from mmspec.bench.check.verify import Plan, verify, work
+    from mmspec.bench.check.verify import Plan, step_count, verify
     from mmspec.utils.provenance import provenance
 
     if given["view"] is not None or given["pictures"]:
@@ -120,7 +120,7 @@ def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]
         pair = common.load(config)
     seed = config.run.seed
     plan = Plan(common.prompts_for(pair, given), (seed, seed + 100, seed + 200), given["margin"])
-    with common.progress("check", work(pair, plan)) as done:
+    with common.progress("check", step_count(pair, plan)) as done:
         findings, stats = verify(pair, replace(plan, done=done))
     return findings, stats, pair, provenance(pair.target.device)
 

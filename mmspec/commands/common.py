@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from mmspec.commands.settings import WORDS, check_counts, length_of, refuse_unread, settings, tree_of, with_defaults
+from mmspec.commands.settings import WORDS, check_counts, config_of, length_of, refuse_unread, tree_of, with_defaults
 from mmspec.jobs import Stopped
 from mmspec.utils.files import read_prompts
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
 
-__all__ = ["check_counts", "length_of", "refuse_unread", "settings", "tree_of", "with_defaults"]
+__all__ = ["check_counts", "config_of", "length_of", "refuse_unread", "tree_of", "with_defaults"]
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
 

@@ -24,7 +24,7 @@ _PLACES = {
 _TREES = ("comb", "expand", "opt", "dynamic", "none")
 
 
-def settings(given: dict[str, Any]) -> "Config":
+def config_of(given: dict[str, Any]) -> "Config":
     """The config that the options of a command amount to; those not given (None) leave what the config file or the defaults say.
 
     Args:

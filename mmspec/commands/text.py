@@ -61,7 +61,7 @@ def text(
     """Continue text: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
     common.check_counts(given, "batch_size")
-    settings = common.settings(given)
+    settings = common.config_of(given)
     if settings.run.temperature == 0 and settings.accept.kind == "exact":
         common.refuse_unread(
             "is for sampling, and at temperature 0 the likeliest token is taken: give --temperature too", "--top-k", "--top-p"

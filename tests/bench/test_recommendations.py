@@ -65,9 +65,7 @@ def test_the_page_needs_nothing_else_and_names_what_is_found(found, mini):
     assert not {"script", "link", "iframe"} & set(page.tags)
     best = recommend(mini.target, [mini.examples[0]], k=demo_recsys.K, catalogue=mini.catalogue).items[0]
     assert all(str(escape(mini.catalogue.name(item))) in html for item in best)
-    assert [row["way"] for row in section["ways"]] == [
-        way.name for way in demo_recsys.CONTINUOUS_METHODS if way.drafter in (None, *mini.drafters)
-    ]
+    assert [row["way"] for row in section["ways"]] == [way.name for way in demo_recsys.METHODS if way.drafter in (None, *mini.drafters)]
 
 
 def test_figures_are_counts_that_fit_together(found, mini):

@@ -96,7 +96,7 @@ def check_speech(model: Any, texts: Sequence[str], drafter: Any, *, accept: Any 
     return [*found, _equal_rows(f"speech, a batch of {len(seeds)}: as alone", _steps(drafted), alone, _BATCH)]
 
 
-def check_items(
+def check_recommendations(
     model: Any, histories: Sequence[Sequence[Any]], catalogue: Any, drafter: Any, *, k: int = 10, mode: str | None = None, seed: int = 0
 ) -> list[Finding]:
     """Recommendations with `drafter` against plain search, and plain search against transformers' constrained beam search.

@@ -56,7 +56,7 @@ TREES: tuple[Any, ...] = ((3, 2, 1), "comb", "expand")
 """Trees that a drafter which can grow them is checked with: static, siblings on a chain, a search."""
 
 
-def work(pair: Pair, plan: Plan) -> int:
+def step_count(pair: Pair, plan: Plan) -> int:
     """Steps of the progress bar."""
     return len(_steps(pair, plan, Stats()))
 

@@ -44,7 +44,7 @@ class Prefixes:
 
 
 @torch.no_grad()
-def usual(model: Any, inputs: Mapping[str, Tensor], prefixes: Prefixes, k: int) -> Beams:
+def beam_search_baseline(model: Any, inputs: Mapping[str, Tensor], prefixes: Prefixes, k: int) -> Beams:
     """`generate(num_beams=k, num_return_sequences=k, prefix_allowed_tokens_fn=...)`, in one batch."""
     start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     out = model.generate(

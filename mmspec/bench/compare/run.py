@@ -46,7 +46,9 @@ class Trial:
         return self.outcome.count / self.outcome.seconds
 
 
-def run(pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: int, repeats: int, done: Callable[[], Any]) -> list[Trial]:
+def run_trials(
+    pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: int, repeats: int, done: Callable[[], Any]
+) -> list[Trial]:
     """All trials. Contenders take turns batch by batch, and the one that goes first changes every time."""
     batches = [pair.inputs(list(prompts[i : i + batch_size])) for i in range(0, len(prompts), batch_size)]
     seed, found = pair.config.run.seed, contenders(pair, draft_tokens)

@@ -20,7 +20,7 @@ from mmspec.speech import synthesize
 FOLDER = HOME / "speech"
 
 
-def ways(mini: Mini) -> dict[str, dict[str, Any]]:
+def speech_methods(mini: Mini) -> dict[str, dict[str, Any]]:
     """Plain decoding, exact ways and lossy ones. All lengths are fixed: nothing depends on the clock.
 
     The rules without a drafter in their names judge the small model's chain; `tree` is the heads' planned tree.

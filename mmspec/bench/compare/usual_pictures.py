@@ -8,7 +8,7 @@ from mmspec.vision.families.base import ImageModel
 
 
 @torch.no_grad()
-def usual(model: ImageModel, prompts: list, guidance: float, seed: int) -> Tensor:
+def generate_by_library(model: ImageModel, prompts: list, guidance: float, seed: int) -> Tensor:
     """Codes [B, T]: a transformers DynamicCache, one code a step, guidance in one doubled batch, `torch.multinomial`.
 
     It draws from the same distribution as `plain`, with torch's global generator. For models whose network is a `LlamaGen`.

@@ -43,7 +43,7 @@ class Captioner:
         return sights.prompt(self.question).replace(sights.IMAGE, sights.IMAGE * tokens)
 
 
-def ways(mini: Mini) -> dict[str, dict[str, Any]]:
+def vlm_methods(mini: Mini) -> dict[str, dict[str, Any]]:
     """Arguments of `generate` by name. All lengths are fixed: nothing depends on the clock."""
     text, small, view = mini.drafters["text"], mini.drafters["vlm"], _views(mini)
     chain = {"draft_length": DRAFT_TOKENS}

@@ -32,7 +32,7 @@ class ContinuousEntry:
     what: str
 
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "plain": ContinuousEntry("plain", "diffusion", "one token a forward, its head's chain step by step"),
     "path": ContinuousEntry("path", "diffusion", "whole denoising chains drafted, accepted step by step"),
     "block": ContinuousEntry("block", "diffusion", "the same, all steps of all draft tokens accepted together"),
@@ -80,21 +80,19 @@ def there() -> bool:
 
 def work(request: DemoRequest) -> int:
     """Return the number of runs that `section` makes."""
-    return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
+    return len(METHODS) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
     """Draw every prompt by every way, taking turns, and the four of them together."""
     loaded = load_image_model("continuous", device=device_of(request.device))
     batch = [loaded.examples[number % len(loaded.examples)] for number in range(TOGETHER)]
-    ways = [name for name, way in CONTINUOUS_METHODS.items() if _drawable(loaded, way)]
+    ways = [name for name, way in METHODS.items() if _drawable(loaded, way)]
     found = ContinuousResults(loaded, batch[: _examples(request)], {name: [] for name in ways})
     seeds = [request.seed + number for number in range(TOGETHER)]
     together = {}
     for name in ways:  # the first run, too, that pays for allocations
-        together[name] = generate(
-            _model(loaded, CONTINUOUS_METHODS[name]), batch, method=CONTINUOUS_METHODS[name].method, seed=seeds
-        ).tokens
+        together[name] = generate(_model(loaded, METHODS[name]), batch, method=METHODS[name].method, seed=seeds).tokens
         request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
@@ -102,14 +100,14 @@ def section(request: DemoRequest) -> Section:
             found.prompts = found.prompts[:number]
             break
         for name in ways[number % len(ways) :] + ways[: number % len(ways)]:
-            run = _once(loaded, CONTINUOUS_METHODS[name], prompt, seeds[number])
+            run = _once(loaded, METHODS[name], prompt, seeds[number])
             run.same = torch.allclose(run.tokens, together[name][number], rtol=0, atol=ALIKE)
             found.runs[name].append(run)
             request.done()
     rows = [_row(name, found) for name in ways]
     same = [run.same for runs in found.runs.values() for run in runs]
     promise = "pictures the same alone and in a batch of four"
-    drafting = [row for row in rows if CONTINUOUS_METHODS[row["way"]].method != "plain"]
+    drafting = [row for row in rows if METHODS[row["way"]].method != "plain"]
     slower = all(row["times_plain"] < 1 for row in drafting)
     view = {"found": found, "target": millions(loaded.model.model), "slower": slower}
     return Section("Continuous pictures", rows, drafting, view, sum(same), len(same), promise)
@@ -135,10 +133,8 @@ def _once(loaded: Loaded, way: ContinuousEntry, prompt: str, seed: int) -> Conti
 
 
 def _row(name: str, found: ContinuousResults) -> dict[str, Any]:
-    way, runs = CONTINUOUS_METHODS[name], found.runs[name]
-    plain = next(
-        found.runs[other] for other in found.runs if CONTINUOUS_METHODS[other].head == way.head
-    )  # of the same head: plain comes first
+    way, runs = METHODS[name], found.runs[name]
+    plain = next(found.runs[other] for other in found.runs if METHODS[other].head == way.head)  # of the same head: plain comes first
     drafted = sum(run.stats.drafted for run in runs)
     tokens, calls, seconds = (sum(part) for part in zip(*((r.stats.tokens, r.stats.row_calls, r.seconds) for r in runs), strict=True))
     return {

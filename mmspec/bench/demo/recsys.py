@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmspec.bench.compare.recommendations import Prefixes, overlap, usual
+from mmspec.bench.compare.recommendations import Prefixes, beam_search_baseline, overlap
 from mmspec.bench.compare.run import versus
 from mmspec.bench.demo.run import DemoRequest, Section
 from mmspec.bench.report.page import millions
@@ -29,7 +29,7 @@ class RecsysMethod:
     drafter: str | None = None
 
 
-CONTINUOUS_METHODS = (
+METHODS = (
     RecsysMethod("plain", "K paths share the prompt's cache, nothing drafted", "plain"),
     RecsysMethod("model", "a small model's wide beams, checked level by level", drafter="model"),
     RecsysMethod("head", "a recurrent head on the target's own state", drafter="head"),
@@ -71,14 +71,14 @@ def there() -> bool:
 
 def work(request: DemoRequest) -> int:
     """Return the number of runs that `section` makes."""
-    return (len(CONTINUOUS_METHODS) + 1) * (_examples(request) + 1)
+    return (len(METHODS) + 1) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
     """Recommend to every user by every way, taking turns, and compare with plain search."""
     mini, device = load("recsys"), torch.device(device_of(request.device))
     mini = replace(mini, target=mini.target.to(device), drafters={name: drafter.to(device) for name, drafter in mini.drafters.items()})
-    ways = tuple(way for way in CONTINUOUS_METHODS if way.drafter is None or way.drafter in mini.drafters)
+    ways = tuple(way for way in METHODS if way.drafter is None or way.drafter in mini.drafters)
     found = RecsysResults(mini, list(mini.examples[: _examples(request)]), ways, {way.name: [] for way in ways})
     prefixes = Prefixes(mini.catalogue)
     turns: list[Callable[[int], None]] = [lambda number: found.usual.append(_usual(found, prefixes, number))]
@@ -110,7 +110,7 @@ def _examples(request: DemoRequest) -> int:
 def _usual(found: RecsysResults, prefixes: Prefixes, number: int) -> float:
     inputs = found.mini.catalogue.inputs([found.users[number]], found.mini.target.device)
     start = perf_counter()
-    usual(found.mini.target, inputs, prefixes, K)
+    beam_search_baseline(found.mini.target, inputs, prefixes, K)
     return perf_counter() - start
 
 

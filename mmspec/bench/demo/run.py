@@ -46,7 +46,7 @@ class Section:
     promise: str = PLAIN
 
 
-def shown() -> dict[str, Any]:
+def installed_sections() -> dict[str, Any]:
     """The sections whose minis are there, by name."""
     found = {name: import_module(where) for name, where in SECTIONS.items()}
     return {name: module for name, module in found.items() if module.there()}
@@ -54,12 +54,12 @@ def shown() -> dict[str, Any]:
 
 def work(request: DemoRequest) -> int:
     """Runs in all sections together: the length of the progress bar."""
-    return sum(module.work(request) for module in shown().values())
+    return sum(module.work(request) for module in installed_sections().values())
 
 
 def run_demo(request: DemoRequest) -> dict[str, Section]:
     """Run the sections whose minis are installed and return them by name."""
-    return {name: module.section(request) for name, module in shown().items()}
+    return {name: module.section(request) for name, module in installed_sections().items()}
 
 
 def report(sections: dict[str, Section], request: DemoRequest) -> str:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.bench.compare.run import versus
-from mmspec.bench.compare.speech import ways
+from mmspec.bench.compare.speech import speech_methods
 from mmspec.bench.demo.run import DemoRequest, Section
 from mmspec.bench.report.page import millions
 from mmspec.core.rules.base import TOKEN_EXACT
@@ -20,7 +20,7 @@ from mmspec.loading.text import device_of
 from mmspec.minis import HOME, Mini, load
 from mmspec.speech import synthesize
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "plain": "one code a forward",
     "model": "a smaller model drafts a chain",
     "heads": "heads on the target draft a chain",
@@ -62,7 +62,7 @@ def there() -> bool:
 
 def work(request: DemoRequest) -> int:
     """Return the number of runs that `section` makes."""
-    return len(CONTINUOUS_METHODS) * _examples(request) + 1
+    return len(METHODS) * _examples(request) + 1
 
 
 def section(request: DemoRequest) -> Section:
@@ -70,7 +70,7 @@ def section(request: DemoRequest) -> Section:
     mini = load("speech")
     mini.target.model.to(device_of(request.device))
     texts = list(zip(mini.examples["texts"], mini.examples["voice"], strict=True))[: _examples(request)]
-    found, given = SpeechResults(mini, texts, {way: [] for way in CONTINUOUS_METHODS}), ways(mini)
+    found, given = SpeechResults(mini, texts, {way: [] for way in METHODS}), speech_methods(mini)
     _once(mini, given["model"], texts[0], request.seed)  # the first run pays for allocations
     request.done()
     start = perf_counter()
@@ -78,15 +78,15 @@ def section(request: DemoRequest) -> Section:
         if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer texts rather than making its owner wait
             found.texts = texts[:number]
             break
-        turns = list(CONTINUOUS_METHODS)
+        turns = list(METHODS)
         for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
             found.runs[way].append(_once(mini, given[way], text, request.seed + number))
             request.done()
-    for way in CONTINUOUS_METHODS:
+    for way in METHODS:
         for run, plain in zip(found.runs[way], found.runs["plain"], strict=True):
             run.same = torch.equal(run.wave, plain.wave)
-    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
-    promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
+    rows = [_row(way, found) for way in METHODS]
+    promised = [run.same for way in METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
     exact = [row for row in rows if row["way"] != "plain" and row["exactness"] == TOKEN_EXACT]
     spectrograms = {way: [spectrogram(run.wave, run.committed) for run in runs] for way, runs in found.runs.items()}
     view = {"found": found, "target": millions(mini.target.model), "spectrograms": spectrograms}
@@ -114,7 +114,7 @@ def _row(way: str, found: SpeechResults) -> dict[str, Any]:
     paces = [(one.seconds / max(1, len(one.wave)), two.seconds / max(1, len(two.wave))) for one, two in zip(plain, runs, strict=True)]
     return {
         "way": way,
-        "what": CONTINUOUS_METHODS[way],
+        "what": METHODS[way],
         "exactness": runs[0].stats.exactness,
         "tokens": tokens,
         "target_calls": calls,

@@ -35,7 +35,7 @@ class TextEntry:
 PEER = TextEntry("generate", "transformers' own generate, greedy", None, None)
 PLAIN = TextEntry("plain", "mmspec without a drafter, greedy", None, "generate")
 PLAIN_SAMPLED = TextEntry("plain sampling", f"mmspec without a drafter, temperature {SAMPLED}", None, None, SAMPLED)
-CONTINUOUS_METHODS = (
+METHODS = (
     PEER,
     PLAIN,
     TextEntry("model", "a small model drafts 4 tokens", "model", "generate", length=4),
@@ -76,7 +76,7 @@ def there() -> bool:
 
 def work(request: DemoRequest) -> int:
     """Return the number of runs that `section` makes."""
-    return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
+    return len(METHODS) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
@@ -86,10 +86,10 @@ def section(request: DemoRequest) -> Section:
     pair = load_pair(Config(target=TargetSection(device=request.device), drafter=DrafterSection(kind="model"), run=run))
     count = _examples(request)
     prompts = [str(prompt) for prompt in pair.examples[:: max(1, len(pair.examples) // count)][:count]]
-    found = TextResults(prompts, {way.name: [] for way in CONTINUOUS_METHODS})
-    found.totals = {way.name: Stats() for way in CONTINUOUS_METHODS}
+    found = TextResults(prompts, {way.name: [] for way in METHODS})
+    found.totals = {way.name: Stats() for way in METHODS}
     brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
-    for way in CONTINUOUS_METHODS:  # first runs pay for allocations
+    for way in METHODS:  # first runs pay for allocations
         _once(brief, way, found.prompts[0], None)
         request.done()
     start = perf_counter()
@@ -97,12 +97,12 @@ def section(request: DemoRequest) -> Section:
         if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
             found.prompts = found.prompts[:number]
             break
-        for way in CONTINUOUS_METHODS[number % len(CONTINUOUS_METHODS) :] + CONTINUOUS_METHODS[: number % len(CONTINUOUS_METHODS)]:
+        for way in METHODS[number % len(METHODS) :] + METHODS[: number % len(METHODS)]:
             found.runs[way.name].append(_once(pair, way, prompt, found.totals[way.name]))
             request.done()
     _compare(found)
-    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
-    flags = [run.same for way in CONTINUOUS_METHODS for run in found.runs[way.name] if run.same is not None]
+    rows = [_row(way, found) for way in METHODS]
+    flags = [run.same for way in METHODS for run in found.runs[way.name] if run.same is not None]
     candidates = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None]
     return Section("Text", rows, candidates, _view(found, pair), sum(flags), len(flags))
 
@@ -149,7 +149,7 @@ def _once(pair: Pair, way: TextEntry, prompt: str, total: Stats | None) -> TextR
 
 def _compare(found: TextResults) -> None:
     """Fill in `same`: token by token against the base's own run."""
-    for way in CONTINUOUS_METHODS:
+    for way in METHODS:
         if way.base is not None:
             for run, base in zip(found.runs[way.name], found.runs[way.base], strict=True):
                 run.same = run.tokens == base.tokens
@@ -176,7 +176,7 @@ def _row(way: TextEntry, found: TextResults) -> dict[str, Any]:
 
 
 def _view(found: TextResults, pair: Pair) -> dict[str, Any]:
-    drafting = [way for way in CONTINUOUS_METHODS if way.drafter is not None]
+    drafting = [way for way in METHODS if way.drafter is not None]
     return {
         "found": found,
         "methods": drafting,
@@ -184,5 +184,5 @@ def _view(found: TextResults, pair: Pair) -> dict[str, Any]:
         "drafter": millions(pair.model),
         "new": pair.config.run.max_new_tokens,
         "accepted": {way.name: by_position(found.totals[way.name]) for way in drafting},
-        "times": {way.name: phases(found.totals[way.name].seconds) for way in CONTINUOUS_METHODS if way is not PEER},
+        "times": {way.name: phases(found.totals[way.name].seconds) for way in METHODS if way is not PEER},
     }

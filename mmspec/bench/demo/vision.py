@@ -18,7 +18,7 @@ from mmspec.minis import HOME
 from mmspec.vision.generation import generate
 from mmspec.vision.quality.contact_sheets import RAMP, temperature
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "plain": "one code a forward",
     "jacobi": "a window drawn with the target's own noise",
     "sjd": "a window drawn afresh every round",
@@ -63,13 +63,13 @@ def there() -> bool:
 
 def work(request: DemoRequest) -> int:
     """Return the number of runs that `section` makes."""
-    return len(CONTINUOUS_METHODS) * _examples(request) + 1
+    return len(METHODS) * _examples(request) + 1
 
 
 def section(request: DemoRequest) -> Section:
     """Draw every prompt by every method, taking turns, and compare with plain decoding."""
     loaded = load_image_model("mini", device=device_of(request.device))
-    found = VisionResults(loaded, list(loaded.examples[: _examples(request)]), {way: [] for way in CONTINUOUS_METHODS})
+    found = VisionResults(loaded, list(loaded.examples[: _examples(request)]), {way: [] for way in METHODS})
     _once(loaded, "scd", found.prompts[0], request.seed)  # the first run pays for allocations
     request.done()
     start = perf_counter()
@@ -77,15 +77,15 @@ def section(request: DemoRequest) -> Section:
         if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
             found.prompts = found.prompts[:number]
             break
-        turns = list(CONTINUOUS_METHODS)
+        turns = list(METHODS)
         for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
             found.runs[way].append(_once(loaded, way, prompt, request.seed + number))
             request.done()
-    for way in CONTINUOUS_METHODS:
+    for way in METHODS:
         for run, plain in zip(found.runs[way], found.runs["plain"], strict=True):
             run.same = torch.equal(run.codes, plain.codes)
-    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
-    promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
+    rows = [_row(way, found) for way in METHODS]
+    promised = [run.same for way in METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
     exact = [row for row in rows if row["way"] != "plain" and row["drift"] is None and "lossy" not in row["exactness"]]
     return Section("Pictures", rows, exact, _view(found), sum(promised), len(promised))
 
@@ -106,7 +106,7 @@ def _row(way: str, found: VisionResults) -> dict[str, Any]:
     drifts = [run.stats.drift for run in runs if run.stats.drift is not None]
     return {
         "way": way,
-        "what": CONTINUOUS_METHODS[way],
+        "what": METHODS[way],
         "exactness": runs[0].stats.exactness,
         "tokens": tokens,
         "target_calls": calls,

@@ -113,7 +113,7 @@ def there() -> bool:
     return (HOME / "vlm" / "target" / "model.safetensors").exists()
 
 
-def ways(mini: Mini) -> tuple[VlmEntry, ...]:
+def installed_methods(mini: Mini) -> tuple[VlmEntry, ...]:
     """The ways for which the mini has what they draft with."""
     lookup = VlmEntry("lookup", "copies what followed the same tokens before", lambda mini: {"drafter": "lookup"})
     heads = [name for name in mini.drafters if name not in ("text", "vlm")]
@@ -130,7 +130,7 @@ def _head(name: str) -> Options:
 
 def work(request: DemoRequest) -> int:
     """Return the number of runs that `section` makes."""
-    return len(ways(load("vlm"))) * (_examples(request) + 1)
+    return len(installed_methods(load("vlm"))) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
@@ -143,7 +143,7 @@ def section(request: DemoRequest) -> Section:
     half = (len(pair.examples) + 1) // 2  # descriptions come first: they and questions take turns
     mixed = [each for both in zip_longest(pair.examples[:half], pair.examples[half:]) for each in both if each is not None]
     examples: list[Any] = mixed[: _examples(request)]
-    found = VlmResults(pair, examples, ways(mini))
+    found = VlmResults(pair, examples, installed_methods(mini))
     found.runs, found.totals = {way.name: [] for way in found.ways}, {way.name: Stats() for way in found.ways}
     brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
     for way in found.ways:  # first runs pay for allocations

@@ -54,7 +54,7 @@ def _template(name: str) -> Template:
     loader = FileSystemLoader(Path(__file__).with_name("templates"))
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"fixed": _fixed, "percent": _percent, "png": _png, "wav": _wav, "machine": machine}
-    environment.filters |= {"compared": compared, "common": common}
+    environment.filters |= {"compared": compared, "common": common_prefix}
     environment.globals |= {"TOKEN_EXACT": TOKEN_EXACT, "SAME_DISTRIBUTION": DISTRIBUTION_EXACT}
     return environment.get_template(name)
 
@@ -95,7 +95,7 @@ def millions(model: Any) -> str:
     return f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}"
 
 
-def common(run: Any, base: Any) -> int:
+def common_prefix(run: Any, base: Any) -> int:
     """Compare two texts from their beginning.
 
     Args:
