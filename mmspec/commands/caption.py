@@ -1,4 +1,4 @@
-"""`mmspec caption`: describe pictures and clips, or answer a question about one or several; or about each of a folder, as a job."""
+"""`mmspec caption`: describe pictures and clips, or answer questions about them; for a folder, as a job."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -33,13 +33,13 @@ _INPUTS = (
     "Pictures or clips (.mp4, .mkv, .webm, .mov, .avi), and then what to ask about them ('describe the picture.' by default). Several are "
 )
 _INPUTS += "asked about together; with --out each by itself, as is each of a folder, or every line of a JSON lines file (file(s), prompt)."
-_MODEL = "Target that sees: the shipped mini (default), a folder or a hub name."
+_MODEL = "Vision-language target: the shipped mini (default), a folder or a hub name."
 _CAPTION = "What the caption view reads in place of pictures; once, or once a picture."
 _CHAT = "Put the prompt in the model's chat template; by default where it has one."
 _PROMPT = (
     "What to ask, where it is not the last argument; <image> marks where pictures stand and <video> where clips do, in front by default."
 )
-_FPS = "Take F frames a second of clips; by default as the model's video processor says."
+_FPS = "Take F frames a second of clips; by default as the model's video processor does."
 _FRAMES = "Take N frames of each clip, evenly spaced, in place of --fps."
 _OUT = "A batch: answers.jsonl (its job in answers.job, so that the same command goes on where it stopped), or a folder for a job's shards."
 _ENGINE = "local (default; also under torchrun) or ray."
@@ -71,9 +71,11 @@ def caption(
     frames: Annotated[int | None, option(FILES, _FRAMES, "--frames", metavar="N")] = None,
     out: Annotated[str | None, option(FILES, _OUT, "--out", "--output", metavar="PATH")] = None,
     engine: Annotated[str, option("Bulk", _ENGINE, metavar="NAME")] = "local",
-    batch_size: Annotated[int, option("Bulk", "Pictures of a batch looked at together; 8 by default.", metavar="N")] = 8,
-    shard_size: Annotated[int, option("Bulk", "Pictures a shard; what a kill may lose; 64 by default.", metavar="N")] = 64,
-    compare: Annotated[bool, option(SHOW, "Decode without a drafter too, and tell both.", "--compare")] = False,
+    batch_size: Annotated[int, option("Bulk", "Pictures decoded in one batch; 8 by default.", metavar="N")] = 8,
+    shard_size: Annotated[
+        int, option("Bulk", "Pictures a shard, the work that an interruption may lose; 64 by default.", metavar="N")
+    ] = 64,
+    compare: Annotated[bool, option(SHOW, "Decode without a drafter too, and show both.", "--compare")] = False,
     show_rounds: Annotated[bool, option(SHOW, "Underline accepted draft tokens as they commit.", "--show-rounds")] = False,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
@@ -107,7 +109,7 @@ def caption(
 
 
 def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
-    """One prompt about all of the pictures, answered as it commits."""
+    """Answer one prompt about all of the pictures, printing the answer as it commits."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
     from mmspec.text.inputs.clips import FrameSampling, is_clip
@@ -139,7 +141,7 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
 
 
 def _plainly(pair: Any, inputs: dict[str, Any]) -> Any:
-    """Without a drafter; both ways have run once before, so that neither pays for first allocations."""
+    """Decode without a drafter. Both methods have run once before, so that neither is charged for first allocations."""
     plain: dict[str, Any] = {"drafter": None, "tree": None}
     for changes in (plain, {}):
         pair.generate(inputs, **changes, max_new_tokens=2)
@@ -164,7 +166,7 @@ def _ids(found: Any) -> list[int]:
 
 
 def _beside(pair: Any, found: Any, plain: Any) -> None:
-    """Plain and drafted, line by line."""
+    """Print plain and speculative decoding, line by line."""
     table = Table("way", "tokens", "calls", "tokens per call", "seconds", "exactness")
     for name, stats in (("plain", plain.stats), (Path(pair.drafter_name).name, found.stats)):
         figures = [f"{stats.tokens_per_call:.2f}", f"{stats.seconds['total']:.3f}", stats.exactness]
@@ -180,7 +182,7 @@ def _beside(pair: Any, found: Any, plain: Any) -> None:
 
 
 def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
-    """Every picture by itself, as a job."""
+    """Answer about every picture by itself, as a job."""
     for name, value in (("--show-rounds", given["show_rounds"]), ("--compare", given["compare"])):
         if value:
             raise ValueError(f"--out and {name} were both given: give one of them")
@@ -203,7 +205,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str 
         FrameSampling(given["fps"], given["frames"]),
     )
     report = run(partial(make_caption_job, asking), engine=given["engine"])
-    if report is None:  # another process of a launch tells
+    if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "pictures", "line" if files[0].endswith(".jsonl") else "picture")
     one_file(report, given["out"])

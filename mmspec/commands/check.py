@@ -56,12 +56,14 @@ def check(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
-    temperature: Annotated[float | None, common.option(common.DRAWING, "Of sampled checks; 0.8 where none is given.", metavar="T")] = None,
+    temperature: Annotated[
+        float | None, common.option(common.DRAWING, "Temperature of sampled checks; 0.8 by default.", metavar="T")
+    ] = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
     seed: common.SEED = None,
     max_new_tokens: Annotated[
-        int | None, common.option(common.DRAWING, "The most tokens a prompt may get; 48 by default.", metavar="N")
+        int | None, common.option(common.DRAWING, "Largest number of new tokens per prompt; 48 by default.", metavar="N")
     ] = None,
     pictures: Annotated[
         list[str] | None, common.option(common.FILES, "Ask about this picture or clip; may be repeated.", "--picture", metavar="FILE")
@@ -72,9 +74,9 @@ def check(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Test that drafting changes nothing, and what that rests on: the target's logits, trees, windows, the drafter's draws.
+    """Test that drafting does not change the output, and its conditions: the target's logits, trees, windows, the drafter's draws.
 
-    A failed check exits with 1 and says what the likely cause is.
+    A failed check exits with 1 and states the likely cause.
     """
     given = common.with_defaults(dict(locals()), max_new_tokens=_NEW, limit=_PROMPTS)
     common.check_counts(given, "limit", most=10**9)
@@ -108,7 +110,7 @@ def check(
 
 
 def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """(findings, statistics, pair, provenance)."""
+    """Return (findings, statistics, pair, provenance)."""
     from mmspec.bench.check.verify import Plan, step_count, verify
     from mmspec.utils.provenance import provenance
 

@@ -1,4 +1,4 @@
-"""`mmspec models`: the minis that ship, the model families that run, drafters, accept rules, methods and modes with what they promise."""
+"""`mmspec models`: the shipped minis, supported model families, drafters, accept rules, methods and modes with their exactness."""
 
 from importlib import import_module
 from typing import Any
@@ -42,7 +42,7 @@ def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: comm
 
 
 def minis() -> list[dict[str, Any]]:
-    """The trained pairs that ship; one that is not there says so."""
+    """Return the shipped minis, with a note for those that are not installed."""
     from mmspec.minis import NAMES, load
 
     rows = []
@@ -59,7 +59,7 @@ def minis() -> list[dict[str, Any]]:
 
 
 def _size(model: Any) -> str:
-    """Its parameters; "counts" for what has none."""
+    """Return the number of parameters; "counts" for models without parameters."""
     from mmspec.speech.families.base import SpeechModel
     from mmspec.vision import ContinuousPictures, ImageModel
 
@@ -68,7 +68,7 @@ def _size(model: Any) -> str:
 
 
 def families() -> list[dict[str, str]]:
-    """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
+    """Return the models that `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` support."""
     from mmspec.models.families.registry import HEARS, SEES
     from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
@@ -88,7 +88,7 @@ def families() -> list[dict[str, str]]:
 
 
 def drafters() -> list[dict[str, str]]:
-    """The names `--drafter` takes, with the first words of what each does."""
+    """Return the names for `--drafter`, with a short description of each."""
     from mmspec.drafters.checkpoints.nets import net_class
 
     rows = [{"name": "model", "idea": "a smaller model: the mini's own, or any by path"}]
@@ -98,7 +98,7 @@ def drafters() -> list[dict[str, str]]:
         rows.append({"name": name, "idea": f"the mini's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
     rows += [
         {"name": "text", "idea": "mini vlm's own: a small language model"},
-        {"name": "vlm", "idea": "mini vlm's own: a small model that sees"},
+        {"name": "vlm", "idea": "mini vlm's own: a small vision-language model"},
     ]
     for name in sorted(set(shipped_drafters("vlm")) - set(shipped_drafters())):
         rows.append({"name": name, "idea": f"mini vlm's own: {net_class(name).__doc__.strip().splitlines()[0].rstrip('.')}"})
@@ -108,20 +108,20 @@ def drafters() -> list[dict[str, str]]:
 
 
 def _first_line(where: str) -> str:
-    """The first line of the module that holds a class: it names the idea and its source."""
+    """Return the first line of the module that defines a class: its method and source."""
     module = import_module(where.partition(":")[0])
     return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def views() -> list[dict[str, str]]:
-    """The names `--view` takes: what a drafter's model reads of prompts with pictures."""
+    """Return the names for `--view`."""
     from mmspec.text.views import NAMES
 
     ideas = {
         "drop": "the words alone",
         "newline": "a newline for every picture",
         "caption": "a caption (--caption) for every picture",
-        "own": "the pixels, by its own eyes",
+        "own": "the pixels, through its own vision encoder",
         "pooled": "the pixels, patches averaged two by two",
         "pruned": "the pixels, without the half of their positions that the target attends to least",
     }
@@ -129,7 +129,7 @@ def views() -> list[dict[str, str]]:
 
 
 def accept_rules() -> list[dict[str, str]]:
-    """The names `--accept` takes."""
+    """Return the names for `--accept`."""
     rows = [{"name": "exact", "exactness": "token-exact", "drafts": "trees", "idea": "greedy at temperature 0, else coupled"}]
     for name in ACCEPT:
         rule = build(name, ACCEPT, "accept rule")
@@ -140,7 +140,7 @@ def accept_rules() -> list[dict[str, str]]:
 
 
 def picture_methods() -> list[dict[str, str]]:
-    """The names `mmspec image --method` takes, from the table at the head of `mmspec.vision.codes.methods`."""
+    """Return the names for `mmspec image --method`, from the table in the docstring of `mmspec.vision.codes.methods`."""
     from mmspec.vision.codes import methods
     from mmspec.vision.generation import default_method
 
@@ -155,8 +155,7 @@ def picture_methods() -> list[dict[str, str]]:
 
 
 def continuous_methods() -> list[dict[str, str]]:
-    """The names that `mmspec image --method` takes for continuous tokens, from the table at the head of
-    `mmspec.vision.continuous.methods`."""
+    """Return the names for `mmspec image --method` with continuous tokens, from the docstring of `mmspec.vision.continuous.methods`."""
     from mmspec.vision.continuous import methods as continuous
 
     lines = [line.strip("|").split("|") for line in (continuous.__doc__ or "").splitlines() if line.startswith("| ")]
@@ -171,7 +170,7 @@ def continuous_methods() -> list[dict[str, str]]:
 
 
 def recommendation_modes() -> list[dict[str, str]]:
-    """The names `mmspec recommend --mode` takes."""
+    """Return the names for `mmspec recommend --mode`."""
     import torch
 
     from mmspec.core.beams.trie import Trie
@@ -185,7 +184,7 @@ def recommendation_modes() -> list[dict[str, str]]:
 
 
 def recommendation_drafters() -> list[dict[str, str]]:
-    """What `mmspec recommend --drafter` takes."""
+    """Return the values for `mmspec recommend --drafter`."""
     where = {"FOLDER (a trained head)": "mmspec.drafters.heads.recurrent:RecurrentHead"}
     where |= {"FILE.safetensors": "mmspec.recsys.retriever:Retriever", "FILE.safetensors (n-gram)": "mmspec.recsys.ngram:NGram"}
     small = "a small model: the mini's own (model), or any by path"

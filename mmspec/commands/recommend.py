@@ -1,4 +1,4 @@
-"""`mmspec recommend`: the best items for every user of a Parquet file, as a job; or for a few histories, shown with their names."""
+"""`mmspec recommend`: recommend items to every user of a Parquet file, as a job; or to a few users, printed with item names."""
 
 import json
 from functools import partial
@@ -40,9 +40,9 @@ def recommend(
     ] = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
-    k: Annotated[int, common.option(common.WHAT, "Items a user gets; 10 by default.", "--k", metavar="K")] = 10,
+    k: Annotated[int, common.option(common.WHAT, "Number of items per user; 10 by default.", "--k", metavar="K")] = 10,
     only: Annotated[str | None, common.option(common.WHAT, "Recommend only items of this list (one a line).", metavar="FILE")] = None,
-    unseen: Annotated[bool, common.option(common.WHAT, "Leave out what a user's history holds.", "--unseen")] = False,
+    unseen: Annotated[bool, common.option(common.WHAT, "Leave out items of the user's history.", "--unseen")] = False,
     mode: Annotated[
         str | None, common.option(common.HOW, "plain, strict (default), ... (mmspec models lists them).", metavar="NAME")
     ] = None,
@@ -53,13 +53,15 @@ def recommend(
     temperature: Annotated[float, common.option(common.DRAWING, "Of modes that draw; 1 by default.", metavar="T")] = 1.0,
     seed: Annotated[int, common.option(common.DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")] = 0,
     engine: Annotated[str, common.option("Bulk", "local (default; also under torchrun) or ray.", metavar="NAME")] = "local",
-    rows: Annotated[int, common.option("Bulk", "Users searched for at once; 64 by default.", metavar="N")] = 64,
+    rows: Annotated[int, common.option("Bulk", "Users per search; 64 by default.", metavar="N")] = 64,
     batch_size: Annotated[int, common.option("Bulk", "Users read at once, sorted by length; 256 by default.", metavar="N")] = 256,
-    shard_size: Annotated[int, common.option("Bulk", "Users a file; what a kill may lose; 4096 by default.", metavar="N")] = 4096,
+    shard_size: Annotated[
+        int, common.option("Bulk", "Users a file, the work that an interruption may lose; 4096 by default.", metavar="N")
+    ] = 4096,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Recommend items: beam search's very list, from a drafter's draft tokens; for a few users, or for a file of any size."""
+    """Recommend items: the list of plain beam search, with levels drafted; for a few users, or for a file of any size."""
     given = dict(locals())
     given |= {
         "device": "auto" if device is None else device,
@@ -112,7 +114,7 @@ def _job(given: dict[str, Any]) -> None:
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
     asked = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
     report = run(partial(make_recommendation_job, asked), engine=given["engine"])
-    if report is None:  # another process of a launch tells
+    if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "users", "row")
     options = json.loads((report.out / "manifest.json").read_text(encoding="utf-8"))["options"]
@@ -169,7 +171,7 @@ def _few(given: dict[str, Any]) -> None:
 
 
 def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]]:
-    """Items and scores of every user."""
+    """Return items and scores of every user."""
     found: list[dict[str, list[Any]]] = [{} for _ in users]
     for part in work.parts(users):
         out = work.search([users[place][1] for place in part], [work.seed + place for place in part])
@@ -180,7 +182,7 @@ def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]
 
 
 def _items(text: str, catalogue: Any) -> list[Any]:
-    """The items that --history names."""
+    """Return the items of --history."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(catalogue.items[0], int):
         for part in parts:
@@ -191,7 +193,7 @@ def _items(text: str, catalogue: Any) -> list[Any]:
 
 
 def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
-    """(what was bought next, the history before it) of the mini's simulated users."""
+    """Return (next purchase, history) of the mini's simulated users."""
     from mmspec.loading.recsys import MINIS
 
     if not given["user"]:
@@ -226,7 +228,7 @@ def _figures(work: Any) -> dict[str, Any]:
 
 
 def _same(found: list[Any]) -> int:
-    """Users who get the same items in the same order."""
+    """Return the number of users with the same items in the same order."""
     return sum(mine["items"] == other["items"] for mine, other in zip(*found, strict=True))
 
 

@@ -74,7 +74,7 @@ def text(
 
 
 def _one(config: "Config", given: dict[str, Any]) -> None:
-    """One prompt, or one recording, shown as it commits."""
+    """Continue one prompt, or transcribe one recording, printing the text as it commits."""
     if given["output"] is not None:
         raise ValueError("--output belongs to --input: for one prompt redirect standard output, or use --json")
     audio: str | None = given["audio"]
@@ -100,7 +100,7 @@ def _one(config: "Config", given: dict[str, Any]) -> None:
 
 
 def _many(config: "Config", given: dict[str, Any]) -> None:
-    """Every prompt of a file. Without --output, results go to stdout as JSON lines."""
+    """Continue every prompt of a file. Without --output, results go to stdout as JSON lines."""
     for name, value in (("a prompt", given["prompt"]), ("--audio", given["audio"]), ("--show-rounds", given["show_rounds"] or None)):
         if value is not None:
             raise ValueError(f"--input and {name} were both given: give one of them")
@@ -120,7 +120,7 @@ def _many(config: "Config", given: dict[str, Any]) -> None:
 def _run(
     config: "Config", given: dict[str, Any], records: list[dict[str, Any]], sink: TextIO | None
 ) -> tuple[list[dict[str, Any]], Any, Any]:
-    """(results, stats, pair); results are written to `sink` as they come."""
+    """Return (results, stats, pair); results are written to `sink` as they are finished."""
     from mmspec.core.stats import Stats
     from mmspec.jobs.text import run_bulk
 

@@ -1,4 +1,4 @@
-"""What a generation cost and brought: counts first, seconds beside them."""
+"""Statistics of a generation: counts, and seconds by phase."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,9 +8,9 @@ from mmspec.core.records import Step
 PHASES = ("encode", "prefill", "draft_prefill", "draft", "score", "accept", "commit", "other", "total")
 """Where a generation's seconds go; the others add up to "total".
 
-encode: opening the request, which runs the target's encoders (vision and audio towers, an encoder-decoder's encoder).
-prefill: the first scoring, which runs the prompt and the first draft in one forward. draft_prefill: all that the drafter does up to and
-including its first draft tokens, so its own encoding and its prompt; from then on that is draft.
+encode: the target's encoders (vision and audio encoders, the encoder of an encoder-decoder). prefill: the first forward, over the prompt and
+the first draft. draft_prefill: the drafter's work up to its first draft tokens, which includes its encoders and its prompt; later work is
+"draft".
 """
 
 
@@ -63,7 +63,7 @@ class Stats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """[d] = share of draft tokens at depth d + 1 accepted, among calls that got that far."""
+        """[d] = share of draft tokens at depth d + 1 that were accepted, among those judged."""
         passed = [sum(self.histogram[d + 1 :]) for d in range(len(self.reached))]
         return [p / r for p, r in zip(passed, self.reached, strict=True) if r]
 

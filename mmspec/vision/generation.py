@@ -1,4 +1,4 @@
-"""`mmspec.vision.generate`: an autoregressive image model, faster, drawing the same."""
+"""`mmspec.vision.generate`: image generation by speculative decoding, with autoregressive image models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +42,7 @@ from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 
 WINDOW = 32
-"""Codes in flight a forward where no number is asked for."""
+"""Default number of codes per forward."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Pictures(Result):
 
     @cached_property
     def images(self) -> list[Image.Image]:
-        """The images, decoded when they are first read. ValueError where the model has no decoder."""
+        """The images, decoded when they are first read. ValueError if the model has no decoder."""
         return self.model.decode(self.tokens)
 
 
@@ -177,7 +177,7 @@ def _pictures(model: ImageModel | ContinuousPictures, out: Generation, runs: Ten
 
 
 def _window(window: Any, draft_length: Any) -> Any:
-    """Tokens a forward, from either of its arguments."""
+    """Return tokens a forward, from either of the two arguments."""
     if draft_length is None:
         return window
     if window is not None:
@@ -191,7 +191,7 @@ def _window(window: Any, draft_length: Any) -> Any:
 
 
 def _check_read(plan: Method, method: Any, **given: Any) -> None:
-    """ValueError for an argument that the method does not read."""
+    """Raise ValueError for an argument that the method does not use."""
     name = f"method {method!r}" if isinstance(method, str) else "this method"
     if plan.rows is not None:
         refuse(f"methods that judge draft tokens, and {name} writes rows side by side", **given)
@@ -208,7 +208,7 @@ def _check_read(plan: Method, method: Any, **given: Any) -> None:
 
 
 def default_method() -> str:
-    """The method of `generate` for codes where none is named."""
+    """Return the default method of `generate` for codes."""
     return "jacobi"
 
 
@@ -225,7 +225,7 @@ def _continuous(
     accept: Any,
     on_step: OnStep,
 ) -> Pictures:
-    """`generate` for continuous tokens. ValueError for options that only codes have."""
+    """`generate` for continuous tokens. ValueError for options of codes."""
     for name, value in (("guidance", guidance), ("temperature", temperature)):
         if isinstance(value, Sequence):
             raise ValueError(f"{name} is a list: over continuous tokens it is one number for all pictures")
@@ -261,7 +261,7 @@ def _initialiser(init: str | Initialiser | None) -> Initialiser | None:
 
 
 def _budgeted(rule: Accept, budget: float | None) -> Accept:
-    """`rule` with a drift budget. Exact rules spend nothing, so any budget is kept."""
+    """Return `rule` with a drift budget. Exact rules are returned unchanged."""
     if budget is None or rule.exactness not in (GROUP_EXACT, LOSSY):
         return rule
     inner = getattr(getattr(rule, "siblings", None), "rule", None)
@@ -273,7 +273,7 @@ def _budgeted(rule: Accept, budget: float | None) -> Accept:
 
 
 def _control(window: int | str | Control, rows: int, device: torch.device) -> tuple[Control, int]:
-    """What chooses the window, and its most tokens."""
+    """Return the controller of the window, and its largest number of tokens."""
     if isinstance(window, int) and not isinstance(window, bool):
         if not 1 <= window <= LONGEST:
             raise ValueError(f"window is {window}: give 1 to {LONGEST} tokens (1 is plain decoding), or 'auto'")
@@ -283,7 +283,7 @@ def _control(window: int | str | Control, rows: int, device: torch.device) -> tu
 
 
 class _Runs:
-    """Where in the picture values were committed in runs: for every position, how many its forward committed."""
+    """Records for every position how many values its forward committed."""
 
     def __init__(self, model: ImageModel, rows: int):
         self.raster, self.lengths = model.raster, [[] for _ in range(rows)]

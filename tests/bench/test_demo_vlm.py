@@ -101,14 +101,14 @@ def test_a_difference_where_none_may_be_fails(stand_in, tmp_path, capsys, monkey
     assert 'class="badge no">0 of 1' in path.read_text(encoding="utf-8")
 
 
-small = demo_vlm.ways
+small = demo_vlm.installed_methods
 
 
 def test_ways_without_their_drafter_are_left_out(stand_in):
     bare = Mini(stand_in.target, {}, stand_in.processor, None, "")
-    assert [way.name for way in demo_vlm.ways(bare)] == ["generate", "plain", "lookup"]
+    assert [way.name for way in demo_vlm.installed_methods(bare)] == ["generate", "plain", "lookup"]
     headed = Mini(stand_in.target, {"vispec": object()}, stand_in.processor, None, "")
-    assert demo_vlm.ways(headed)[-1].name == "vispec"
+    assert demo_vlm.installed_methods(headed)[-1].name == "vispec"
 
 
 def test_a_slow_machine_shows_fewer_pictures(stand_in, monkeypatch):

@@ -1,9 +1,8 @@
-"""The demo's pictures of continuous tokens: plain and by the exact ways, for each head, and whether a batch changes what a seed gives.
+"""The demo's pictures of continuous tokens: plain decoding and the exact methods of each head, alone and in a batch.
 
-A distribution-exact way draws other pictures than plain decoding does, from the same distribution, so there is no picture to compare with.
-What must hold and
-is looked at instead: a seed gives the same picture alone and in a batch of four. That the distribution is the same is for
-    `mmspec.bench.check.projection`.
+A distribution-exact method gives another picture than plain decoding, from the same distribution, so pictures cannot be compared. The demo
+checks instead that a seed gives the same picture alone and in a batch of four. The distribution is tested by
+`mmspec.bench.check.projection`.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from mmspec.vision.generation import generate
 
 @dataclass(frozen=True)
 class ContinuousEntry:
-    """A row of the table: a method, and the head that is asked to draw by it."""
+    """A row of the table: a method and a head."""
 
     method: str
     head: str
@@ -49,7 +48,7 @@ _BUDGET = 40.0  # seconds after which no further prompt is begun
 
 @dataclass
 class ContinuousRun:
-    """One prompt by one way, alone."""
+    """One prompt by one method, alone."""
 
     picture: Image.Image
     tokens: Tensor  # [h, w, d]
@@ -64,7 +63,7 @@ class ContinuousRun:
 
 @dataclass
 class ContinuousResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     loaded: Loaded
     prompts: list[str]
@@ -72,7 +71,7 @@ class ContinuousResults:
 
 
 def there() -> bool:
-    """Whether the mini and its draft ship with this copy of the library."""
+    """Return True if the mini and its drafter are installed."""
     folder = HOME / "continuous"
     parts = ("autoencoder/model.safetensors", "diffusion/target/model.safetensors", "diffusion/drafters/small/model.safetensors")
     return all((folder / part).exists() for part in parts)
@@ -84,19 +83,19 @@ def work(request: DemoRequest) -> int:
 
 
 def section(request: DemoRequest) -> Section:
-    """Draw every prompt by every way, taking turns, and the four of them together."""
+    """Generate every prompt by every method in turn, and all four prompts in one batch."""
     loaded = load_image_model("continuous", device=device_of(request.device))
     batch = [loaded.examples[number % len(loaded.examples)] for number in range(TOGETHER)]
     ways = [name for name, way in METHODS.items() if _drawable(loaded, way)]
     found = ContinuousResults(loaded, batch[: _examples(request)], {name: [] for name in ways})
     seeds = [request.seed + number for number in range(TOGETHER)]
     together = {}
-    for name in ways:  # the first run, too, that pays for allocations
+    for name in ways:  # a first run, which also pays for allocations
         together[name] = generate(_model(loaded, METHODS[name]), batch, method=METHODS[name].method, seed=seeds).tokens
         request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts to bound the waiting time
             found.prompts = found.prompts[:number]
             break
         for name in ways[number % len(ways) :] + ways[: number % len(ways)]:
@@ -122,7 +121,7 @@ def _model(loaded: Loaded, way: ContinuousEntry) -> Any:
 
 
 def _drawable(loaded: Loaded, way: ContinuousEntry) -> bool:
-    """Whether the head is there, and a draft where the way needs one."""
+    """Return True if the head is installed, and a drafter if the method needs one."""
     models: Any = (loaded.model, *loaded.model.others)  # pyright: ignore[reportAttributeAccessIssue]
     return any(model.head == way.head and (way.method == "plain" or model.drafter is not None) for model in models)
 

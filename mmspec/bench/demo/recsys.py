@@ -1,4 +1,4 @@
-"""The demo's recommendations: the shipped mini on users it has not seen, by transformers' beam search and by every drafter of ours."""
+"""The demo's recommendations: the shipped mini on users that were not in training, by transformers' beam search and by every drafter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ K = 10
 
 @dataclass(frozen=True)
 class RecsysMethod:
-    """How a search is made. `drafter` is a name in the mini; None drafts nothing."""
+    """Settings of a search. `drafter` is a name in the mini; None for no drafter."""
 
     name: str
     what: str
@@ -39,13 +39,13 @@ METHODS = (
 
 @dataclass
 class RecsysRun:
-    """One user by one way."""
+    """One user by one method."""
 
     items: list[Any]
     scores: list[float]
     stats: Any
     committed: list[int]  # levels by round
-    same: bool = False  # plain search's very items
+    same: bool = False  # the items of plain search
 
     @property
     def seconds(self) -> float:
@@ -55,7 +55,7 @@ class RecsysRun:
 
 @dataclass
 class RecsysResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     mini: Mini
     users: Sequence[Sequence[Any]]
@@ -65,7 +65,7 @@ class RecsysResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "recsys" / "target" / "model.safetensors").exists()
 
 
@@ -75,7 +75,7 @@ def work(request: DemoRequest) -> int:
 
 
 def section(request: DemoRequest) -> Section:
-    """Recommend to every user by every way, taking turns, and compare with plain search."""
+    """Recommend to every user by every method in turn, and compare with plain search."""
     mini, device = load("recsys"), torch.device(device_of(request.device))
     mini = replace(mini, target=mini.target.to(device), drafters={name: drafter.to(device) for name, drafter in mini.drafters.items()})
     ways = tuple(way for way in METHODS if way.drafter is None or way.drafter in mini.drafters)
@@ -153,7 +153,7 @@ def _row(way: RecsysMethod, found: RecsysResults) -> dict[str, Any]:
 
 
 def _scores(found: RecsysResults, run: RecsysRun) -> list[tuple[str, float, float]]:
-    """Each item's name, its probability in per cent of the best one's, and the log-probability of its codes."""
+    """Return each item's name, its probability as a percentage of the best item's, and the log-probability of its codes."""
     levels, best = found.mini.catalogue.levels, max(run.scores)
     pairs = zip(run.items, run.scores, strict=True)
     return [(found.mini.catalogue.name(item), 100 * exp(levels * (score - best)), levels * score) for item, score in pairs]

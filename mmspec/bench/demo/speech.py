@@ -1,4 +1,4 @@
-"""The demo's speech: the shipped mini says its own examples, by one way after another from the same seeds."""
+"""The demo's speech: the shipped mini's example texts, by every method with the same seeds."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -35,7 +35,7 @@ _SHADES = np.array([(74, 144, 217), (250, 200, 90)], np.uint8)
 
 @dataclass
 class SpeechRun:
-    """One text by one way."""
+    """One text by one method."""
 
     wave: Tensor  # [T]
     codes: Tensor  # [S]
@@ -48,7 +48,7 @@ class SpeechRun:
 
 @dataclass
 class SpeechResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     mini: Mini
     texts: list[tuple[str, str]]  # and voices
@@ -56,7 +56,7 @@ class SpeechResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "speech" / "target" / "model.safetensors").exists()
 
 
@@ -66,7 +66,7 @@ def work(request: DemoRequest) -> int:
 
 
 def section(request: DemoRequest) -> Section:
-    """Say every text by every way, taking turns, and compare with plain decoding."""
+    """Synthesize every text by every method in turn, and compare with plain decoding."""
     mini = load("speech")
     mini.target.model.to(device_of(request.device))
     texts = list(zip(mini.examples["texts"], mini.examples["voice"], strict=True))[: _examples(request)]
@@ -75,7 +75,7 @@ def section(request: DemoRequest) -> Section:
     request.done()
     start = perf_counter()
     for number, text in enumerate(texts):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer texts rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer texts to bound the waiting time
             found.texts = texts[:number]
             break
         turns = list(METHODS)
@@ -130,11 +130,11 @@ def _row(way: str, found: SpeechResults) -> dict[str, Any]:
 
 
 def spectrogram(wave: Tensor, committed: list[int]) -> Image.Image:
-    """Log-magnitudes, low frequencies at the bottom, over a strip that changes its shade with every forward.
+    """Draw log-magnitudes, low frequencies at the bottom, above a strip whose shade changes with every forward.
 
     Args:
-        wave: samples [T], float.
-        committed: how many codes each forward committed.
+        wave: float [T], samples.
+        committed: number of codes committed by each forward.
 
     Returns:
         A picture, one column a window.

@@ -1,4 +1,4 @@
-"""The demo's text section: the shipped pair on its own example prompts, decoded in every way the library has by name."""
+"""The demo's text section: the shipped pair on its example prompts, by every named method."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +21,7 @@ _BUDGET = 45.0  # seconds after which no further prompt is begun
 
 @dataclass(frozen=True)
 class TextEntry:
-    """One way of decoding. `base` names the way whose tokens it must reproduce."""
+    """One method. `base` names the method whose tokens it must reproduce."""
 
     name: str
     words: str
@@ -50,7 +50,7 @@ METHODS = (
 
 @dataclass
 class TextRun:
-    """One way on one example."""
+    """One method on one example."""
 
     tokens: list[int]
     text: str
@@ -62,7 +62,7 @@ class TextRun:
 
 @dataclass
 class TextResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     prompts: list[str]
     runs: dict[str, list[TextRun]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class TextResults:
 
 
 def there() -> bool:
-    """The text mini always ships."""
+    """Return True: the text mini is always installed."""
     return True
 
 
@@ -80,7 +80,7 @@ def work(request: DemoRequest) -> int:
 
 
 def section(request: DemoRequest) -> Section:
-    """Run every way on every example, taking turns, and compare."""
+    """Run every method on every example in turn, and compare."""
     most = 24 if request.quick else 64
     run = RunSection(max_new_tokens=most, seed=request.seed)
     pair = load_pair(Config(target=TargetSection(device=request.device), drafter=DrafterSection(kind="model"), run=run))
@@ -94,7 +94,7 @@ def section(request: DemoRequest) -> Section:
         request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
-        if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+        if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts to bound the waiting time
             found.prompts = found.prompts[:number]
             break
         for way in METHODS[number % len(METHODS) :] + METHODS[: number % len(METHODS)]:
@@ -112,7 +112,7 @@ def _examples(request: DemoRequest) -> int:
 
 
 def _trained(name: str | None, pair: Pair) -> Any:
-    """The mini's trained drafter of that name; None for other names."""
+    """Return the mini's trained drafter of that name; None for other names."""
     return _nets()[name].to(pair.target.device) if name in shipped_drafters() else None
 
 
@@ -148,7 +148,7 @@ def _once(pair: Pair, way: TextEntry, prompt: str, total: Stats | None) -> TextR
 
 
 def _compare(found: TextResults) -> None:
-    """Fill in `same`: token by token against the base's own run."""
+    """Set `same`: whether the tokens equal those of the base's run."""
     for way in METHODS:
         if way.base is not None:
             for run, base in zip(found.runs[way.name], found.runs[way.base], strict=True):

@@ -1,4 +1,4 @@
-"""The demo's pictures: the shipped mini on its own captions, drawn by one method after another from the same seeds."""
+"""The demo's pictures: the shipped mini's example captions, by every method with the same seeds."""
 
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -49,7 +49,7 @@ class VisionRun:
 
 @dataclass
 class VisionResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     loaded: Loaded
     prompts: list[str]
@@ -57,7 +57,7 @@ class VisionResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "vision" / "emoji" / "target" / "model.safetensors").exists()
 
 
@@ -67,14 +67,14 @@ def work(request: DemoRequest) -> int:
 
 
 def section(request: DemoRequest) -> Section:
-    """Draw every prompt by every method, taking turns, and compare with plain decoding."""
+    """Generate every prompt by every method in turn, and compare with plain decoding."""
     loaded = load_image_model("mini", device=device_of(request.device))
     found = VisionResults(loaded, list(loaded.examples[: _examples(request)]), {way: [] for way in METHODS})
     _once(loaded, "scd", found.prompts[0], request.seed)  # the first run pays for allocations
     request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts to bound the waiting time
             found.prompts = found.prompts[:number]
             break
         turns = list(METHODS)
@@ -122,7 +122,7 @@ def _row(way: str, found: VisionResults) -> dict[str, Any]:
 
 
 def _view(found: VisionResults) -> dict[str, Any]:
-    """With maps, by method, of how many codes were committed together; methods that write rows side by side have none."""
+    """Return the data of the template, with maps of how many codes were committed together; methods for parallel rows have no map."""
     runs = {way: [run.runs for run in runs] for way, runs in found.runs.items()}
     seen = {way: [counts for counts in maps if counts is not None] for way, maps in runs.items() if maps[0] is not None}
     most = max(int(counts.max()) for maps in seen.values() for counts in maps)

@@ -1,4 +1,4 @@
-"""HTML reports from the Jinja2 templates beside this module. A page is one file that loads nothing else."""
+"""HTML reports from the Jinja2 templates beside this module. A page is one self-contained file."""
 
 import base64
 import io
@@ -133,12 +133,12 @@ def _percent(value: float | None) -> str:
 
 
 def _png(picture: Image.Image) -> str:
-    """A picture as a data URI."""
+    """Return a picture as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(picture_bytes(picture)).decode()}"
 
 
 def _wav(wave: Tensor, rate: int) -> str:
-    """Samples [T] in [-1, 1] at `rate` per second as a data URI of 16-bit PCM."""
+    """Return samples [T] in [-1, 1] at `rate` per second as a data URI of 16-bit PCM."""
     buffer = io.BytesIO()
     soundfile.write(buffer, wave.numpy(), rate, format="WAV", subtype="PCM_16")
     return f"data:audio/wav;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""transformers' stopping criteria in a drop-in request, row by row as its own loop has them."""
+"""transformers' stopping criteria in a drop-in request, evaluated row by row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class RowStop:
 
 
 class StopTogether:
-    """All rows end with the last one that stops, as in transformers where no end token is set: a row that has stopped writes on.
+    """Ends all rows with the last one that stops, as in transformers without an end token: a row that has stopped continues.
 
-    Rows that are ahead by then are longer; `length` is what transformers would return.
+    Rows that are ahead by then are longer; `length` is the length that transformers would return.
     """
 
     def __init__(self, stops: Sequence[Stop], rows: int, most: int):
@@ -46,7 +46,7 @@ class StopTogether:
 
     @property
     def length(self) -> int:
-        """Number of values of every row's output: that of the row that stops last."""
+        """Number of values of every row's output, that of the row that stops last."""
         return max(self.most if first is None else first for first in self.first)
 
 

@@ -1,7 +1,8 @@
-"""Pictures as continuous tokens in raster order: a causal backbone over latents, and a head for the next token's density.
+"""Pictures as continuous tokens in raster order: a causal backbone over latents, and a head for the distribution of the next token.
 
-The backbone is a LlamaGen's (Sun et al. 2024). It writes vectors instead of codes, as GIVT does (Tschannen et al. 2024, arXiv 2312.02116;
-the mixture head) and as the causal rows of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small net with adaptive layer norm).
+The backbone is that of LlamaGen (Sun et al. 2024), with vectors in place of codes, as in GIVT (Tschannen et al. 2024, arXiv 2312.02116;
+the mixture head) and in the causal models of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small network with adaptive layer
+norm).
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from mmspec.vision.families.llamagen_layers import ClassEmbedding, DecoderBlock,
 
 HEADS = ("diffusion", "mixture")
 TRAINED_STEPS = 1024
-"""Noise levels a diffusion head is trained on. Samplers take a part of them: 8, 16, 32 and 64 divide it."""
+"""Number of noise levels in the training of diffusion heads. Samplers use a subset: 8, 16, 32 and 64 divide it."""
 
 
 class ContinuousARConfig(LlamaGenConfig):

@@ -1,4 +1,4 @@
-"""Continuous tokens in the engine: the distribution that a state of the backbone gives.
+"""Continuous tokens in the engine: distributions from states of the backbone.
 
 A `ContinuousAR` with a mixture head gives a density. One with a diffusion head gives a chain: either the chain is the value
 (`core.distributions.denoising_path`), or its noise is given and the rest is a Gaussian (`core.distributions.aligned`).
@@ -30,14 +30,14 @@ from mmspec.vision.continuous.ar import ContinuousAR, scheduler
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a diffusion head's tokens are sampled. None takes the value of the model's config.
+    """Sampling settings of a diffusion head. None takes the value of the model's config.
 
     Args:
         steps: steps of the chain.
         sigma_out: noise on every token, in units of a token's standard deviation.
         schedule: a diffusers scheduler; by default the one the head was trained with.
         eta: DDIM's eta.
-        every: the net is run at every so many states of the chain (`Denoiser`).
+        every: the head is run at every so many states of the chain (`Denoiser`).
     """
 
     steps: int | None = None
@@ -89,7 +89,7 @@ class Sampling:
 
 @lru_cache(maxsize=64)
 def _kernel(schedule: Any, steps: int, sigma_out: float, eta: float, temperature: float) -> NoiseSchedule:
-    """Schedules are asked step by step, which would show in a picture's seconds."""
+    """Return the noise schedule, cached because schedulers are evaluated step by step."""
     return NoiseSchedule.of(schedule, steps, sigma_out, eta=eta, temperature=temperature)
 
 
@@ -120,11 +120,11 @@ class Latents:
 
     @property
     def value(self) -> tuple[int, ...]:
-        """The shape of a value."""
+        """Shape of a value."""
         return (self.denoiser.steps + 1, self.width) if self.asked.form == "path" else (self.width,)
 
     def prompt(self, model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """One position a row of `inputs`, the class numbers [R]."""
+        """Return one position for each row of `inputs`, the class numbers [R]."""
         ids = torch.zeros(len(inputs), 1, *self.value, dtype=torch.float32, device=inputs.device)
         return ids, torch.ones(len(inputs), 1, dtype=torch.bool, device=inputs.device)
 

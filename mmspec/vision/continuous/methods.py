@@ -1,4 +1,4 @@
-"""Pictures of continuous tokens, asked for by the names of the ways to write them.
+"""Methods for pictures of continuous tokens, by name.
 
 | name | a value is | its distribution | rule | exactness |
 |---|---|---|---|---|
@@ -35,9 +35,13 @@ from mmspec.vision.families.base import class_of
 
 @dataclass(frozen=True)
 class ContinuousMethod:
-    """One way to write pictures: the form of a value, the rule that judges draft tokens (None: there are none), and the heads it is for.
+    """A method for continuous tokens.
 
-    `siblings` draft tokens are drawn for a token, of which the first is drafted on: they cost the drafter nothing.
+    Args:
+        form: form of a value.
+        accept: accept rule; None for methods without drafts.
+        heads: heads it applies to.
+        siblings: draft tokens drawn for each position, of which the first is continued. They cost no drafter calls.
     """
 
     form: str
@@ -47,7 +51,7 @@ class ContinuousMethod:
 
     @property
     def shape(self) -> Shape:
-        """How its drafts grow."""
+        """Shape of its drafts."""
         if self.siblings > 1:
             return Comb(self.siblings, draw_with_replacement)
         draw: Any = recorded if self.form == "path" else sampled
@@ -95,7 +99,7 @@ class ContinuousPictures:
 
     @property
     def method(self) -> str:
-        """How it writes pictures where no way is named."""
+        """Default method of the model's head."""
         return {"diffusion": "path", "mixture": "density", "masked": "plain"}[self.head]
 
     def fit(self, method: str) -> "ContinuousPictures":
@@ -159,7 +163,7 @@ class ContinuousPictures:
 
 
 def way_of(method: Any) -> ContinuousMethod:
-    """The way a name stands for. ValueError lists the names there are."""
+    """Return the method of a name. ValueError lists the names."""
     if method not in CONTINUOUS_METHODS:
         raise unknown("method for continuous tokens", method, CONTINUOUS_METHODS)
     return CONTINUOUS_METHODS[method]
@@ -170,7 +174,7 @@ def _fitting(head: str) -> str:
 
 
 def continuous_model(model: Any) -> ContinuousPictures | None:
-    """The adapter of a model of continuous tokens; None for any other model."""
+    """Return the adapter of a model of continuous tokens; None for any other model."""
     if isinstance(model, ContinuousAR | MaskedAR):
         return ContinuousPictures(model)
     return model if isinstance(model, ContinuousPictures) else None

@@ -179,9 +179,7 @@ def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None, shape: Sh
     if hasattr(drafter, "unet") and hasattr(drafter, "scheduler"):
         own = DiffusionTarget.of(drafter, target.noise_schedule.steps, eta)
         target.noise_schedule.check_shared(own.noise_schedule, "speculation")
-        own = replace(
-            own, noise_schedule=replace(own.noise_schedule, std=target.noise_schedule.std)
-        )  # reflection asks for the very same noise
+        own = replace(own, noise_schedule=replace(own.noise_schedule, std=target.noise_schedule.std))  # reflection needs the same noise
     elif hasattr(drafter, "config") and callable(drafter):
         own = replace(target, net=drafter, shape=sample_shape(drafter))
     else:
