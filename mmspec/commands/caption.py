@@ -93,22 +93,22 @@ def caption(
         raise ValueError('no picture: give one (mmspec caption picture.png "what do you see?"), or a folder with --out answers.jsonl')
     if prompt is not None and last is not None:
         raise ValueError(f"--prompt and {last!r} were both given: give one prompt; pictures end in .png, .jpg, ..., clips in .mp4, ...")
-    asked = prompt if prompt is not None else last
-    if asked is not None and not asked.strip():
+    question = prompt if prompt is not None else last
+    if question is not None and not question.strip():
         raise ValueError("the prompt is empty: ask something, or leave it out to have the picture described")
     settings = common.config_of(given)
     if settings.target.path == "mini":
         settings = replace(settings, target=replace(settings.target, path="vlm"))
     if out is not None:
-        _many(settings, given, files, asked)
+        _many(settings, given, files, question)
     else:
-        _one(settings, given, files, asked)
+        _one(settings, given, files, question)
 
 
 # --- one request ----------------------------------------------------------------------------------------------------------
 
 
-def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
+def _one(config: "Config", given: dict[str, Any], files: list[str], question: str | None) -> None:
     """Answer one prompt about all of the pictures, printing the answer as it commits."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
@@ -121,7 +121,7 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
     for name in files:
         if Path(name).is_dir() or Path(name).suffix == ".jsonl":
             raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")
-    request = read_seen(asked, files, sampling=FrameSampling(given["fps"], given["frames"]))  # before a model is loaded
+    request = read_seen(question, files, sampling=FrameSampling(given["fps"], given["frames"]))  # before a model is loaded
     captions = tuple(given["captions"] or ())
     pair = common.waiting(config, partial(load_seeing, config, given["chat"], given["view"], captions))
     inputs = pair.inputs([request])
@@ -133,7 +133,7 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
         else:
             found = pair.generate(inputs, on_step=flow)
     if given["as_json"]:
-        common.emit(_told(given, pair, files, request.prompt, found, plain))
+        common.emit(_as_json(given, pair, files, request.prompt, found, plain))
     elif plain is None:
         common.note(summary(found.stats))
     else:
@@ -148,17 +148,17 @@ def _plainly(pair: Any, inputs: dict[str, Any]) -> Any:
     return pair.generate(inputs, **plain)
 
 
-def _told(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
+def _as_json(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
     from mmspec.text.inputs.clips import is_clip
 
     ids = _ids(found)
     about = {"model": pair.name, "drafter": pair.drafter_name, "view": given["view"], "settings": asdict(pair.config)}
     clips = [name for name in files if is_clip(name)]
     seen = {"pictures": [name for name in files if name not in clips]} | ({"clips": clips} if clips else {})
-    told = {**seen, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
+    answer = {**seen, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
     if plain is not None:
-        told["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
-    return told
+        answer["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
+    return answer
 
 
 def _ids(found: Any) -> list[int]:
@@ -181,7 +181,7 @@ def _beside(pair: Any, found: Any, plain: Any) -> None:
 # --- a batch --------------------------------------------------------------------------------------------------------------
 
 
-def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
+def _many(config: "Config", given: dict[str, Any], files: list[str], question: str | None) -> None:
     """Answer about every picture by itself, as a job."""
     for name, value in (("--show-rounds", given["show_rounds"]), ("--compare", given["compare"])):
         if value:
@@ -196,7 +196,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str 
         config,
         tuple(files),
         job_folder(given["out"]),
-        asked,
+        question,
         given["chat"],
         given["view"],
         tuple(given["captions"] or ()),

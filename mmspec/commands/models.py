@@ -145,10 +145,10 @@ def picture_methods() -> list[dict[str, str]]:
     from mmspec.vision.generation import default_method
 
     lines = [line.strip("| ").split(" | ") for line in (methods.__doc__ or "").splitlines() if line.startswith("| ")]
-    told = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}
+    table = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}
     rows = []
     for name in methods.METHODS:
-        _, draft_tokens, rule, exactness = told[name]
+        _, draft_tokens, rule, exactness = table[name]
         shown = f"{name} (default)" if name == default_method() else name
         rows.append({"name": shown, "exactness": exactness, "rule": rule, "draft_tokens": draft_tokens})
     return rows
@@ -159,10 +159,10 @@ def continuous_methods() -> list[dict[str, str]]:
     from mmspec.vision.continuous import methods as continuous
 
     lines = [line.strip("|").split("|") for line in (continuous.__doc__ or "").splitlines() if line.startswith("| ")]
-    told = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
+    table = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
     rows = []
     for name, way in continuous.CONTINUOUS_METHODS.items():
-        value, distribution, rule, exactness = told[name]
+        value, distribution, rule, exactness = table[name]
         rows.append(
             {"name": name, "exactness": exactness, "heads": ", ".join(way.heads), "value": value, "law": distribution, "rule": rule}
         )

@@ -112,8 +112,8 @@ def _job(given: dict[str, Any]) -> None:
 
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
-    asked = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
-    report = run(partial(make_recommendation_job, asked), engine=given["engine"])
+    spec = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
+    report = run(partial(make_recommendation_job, spec), engine=given["engine"])
     if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "users", "row")
@@ -124,8 +124,8 @@ def _job(given: dict[str, Any]) -> None:
         return
     measures, show = report.measures, common.console(False)
     reasons = f"{report.rejects:,} rejects, reasons in {report.out / 'rejects.jsonl'}" if report.rejects else "no rejects"
-    told = f"{report.records:,} users: {report.outputs:,} got {measures.get('recommendations', 0):,.0f} recommendations; {reasons}"
-    show.print(told, soft_wrap=True)
+    line = f"{report.records:,} users: {report.outputs:,} got {measures.get('recommendations', 0):,.0f} recommendations; {reasons}"
+    show.print(line, soft_wrap=True)
     calls = measures.get("row_calls", 0) / max(1, measures.get("users", 0))
     how = f"{options['mode']}, {options['draft_length']} levels drafted a round" if options["draft_length"] else "plain search"
     rate = f", {report.rate:.1f} users/s" if report.rate else ""
@@ -150,24 +150,24 @@ def _few(given: dict[str, Any]) -> None:
         method_of(given["mode"])
     with Console(stderr=True).status(f"loading {given['model']}"):
         drafter = "none" if given["mode"] == "plain" and not given["compare"] else given["drafter"]
-        told = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
-    check_items(given["k"], given["width"], len(told.catalogue))
-    modes = [given["mode"] or ("plain" if told.drafter is None else "strict")]
+        loaded = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
+    check_items(given["k"], given["width"], len(loaded.catalogue))
+    modes = [given["mode"] or ("plain" if loaded.drafter is None else "strict")]
     if given["compare"]:
-        if told.drafter is None or modes == ["plain"]:
+        if loaded.drafter is None or modes == ["plain"]:
             raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --mode plain")
         modes.append("plain")
-    asked = [(None, _items(text, told.catalogue)) for text in given["history"] or ()] + _simulated(given, told)
+    requests = [(None, _items(text, loaded.catalogue)) for text in given["history"] or ()] + _simulated(given, loaded)
     options = {name: given[name] for name in ("k", "width", "draft_length", "unseen", "temperature")}
-    options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], told.catalogue)
-    works = [Recommend(told, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
-    users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(asked)]
+    options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], loaded.catalogue)
+    works = [Recommend(loaded, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
+    users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(requests)]
     with common.progress("users", len(works) * len(users)) as done:
         found = [_search(work, users, done) for work in works]
     if given["as_json"]:
-        common.emit(_told(given, told, works, asked, found))
+        common.emit(_as_json(given, loaded, works, requests, found))
     else:
-        _show(told, works, asked, found)
+        _show(loaded, works, requests, found)
 
 
 def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]]:
@@ -192,7 +192,7 @@ def _items(text: str, catalogue: Any) -> list[Any]:
     return parts
 
 
-def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
+def _simulated(given: dict[str, Any], loaded: Any) -> list[tuple[Any, list[Any]]]:
     """Return (next purchase, history) of the mini's simulated users."""
     from mmspec.loading.recsys import MINIS
 
@@ -207,14 +207,14 @@ def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
     return [(items[-1], items[:-1]) for items in Shop.of().histories(given["user"], seed=2)]
 
 
-def _told(given: dict[str, Any], told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> dict[str, Any]:
-    name = told.catalogue.name
+def _as_json(given: dict[str, Any], loaded: Any, works: list[Any], requests: list[Any], found: list[Any]) -> dict[str, Any]:
+    name = loaded.catalogue.name
     results = []
-    for (after, history), mine in zip(asked, found[0], strict=True):
+    for (after, history), mine in zip(requests, found[0], strict=True):
         row = {"history": history, **mine, "names": [name(item) for item in mine["items"]]}
         results.append(row | ({} if after is None else {"next": after}))
     settings = {key: given[key] for key in ("k", "width", "draft_length", "unseen", "only", "temperature", "seed")}
-    about = {"model": told.name, "drafter": told.drafter_name, "settings": settings, "results": results, **_figures(works[0])}
+    about = {"model": loaded.name, "drafter": loaded.drafter_name, "settings": settings, "results": results, **_figures(works[0])}
     if len(works) > 1:
         about["compare"] = _figures(works[1]) | {"same_users": _same(found), "items": [each["items"] for each in found[1]]}
     return about
@@ -232,9 +232,9 @@ def _same(found: list[Any]) -> int:
     return sum(mine["items"] == other["items"] for mine, other in zip(*found, strict=True))
 
 
-def _show(told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> None:
-    show, name = common.console(False), told.catalogue.name
-    for number, ((after, history), mine) in enumerate(zip(asked, found[0], strict=True)):
+def _show(loaded: Any, works: list[Any], requests: list[Any], found: list[Any]) -> None:
+    show, name = common.console(False), loaded.catalogue.name
+    for number, ((after, history), mine) in enumerate(zip(requests, found[0], strict=True)):
         last = escape("; ".join(name(item) for item in history[-3:]))
         show.print(f"[bold]after[/bold] {'... ' if len(history) > 3 else ''}{last}", soft_wrap=False)
         table = Table("rank", "item", "name", "score", *(["in plain search"] if len(found) > 1 else []))
@@ -251,7 +251,7 @@ def _show(told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> No
         figures.add_row(row["mode"], f"{row['calls']:.2f}", f"{row['levels_per_call']:.2f}", f"{row['seconds']:.2f}", row["exactness"])
     show.print(figures)
     if len(works) > 1:
-        show.print(f"the same items in the same order for {_same(found)} of {len(asked)} users")
+        show.print(f"the same items in the same order for {_same(found)} of {len(requests)} users")
 
 
 def _rank(item: Any, items: list[Any]) -> str:

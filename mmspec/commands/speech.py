@@ -110,10 +110,10 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _few(given: dict[str, Any]) -> None:
-    asked = [sys.stdin.read().strip() if text == "-" else text for text in given["texts"] for _ in range(given["count"])]
+    utterances = [sys.stdin.read().strip() if text == "-" else text for text in given["texts"] for _ in range(given["count"])]
     voices = _voices(given["voice"], len(given["texts"]), given["count"])
-    path, many = Path(given["out"] or OUT), len(asked) > 1
-    paths = [path.with_stem(f"{path.stem}-{row}") if many else path for row in range(len(asked))]
+    path, many = Path(given["out"] or OUT), len(utterances) > 1
+    paths = [path.with_stem(f"{path.stem}-{row}") if many else path for row in range(len(utterances))]
     with ExitStack() as stack:  # before heavy imports, so that a place that cannot be written to is reported at once
         sinks = [stack.enter_context(whole(each, binary=True)) for each in paths]
         common.begin(given["verbose"])
@@ -124,13 +124,13 @@ def _few(given: dict[str, Any]) -> None:
         check_format(form, given["sample_rate"])
         if given["stream"] and (form != "wav" or given["sample_rate"]):
             raise ValueError("--stream writes a wav at the model's own rate: end the file in .wav, and leave --sample-rate out")
-        loaded, outs, stats = _said(given, asked, voices, sinks, form)
+        loaded, outs, stats = _synthesize(given, utterances, voices, sinks, form)
         for sink in sinks:  # all are on the disk before the first is renamed
             sink.flush()
             os.fsync(sink.fileno())
     rows = [
         {"text": text, "voice": voice or next(iter(loaded.model.voices), None), "seed": given["seed"] + row, "out": str(each), **outs[row]}
-        for row, (text, voice, each) in enumerate(zip(asked, voices, paths, strict=True))
+        for row, (text, voice, each) in enumerate(zip(utterances, voices, paths, strict=True))
     ]
     _tell(given, loaded, rows, stats)
 
@@ -143,7 +143,9 @@ def _voices(given: list[str] | None, texts: int, count: int) -> list[str | None]
     return [voice for voice in voices for _ in range(count)]
 
 
-def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: list[Any], form: str) -> tuple[Any, list[dict[str, Any]], Any]:
+def _synthesize(
+    given: dict[str, Any], utterances: list[str], voices: list[Any], sinks: list[Any], form: str
+) -> tuple[Any, list[dict[str, Any]], Any]:
     """Synthesize into `sinks`; returns (speaker, figures of every utterance, stats)."""
     from rich.console import Console
 
@@ -159,18 +161,18 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
     rate, stats, found = given["sample_rate"] or own, Stats(), []
     names = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
     options = {name: given[name] for name in names}
-    loaded.model.encode(asked, voices)  # an invalid text is reported before any is synthesized
+    loaded.model.encode(utterances, voices)  # an invalid text is reported before any is synthesized
     for sink in sinks if given["stream"] else ():
         common.note(f"growing in {escape(sink.name)}")
-    with common.progress("utterance" if len(asked) == 1 else "utterances", len(asked)) as done:
-        for first in range(0, len(asked), BATCH):
+    with common.progress("utterance" if len(utterances) == 1 else "utterances", len(utterances)) as done:
+        for first in range(0, len(utterances), BATCH):
             part = slice(first, first + BATCH)
             growing = [GrowingWav(sink, own) for sink in sinks[part]] if given["stream"] else []
             out = synthesize(
                 loaded.model,
-                asked[part],
+                utterances[part],
                 loaded.drafter,
-                seed=[given["seed"] + row for row in range(len(asked))[part]],
+                seed=[given["seed"] + row for row in range(len(utterances))[part]],
                 voice=voices[part],
                 on_sound=(lambda row, piece, growing=growing: growing[row].add(piece)) if growing else None,
                 on_step=_Watch(stats, loaded.model.pace, done),
@@ -248,8 +250,8 @@ def _job(given: dict[str, Any]) -> None:
     names = ("model", "drafter", "accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "sample_rate")
     names += ("seed", "batch_size", "shard_size", "device", "dtype")
     places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": "wav" if given["form"] is None else given["form"]}
-    asked = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
-    report = run(partial(make_speech_job, asked), engine=given["engine"])
+    spec = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
+    report = run(partial(make_speech_job, spec), engine=given["engine"])
     if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "texts", "line")

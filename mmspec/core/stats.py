@@ -8,9 +8,9 @@ from mmspec.core.records import Step
 PHASES = ("encode", "prefill", "draft_prefill", "draft", "score", "accept", "commit", "other", "total")
 """Where a generation's seconds go; the others add up to "total".
 
-encode: the target's encoders (vision and audio encoders, the encoder of an encoder-decoder). prefill: the first forward, over the prompt and
-the first draft. draft_prefill: the drafter's work up to its first draft tokens, which includes its encoders and its prompt; later work is
-"draft".
+encode: the target's encoders (vision and audio encoders, the encoder of an encoder-decoder). prefill: the first forward, over the prompt
+and the first draft. draft_prefill: the drafter's work up to its first draft tokens, which includes its encoders and its prompt; later work
+is "draft".
 """
 
 

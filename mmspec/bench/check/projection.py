@@ -134,16 +134,16 @@ def project(
     if way.accept is None:
         raise ValueError(f"method {method!r} judges no draft token: take one that drafts, such as path, density or aligned")
     noise, sampling = Noise.from_seed(seed, len(prompts), pictures.model.device), sampling or Sampling()
-    asked: dict[str, Any] = {"guidance": guidance, "temperature": temperature, "drafter": drafter, "sampling": sampling}
+    options: dict[str, Any] = {"guidance": guidance, "temperature": temperature, "drafter": drafter, "sampling": sampling}
     watch = Watch(len(prompts))
     found, out = generate_continuous(
-        pictures, prompts, method, control=Fixed(window - 1), most=window, noise=noise, accept=accept, on_step=watch, **asked
+        pictures, prompts, method, control=Fixed(window - 1), most=window, noise=noise, accept=accept, on_step=watch, **options
     )
     x, judged = watch.values(), watch.judged()
     if not isinstance(accept or way.accept, FROM_LEFT):
         judged = torch.ones_like(judged)
     values = [
-        _chunk(found, list(prompts[rows]), method, noise.seeds[rows], x[rows], judged[rows].to(x.device), asked, window, least)
+        _chunk(found, list(prompts[rows]), method, noise.seeds[rows], x[rows], judged[rows].to(x.device), options, window, least)
         for rows in (slice(first, first + CHUNK) for first in range(0, len(x), CHUNK))
     ]
     return ProjectedValues(torch.cat(values), out.stats.tokens, out.stats)
@@ -151,9 +151,9 @@ def project(
 
 @torch.no_grad()
 def _chunk(
-    found: ContinuousPictures, prompts: Any, method: str, seeds: Tensor, x: Tensor, judged: Tensor, asked: Any, window: int, least: float
+    found: ContinuousPictures, prompts: Any, method: str, seeds: Tensor, x: Tensor, judged: Tensor, options: Any, window: int, least: float
 ) -> Tensor:
-    classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **asked)
+    classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **options)
     p, q = (taught(side, classes, x) for side in (target, drafting))
     values, gap = projected(p, q, x, Noise(seeds + _RANKS))
     judged = judged.reshape(*judged.shape, *(1,) * (values.dim() - 2)).expand_as(values)

@@ -77,14 +77,14 @@ def captured(ways: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _views(mini: Mini) -> dict[str, Any]:
-    told = text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
+    caption_view = text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
     return {
         "own": "own",
         "pooled": "pooled",
         "pruned": "pruned",
         "newline": text.view("newline", mini.processor),
         "drop": "drop",
-        "caption": told,
+        "caption": caption_view,
     }
 
 

@@ -202,11 +202,11 @@ class VibeVoiceFamily:
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Session]:
         """Open the cache and the state of one generation; see the family protocol."""
-        told, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
-        start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(told)
-        embeds = torch.cat([told, start, word(inputs["input_ids"].to(model.device))][: self.streams])
-        said = torch.full((len(told), capacity), self.ids.start, device=model.device)
-        return SlotCache(model.config.text_config.num_hidden_layers, capacity), Session(embeds, Hearing(model, len(told)), said)
+        embedded, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
+        start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(embedded)
+        embeds = torch.cat([embedded, start, word(inputs["input_ids"].to(model.device))][: self.streams])
+        said = torch.full((len(embedded), capacity), self.ids.start, device=model.device)
+        return SlotCache(model.config.text_config.num_hidden_layers, capacity), Session(embeds, Hearing(model, len(embedded)), said)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Session, keep: int, states: Sequence[int] = ()

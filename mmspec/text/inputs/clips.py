@@ -52,12 +52,12 @@ class Clip:
         """
         from mmspec.models.compat import sampled_frames
 
-        asked = self.sampling
-        count = asked.frames
-        if asked.fps is not None:
+        sampling = self.sampling
+        count = sampling.frames
+        if sampling.fps is not None:
             if self.fps is None:
                 raise ValueError(f"clip {self.name} does not say its frames per second: give --frames N in place of --fps")
-            count = max(1, int(self.frames / self.fps * asked.fps))
+            count = max(1, int(self.frames / self.fps * sampling.fps))
         if count is not None:
             count = min(count, self.frames)
             return [place * self.frames // count for place in range(count)]

@@ -116,8 +116,8 @@ def marked(prompt: str, count: int, mark: str, unit: str = "picture") -> list[st
     if len(pieces) == 1:
         return [""] * count + pieces
     if len(pieces) - 1 != count:
-        told = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} {unit}{'s' if count != 1 else ''}"
-        raise ValueError(f"the prompt has {told}: give one for each {unit}, or none to have the {unit}s in front")
+        held = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} {unit}{'s' if count != 1 else ''}"
+        raise ValueError(f"the prompt has {held}: give one for each {unit}, or none to have the {unit}s in front")
     return pieces
 
 

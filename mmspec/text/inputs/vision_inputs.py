@@ -86,8 +86,8 @@ def process_vision_inputs(processor: Any, requests: Sequence[VisionPrompt], name
     if clips:
         if not reads_clips(processor):
             raise ValueError(f"{name} reads no video: give a model that does ({', '.join(CLIP_FAMILIES)})")
-        frames, told = zip(*(clip.read(processor.video_processor) for clip in clips), strict=True)
-        seen |= {"videos": list(frames), "video_metadata": list(told), "do_sample_frames": False}
+        frames, metadata = zip(*(clip.read(processor.video_processor) for clip in clips), strict=True)
+        seen |= {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
     texts = [_chatted(processor, each, name) if chat else _written(processor, each) for each in requests]
     opening = getattr(processor.tokenizer, "bos_token", None)
     extra = {"add_special_tokens": False} if chat and opening and texts[0].startswith(opening) else {}

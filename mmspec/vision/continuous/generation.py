@@ -118,23 +118,23 @@ def pair_of(
     if guidance is not None:
         _check_guided(network)
         classes = torch.cat([classes, torch.full_like(classes, network.config.classes)])
-    asked = LatentRequest(form, noise, temperature, guidance)
-    target = _target(network, asked, sampling, most)
+    request = LatentRequest(form, noise, temperature, guidance)
+    target = _target(network, request, sampling, most)
     if way.accept is None or most == 1:
         return classes, target, None
     if draft_token is None:
         raise ValueError(f"method {method!r} needs a drafter: pass drafter=..., a smaller ContinuousAR of the same tokens, or take plain")
-    return classes, target, _drafting(draft_token, network, asked, sampling, most)
+    return classes, target, _drafting(draft_token, network, request, sampling, most)
 
 
-def _target(network: ContinuousAR, asked: LatentRequest, sampling: Sampling, most: int) -> Any:
-    distributions = Pipeline() if asked.guidance is None else Guided((), asked.guidance)
-    family: Any = Latents(network, asked, sampling)  # its prompts are class numbers
+def _target(network: ContinuousAR, request: LatentRequest, sampling: Sampling, most: int) -> Any:
+    distributions = Pipeline() if request.guidance is None else Guided((), request.guidance)
+    family: Any = Latents(network, request, sampling)  # its prompts are class numbers
     target = HFTarget(network, family, distributions, reserve=network.config.grid**2 + most)
-    return target if asked.guidance is None else Pairs(target)
+    return target if request.guidance is None else Pairs(target)
 
 
-def _drafting(draft_token: Any, network: ContinuousAR, asked: LatentRequest, sampling: Sampling, most: int) -> Any:
+def _drafting(draft_token: Any, network: ContinuousAR, request: LatentRequest, sampling: Sampling, most: int) -> Any:
     """Return the drafter as a target. ValueError if its tokens or its chain differ from the target's."""
     draft = draft_token if isinstance(draft_token, LatentDraft) else LatentDraft(draft_token)
     theirs, own = getattr(draft.model, "config", None), network.config
@@ -147,12 +147,12 @@ def _drafting(draft_token: Any, network: ContinuousAR, asked: LatentRequest, sam
             raise ValueError(
                 f"the drafter's {name} is {getattr(theirs, name)}, the target's {getattr(own, name)}: take one of the same tokens and head"
             )
-    theirs_asked = replace(asked, temperature=asked.temperature if draft.temperature is None else draft.temperature)
+    draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature)
     if own.head == "mixture":
-        return _target(draft.model, theirs_asked, sampling, most)
+        return _target(draft.model, draft_request, sampling, most)
     chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)
-    _check_kernels(sampling.filled(own).noise_schedule(asked.temperature), chosen.noise_schedule(theirs_asked.temperature), asked.form)
-    return _target(draft.model, theirs_asked, chosen, most)
+    _check_kernels(sampling.filled(own).noise_schedule(request.temperature), chosen.noise_schedule(draft_request.temperature), request.form)
+    return _target(draft.model, draft_request, chosen, most)
 
 
 def _check_kernels(own: NoiseSchedule, theirs: NoiseSchedule, form: str) -> None:

@@ -109,19 +109,19 @@ class Latents:
     The prompt is one position, the class; its value is not read.
     """
 
-    def __init__(self, model: ContinuousAR, asked: LatentRequest, sampling: Sampling):
+    def __init__(self, model: ContinuousAR, request: LatentRequest, sampling: Sampling):
         config = model.config
-        self.model, self.asked, self.width, self.noise_schedule = model, asked, config.channels, None
+        self.model, self.request, self.width, self.noise_schedule = model, request, config.channels, None
         if config.head == "diffusion":
             sampling = sampling.filled(config)
-            self.noise_schedule = sampling.noise_schedule(asked.temperature).to(model.device)
-            net: Any = model.head if asked.guidance is None else GuidedNet(model.head, asked.guidance)
+            self.noise_schedule = sampling.noise_schedule(request.temperature).to(model.device)
+            net: Any = model.head if request.guidance is None else GuidedNet(model.head, request.guidance)
             self.denoiser = Denoiser(net, self.noise_schedule, 1 if sampling.every is None else sampling.every)
 
     @property
     def value(self) -> tuple[int, ...]:
         """Shape of a value."""
-        return (self.denoiser.steps + 1, self.width) if self.asked.form == "path" else (self.width,)
+        return (self.denoiser.steps + 1, self.width) if self.request.form == "path" else (self.width,)
 
     def prompt(self, model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return one position for each row of `inputs`, the class numbers [R]."""
@@ -147,17 +147,17 @@ class Latents:
             raw, history = torch.cat([cond, uncond], -1), replace(history, position=history.position[: len(cond)])
         if self.noise_schedule is None:
             return self._density(raw)
-        if self.asked.form == "path":
+        if self.request.form == "path":
             return DenoisingPath(raw, self.denoiser, self.width)  # pyright: ignore[reportReturnType]
-        keys = self.asked.noise.aligned(history.position)
+        keys = self.request.noise.aligned(history.position)
         return aligned(raw, ChainSampler(self.denoiser), self.noise_schedule.sigma_out, keys, self.width)  # pyright: ignore[reportReturnType]
 
     def _density(self, z: Tensor) -> Any:
-        head, scale = self.model.head, self.asked.guidance
+        head, scale = self.model.head, self.request.guidance
         if scale is None:
-            return Mixture.joint(*head(z)).tempered(self.asked.temperature)
+            return Mixture.joint(*head(z)).tempered(self.request.temperature)
         cond, uncond = (Gaussian(mean[..., 0, :], std[..., 0, :]) for _, mean, std in (head(part) for part in z.chunk(2, -1)))
-        return Gaussian.guided(cond, uncond, scale - 1).tempered(self.asked.temperature)
+        return Gaussian.guided(cond, uncond, scale - 1).tempered(self.request.temperature)
 
 
 @dataclass(frozen=True)

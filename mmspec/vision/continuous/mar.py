@@ -36,7 +36,7 @@ class MaskedARConfig(ContinuousARConfig):
 
 
 class MaskedAR(PreTrainedModel):
-    """Masked model (MAR, Li et al. 2024): hidden states of all cells from the visible tokens; `head` gives the distribution of hidden tokens."""
+    """Masked model (MAR, Li et al. 2024): hidden states of all cells from visible tokens; `head` gives distributions of hidden tokens."""
 
     config_class = MaskedARConfig  # pyright: ignore[reportAssignmentType]
     config: MaskedARConfig

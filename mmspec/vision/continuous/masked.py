@@ -89,7 +89,7 @@ def generate_masked(
         FloatingPointError: when a token is not finite.
     """
     config = model.config
-    told = _classes(classes, config.classes, noise)
+    labels = _classes(classes, config.classes, noise)
     plan = SetPlan.of(
         config,
         iterations=config.iterations if iterations is None else iterations,
@@ -100,7 +100,7 @@ def generate_masked(
         guidance=guidance,
         ramp=ramp,
     )
-    canvas, target = Canvas(config, noise), SetWriter(model, told, plan)
+    canvas, target = Canvas(config, noise), SetWriter(model, labels, plan)
     if method == "plain":
         whole = plan.iterations >= config.iterations and all(
             noise_schedule.steps >= config.head_steps for noise_schedule in plan.noise_schedules
@@ -116,7 +116,7 @@ def generate_masked(
         plan.noise_schedules[0].check_token("cspd-compat")
         way = CSpDCompat(gamma, inner_temperature, prefill)
         stats = MaskedStats(exactness=UNMETERED)
-        spent = _drafted(way, target, SetWriter(small, told, plan), canvas, noise, stats)
+        spent = _drafted(way, target, SetWriter(small, labels, plan), canvas, noise, stats)
     else:
         raise ValueError(f"unknown method {method!r} for masked models; valid: {', '.join(MASKED_METHODS)}")
     if not bool(canvas.tokens.isfinite().all()):
@@ -125,7 +125,7 @@ def generate_masked(
     stats.tokens, stats.target_calls, stats.row_calls, stats.head_calls = rows * cells, target.calls, rows * target.calls, target.head_calls
     stats.histogram = _histogram(stats.histogram, rows * target.calls)
     stats.seconds |= spent | {"total": sum(spent.values())}
-    return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=told.device), stats)
+    return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=labels.device), stats)
 
 
 def _plainly(target: SetWriter, canvas: Canvas, begin: int, end: int, noise: Noise) -> None:
@@ -167,10 +167,10 @@ def _histogram(drafted: list[int], calls: int) -> list[int]:
 
 def _classes(classes: Sequence[int] | Tensor, none: int, noise: Noise) -> Tensor:
     """Return `classes` [B] as a tensor. ValueError for unknown classes, and for another number of classes than seeds."""
-    told = torch.as_tensor(classes, dtype=torch.long, device=noise.seeds.device)
-    if told.dim() != 1 or len(told) != len(noise.seeds):
-        raise ValueError(f"classes has {list(told.shape)} entries for {len(noise.seeds)} seeds: give one class and one seed a picture")
-    for one in told.tolist():
+    labels = torch.as_tensor(classes, dtype=torch.long, device=noise.seeds.device)
+    if labels.dim() != 1 or len(labels) != len(noise.seeds):
+        raise ValueError(f"classes has {list(labels.shape)} entries for {len(noise.seeds)} seeds: give one class and one seed a picture")
+    for one in labels.tolist():
         if not 0 <= one <= none:
             raise ValueError(f"class {one} is none of the model's: give 0 to {none - 1}, or {none} for no class")
-    return told
+    return labels

@@ -113,13 +113,13 @@ class Canvas:
 
 
 class SetWriter:
-    """A model that generates sets of cells for pictures of `classes` [B]; counts its transformer calls (`calls`) and head calls (`head_calls`)."""
+    """A model that generates sets of cells for pictures of `classes` [B]; `calls` and `head_calls` count its transformer and head calls."""
 
     def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan):
         self.model, self.classes, self.plan = model, classes, plan
         self.calls, self.head_calls = 0, 0
 
-    def told(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
+    def head_input(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
         """Return the head's input for `cells` [B, M], given all committed cells: [B, M, D], or with guidance [B, M, 2 D + 1]."""
         scale, classes, tokens, hidden = self.plan.scales[iteration], self.classes, canvas.tokens, canvas.hidden
         self.calls += 1
@@ -146,7 +146,7 @@ class SetWriter:
     def write(self, canvas: Canvas, first: int, iteration: int, noise: Noise) -> Tensor:
         """Draw and commit the cells of `iteration`, from number `first` of the order on, and return them [B, M]."""
         cells = canvas.cells(first, self.plan.sizes[iteration])
-        tokens, _ = self.chains(self.told(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
+        tokens, _ = self.chains(self.head_input(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
         canvas.put(cells, tokens)
         return cells
 
@@ -157,11 +157,11 @@ class GuidedSets:
 
     head: Any
 
-    def __call__(self, x: Tensor, timesteps: Tensor, told: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
         """Return the guided output; the head's input [M, 2 D + 1] is the state with the class, the state without, and the scale."""
-        given, bare = told[:, :-1].chunk(2, -1)
+        given, bare = z[:, :-1].chunk(2, -1)
         out, plain = self.head(x.repeat(2, 1), timesteps.repeat(2), torch.cat([given, bare])).chunk(2)
-        return plain + told[:, -1:] * (out - plain)
+        return plain + z[:, -1:] * (out - plain)
 
 
 def _picked(states: Tensor, cells: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ class DiffusionTarget:
 
         if not isinstance(pipeline, (DDPMPipeline, DDIMPipeline)):
             raise ValueError(
-                f"{type(pipeline).__name__} is not served: chains are judged where every step is a Gaussian whose noise hangs on the step "
-                "alone, as in DDPMPipeline, and in DDIMPipeline with eta > 0 (score and flow pipelines correct or solve; theirs do not)"
+                f"{type(pipeline).__name__} is not supported: every step must be a Gaussian whose noise depends on the step alone, as in "
+                "DDPMPipeline, and in DDIMPipeline with eta > 0 (steps of score and flow pipelines are not)"
             )
         net, scheduler, extra = pipeline.unet, pipeline.scheduler, _extra(pipeline.scheduler, eta)
         if getattr(net.config, "out_channels", net.config.in_channels) != net.config.in_channels:
@@ -56,7 +56,7 @@ class DiffusionTarget:
         noise_schedule = NoiseSchedule.of(plain, length, 0.0, **extra)
         if not noise_schedule.stochastic:
             raise ValueError(
-                f"{type(scheduler).__name__} draws nothing at some steps, where no draft could be accepted: take a DDPMScheduler, or a "
+                f"{type(scheduler).__name__} has steps without noise, at which no draft can be accepted: take a DDPMScheduler, or a "
                 "DDIMPipeline with eta > 0"
             )
         x0_prediction = X0Prediction.of(own if clips else plain, plain, length, extra)
@@ -165,6 +165,6 @@ def _extra(scheduler: Any, eta: float | None) -> dict[str, float]:
     eta = 1.0 if eta is None else eta
     if not 0 < eta <= 1:
         raise ValueError(
-            f"eta is {eta}: at 0 DDIM draws nothing, and no draft token is ever right; give a number above 0 and up to 1 (ancestral)"
+            f"eta is {eta}: at 0 DDIM has no noise, and no draft token is ever accepted; give a number above 0 and up to 1 (ancestral)"
         )
     return {"eta": eta}
