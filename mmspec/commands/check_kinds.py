@@ -36,8 +36,8 @@ _UNREAD = {
 def refuse_unread_options(kind: str, custom: bool) -> None:
     """Raise ValueError for the first given option that a check of `kind`, or of functions of your own, does not read."""
     if custom:
-        common.refuse_unread_options("is not read with --target: leave it out", "--model", "--method", "--view", "--picture", "--prompts")
-    common.refuse_unread_options(f"is not read by the check of {kind}: leave it out", *_UNREAD[kind])
+        common.refuse_unread("is not read with --target: leave it out", "--model", "--method", "--view", "--picture", "--prompts")
+    common.refuse_unread(f"is not read by the check of {kind}: leave it out", *_UNREAD[kind])
 
 
 def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:

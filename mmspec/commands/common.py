@@ -70,7 +70,7 @@ VIEW = Annotated[
     option(
         HOW,
         "What a drafter's model reads of pictures: drop, newline, caption, own, pooled or pruned; several joined by +. "
-        "By default own pixels where it has eyes like the target's, else drop.",
+        "By default own pixels if its vision encoder is like the target's, else drop.",
         metavar="NAME",
     ),
 ]

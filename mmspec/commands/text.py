@@ -63,9 +63,7 @@ def text(
     common.check_counts(given, "batch_size")
     settings = common.config_of(given)
     if settings.run.temperature == 0 and settings.accept.kind == "exact":
-        common.refuse_unread(
-            "is for sampling, and at temperature 0 the likeliest token is taken: give --temperature too", "--top-k", "--top-p"
-        )
+        common.refuse_unread("is for sampling, and temperature 0 is greedy decoding: give --temperature too", "--top-k", "--top-p")
     if input_ is not None:
         _many(settings, given)
     else:

@@ -98,7 +98,7 @@ def recommend(
         The items with their scores, the beams as `tokens` [B, K, L], and `stats`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the position.
     """
     if catalogue is None:

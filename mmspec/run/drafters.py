@@ -34,7 +34,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
     ValueError for a `view` or a `tree` that this drafter does not use, and for values that are no drafter.
     """
     if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
-        raise ValueError(f"view says what a transformers model reads that drafts, but drafter is {_named(drafter)}: leave view out")
+        raise ValueError(f"view applies to drafters that are transformers models, but drafter is {_named(drafter)}: leave view out")
     made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
     if isinstance(made, str):
         made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)

@@ -41,7 +41,9 @@ def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
         return shapes.Comb(pick=pick_for(rule))
     if isinstance(tree, str) and tree in SEARCHES:
         if rule.uses_q:
-            raise ValueError(f"tree {tree!r} takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
+            raise ValueError(
+                f"tree {tree!r} takes the most likely nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers"
+            )
         return SEARCHES[tree]
     return tree if hasattr(tree, "grow") else StaticTree(_template(tree), pick_for(rule))  # type: ignore[return-value]
 

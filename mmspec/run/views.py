@@ -19,7 +19,7 @@ def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
     if view is None:
         return view_of(target, drafter)
     if not isinstance(target.family, (Multimodal, Mllama)):
-        raise ValueError(f"view says how pictures are read, but prompts of {type(target.model).__name__} hold none: leave view out")
+        raise ValueError(f"view applies to prompts with pictures, but prompts of {type(target.model).__name__} hold none: leave view out")
     if isinstance(view, Views):
         return replace(view, views=tuple(view_for(one, target, drafter) for one in view.views))
     if isinstance(view, (list, tuple)):

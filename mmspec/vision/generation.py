@@ -124,7 +124,7 @@ def generate(
         `sequences` with controls, `runs`, and `stats`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the picture and the position.
     """
     if not isinstance(prompts, Mapping) and len(prompts) == 0:

@@ -82,7 +82,7 @@ def _target(model):
         ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'expand', 'opt', 'dynamic', children per level"),
         ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
         ((0, 2), "exact", r"branching is \(0, 2\): give at least one level"),
-        ("opt", "without-replacement", "tree 'opt' takes the likeliest nodes, but Walk needs drawn ones"),
+        ("opt", "without-replacement", "tree 'opt' takes the most likely nodes, but Walk needs drawn ones"),
         (FORM, "block", "Block judges chains only"),
     ],
 )

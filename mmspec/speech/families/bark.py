@@ -118,7 +118,7 @@ class Bark(SpeechModel):
         most, rows = self.first.max_input_semantic_length, []
         for text in texts:
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"text {text!r} is empty: give some words to say")
+                raise ValueError(f"text {text!r} is empty: give a text with words")
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             if len(ids) > most:
                 raise ValueError(f"text {text[:37]!r}... is too long: {len(ids)} ids where the model takes {most}; cut it into sentences")

@@ -24,7 +24,7 @@ from mmspec.speech.latents.base import SIGMA_OUT, Inputs, LatentModel, Scale, ch
 from mmspec.speech.latents.vibevoice_network import DenoisedLatent, Ids, Streams, VibeVoiceFamily
 
 RATE = 24_000
-"""Samples a second, where no processor says it: the class's config does not."""
+"""Samples a second, without a processor: the model's config does not state it."""
 
 
 class VibeVoice(LatentModel):

@@ -56,7 +56,7 @@ class Clip:
         count = sampling.frames
         if sampling.fps is not None:
             if self.fps is None:
-                raise ValueError(f"clip {self.name} does not say its frames per second: give --frames N in place of --fps")
+                raise ValueError(f"clip {self.name} does not state its frames per second: give --frames N in place of --fps")
             count = max(1, int(self.frames / self.fps * sampling.fps))
         if count is not None:
             count = min(count, self.frames)
@@ -90,7 +90,7 @@ class Clip:
         found, decoded = self._decode(set(indices))
         if decoded == 0:
             raise ValueError(f"clip {self.name} has no frame that can be decoded: save it anew, or leave it out")
-        if len(found) < len(set(indices)):  # the file says more frames than it holds
+        if len(found) < len(set(indices)):  # the file declares more frames than it holds
             return replace(self, frames=decoded).read(video_processor)
         frames = np.stack([found[index] for index in indices])
         return frames, replace(self, height=frames.shape[1], width=frames.shape[2]).metadata(indices)  # turning swaps them
@@ -134,7 +134,7 @@ def read_clip(path: str | Path, called: str | None = None, sampling: FrameSampli
         if not container.streams.video:
             raise ValueError(f"clip {name} holds no video: give one that does, or leave it out")
         stream = container.streams.video[0]
-        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)  # Matroska and WebM do not say
+        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)  # Matroska and WebM do not state it
         rate = stream.average_rate or stream.drafted_rate
         found = Clip(path, name, frames, float(rate) if rate else None, stream.height, stream.width, sampling or FrameSampling())
     if not (found.frames and found.height and found.width):

@@ -17,7 +17,7 @@ from mmspec.utils.quiet import ignoring
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 """Extensions of picture files; other files in a folder are skipped."""
 _FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-_MOST = 89_478_485  # pixels: Pillow's own limit, where nobody has set another
+_MOST = 89_478_485  # pixels: Pillow's own limit, unless the user has set another
 
 
 def is_picture(name: str | Path) -> bool:
