@@ -74,9 +74,7 @@ def families() -> list[dict[str, str]]:
     from mmspec.vision.families import ADAPTERS
 
     decoders = "decoder-only models with full, sliding-window or chunked attention (Llama, Qwen, Mistral, Gemma, GPT-2, BLOOM, ...)"
-    kinds = (
-        "T5, BART, Marian, Pegasus, M2M100, LED, T5Gemma, Whisper, Moonshine and similar models; docs/families.md lists every architecture"
-    )
+    kinds = "T5, BART, Marian, Pegasus, M2M100, LED, T5Gemma, Whisper, Moonshine and others; docs/families.md lists every architecture"
     return [
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},
