@@ -118,4 +118,4 @@ def test_a_slow_machine_shows_fewer_prompts(stand_in, monkeypatch):
 def test_sections_without_a_mini_are_left_out(monkeypatch):
     monkeypatch.setattr(demo, "SECTIONS", {"text": "mmspec.bench.demo.text", "vision": "mmspec.bench.demo.vision"})
     monkeypatch.setattr(demo_vision, "there", lambda: False)
-    assert list(demo.shown()) == ["text"]
+    assert list(demo.installed_sections()) == ["text"]

@@ -92,7 +92,9 @@ def test_a_difference_where_none_may_be_fails(stand_in, tmp_path, capsys, monkey
 
     monkeypatch.setattr(demo_vlm, "_once", wrong)
     monkeypatch.setattr(demo_vlm, "_examples", lambda request: 1)
-    monkeypatch.setattr(demo_vlm, "ways", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "vlm, own")))
+    monkeypatch.setattr(
+        demo_vlm, "installed_methods", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "vlm, own"))
+    )
     path = tmp_path / "report.html"
     with pytest.raises(SystemExit) as stopped:
         app(["demo", "--quick", "--out", str(path), "--device", "cpu"])
@@ -113,6 +115,8 @@ def test_ways_without_their_drafter_are_left_out(stand_in):
 
 def test_a_slow_machine_shows_fewer_pictures(stand_in, monkeypatch):
     monkeypatch.setattr(demo_vlm, "_BUDGET", 0.0)
-    monkeypatch.setattr(demo_vlm, "ways", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "lookup")))
+    monkeypatch.setattr(
+        demo_vlm, "installed_methods", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "lookup"))
+    )
     section = demo_vlm.section(demo.DemoRequest(True, 0, "cpu"))
     assert (section.same, section.of) == (2, 2)

@@ -39,7 +39,7 @@ def test_other_items_fail(capsys, monkeypatch):
 
     def wrong(*args, **options):
         out = real(*args, **options)
-        return replace(out, items=[row[::-1] for row in out.items]) if args[4] is not None else out
+        return replace(out, items=[row[::-1] for row in out.items]) if options.get("drafter") is not None else out
 
     monkeypatch.setattr(mmspec.recsys, "recommend", wrong)
     code, found = run(capsys, "--model", "recsys", "--limit", "1")
@@ -81,7 +81,7 @@ def test_continuous_tokens_are_held_to_the_distribution():
     assert right.passed
     (wrong,) = modalities.check_continuous(model, ["ankle boot", "bag"], "path", pictures=8, accept=Generous())
     assert not wrong.passed
-    assert "more of the drafter" in wrong.cause
+    assert "too much of the draft" in wrong.cause
 
 
 class Generous(AlwaysAccept):
