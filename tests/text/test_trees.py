@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.commands.common import settings
+from mmspec.commands.common import config_of
 from mmspec.core.control import Fixed
 from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.draft_length.throughput import Throughput
@@ -94,6 +94,6 @@ def test_mistakes_are_told_in_one_line(tree, accept, words):
 
 def test_the_command_line_takes_the_same(written):
     for text, tree in (("opt", "opt"), ("dynamic", "dynamic"), (str(written), str(written)), ("4,2", [4, 2]), ("none", None)):
-        assert settings({"tree": text}).drafter.tree == tree
+        assert config_of({"tree": text}).drafter.tree == tree
     with pytest.raises(ValueError, match=r"--tree is 'oak': give comb, expand, opt, dynamic, children per level .* or a template"):
-        settings({"tree": "oak"})
+        config_of({"tree": "oak"})
