@@ -122,6 +122,7 @@ def stream(
 
     Raises:
         ValueError: as in `synthesize`, and for models of several networks, whose sound is complete only at the end.
+        TypeError: for an unknown keyword.
     """
     if isinstance(model, Staged):
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")

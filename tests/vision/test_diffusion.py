@@ -317,7 +317,7 @@ WRONG = {
     "count is 0": lambda: denoise(mixture_pipeline(), 0),
     "steps is 0": lambda: denoise(mixture_pipeline(), steps=0),
     "steps is 2000": lambda: denoise(mixture_pipeline(), steps=2000),
-    "str is not served": lambda: denoise("a/name"),
+    "str is not supported": lambda: denoise("a/name"),
     "eta is 0.5, but DDPMScheduler has none": lambda: denoise(mixture_pipeline(), eta=0.5),
     "eta is 0.0: at 0 DDIM has no noise": lambda: denoise(DDIMPipeline(unet(), DDIMScheduler()), eta=0.0),
     "eta is 2": lambda: denoise(DDIMPipeline(unet(), DDIMScheduler()), eta=2),

@@ -69,6 +69,9 @@ def speculate(
 
     Returns:
         A callable for `custom_generate`. It raises ValueError, in one line, for refused settings.
+
+    Raises:
+        ValueError: for an invalid argument.
     """
     return _Speculation(drafter, accept, draft_length, tree, seed, tuple(stateless))
 
