@@ -20,7 +20,7 @@ from rich.progress import track
 
 import mmspec
 from mmspec.bench.compare.run import Spread
-from mmspec.bench.compare.speech import FOLDER, always_accept, ways
+from mmspec.bench.compare.speech import FOLDER, always_accept, speech_methods
 from mmspec.minis import Mini
 from mmspec.minis import speech_data as spoken
 from mmspec.minis.speech_model import load_recogniser
@@ -97,7 +97,7 @@ def main() -> None:
     if args.smoke:
         args.utterances, args.timed, args.only, args.max_seconds = 4, 2, ["model"], 0.5
     mini, asked = mmspec.load("speech"), numbers(args.utterances)
-    rows = {name: options for name, options in ways(mini).items() if args.only is None or name in ("plain", *args.only)}
+    rows = {name: options for name, options in speech_methods(mini).items() if args.only is None or name in ("plain", *args.only)}
     if args.only is None or "always_accept" in args.only:
         rows["always_accept"] = always_accept(mini)
     times = timed(mini, rows, asked, args)

@@ -1,4 +1,4 @@
-"""Docstring coverage of public names, read from the source: which have none, and which of the public API leave out a section.
+"""Docstring coverage of public names, read from the source: which have none, and which of the public API leave out a part.
 
     python -m tests.docstrings [ROOM ...]
 
@@ -160,6 +160,34 @@ def undocumented(room: str) -> list[str]:
     return [name.label for name in names() if _room(name.module) == room and not _doc(name.node) and not _inherits(name)]
 
 
+# --- names ------------------------------------------------------------------------------------------------------------
+
+SHARED_NAMES = {
+    "check": "the command, and the check of a call's arguments",
+    "generate": "the public calls of two modalities, and the engine's own that they end in",
+    "load": "the public loaders, and the imports that commands put off",
+    "load_drafter": "the public loader, and what it imports when it is called",
+    "main": "entry points",
+    "method_of": "a method by its name, of each modality's own table",
+    "recommend": "the public call, and the command of that name",
+    "refuse": "both raise ValueError for arguments that do not apply",
+    "run": "the engine's driver, and the public call that runs a job",
+    "section": "the demo's modules, one a modality, have the same three functions",
+    "there": "see section",
+    "work": "see section",
+}
+"""Names that several modules may define, with the reason."""
+
+
+def ambiguous() -> dict[str, list[str]]:
+    """Public classes and functions that more than one module defines, by name."""
+    found: dict[str, list[str]] = {}
+    for name in names():
+        if name.name and name.owner is None:
+            found.setdefault(name.name, []).append(name.module)
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
 # --- the public API ---------------------------------------------------------------------------------------------------
 
 
@@ -214,10 +242,26 @@ def _section(doc: str, *titles: str) -> str | None:
     return None
 
 
+def _entries(doc: str, *titles: str) -> dict[str, str]:
+    """What a section says of each name: lines "name, other name: text" at the section's own indentation, with the lines below them."""
+    lines = [line for line in (_section(doc, *titles) or "").splitlines() if line.strip()]
+    depths = [len(line) - len(line.lstrip()) for line in lines]
+    found: dict[str, str] = {}
+    current: list[str] = []
+    for line, depth in zip(lines, depths, strict=True):
+        head, colon, text = line.strip().partition(":")
+        if depth == min(depths) and colon and re.fullmatch(r"[\w, *]+", head):
+            current = re.findall(r"\w+", head)
+            found |= dict.fromkeys(current, text.strip())
+        elif depth > min(depths):
+            found |= {name: f"{found[name]} {line.strip()}" for name in current}
+    return found
+
+
 def _names_missing(doc: str, wanted: tuple[str, ...], *titles: str) -> list[str]:
-    entries = re.findall(r"(?m)^\s*([\w, ]+):", _section(doc, *titles) or "")
-    known = {word for entry in entries for word in re.findall(r"\w+", entry)}
-    return [each for each in wanted if each not in known]
+    """Names without an entry, or with an empty one."""
+    known = _entries(doc, *titles)
+    return [each for each in wanted if not known.get(each)]
 
 
 def _raised(node: ast.AST) -> set[str]:
@@ -233,6 +277,29 @@ def _raised(node: ast.AST) -> set[str]:
     return found
 
 
+def _is_tensor(annotation: ast.expr | None) -> bool:
+    """True for `Tensor`, `Tensor | None` and the like; not for functions or collections of tensors."""
+    if isinstance(annotation, ast.BinOp):
+        return _is_tensor(annotation.left) or _is_tensor(annotation.right)
+    return annotation is not None and ast.unparse(annotation) in ("Tensor", "torch.Tensor")
+
+
+SHAPE = r"\[[^\]\n]*\]|\b(bool|float\w*|int\d*|LongTensor|BoolTensor|scalar|as `|See `|see `)"
+"""What counts as a shape or a dtype in the entry of a tensor: "[B, S]", "bool", or a reference to where they are stated."""
+
+
+def _without_shape(node: Function, doc: str) -> list[str]:
+    """Tensor parameters and returned tensors whose entry names neither a shape nor a dtype."""
+    known = _entries(doc, "Args", "Attributes")
+    spec = node.args
+    tensors = [one.arg for one in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs) if _is_tensor(one.annotation)]
+    missing = [f"shape of {one}" for one in tensors if one in known and not re.search(SHAPE, known[one])]
+    returned = _section(doc, "Returns")
+    if _is_tensor(node.returns) and returned is not None and not re.search(SHAPE, returned):
+        missing.append("shape of what is returned")
+    return missing
+
+
 def _of_function(name: Name) -> list[str]:
     node, doc = name.node, _doc(name.node)
     assert isinstance(node, Function)
@@ -241,6 +308,7 @@ def _of_function(name: Name) -> list[str]:
     silent = node.returns is None or ast.unparse(node.returns) in ("None", "NoReturn")
     if not accessor and not silent and _section(doc, "Returns", "Yields") is None:
         missing.append("Returns")
+    missing += _without_shape(node, doc)
     return missing + [f"Raises {kind}" for kind in _names_missing(doc, tuple(sorted(_raised(node))), "Raises")]
 
 
@@ -250,10 +318,14 @@ def _of_class(name: Name) -> list[str]:
     own = {method.name: method for method in node.body if isinstance(method, Function)}
     missing: list[str] = []
     if any("dataclass" in text for text in _decorators(node)):
-        missing += [f"field {each}" for each in _names_missing(doc, _fields_without_comment(name), "Args", "Attributes")]
+        known = _entries(doc, "Args", "Attributes")
+        missing += [f"field {field.target.id}" for field, text in _fields(name) if not (text or known.get(field.target.id))]
+        tensors = [(field.target.id, text) for field, text in _fields(name) if _is_tensor(field.annotation)]
+        missing += [f"shape of {field}" for field, text in tensors if not re.search(SHAPE, f"{text} {known.get(field, '')}")]
     elif "__init__" in own:
         documented = doc + "\n" + _doc(own["__init__"])
         missing += [f"argument {each}" for each in _names_missing(documented, _parameters(own["__init__"]), "Args", "Attributes")]
+        missing += _without_shape(own["__init__"], documented)
     for start in ("__init__", "__post_init__"):
         if start in own:
             missing += [f"Raises {kind}" for kind in _names_missing(doc + _doc(own[start]), tuple(sorted(_raised(own[start]))), "Raises")]
@@ -266,8 +338,8 @@ def _lines(module: str) -> list[str]:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8").splitlines()
 
 
-def _fields_without_comment(name: Name) -> tuple[str, ...]:
-    """A dataclass's public fields that have neither a trailing comment nor a string below."""
+def _fields(name: Name) -> list[tuple[ast.AnnAssign, str]]:
+    """A dataclass's public fields, each with its trailing comment or the string below it; empty without one."""
     node, lines = name.node, _lines(name.module)
     assert isinstance(node, ast.ClassDef)
     found = []
@@ -277,17 +349,20 @@ def _fields_without_comment(name: Name) -> tuple[str, ...]:
         if "ClassVar" in ast.unparse(field.annotation) or (field.value is not None and "init=False" in ast.unparse(field.value)):
             continue
         below = node.body[place + 1] if place + 1 < len(node.body) else None
-        told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
-        commented = any("#" in lines[line - 1] for line in range(field.lineno, (field.end_lineno or field.lineno) + 1))
-        if not told and not commented:
-            found.append(field.target.id)
-    return tuple(found)
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        own = lines[field.lineno - 1 : field.end_lineno or field.lineno]
+        comment = " ".join(line.partition("#")[2].strip() for line in own)
+        found.append((field, below.value.value if is_text else comment.strip()))
+    return found
 
 
 def main() -> int:
     found = [line for room in sys.argv[1:] or rooms() for line in [*undocumented(room), *incomplete(room)]]
     print(*found, sep="\n")
     print(f"{len(found)} docstrings to write", file=sys.stderr)
+    for name, modules in ambiguous().items():
+        if name not in SHARED_NAMES:
+            print(f"{name} is defined by {', '.join(modules)}", file=sys.stderr)
     return int(bool(found))
 
 

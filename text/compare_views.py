@@ -20,7 +20,7 @@ from rich.progress import track
 import mmspec
 from mmspec.bench.compare.peers import Outcome
 from mmspec.bench.compare.run import Spread
-from mmspec.bench.compare.vlm import PLAIN, AnswerTally, Peer, answered, by_transformers, captured, in_turns, peers, peers_of, ways
+from mmspec.bench.compare.vlm import PLAIN, AnswerTally, Peer, answered, by_transformers, captured, in_turns, peers, peers_of, vlm_methods
 from mmspec.minis import Mini
 from mmspec.minis import vlm_model as sights
 from mmspec.utils.files import write_json
@@ -113,7 +113,7 @@ def main() -> None:
     if args.smoke:
         args.requests, args.timed, args.max_new_tokens, args.only = 2, 1, 8, ["text, newline"]
     mini = mmspec.load("vlm")
-    known = ways(mini)
+    known = vlm_methods(mini)
     if wrong := set(args.only or ()) - known.keys():
         parser.error(f"unknown way {sorted(wrong)[0]!r}; valid: {', '.join(known)}")
     rows = {name: options for name, options in known.items() if args.only is None or name in ("plain", *args.only)}

@@ -17,7 +17,7 @@ import torch
 from rich.progress import track
 
 import mmspec
-from mmspec.bench.compare.usual_pictures import usual
+from mmspec.bench.compare.usual_pictures import generate_by_library
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.lossy.lantern import LanternPlus
 from mmspec.minis import HOME
@@ -129,7 +129,7 @@ def main() -> None:
     for turn in range(args.rounds):
         some = prompts[turn : turn + args.timed_batch]
         began = perf_counter()
-        usual(model, some, args.guidance, turn)
+        generate_by_library(model, some, args.guidance, turn)
         base = perf_counter() - began
         for name in ("plain", *args.methods):
             began = perf_counter()

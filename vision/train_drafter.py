@@ -27,7 +27,8 @@ from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, acceptance_text
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
+from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+from mmspec.vision.families.llamagen_network import LlamaGen
 
 
 def prompts_of(model: ImageModel, count: int) -> list:

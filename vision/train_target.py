@@ -23,7 +23,8 @@ from mmspec.minis import pictures
 from mmspec.minis.captions import captions_of, text_tokenizer
 from mmspec.train import Fit, fit
 from mmspec.vision.codes import tokenizer as tokens
-from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig, TrainedTogether
+from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
 
 SETS = {
     "fashion": {"sizes": {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 352}, "rows": 64},

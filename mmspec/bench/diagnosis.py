@@ -1,7 +1,7 @@
-"""Why a drafter is or is not accepted: by kind of token, with the wrong picture, with the target as its own drafter, and in seconds.
+"""Diagnosis of a drafter: acceptance by kind of token, with the wrong picture, with the target as its own drafter, and cost in seconds.
 
-`diagnose` says it all of a drafter that is a transformers model. Plain decoding's output is the same whatever a drafter sees, so equality
-of outputs says nothing of its eyes: acceptance does. Rounds are counted as `Stats` counts them: a row's call is its share of one forward.
+`diagnose` runs all of it for a drafter that is a transformers model. Under exact rules the output does not depend on the drafter's
+pictures, so only acceptance shows whether it uses them. Rounds are counted as in `Stats`: a row's call is its share of one forward.
 """
 
 from collections import defaultdict
@@ -35,35 +35,41 @@ _TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "audio_to
 
 @dataclass(frozen=True)
 class Swapped:
-    """`view` of requests whose pictures (or sounds) have changed places: row r has those of row r + 1."""
+    """A view of requests with permuted pictures (or sounds): row r has those of row r + 1."""
 
     view: View
 
     @property
     def late(self) -> bool:
+        """True if `view` needs the target to have run the prompt."""
         return getattr(self.view, "late", False)
 
     def __call__(self, prompt: Any, session: Any) -> Any:
+        """Return what the drafter reads of `prompt`, with the pictures of row r + 1 in row r.
+
+        Raises:
+            ValueError: for fewer than two rows, and for rows whose pictures differ in number or size.
+        """
         rows, marked = _marked(prompt, session)
         if rows < 2 or len(set(marked.sum(1).tolist())) > 1:
             raise ValueError(
-                "pictures change places among rows that are alike: give two requests or more whose pictures are as many and of one size"
+                "pictures are exchanged between rows: give two requests or more with the same number of pictures, all of one size"
             )
         turned = {name: value if name in _WORDS else _turned(value, rows) for name, value in prompt.items()}
         read = self.view(turned, session)
         seen = read.get("merged")
         if isinstance(seen, Merged):
             return {**read, "merged": _turned_features(seen, marked)}
-        return {name: value for name, value in read.items() if name != "merged"}  # other models look again
+        return {name: value for name, value in read.items() if name != "merged"}  # other models encode the pictures again
 
 
 def swapped(view: View) -> View:
-    """`view`, with another row's pictures; of several views, all of them."""
+    """Return `view` with another row's pictures; of several views, all of them."""
     return replace(view, views=tuple(map(Swapped, view.views))) if isinstance(view, Views) else Swapped(view)
 
 
 def _marked(prompt: Any, session: Any) -> tuple[int, Tensor]:
-    """How many rows there are, and where in each stands what is not words [B, P], packed to the left."""
+    """Return the number of rows, and a mask [B, P] of positions that are not text, packed to the left."""
     family = session.target.family
     ids, mask = family.prompt(session.target.model, prompt)
     marked = torch.isin(ids, torch.tensor(getattr(family, "placeholders", ()), dtype=torch.long, device=ids.device)) & mask
@@ -75,7 +81,7 @@ def _turned(value: Any, rows: int) -> Any:
 
 
 def _turned_features(merged: Merged, marked: Tensor) -> Merged:
-    """What has been seen, in the places of the row before."""
+    """Return picture features moved to the positions of the row before."""
     embeds = merged.embeds.clone()
     embeds[marked] = merged.embeds.roll(-1, 0)[marked.roll(-1, 0)]
     if merged.deep is None:
@@ -87,7 +93,7 @@ def _turned_features(merged: Merged, marked: Tensor) -> Merged:
 
 @dataclass(frozen=True)
 class WrongPicture:
-    """Requests drafted for with their own picture and with another's; the outputs are the same, so their calls are compared in pairs."""
+    """Requests drafted with their own picture and with another one. The outputs are the same, so calls are compared in pairs."""
 
     more: int = 0  # requests that took more calls with the wrong picture
     fewer: int = 0
@@ -102,15 +108,23 @@ class WrongPicture:
 
     @property
     def p_value(self) -> float:
-        """The chance of as many requests getting dearer, or more, if either way were as likely: the exact sign test, one-sided."""
+        """p-value of the one-sided exact sign test that the wrong picture costs more calls."""
         pairs = self.more + self.fewer
         return sum(comb(pairs, k) for k in range(self.more, pairs + 1)) / 2**pairs
 
     def verdict(self, level: float = 0.05) -> str:
-        """Does it see? "sees"; "blind" where not a single draft token is another; "unclear" between the two: ask with more requests."""
+        """Return whether the drafter uses the picture.
+
+        Args:
+            level: significance level of the sign test.
+
+        Returns:
+            "sees"; "blind" if no draft token differs; "unclear" otherwise, for which more requests are needed.
+        """
         return "blind" if self.changed == 0 else "sees" if self.p_value <= level else "unclear"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data that `json.dump` can write."""
         paces = {"tokens_per_call": self.tokens / max(1, self.calls), "wrong_tokens_per_call": self.tokens / max(1, self.wrong_calls)}
         return asdict(self) | paces | {"p_value": self.p_value, "verdict": self.verdict()}
 
@@ -118,17 +132,17 @@ class WrongPicture:
 def wrong_picture(
     model: Any, inputs: Mapping[str, Tensor], drafter: Any, draft_length: int = 5, view: Any = None, **options: Any
 ) -> WrongPicture:
-    """Draft for the requests `inputs`, two or more, with each row's own picture and with the next row's. `options` go to `generate`.
+    """Draft for `inputs`, two or more requests, with each row's own picture and with the next row's. `options` are passed to `generate`.
 
-    ValueError for drafters that are no transformers models, and for rows whose pictures cannot change places.
+    ValueError for drafters that are not transformers models, and for rows whose pictures cannot be exchanged.
     """
     own = view_for(view, HFTarget(model, family_of(model)), drafter)
-    runs, draft_tokens, outs = (TokenKinds(), TokenKinds()), (_Guesses(), _Guesses()), []
+    runs, draft_tokens, outs = (TokenKinds(), TokenKinds()), (_DraftRecorder(), _DraftRecorder()), []
     for rounds, row_drafted, read in zip(runs, draft_tokens, (own, swapped(own)), strict=True):
         note = _both(rounds, row_drafted)
         outs.append(generate(model, inputs, drafter, draft_length=draft_length, view=read, on_step=note, **options))
     if not torch.equal(outs[0].sequences, outs[1].sequences):
-        raise ValueError("the outputs differ, so calls cannot be compared: accept with 'exact' or 'coupled', and calculate in float32")
+        raise ValueError("the outputs differ, so calls cannot be compared: use accept='exact' or 'coupled', in float32")
     right, wrong = runs
     pairs = list(zip(right.calls, wrong.calls, strict=True))
     more, fewer = sum(b > a for a, b in pairs), sum(b < a for a, b in pairs)
@@ -136,8 +150,8 @@ def wrong_picture(
     return WrongPicture(more, fewer, len(pairs) - more - fewer, changed, sum(right.said), sum(right.calls), sum(wrong.calls))
 
 
-class _Guesses:
-    """An `on_step`: what was drafted for each row, round by round. It waits for the device once more."""
+class _DraftRecorder:
+    """An `on_step` callback that records each row's draft tokens. It adds one host synchronisation a round."""
 
     def __init__(self):
         self.rows: dict[int, list[Any]] = defaultdict(list)
@@ -158,8 +172,14 @@ def _both(*notes: Callable[[Step], None]) -> Callable[[Step], None]:
 
 
 def own_drafter(model: Any, inputs: Mapping[str, Tensor], draft_length: int = 5, **options: Any) -> dict[str, Any]:
-    """The target as its own drafter: every draft token is right and every call but a row's last commits `draft_length` + 1 tokens, or
-    something on the drafter's side (pixels, positions, cache) is not as on the target's. Equality of outputs cannot see that."""
+    """Run the target as its own drafter.
+
+    Every draft token must be accepted, so every call except a row's last commits `draft_length` + 1 tokens; otherwise pixels, positions or
+    cache differ on the drafter's side. Comparing outputs cannot detect this.
+
+    Returns:
+        Counts of rows, of rows with the fewest possible calls ("whole"), and of calls; "passed" if all rows had the fewest.
+    """
     rounds = TokenKinds()
     stats = generate(model, inputs, model, draft_length=draft_length, on_step=rounds, **options).stats
     fewest = [ceil(said / (draft_length + 1)) for said in rounds.said]
@@ -172,10 +192,16 @@ def own_drafter(model: Any, inputs: Mapping[str, Tensor], draft_length: int = 5,
 
 
 def break_even(plain: Sequence[tuple[bool, float]], drafted: Sequence[tuple[bool, float]], start: float, tau: float) -> dict[str, Any]:
-    """Whether drafting pays: `plain` and `drafted` rounds as in `TokenKinds.steps`, seconds of the drafter's `start`, tokens per call
-    `tau`.
+    """Return whether drafting pays off.
 
-    `needed` tokens a call cost as much as plain rounds; `earned_after`: the tokens that a row must say to earn the start back.
+    Args:
+        plain: seconds of rounds without draft tokens, as in `TokenKinds.steps`.
+        drafted: seconds of rounds with draft tokens.
+        start: seconds of the drafter's prefill.
+        tau: tokens per call.
+
+    Returns:
+        `needed`, the tokens per call at which both cost the same; `earned_after`, the tokens per row after which the prefill is repaid.
     """
     base, rounds = [s for _, s in plain], [s for row_drafted, s in drafted if row_drafted]
     if not base or not rounds:
@@ -187,7 +213,7 @@ def break_even(plain: Sequence[tuple[bool, float]], drafted: Sequence[tuple[bool
 
 @contextmanager
 def counted(model: Any) -> Iterator[dict[str, int]]:
-    """Inside, how often `model`'s decoder runs ("decoder") and what looks at its pictures ("tower"). Not for captured models."""
+    """Context that counts the calls of `model`'s decoder ("decoder") and of its vision encoder ("tower"). Not for captured models."""
     counts, base, handles = {"decoder": 0, "tower": 0}, getattr(model, "model", model), []
     tower = next((getattr(base, name) for name in _TOWERS if getattr(base, name, None) is not None), None)
 
@@ -208,10 +234,10 @@ def counted(model: Any) -> Iterator[dict[str, int]]:
 def diagnose(
     model: Any, batches: Sequence[Mapping[str, Tensor]], drafter: Any, tokenizer: Any, words: Any, view: Any = None, **options: Any
 ) -> tuple[dict[str, Any], Kinds, Kinds]:
-    """Everything about `drafter`, a transformers model with a `view`, over `batches` of requests that are alike: ready for JSON.
+    """Diagnose `drafter`, a transformers model with a `view`, on `batches` of requests of equal form. Returns plain data for JSON.
 
-    `words` are kinds as `kinds_of_words` takes them; `options`, a fixed draft_length among them, go to `generate`. The kinds of
-    words, and of what was seen and what was not, also come as they are, for their tables.
+    `words` are kinds as in `kinds_of_words`; `options` are passed to `generate` and must hold a fixed draft_length. The kinds by word and
+    by picture gain are also returned as `Kinds`, for their tables.
     """
     stats, words_found, vision, wrong = Stats(), Kinds(), Kinds(), WrongPicture()
     plain: list[tuple[bool, float]] = []

@@ -1,7 +1,7 @@
-"""What became of every draft token, by kind of the token that the target committed where it stood.
+"""Acceptance of draft tokens by kind of the token that the target committed at their position.
 
-Kinds come from words (a list, or a function of an output's words), token by token, or from the target itself: by how much the picture
-raises a token's chance.
+Kinds come from words (a list, or a function of an output's words), from tokens, or from the target: by how much the picture raises a
+token's log-probability.
 """
 
 import re
@@ -26,8 +26,7 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True)
 class JudgedToken:
-    """One draft token that was looked at: it stood for output position `position` of its row, `depth` draft tokens behind the pending
-    token."""
+    """One judged draft token: for output position `position` of its row, `depth` draft tokens behind the pending token."""
 
     row: int
     position: int
@@ -36,7 +35,7 @@ class JudgedToken:
 
 
 class TokenKinds:
-    """An `on_step`: every judged draft token of a generation, and by row how many calls it took part in and how much it has said."""
+    """An `on_step` callback that records every judged draft token, and each row's calls and committed tokens."""
 
     def __init__(self):
         self.judged: list[JudgedToken] = []
@@ -45,6 +44,7 @@ class TokenKinds:
         self.steps: list[tuple[bool, float]] = []  # was there a draft token, and the round's seconds; not of rounds that ran prompts
 
     def __call__(self, step: Step) -> None:
+        """Count one round."""
         committed, rows = step.committed, len(step.committed.values)
         self.calls, self.said = self.calls or [0] * rows, self.said or [0] * rows
         for row, values in enumerate(committed.values):
@@ -62,13 +62,13 @@ class TokenKinds:
 
 @dataclass
 class Kinds:
-    """Draft tokens judged and accepted, by kind of the token that the target committed where they stood, and by depth."""
+    """Judged and accepted draft tokens, by kind of the committed token and by depth."""
 
     drafted: dict[str, list[int]] = field(default_factory=dict)  # [d]: draft tokens at depth d + 1
     accepted: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, judged: Sequence[JudgedToken], kinds: Sequence[Sequence[str]]) -> None:
-        """Count draft tokens of one generation; `kinds` are its rows' kinds, position by position."""
+        """Add the draft tokens of one generation; `kinds` holds each row's kinds by position."""
         for draft_token in judged:
             kind = kinds[draft_token.row][draft_token.position]
             for counts, by in ((self.drafted, 1), (self.accepted, int(draft_token.accepted))):
@@ -77,7 +77,7 @@ class Kinds:
                 line[draft_token.depth] += by
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """By kind: judged and accepted draft tokens and their ratio, in all and by depth. Ready for JSON."""
+        """Return by kind: judged and accepted draft tokens and their ratio, in total and by depth. Ready for JSON."""
         found = {}
         for kind, tried in sorted(self.drafted.items(), key=lambda each: -sum(each[1])):
             hit = self.accepted[kind]
@@ -86,7 +86,7 @@ class Kinds:
         return found
 
     def table(self) -> str:
-        """The same as Markdown."""
+        """Return the same as Markdown."""
         lines = ["| kind | judged | accepted | share | by position |", "|---|---|---|---|---|"]
         for kind, row in self.to_dict().items():
             pairs = zip(row["accepted_by_position"], row["drafted_by_position"], strict=True)
@@ -99,16 +99,17 @@ class Kinds:
 
 
 def kinds_of_tokens(rows: Sequence[Sequence[int]], kind: Callable[[int], str]) -> list[list[str]]:
-    """Kinds of outputs, token by token."""
+    """Return the kinds of outputs, token by token."""
     return [[kind(token) for token in row] for row in rows]
 
 
 def kinds_of_words(
     rows: Sequence[Sequence[int]], tokenizer: Any, kinds: Mapping[str, str] | Callable[[list[str]], Sequence[str]]
 ) -> list[list[str]]:
-    """Kinds of outputs by the words that tokens are part of: a word list (word -> kind), or a function from an output's words to theirs.
+    """Return the kinds of outputs by the words that tokens are part of.
 
-    Words are compared in lower case. A token of no word, or of one that is not listed, is of kind "other".
+    `kinds` is a mapping from words to kinds, or a function from an output's words to their kinds. Words are compared in lower case. A token
+    that belongs to no known word is of kind "other".
     """
     return [_kinds_of_words(list(row), tokenizer, kinds) for row in rows]
 
@@ -127,10 +128,11 @@ def _kinds_of_words(row: list[int], tokenizer: Any, kinds: Any) -> list[str]:
 
 @torch.no_grad()
 def picture_gain(model: Any, inputs: Mapping[str, Tensor], rows: Sequence[Sequence[int]], without: View = text_alone) -> list[list[float]]:
-    """By how many nats the picture raises the target's log-probability of every token of outputs `rows`.
+    """Return by how many nats the picture raises the target's log-probability of every token of outputs `rows`.
 
-    log p(token | picture, what was said before) - log p(token | the same `without` the picture), at temperature 1: what a token owes to
-    the picture, whatever its word. `without` is the view that takes pictures away: the words alone, or `swapped(same_prompt)`.
+    That is log p(token | picture, text before) - log p(token | `without` the picture, text before), at temperature 1. `without` is a view
+    that
+    removes or replaces pictures: the text alone, or `swapped(same_prompt)`.
     """
     target = HFTarget(model, family_of(model))
     session, pending = target.begin(inputs)
@@ -147,5 +149,5 @@ def picture_gain(model: Any, inputs: Mapping[str, Tensor], rows: Sequence[Sequen
 
 
 def kinds_of_gain(gains: Sequence[Sequence[float]], least: float = log(2)) -> list[list[str]]:
-    """Kinds of tokens: "seen" where the picture raised the log-probability by `least` nats (doubled the chance) or more, else "told"."""
+    """Return kinds of tokens: "seen" where the picture raised the log-probability by at least `least` nats, else "told"."""
     return [["seen" if gain >= least else "told" for gain in row] for row in gains]

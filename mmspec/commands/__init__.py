@@ -1,1 +1,1 @@
-"""One module a command; `mmspec.cli` wires them."""
+"""One module a command; `mmspec.cli` registers them."""

@@ -1,4 +1,4 @@
-"""`mmspec bench`: mmspec beside transformers, plain and assisted, in one process."""
+"""`mmspec bench`: mmspec and transformers, plain and assisted, in one process."""
 
 import json
 from contextlib import ExitStack
@@ -42,25 +42,25 @@ def bench(
     top_p: common.TOP_P = None,
     seed: common.SEED = None,
     max_new_tokens: Annotated[
-        int | None, common.option(common.DRAWING, "The most tokens a prompt may get; 64 by default.", metavar="N")
+        int | None, common.option(common.DRAWING, "Largest number of new tokens per prompt; 64 by default.", metavar="N")
     ] = None,
     prompts: common.PROMPTS = None,
     limit: common.LIMIT = None,
     repeats: Annotated[int, common.option(common.FILES, "Runs of every prompt; 3 by default.", metavar="N")] = 3,
     batch_size: Annotated[int, common.option(common.FILES, "Prompts run together; 1 by default.", metavar="N")] = 1,
     output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE")] = None,
-    html: Annotated[str | None, common.option(common.SHOW, "Write a report that needs nothing else.", metavar="FILE")] = None,
+    html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE")] = None,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Time plain and assisted transformers generation against mmspec, taking turns prompt by prompt."""
+    """Compare the speed of mmspec with plain and assisted generation of transformers, in turn for every prompt."""
     _bench(dict(locals()))
 
 
 def _bench(given: dict[str, Any]) -> None:
     common.check_counts(given, "repeats", "batch_size")
     common.check_counts(given, "limit", most=10**9)
-    settings = common.settings(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
+    settings = common.config_of(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:
         sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}
         common.begin(given["verbose"])
@@ -78,8 +78,8 @@ def _bench(given: dict[str, Any]) -> None:
 
 
 def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
-    """Every figure of the benchmark, with its provenance."""
-    from mmspec.bench.compare.run import run, summarise, trial_count
+    """Run the benchmark and return all figures, with their provenance."""
+    from mmspec.bench.compare.run import run_trials, summarise, trial_count
     from mmspec.utils.provenance import provenance
 
     pair = common.load(config)
@@ -87,7 +87,7 @@ def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
     draft_tokens = config.drafter.length if isinstance(config.drafter.length, int) and config.drafter.length > 0 else _DRAFT_TOKENS
     size, repeats = given["batch_size"], given["repeats"]
     with common.progress("bench", trial_count(pair, prompts, draft_tokens, size, repeats)) as done:
-        trials = run(pair, prompts, draft_tokens=draft_tokens, batch_size=size, repeats=repeats, done=done)
+        trials = run_trials(pair, prompts, draft_tokens=draft_tokens, batch_size=size, repeats=repeats, done=done)
     figures = [
         {"contender": t.contender, "batch": t.batch, "repeat": t.repeat, "tokens": t.outcome.count, "target_calls": t.outcome.calls}
         | {"seconds": t.outcome.seconds, "refused": t.outcome.refused}
@@ -107,7 +107,7 @@ def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    """The table and what it was measured on."""
+    """Print the table, and the machine it was measured on."""
     from mmspec.utils.provenance import machine
 
     show = common.console(False)

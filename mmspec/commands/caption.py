@@ -1,4 +1,4 @@
-"""`mmspec caption`: describe pictures and clips, or answer a question about one or several; or about each of a folder, as a job."""
+"""`mmspec caption`: describe pictures and clips, or answer questions about them; for a folder, as a job."""
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -33,13 +33,13 @@ _INPUTS = (
     "Pictures or clips (.mp4, .mkv, .webm, .mov, .avi), and then what to ask about them ('describe the picture.' by default). Several are "
 )
 _INPUTS += "asked about together; with --out each by itself, as is each of a folder, or every line of a JSON lines file (file(s), prompt)."
-_MODEL = "Target that sees: the shipped mini (default), a folder or a hub name."
+_MODEL = "Vision-language target: the shipped mini (default), a folder or a hub name."
 _CAPTION = "What the caption view reads in place of pictures; once, or once a picture."
 _CHAT = "Put the prompt in the model's chat template; by default where it has one."
 _PROMPT = (
     "What to ask, where it is not the last argument; <image> marks where pictures stand and <video> where clips do, in front by default."
 )
-_FPS = "Take F frames a second of clips; by default as the model's video processor says."
+_FPS = "Take F frames a second of clips; by default as the model's video processor does."
 _FRAMES = "Take N frames of each clip, evenly spaced, in place of --fps."
 _OUT = "A batch: answers.jsonl (its job in answers.job, so that the same command goes on where it stopped), or a folder for a job's shards."
 _ENGINE = "local (default; also under torchrun) or ray."
@@ -71,9 +71,11 @@ def caption(
     frames: Annotated[int | None, option(FILES, _FRAMES, "--frames", metavar="N")] = None,
     out: Annotated[str | None, option(FILES, _OUT, "--out", "--output", metavar="PATH")] = None,
     engine: Annotated[str, option("Bulk", _ENGINE, metavar="NAME")] = "local",
-    batch_size: Annotated[int, option("Bulk", "Pictures of a batch looked at together; 8 by default.", metavar="N")] = 8,
-    shard_size: Annotated[int, option("Bulk", "Pictures a shard; what a kill may lose; 64 by default.", metavar="N")] = 64,
-    compare: Annotated[bool, option(SHOW, "Decode without a drafter too, and tell both.", "--compare")] = False,
+    batch_size: Annotated[int, option("Bulk", "Pictures decoded in one batch; 8 by default.", metavar="N")] = 8,
+    shard_size: Annotated[
+        int, option("Bulk", "Pictures a shard, the work that an interruption may lose; 64 by default.", metavar="N")
+    ] = 64,
+    compare: Annotated[bool, option(SHOW, "Decode without a drafter too, and show both.", "--compare")] = False,
     show_rounds: Annotated[bool, option(SHOW, "Underline accepted draft tokens as they commit.", "--show-rounds")] = False,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
@@ -91,23 +93,23 @@ def caption(
         raise ValueError('no picture: give one (mmspec caption picture.png "what do you see?"), or a folder with --out answers.jsonl')
     if prompt is not None and last is not None:
         raise ValueError(f"--prompt and {last!r} were both given: give one prompt; pictures end in .png, .jpg, ..., clips in .mp4, ...")
-    asked = prompt if prompt is not None else last
-    if asked is not None and not asked.strip():
+    question = prompt if prompt is not None else last
+    if question is not None and not question.strip():
         raise ValueError("the prompt is empty: ask something, or leave it out to have the picture described")
-    settings = common.settings(given)
+    settings = common.config_of(given)
     if settings.target.path == "mini":
         settings = replace(settings, target=replace(settings.target, path="vlm"))
     if out is not None:
-        _many(settings, given, files, asked)
+        _many(settings, given, files, question)
     else:
-        _one(settings, given, files, asked)
+        _one(settings, given, files, question)
 
 
 # --- one request ----------------------------------------------------------------------------------------------------------
 
 
-def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
-    """One prompt about all of the pictures, answered as it commits."""
+def _one(config: "Config", given: dict[str, Any], files: list[str], question: str | None) -> None:
+    """Answer one prompt about all of the pictures, printing the answer as it commits."""
     from mmspec.commands.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
     from mmspec.text.inputs.clips import FrameSampling, is_clip
@@ -119,7 +121,7 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
     for name in files:
         if Path(name).is_dir() or Path(name).suffix == ".jsonl":
             raise ValueError(f"{name} is a batch: give --out answers.jsonl, where its answers go")
-    request = read_seen(asked, files, sampling=FrameSampling(given["fps"], given["frames"]))  # before a model is loaded
+    request = read_seen(question, files, sampling=FrameSampling(given["fps"], given["frames"]))  # before a model is loaded
     captions = tuple(given["captions"] or ())
     pair = common.waiting(config, partial(load_seeing, config, given["chat"], given["view"], captions))
     inputs = pair.inputs([request])
@@ -131,7 +133,7 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
         else:
             found = pair.generate(inputs, on_step=flow)
     if given["as_json"]:
-        common.emit(_told(given, pair, files, request.prompt, found, plain))
+        common.emit(_as_json(given, pair, files, request.prompt, found, plain))
     elif plain is None:
         common.note(summary(found.stats))
     else:
@@ -139,24 +141,24 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], asked: str |
 
 
 def _plainly(pair: Any, inputs: dict[str, Any]) -> Any:
-    """Without a drafter; both ways have run once before, so that neither pays for first allocations."""
+    """Decode without a drafter. Both methods have run once before, so that neither is charged for first allocations."""
     plain: dict[str, Any] = {"drafter": None, "tree": None}
     for changes in (plain, {}):
         pair.generate(inputs, **changes, max_new_tokens=2)
     return pair.generate(inputs, **plain)
 
 
-def _told(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
+def _as_json(given: dict[str, Any], pair: Any, files: list[str], prompt: str, found: Any, plain: Any) -> dict[str, Any]:
     from mmspec.text.inputs.clips import is_clip
 
     ids = _ids(found)
     about = {"model": pair.name, "drafter": pair.drafter_name, "view": given["view"], "settings": asdict(pair.config)}
     clips = [name for name in files if is_clip(name)]
     seen = {"pictures": [name for name in files if name not in clips]} | ({"clips": clips} if clips else {})
-    told = {**seen, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
+    answer = {**seen, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
     if plain is not None:
-        told["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
-    return told
+        answer["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
+    return answer
 
 
 def _ids(found: Any) -> list[int]:
@@ -164,7 +166,7 @@ def _ids(found: Any) -> list[int]:
 
 
 def _beside(pair: Any, found: Any, plain: Any) -> None:
-    """Plain and drafted, line by line."""
+    """Print plain and speculative decoding, line by line."""
     table = Table("way", "tokens", "calls", "tokens per call", "seconds", Column("exactness", no_wrap=True))
     for name, stats in (("plain", plain.stats), (Path(pair.drafter_name).name, found.stats)):
         figures = [f"{stats.tokens_per_call:.2f}", f"{stats.seconds['total']:.3f}", stats.exactness]
@@ -179,8 +181,8 @@ def _beside(pair: Any, found: Any, plain: Any) -> None:
 # --- a batch --------------------------------------------------------------------------------------------------------------
 
 
-def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str | None) -> None:
-    """Every picture by itself, as a job."""
+def _many(config: "Config", given: dict[str, Any], files: list[str], question: str | None) -> None:
+    """Answer about every picture by itself, as a job."""
     for name, value in (("--show-rounds", given["show_rounds"]), ("--compare", given["compare"])):
         if value:
             raise ValueError(f"--out and {name} were both given: give one of them")
@@ -194,7 +196,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str 
         config,
         tuple(files),
         job_folder(given["out"]),
-        asked,
+        question,
         given["chat"],
         given["view"],
         tuple(given["captions"] or ()),
@@ -203,7 +205,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], asked: str 
         FrameSampling(given["fps"], given["frames"]),
     )
     report = run(partial(make_caption_job, asking), engine=given["engine"])
-    if report is None:  # another process of a launch tells
+    if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "pictures", "line" if files[0].endswith(".jsonl") else "picture")
     one_file(report, given["out"])

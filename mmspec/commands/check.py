@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread
+from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread_options
 from mmspec.utils.devices import device_of
 
 if TYPE_CHECKING:
@@ -56,12 +56,14 @@ def check(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
-    temperature: Annotated[float | None, common.option(common.DRAWING, "Of sampled checks; 0.8 where none is given.", metavar="T")] = None,
+    temperature: Annotated[
+        float | None, common.option(common.DRAWING, "Temperature of sampled checks; 0.8 by default.", metavar="T")
+    ] = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
     seed: common.SEED = None,
     max_new_tokens: Annotated[
-        int | None, common.option(common.DRAWING, "The most tokens a prompt may get; 48 by default.", metavar="N")
+        int | None, common.option(common.DRAWING, "Largest number of new tokens per prompt; 48 by default.", metavar="N")
     ] = None,
     pictures: Annotated[
         list[str] | None, common.option(common.FILES, "Ask about this picture or clip; may be repeated.", "--picture", metavar="FILE")
@@ -72,18 +74,18 @@ def check(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Test that drafting changes nothing, and what that rests on: the target's logits, trees, windows, the drafter's draws.
+    """Test that drafting does not change the output, and its conditions: the target's logits, trees, windows, the drafter's draws.
 
-    A failed check exits with 1 and says what the likely cause is.
+    A failed check exits with 1 and states the likely cause.
     """
     given = common.with_defaults(dict(locals()), max_new_tokens=_NEW, limit=_PROMPTS)
     common.check_counts(given, "limit", most=10**9)
     kind = kind_of(given)
-    refuse_unread(kind, given["target"] is not None)
+    refuse_unread_options(kind, given["target"] is not None)
     if margin is not None and not 0 <= margin < float("inf"):
         raise ValueError(f"--margin is {margin}: give a number from 0 on")
     own = given["target"] is None and kind == "text"
-    settings = common.settings(given if own else given | {"model": None, "drafter": None})
+    settings = common.config_of(given if own else given | {"model": None, "drafter": None})
     common.begin(verbose)
     if own:
         findings, stats, pair, about = _check(settings, given)
@@ -108,8 +110,8 @@ def check(
 
 
 def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """(findings, statistics, pair, provenance)."""
-    from mmspec.bench.check.verify import Plan, verify, work
+    """Return (findings, statistics, pair, provenance)."""
+    from mmspec.bench.check.verify import Plan, step_count, verify
     from mmspec.utils.provenance import provenance
 
     if given["view"] is not None or given["pictures"]:
@@ -120,7 +122,7 @@ def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]
         pair = common.load(config)
     seed = config.run.seed
     plan = Plan(common.prompts_for(pair, given), (seed, seed + 100, seed + 200), given["margin"])
-    with common.progress("check", work(pair, plan)) as done:
+    with common.progress("check", step_count(pair, plan)) as done:
         findings, stats = verify(pair, replace(plan, done=done))
     return findings, stats, pair, provenance(pair.target.device)
 

@@ -1,4 +1,4 @@
-"""What `mmspec check` runs for each kind of model: loading, prompts, and the checks of `mmspec.bench`."""
+"""The checks of `mmspec check` for each kind of model: loading, prompts, and the checks of `mmspec.bench`."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ _TEXTS = ("three five seven", "nine zero one", "two four", "eight")
 
 
 def kind_of(given: dict[str, Any]) -> str:
-    """The modality to check: what --modality says, else that of a mini's name, else text."""
+    """Return the modality to check: --modality, else that of a mini's name, else text."""
     kind = _NAMES.get(given["model"] or "", "text") if given["modality"] is None else given["modality"]
     if kind not in KINDS:
         raise ValueError(f"unknown modality {kind!r}; valid: {', '.join(KINDS)}")
@@ -33,18 +33,18 @@ _UNREAD = {
 """Kind -> the options that its checks do not read."""
 
 
-def refuse_unread(kind: str, custom: bool) -> None:
-    """ValueError for the first option given that a check of `kind`, or of functions of your own, does not read."""
+def refuse_unread_options(kind: str, custom: bool) -> None:
+    """Raise ValueError for the first given option that a check of `kind`, or of functions of your own, does not read."""
     if custom:
         common.refuse_unread("is not read with --target: leave it out", "--model", "--method", "--view", "--picture", "--prompts")
     common.refuse_unread(f"is not read by the check of {kind}: leave it out", *_UNREAD[kind])
 
 
 def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
-    """(findings, statistics, model, drafter, exactness) of models that functions return."""
+    """Check models that functions return; returns (findings, statistics, model, drafter, exactness)."""
     from mmspec.bench.check.custom import called, pair_of_models
     from mmspec.bench.check.targets import check_target
-    from mmspec.bench.check.verify import Plan, verify, work
+    from mmspec.bench.check.verify import Plan, step_count, verify
     from mmspec.core.stats import Stats
     from mmspec.loading.text import rule
 
@@ -58,7 +58,7 @@ def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], An
         config = replace(config, drafter=section)
         pair = pair_of_models(target, drafter, accept=rule(config), config=config, prompts=prompts)
         plan = Plan(pair.examples[: given["limit"]], seeds, given["margin"])
-        with common.progress("check", work(pair, plan)) as done:
+        with common.progress("check", step_count(pair, plan)) as done:
             findings, stats = verify(pair, Plan(plan.prompts, seeds, given["margin"], done=done))
         return findings, stats, pair.name, named or "none", pair.exactness
     if not hasattr(target, "begin"):
@@ -74,7 +74,7 @@ def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], An
 
 
 def check_kind(kind: str, config: "Config", given: dict[str, Any]) -> tuple[list[Any], Any, str, str, str]:
-    """(findings, statistics, model, drafter, exactness) of a model that writes no text."""
+    """Check a model of another modality than text; returns (findings, statistics, model, drafter, exactness)."""
     findings, name, drafter = {"image": _image, "speech": _speech, "recommend": _recommend}[kind](config, given)
     from mmspec.core.stats import Stats
 
@@ -96,7 +96,7 @@ def _image(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str, str
     loaded = common.waiting(config, partial(load_image_model, name, config.target.dtype, _device(config)))
     prompts = _lines(given) or list(loaded.examples) or ([None] if not loaded.prompted else [])
     if not prompts:
-        raise ValueError(f"no prompts: {name} brings no examples, so give --prompts FILE")
+        raise ValueError(f"no prompts: {name} has no examples, so give --prompts FILE")
     method, prompts = given["method"], prompts[: given["limit"]]
     if is_continuous(name):
         findings = check_continuous(loaded.model, prompts, method, seed=config.run.seed)
@@ -119,7 +119,7 @@ def _speech(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str, st
 
 
 def _recommend(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str, str]:
-    from mmspec.bench.check.modalities import check_items
+    from mmspec.bench.check.modalities import check_recommendations
     from mmspec.loading.recsys import MINIS, load_recommender
     from mmspec.minis.shop import Shop
 
@@ -133,7 +133,7 @@ def _recommend(config: "Config", given: dict[str, Any]) -> tuple[list[Any], str,
         histories = [items[:-1] for items in Shop.of().histories(list(range(given["limit"])), seed=2)]
     else:
         raise ValueError(f"no histories: give --prompts FILE, with a user's items on each line, such as {loaded.catalogue.items[0]},...")
-    findings = check_items(
+    findings = check_recommendations(
         loaded.model, histories[: given["limit"]], loaded.catalogue, loaded.drafter, seed=config.run.seed, mode=given["method"]
     )
     return findings, loaded.name, loaded.drafter_name

@@ -1,4 +1,4 @@
-"""What every command shares: options, the one place where errors become exit codes, and what goes to which stream."""
+"""Options and helpers of all commands: exit codes, output streams, prompts and progress bars."""
 
 import errno
 import json
@@ -18,27 +18,27 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from mmspec.commands.settings import WORDS, check_counts, length_of, refuse_unread, settings, tree_of, with_defaults
+from mmspec.commands.settings import WORDS, check_counts, config_of, length_of, refuse_unread, tree_of, with_defaults
 from mmspec.jobs import Stopped
 from mmspec.utils.files import read_prompts
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
 
-__all__ = ["check_counts", "length_of", "refuse_unread", "settings", "tree_of", "with_defaults"]
+__all__ = ["check_counts", "config_of", "length_of", "refuse_unread", "tree_of", "with_defaults"]
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
 
 
 def option(panel: str, words: str, *names: str, metavar: str | None = None) -> Any:
-    """An option of a panel of the help page; defaults are told in words, as None means "what the config says"."""
+    """Return an option for a panel of the help page. Defaults are stated in the help text, as None means "as in the config"."""
     return typer.Option(*names, metavar=metavar, help=words, show_default=False, rich_help_panel=panel)
 
 
 MODEL = Annotated[str | None, option(WHAT, "Target: the shipped mini (default), a folder or a hub name.", metavar="PATH")]
-DEVICE = Annotated[str | None, option(WHAT, "auto (default: CUDA where it is), cpu, cuda or cuda:N.", metavar="NAME")]
+DEVICE = Annotated[str | None, option(WHAT, "auto (default: CUDA if available), cpu, cuda or cuda:N.", metavar="NAME")]
 DTYPE = Annotated[str | None, option(WHAT, "float32 (default), bfloat16, float16 or auto.", metavar="NAME")]
-CONFIG = Annotated[str | None, option(WHAT, "YAML settings; options given beside it go before them.", metavar="FILE")]
+CONFIG = Annotated[str | None, option(WHAT, "YAML settings; options on the command line override them.", metavar="FILE")]
 SET = Annotated[list[str] | None, option(WHAT, "Change an entry of the config: section.key=value.", "--set", metavar="ENTRY")]
 ALLOW_CODE = Annotated[bool, option(WHAT, "Let a config name classes of your own as module:Class; this runs their code.", "--allow-code")]
 DRAFTER = Annotated[
@@ -62,40 +62,47 @@ TREE = Annotated[
         metavar="TREE",
     ),
 ]
-TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) takes the likeliest token.", metavar="T")]
-TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K likeliest tokens only.", metavar="K")]
-TOP_P = Annotated[float | None, option(DRAWING, "Draw from the likeliest tokens that hold mass P.", metavar="P")]
+TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) is greedy decoding.", metavar="T")]
+TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K most likely tokens only.", metavar="K")]
+TOP_P = Annotated[float | None, option(DRAWING, "Draw from the smallest set of tokens with total probability P.", metavar="P")]
 VIEW = Annotated[
     str | None,
     option(
         HOW,
         "What a drafter's model reads of pictures: drop, newline, caption, own, pooled or pruned; several joined by +. "
-        "By default own pixels where it has eyes like the target's, else drop.",
+        "By default own pixels if its vision encoder is like the target's, else drop.",
         metavar="NAME",
     ),
 ]
 PENALTY = Annotated[float | None, option(DRAWING, "Above 1 makes repeats less likely.", metavar="X")]
 SEED = Annotated[int | None, option(DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")]
-MAX_NEW = Annotated[int | None, option(DRAWING, "The most tokens a prompt may get; 128 by default.", metavar="N")]
+MAX_NEW = Annotated[int | None, option(DRAWING, "Largest number of new tokens per prompt; 128 by default.", metavar="N")]
 PROMPTS = Annotated[str | None, option(FILES, "One prompt a line, or JSON lines; the mini's examples by default.", metavar="FILE")]
 LIMIT = Annotated[int | None, option(FILES, "Use the first N prompts; 8 by default.", metavar="N")]
 JSON = Annotated[bool, option(SHOW, "One JSON object on stdout, everything else on stderr.", "--json")]
-VERBOSE = Annotated[bool, option(SHOW, "Let libraries talk, and show the traceback of an error.", "--verbose")]
+VERBOSE = Annotated[bool, option(SHOW, "Show messages of libraries, and the traceback of an error.", "--verbose")]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BAD_INPUT = (ValueError, FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 class Commands(TyperGroup):
-    """The commands, with every error turned into one line on stderr and an exit code: 2 for bad input, 1 for failures."""
+    """The group of commands. Every error becomes one line on stderr and an exit code: 2 for invalid input, 1 for other failures."""
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
+        """Run a command and exit with its code: 0 for success, 2 for invalid input, 1 for other failures.
+
+        Args:
+            args: the command line without the program's name; `sys.argv` by default.
+            prog_name: the program's name in usage lines.
+            extra: further options of `TyperGroup.main`.
+        """
         given = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
         words = WORDS.set(tuple(given))
         try:
             code = super().main(args=given, prog_name=prog_name or "mmspec", standalone_mode=False, **extra)
-        except BrokenPipeError:  # whoever read us has gone
+        except BrokenPipeError:  # the reader of stdout has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 1
         except (Exception, KeyboardInterrupt) as error:
@@ -106,7 +113,7 @@ class Commands(TyperGroup):
 
 
 def _report(error: BaseException, verbose: bool) -> int:
-    """Say in one line what went wrong; the exit code."""
+    """Print one line about an error and return the exit code."""
     if verbose and not hasattr(error, "format_message"):
         Console(stderr=True).print_exception()
     code, line = _verdict(error)
@@ -125,7 +132,7 @@ def _shortened(word: re.Match[str]) -> str:
 def _verdict(error: BaseException) -> tuple[int, str]:
     usage = getattr(error, "format_message", None)  # typer's own errors, whichever click it was built with
     if usage is not None:
-        return 2, f"{usage()} (see --help)" if usage() else ""  # without arguments the help page says it all
+        return 2, f"{usage()} (see --help)" if usage() else ""  # without arguments the help page was printed
     if isinstance(error, typer.Abort | KeyboardInterrupt):
         return 1, "stopped"
     if isinstance(error, OSError) and error.errno in _FULL:
@@ -140,7 +147,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
 
 
 def prompts_for(pair: Any, given: dict[str, Any]) -> list[Any]:
-    """The first `--limit` prompts of `--prompts`, or of the mini's examples; about the pictures of `--picture`, where there are any."""
+    """Return the first `--limit` prompts of `--prompts`, or of the mini's examples; with `--picture`, prompts about these pictures."""
     if given["limit"] is not None and given["limit"] < 1:
         raise ValueError(f"--limit is {given['limit']}: use at least 1 prompt")
     if given["prompts"] is not None or given.get("pictures"):
@@ -148,12 +155,12 @@ def prompts_for(pair: Any, given: dict[str, Any]) -> list[Any]:
     elif pair.examples:
         found = list(pair.examples)
     else:
-        raise ValueError(f"no prompts: {pair.name} brings no examples, so give --prompts FILE")
+        raise ValueError(f"no prompts: {pair.name} has no examples, so give --prompts FILE")
     return found[: given["limit"]]
 
 
 def _asked(pair: Any, prompts: str | None, pictures: Sequence[str]) -> list[Any]:
-    """The prompts of a file; with pictures each is about all of them, and without a file they are to be described."""
+    """Return the prompts of a file. With pictures each prompt is about all of them; without a file the pictures are described."""
     from mmspec.text.inputs.vision_inputs import DESCRIBE, default_prompt, read_seen
 
     texts = (
@@ -168,7 +175,7 @@ def _asked(pair: Any, prompts: str | None, pictures: Sequence[str]) -> list[Any]
 
 
 def begin(verbose: bool) -> None:
-    """Before heavy imports: a broken torchaudio is named in one line, and libraries keep quiet."""
+    """Prepare for heavy imports: report a broken torchaudio in one line, and silence libraries."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from mmspec.utils.torchaudio_check import check_torchaudio
 
@@ -181,24 +188,24 @@ def begin(verbose: bool) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    getLogger("huggingface_hub").setLevel("ERROR")  # its retries of a name that no hub has; the error says it
+    getLogger("huggingface_hub").setLevel("ERROR")  # retries for a name that the hub does not have; the error names it
 
 
 def load(config: "Config") -> Any:
-    """The pair that `config` names."""
+    """Load the pair of `config`."""
     from mmspec.loading.text import load_pair
 
     return waiting(config, partial(load_pair, config))
 
 
 def waiting(config: "Config", loading: Callable[[], Any]) -> Any:
-    """What `loading` gives; a spinner on a terminal says what is being waited for."""
+    """Return the result of `loading`, with a spinner on a terminal."""
     with Console(stderr=True).status(f"loading {config.target.path}"):
         return loading()
 
 
 def some_output(report: Any, records: str, place: str) -> None:
-    """ValueError, with the first reason, for a job all of whose `records` were rejected; a reject's `place` is its row or line."""
+    """Raise ValueError, with the first reason, for a job that rejected all of its `records`; `place` is "row" or "line"."""
     if not report.outputs:
         with (report.out / "rejects.jsonl").open(encoding="utf-8") as file:
             first = json.loads(next(file))
@@ -206,24 +213,24 @@ def some_output(report: Any, records: str, place: str) -> None:
 
 
 def emit(data: Any) -> None:
-    """The command's one JSON object on stdout."""
+    """Print the command's one JSON object to stdout."""
     json.dump(data, sys.stdout)
     sys.stdout.write("\n")
 
 
 def note(message: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line to stderr."""
     Console(stderr=True, highlight=False).print(message, soft_wrap=True)
 
 
 def console(as_json: bool) -> Console:
-    """Where tables go: stdout, unless that is kept for JSON."""
+    """Return the console for tables: stdout, or stderr if stdout is reserved for JSON."""
     return Console(stderr=as_json, highlight=False)
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
-    """A bar on stderr, where that is a terminal; call what it yields with how much was done."""
+    """Show a progress bar on stderr if that is a terminal. Call the yielded function with the amount done."""
     screen = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

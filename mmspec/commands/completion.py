@@ -1,4 +1,4 @@
-"""Shell completion of option values. All names are plain strings, so that completion and help load no heavy library.
+"""Shell completion of option values. All names are plain strings, so that completion and help import no heavy library.
 
 Drafters and accept rules are named in `mmspec.run.registry`. Methods, modes and views are tables of objects in modules that import torch; a
 test keeps the lists here equal to them.
@@ -22,7 +22,7 @@ Names = Sequence[str] | Callable[[], Sequence[str]]
 
 
 def drafter_names() -> list[str]:
-    """The drafters a command takes by name: general ones, and those that ship with a mini. Paths are completed by the shell."""
+    """Return the drafters that commands accept by name: general ones, and those of the minis. Paths are completed by the shell."""
     shipped = [name for mini in ("text", "speech", "vlm", "recsys") for name in shipped_drafters(mini)]
     return list(dict.fromkeys(("none", "model", *DRAFTERS, *shipped, "text", "vlm")))
 
@@ -49,10 +49,13 @@ VALUES: dict[str, Names] = {
 
 
 def with_completion(command: Callable[..., None]) -> Callable[..., None]:
-    """Give every parameter of `command` that `VALUES` names its completion; the command itself is returned.
+    """Add completion to every parameter of `command` that is in `VALUES`.
 
     Args:
         command: a Typer command whose parameters are annotated with `typer.Option` or `typer.Argument`.
+
+    Returns:
+        `command`.
     """
     for name, hint in get_type_hints(command, include_extras=True).items():
         for info in getattr(hint, "__metadata__", ()):
@@ -62,7 +65,7 @@ def with_completion(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _completed(names: Names) -> Callable[[str], list[str]]:
-    """A callback that Typer calls with what was typed. Of several names joined by +, as --view takes them, the last is completed."""
+    """Return a Typer completion callback. Of several names joined by +, as in --view, the last is completed."""
 
     def complete(incomplete: str) -> Any:
         known = dict.fromkeys(names() if callable(names) else names)

@@ -66,7 +66,7 @@ _COLUMNS = {
 
 
 def _table(section: Any) -> Table:
-    """A row a method; columns that no method of the section has are left out, and exactness where all are token-exact."""
+    """Print one row a method. Columns that are empty for the whole section are left out, and exactness if all rows are token-exact."""
     from mmspec.bench.report.page import compared
     from mmspec.core.rules.base import TOKEN_EXACT
 

@@ -1,4 +1,4 @@
-"""`mmspec image`: draw a picture, or several, by any method; two methods side by side."""
+"""`mmspec image`: generate pictures by any method, or by two methods side by side."""
 
 import sys
 from collections.abc import Callable
@@ -25,18 +25,21 @@ EXAMPLES = """Examples:
 """
 OUT, BATCH, MOST = "mmspec-image.png", 16, 1024
 _METHOD = "plain, jacobi, scd, ...; of continuous tokens plain, path, aligned, density, ... (mmspec models lists them and the defaults)."
-_WINDOW = "Tokens in flight a forward, or auto for what is fastest. Of continuous tokens: draft tokens and 1."
+_WINDOW = "Tokens scored per forward, or auto for the fastest. For continuous tokens: draft tokens plus 1."
 _SIGMA = "Of continuous tokens: the noise on every token that is a part of the distribution, in a token's deviations."
 _DRIFT = "Total variation a lossy method may spend on a picture; then it is exact."
 _SIZE = "Pixels a side, or HEIGHTxWIDTH, for models that draw several sizes."
 METHOD = Annotated[str | None, common.option(common.HOW, _METHOD, metavar="NAME")]
 WINDOW = Annotated[str | None, common.option(common.HOW, _WINDOW, metavar="N")]
 BUDGET = Annotated[float | None, common.option(common.HOW, _DRIFT, metavar="X")]
-GUIDANCE = Annotated[float | None, common.option(common.DRAWING, "Scale; 1 for none. The minis of codes have their own.", metavar="X")]
+GUIDANCE = Annotated[
+    float | None,
+    common.option(common.DRAWING, "Scale of classifier-free guidance; 1 for none. The minis of codes have a default.", metavar="X"),
+]
 HEAD_STEPS = Annotated[int | None, common.option(common.DRAWING, "Of continuous tokens: steps of the head's chain.", metavar="N")]
 SIGMA_OUT = Annotated[float | None, common.option(common.DRAWING, _SIGMA, metavar="X")]
-TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 takes the likeliest code.", metavar="T")]
-TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K likeliest codes only.", metavar="K")]
+TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
+TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
 _MODEL = "mini (default), vision-fashion, continuous, continuous-mixture, continuous-masked, a folder or a hub name."
 MODEL = Annotated[str, common.option(common.WHAT, _MODEL, metavar="PATH")]
@@ -48,7 +51,7 @@ def image(
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
     method: METHOD = None,
-    compare: Annotated[str | None, common.option(common.HOW, "Draw by this method too, and show both.", metavar="NAME")] = None,
+    compare: Annotated[str | None, common.option(common.HOW, "Generate by this method too, and show both.", metavar="NAME")] = None,
     window: WINDOW = None,
     drift_budget: BUDGET = None,
     guidance: GUIDANCE = None,
@@ -63,7 +66,7 @@ def image(
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Draw pictures: the same as plain decoding or from the same distribution, in fewer forwards; what lossy methods spend is shown."""
+    """Generate pictures: those of plain decoding or of the same distribution, in fewer forwards. Lossy methods report their drift."""
     from mmspec.run.arguments import check
 
     if not 1 <= grid <= MOST:
@@ -75,7 +78,7 @@ def image(
     options = {"window": _window(window), "drift_budget": drift_budget, "temperature": temperature, "top_k": top_k, "size": _size(size)}
     options |= {"head_steps": head_steps, "sigma_out": sigma_out}
     options = {name: value for name, value in options.items() if value is not None}
-    with whole(out, binary=True) as sink:  # before heavy imports: a place that cannot be written to is known at once
+    with whole(out, binary=True) as sink:  # before heavy imports, so that a place that cannot be written to is reported at once
         common.begin(verbose)
         from mmspec.vision.quality.contact_sheets import picture_format
 
@@ -98,17 +101,17 @@ def image(
 
 @dataclass(frozen=True)
 class Drawn:
-    """One method's pictures and figures."""
+    """Pictures and figures of one method."""
 
     method: str
     images: list[Any]
     codes: Any  # [B, height, width], or vectors [B, height, width, d]
     totals: Any
-    distribution: dict[str, Any]  # of continuous tokens: the head that drew, and the settings that its distribution hangs on
+    distribution: dict[str, Any]  # for continuous tokens: the head, and the settings that determine its distribution
 
 
 def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any], given: dict[str, Any]) -> tuple[dict, list[Drawn]]:
-    """(what was asked for, one outcome a method)."""
+    """Return the prompt, and the result of each method."""
     from rich.console import Console
 
     from mmspec.loading.text import device_of
@@ -119,7 +122,7 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
 
     continuous = is_continuous(given["model"])
     for name in (each for each in methods if each is not None):
-        (way_of if continuous else method_of)(name)  # unknown names are told before anything is loaded
+        (way_of if continuous else method_of)(name)  # unknown names are reported before anything is loaded
     _check_for_codes(continuous, given["model"], options)
     with Console(stderr=True).status(f"loading {given['model']}"):
         loaded = load_image_model(given["model"], given["dtype"], device_of(given["device"]))
@@ -137,7 +140,7 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
 
 
 def _check_for_codes(continuous: bool, model: str, options: dict[str, Any]) -> None:
-    """ValueError for options of continuous tokens where the model writes codes."""
+    """Raise ValueError for options of continuous tokens if the model generates codes."""
     for name in ("head_steps", "sigma_out"):
         if not continuous and name in options:
             shown = f"--{name.replace('_', '-')}"
@@ -167,13 +170,13 @@ def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict
         totals.add(out)
         images += out.images
         codes.append(out.tokens)
-        done((first + len(out.images)) * loaded.cells - shown, name)  # of models that tell no steps
+        done((first + len(out.images)) * loaded.cells - shown, name)  # for models without steps
         shown = (first + len(out.images)) * loaded.cells
     return Drawn(name, images, torch.cat(codes), totals, drawn_by(loaded, name, options))
 
 
 def _page(draws: list[Drawn], form: str) -> bytes:
-    """The picture itself, or a sheet of all; with two methods a row of each, under its name and figures."""
+    """Return the picture, or a sheet of all pictures; with two methods one labelled row for each."""
     from mmspec.vision.quality.contact_sheets import picture_bytes, sheet
 
     pictures = draws[0].images
@@ -187,7 +190,7 @@ def _page(draws: list[Drawn], form: str) -> bytes:
 
 
 def _same(first: Drawn, second: Drawn) -> int:
-    """Pictures that are the same code for code, or number for number."""
+    """Return the number of pictures that are equal in both results."""
     return int((first.codes == second.codes).flatten(1).all(1).sum())
 
 
@@ -198,7 +201,7 @@ def _found(request: dict[str, Any], draws: list[Drawn], out: str) -> dict[str, A
 
 
 def _values(drawn: Drawn) -> dict[str, Any]:
-    """The codes, or the vectors, rounded to what can be seen of them."""
+    """Return the codes, or vectors rounded to visible precision."""
     if not drawn.distribution:
         return {"codes": drawn.codes.tolist()}
     return {"vectors": [[[[round(x, 4) for x in cell] for cell in row] for row in rows] for rows in drawn.codes.tolist()]}

@@ -45,7 +45,7 @@ def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: comm
 
 
 def minis() -> list[dict[str, Any]]:
-    """The trained pairs that ship; one that is not there says so."""
+    """Return the shipped minis, with a note for those that are not installed."""
     from mmspec.minis import NAMES, load
 
     rows = []
@@ -62,7 +62,7 @@ def minis() -> list[dict[str, Any]]:
 
 
 def _size(model: Any) -> str:
-    """Its parameters; "counts" for what has none."""
+    """Return the number of parameters; "counts" for models without parameters."""
     from mmspec.speech.families.base import SpeechModel
     from mmspec.vision import ContinuousPictures, ImageModel
 
@@ -71,13 +71,13 @@ def _size(model: Any) -> str:
 
 
 def families() -> list[dict[str, str]]:
-    """What `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` can drive."""
+    """Return the models that `mmspec.text`, `mmspec.vision`, `mmspec.speech` and `mmspec.recsys` support."""
     from mmspec.models.families.registry import HEARS, SEES
     from mmspec.speech.families import ADAPTERS as SPEAKING
     from mmspec.vision.families import ADAPTERS
 
     decoders = "decoder-only models with full, sliding-window or chunked attention (Llama, Qwen, Mistral, Gemma, GPT-2, BLOOM, ...)"
-    kinds = "T5, BART, Marian, Pegasus, M2M100, LED, T5Gemma, Whisper, Moonshine and kin; docs/families.md lists every architecture"
+    kinds = "T5, BART, Marian, Pegasus, M2M100, LED, T5Gemma, Whisper, Moonshine and others; docs/families.md lists every architecture"
     return [
         {"kind": "causal", "models": decoders},
         {"kind": "encoder-decoder", "models": kinds},
@@ -91,7 +91,7 @@ def families() -> list[dict[str, str]]:
 
 
 def drafters() -> list[dict[str, str]]:
-    """The names `--drafter` takes, with what each is, needs and refuses."""
+    """Return the names for `--drafter`, with what each is, needs and refuses."""
     needs = "the target's tokenizer, or mmspec.text.aligned_drafter"
     rows = [_row("model", "a smaller model: the mini's own, or any by path", needs)]
     rows += [_row(name, entry.is_a, entry.needs, entry.refuses) for name, entry in SOURCES.items()]
@@ -112,27 +112,27 @@ def _row(name: str, is_a: str, needs: str = "", refuses: str = "") -> dict[str, 
 
 
 def _net(name: str) -> str:
-    """The first line of a trained net's docstring."""
+    """Return the first line of a trained net's docstring."""
     from mmspec.drafters.checkpoints.nets import net_class
 
     return (net_class(name).__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def _first_line(where: str) -> str:
-    """The first line of the module that holds a class: it names the idea and its source."""
+    """Return the first line of the module that defines a class: its method and source."""
     module = import_module(where.partition(":")[0])
     return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def views() -> list[dict[str, str]]:
-    """The names `--view` takes: what a drafter's model reads of prompts with pictures."""
+    """Return the names for `--view`."""
     from mmspec.text.views import NAMES
 
     ideas = {
         "drop": "the words alone",
         "newline": "a newline for every picture",
         "caption": "a caption (--caption) for every picture",
-        "own": "the pixels, by its own eyes",
+        "own": "the pixels, through its own vision encoder",
         "pooled": "the pixels, patches averaged two by two",
         "pruned": "the pixels, without the half of their positions that the target attends to least",
     }
@@ -140,7 +140,7 @@ def views() -> list[dict[str, str]]:
 
 
 def accept_rules() -> list[dict[str, str]]:
-    """The names `--accept` takes, with what each promises, is, needs and refuses."""
+    """Return the names for `--accept`, with the exactness of each, what it is, needs and refuses."""
     rows = [{**_row("exact", "greedy at temperature 0, else coupled"), "exactness": "token-exact"}]
     for name, entry in RULES.items():
         exactness = build(name, ACCEPT, "accept rule").exactness
@@ -149,30 +149,29 @@ def accept_rules() -> list[dict[str, str]]:
 
 
 def picture_methods() -> list[dict[str, str]]:
-    """The names `mmspec image --method` takes, from the table at the head of `mmspec.vision.codes.methods`."""
+    """Return the names for `mmspec image --method`, from the table in the docstring of `mmspec.vision.codes.methods`."""
     from mmspec.vision.codes import methods
     from mmspec.vision.generation import default_method
 
     lines = [line.strip("| ").split(" | ") for line in (methods.__doc__ or "").splitlines() if line.startswith("| ")]
-    told = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}
+    table = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}
     rows = []
     for name in methods.METHODS:
-        _, draft_tokens, rule, exactness = told[name]
+        _, draft_tokens, rule, exactness = table[name]
         shown = f"{name} (default)" if name == default_method() else name
         rows.append({"name": shown, "exactness": exactness, "rule": rule, "draft_tokens": draft_tokens})
     return rows
 
 
 def continuous_methods() -> list[dict[str, str]]:
-    """The names that `mmspec image --method` takes for continuous tokens, from the table at the head of
-    `mmspec.vision.continuous.methods`."""
+    """Return the names for `mmspec image --method` with continuous tokens, from the docstring of `mmspec.vision.continuous.methods`."""
     from mmspec.vision.continuous import methods as continuous
 
     lines = [line.strip("|").split("|") for line in (continuous.__doc__ or "").splitlines() if line.startswith("| ")]
-    told = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
+    table = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
     rows = []
     for name, way in continuous.CONTINUOUS_METHODS.items():
-        value, distribution, rule, exactness = told[name]
+        value, distribution, rule, exactness = table[name]
         rows.append(
             {
                 "name": name,
@@ -187,7 +186,7 @@ def continuous_methods() -> list[dict[str, str]]:
 
 
 def recommendation_modes() -> list[dict[str, str]]:
-    """The names `mmspec recommend --mode` takes."""
+    """Return the names for `mmspec recommend --mode`."""
     import torch
 
     from mmspec.core.beams.trie import Trie
@@ -201,7 +200,7 @@ def recommendation_modes() -> list[dict[str, str]]:
 
 
 def recommendation_drafters() -> list[dict[str, str]]:
-    """What `mmspec recommend --drafter` takes."""
+    """Return the values for `mmspec recommend --drafter`."""
     where = {"FOLDER (a trained head)": "mmspec.drafters.heads.recurrent:RecurrentHead"}
     where |= {"FILE.safetensors": "mmspec.recsys.retriever:Retriever", "FILE.safetensors (n-gram)": "mmspec.recsys.ngram:NGram"}
     small = "a small model: the mini's own (model), or any by path"

@@ -1,4 +1,4 @@
-"""`mmspec recipe`: list the training and benchmark scripts and the configs that ship; show, run or copy one."""
+"""`mmspec recipe`: list, show, run or copy the training and benchmark scripts and the configs that ship."""
 
 import subprocess
 import sys
@@ -65,7 +65,7 @@ def _run(found: Recipe, arguments: list[str], others: dict[str, bool]) -> None:
 
 
 def _list(as_json: bool) -> None:
-    """Every name with the first line of what it does."""
+    """Print every name with the first line of its description."""
     found = [find_recipe(name) for name in recipe_names()]
     if as_json:
         common.emit([{"name": each.name, "path": str(each.path), "summary": each.summary} for each in found])

@@ -1,4 +1,4 @@
-"""`mmspec recommend`: the best items for every user of a Parquet file, as a job; or for a few histories, shown with their names."""
+"""`mmspec recommend`: recommend items to every user of a Parquet file, as a job; or to a few users, printed with item names."""
 
 import json
 from functools import partial
@@ -40,9 +40,9 @@ def recommend(
     ] = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
-    k: Annotated[int, common.option(common.WHAT, "Items a user gets; 10 by default.", "--k", metavar="K")] = 10,
+    k: Annotated[int, common.option(common.WHAT, "Number of items per user; 10 by default.", "--k", metavar="K")] = 10,
     only: Annotated[str | None, common.option(common.WHAT, "Recommend only items of this list (one a line).", metavar="FILE")] = None,
-    unseen: Annotated[bool, common.option(common.WHAT, "Leave out what a user's history holds.", "--unseen")] = False,
+    unseen: Annotated[bool, common.option(common.WHAT, "Leave out items of the user's history.", "--unseen")] = False,
     mode: Annotated[
         str | None,
         common.option(common.HOW, "plain, strict (default), ... (mmspec models lists them).", "--method", "--mode", metavar="NAME"),
@@ -54,13 +54,15 @@ def recommend(
     temperature: Annotated[float, common.option(common.DRAWING, "Of modes that draw; 1 by default.", metavar="T")] = 1.0,
     seed: Annotated[int, common.option(common.DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")] = 0,
     engine: Annotated[str, common.option("Bulk", "local (default; also under torchrun) or ray.", metavar="NAME")] = "local",
-    rows: Annotated[int, common.option("Bulk", "Users searched for at once; 64 by default.", metavar="N")] = 64,
+    rows: Annotated[int, common.option("Bulk", "Users per search; 64 by default.", metavar="N")] = 64,
     batch_size: Annotated[int, common.option("Bulk", "Users read at once, sorted by length; 256 by default.", metavar="N")] = 256,
-    shard_size: Annotated[int, common.option("Bulk", "Users a file; what a kill may lose; 4096 by default.", metavar="N")] = 4096,
+    shard_size: Annotated[
+        int, common.option("Bulk", "Users a file, the work that an interruption may lose; 4096 by default.", metavar="N")
+    ] = 4096,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Recommend items: beam search's very list, from a drafter's draft tokens; for a few users, or for a file of any size."""
+    """Recommend items: the list of plain beam search, with levels drafted; for a few users, or for a file of any size."""
     given = dict(locals())
     given |= {
         "device": "auto" if device is None else device,
@@ -111,9 +113,9 @@ def _job(given: dict[str, Any]) -> None:
 
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
     names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
-    asked = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
-    report = run(partial(make_recommendation_job, asked), engine=given["engine"])
-    if report is None:  # another process of a launch tells
+    spec = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
+    report = run(partial(make_recommendation_job, spec), engine=given["engine"])
+    if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "users", "row")
     options = json.loads((report.out / "manifest.json").read_text(encoding="utf-8"))["options"]
@@ -123,8 +125,8 @@ def _job(given: dict[str, Any]) -> None:
         return
     measures, show = report.measures, common.console(False)
     reasons = f"{report.rejects:,} rejects, reasons in {report.out / 'rejects.jsonl'}" if report.rejects else "no rejects"
-    told = f"{report.records:,} users: {report.outputs:,} got {measures.get('recommendations', 0):,.0f} recommendations; {reasons}"
-    show.print(told, soft_wrap=True)
+    line = f"{report.records:,} users: {report.outputs:,} got {measures.get('recommendations', 0):,.0f} recommendations; {reasons}"
+    show.print(line, soft_wrap=True)
     calls = measures.get("row_calls", 0) / max(1, measures.get("users", 0))
     how = f"{options['mode']}, {options['draft_length']} levels drafted a round" if options["draft_length"] else "plain search"
     rate = f", {report.rate:.1f} users/s" if report.rate else ""
@@ -149,28 +151,28 @@ def _few(given: dict[str, Any]) -> None:
         method_of(given["mode"])
     with Console(stderr=True).status(f"loading {given['model']}"):
         drafter = "none" if given["mode"] == "plain" and not given["compare"] else given["drafter"]
-        told = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
-    check_items(given["k"], given["width"], len(told.catalogue))
-    modes = [given["mode"] or ("plain" if told.drafter is None else "strict")]
+        loaded = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
+    check_items(given["k"], given["width"], len(loaded.catalogue))
+    modes = [given["mode"] or ("plain" if loaded.drafter is None else "strict")]
     if given["compare"]:
-        if told.drafter is None or modes == ["plain"]:
+        if loaded.drafter is None or modes == ["plain"]:
             raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --method plain")
         modes.append("plain")
-    asked = [(None, _items(text, told.catalogue)) for text in given["history"] or ()] + _simulated(given, told)
+    requests = [(None, _items(text, loaded.catalogue)) for text in given["history"] or ()] + _simulated(given, loaded)
     options = {name: given[name] for name in ("k", "width", "draft_length", "unseen", "temperature")}
-    options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], told.catalogue)
-    works = [Recommend(told, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
-    users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(asked)]
+    options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], loaded.catalogue)
+    works = [Recommend(loaded, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
+    users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(requests)]
     with common.progress("users", len(works) * len(users)) as done:
         found = [_search(work, users, done) for work in works]
     if given["as_json"]:
-        common.emit(_told(given, told, works, asked, found))
+        common.emit(_as_json(given, loaded, works, requests, found))
     else:
-        _show(told, works, asked, found)
+        _show(loaded, works, requests, found)
 
 
 def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]]:
-    """Items and scores of every user."""
+    """Return items and scores of every user."""
     found: list[dict[str, list[Any]]] = [{} for _ in users]
     for part in work.parts(users):
         out = work.search([users[place][1] for place in part], [work.seed + place for place in part])
@@ -181,7 +183,7 @@ def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]
 
 
 def _items(text: str, catalogue: Any) -> list[Any]:
-    """The items that --history names."""
+    """Return the items of --history."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(catalogue.items[0], int):
         for part in parts:
@@ -191,8 +193,8 @@ def _items(text: str, catalogue: Any) -> list[Any]:
     return parts
 
 
-def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
-    """(what was bought next, the history before it) of the mini's simulated users."""
+def _simulated(given: dict[str, Any], loaded: Any) -> list[tuple[Any, list[Any]]]:
+    """Return (next purchase, history) of the mini's simulated users."""
     from mmspec.loading.recsys import MINIS
 
     if not given["user"]:
@@ -206,14 +208,14 @@ def _simulated(given: dict[str, Any], told: Any) -> list[tuple[Any, list[Any]]]:
     return [(items[-1], items[:-1]) for items in Shop.of().histories(given["user"], seed=2)]
 
 
-def _told(given: dict[str, Any], told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> dict[str, Any]:
-    name = told.catalogue.name
+def _as_json(given: dict[str, Any], loaded: Any, works: list[Any], requests: list[Any], found: list[Any]) -> dict[str, Any]:
+    name = loaded.catalogue.name
     results = []
-    for (after, history), mine in zip(asked, found[0], strict=True):
+    for (after, history), mine in zip(requests, found[0], strict=True):
         row = {"history": history, **mine, "names": [name(item) for item in mine["items"]]}
         results.append(row | ({} if after is None else {"next": after}))
     settings = {key: given[key] for key in ("k", "width", "draft_length", "unseen", "only", "temperature", "seed")}
-    about = {"model": told.name, "drafter": told.drafter_name, "settings": settings, "results": results, **_figures(works[0])}
+    about = {"model": loaded.name, "drafter": loaded.drafter_name, "settings": settings, "results": results, **_figures(works[0])}
     if len(works) > 1:
         about["compare"] = _figures(works[1]) | {"same_users": _same(found), "items": [each["items"] for each in found[1]]}
     return about
@@ -227,13 +229,13 @@ def _figures(work: Any) -> dict[str, Any]:
 
 
 def _same(found: list[Any]) -> int:
-    """Users who get the same items in the same order."""
+    """Return the number of users with the same items in the same order."""
     return sum(mine["items"] == other["items"] for mine, other in zip(*found, strict=True))
 
 
-def _show(told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> None:
-    show, name = common.console(False), told.catalogue.name
-    for number, ((after, history), mine) in enumerate(zip(asked, found[0], strict=True)):
+def _show(loaded: Any, works: list[Any], requests: list[Any], found: list[Any]) -> None:
+    show, name = common.console(False), loaded.catalogue.name
+    for number, ((after, history), mine) in enumerate(zip(requests, found[0], strict=True)):
         last = escape("; ".join(name(item) for item in history[-3:]))
         show.print(f"[bold]after[/bold] {'... ' if len(history) > 3 else ''}{last}", soft_wrap=False)
         table = Table("rank", "item", "name", "score", *(["in plain search"] if len(found) > 1 else []))
@@ -250,7 +252,7 @@ def _show(told: Any, works: list[Any], asked: list[Any], found: list[Any]) -> No
         figures.add_row(row["mode"], f"{row['calls']:.2f}", f"{row['levels_per_call']:.2f}", f"{row['seconds']:.2f}", row["exactness"])
     show.print(figures)
     if len(works) > 1:
-        show.print(f"the same items in the same order for {_same(found)} of {len(asked)} users")
+        show.print(f"the same items in the same order for {_same(found)} of {len(requests)} users")
 
 
 def _rank(item: Any, items: list[Any]) -> str:

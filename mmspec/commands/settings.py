@@ -1,4 +1,4 @@
-"""The options of a command as a validated config, and the forms of option values that several commands read."""
+"""Options of a command as a validated config, and parsers for option values that several commands share."""
 
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,14 @@ _PLACES = {
 _TREES = ("comb", "expand", "opt", "dynamic", "none")
 
 
-def settings(given: dict[str, Any]) -> "Config":
-    """The config that the options of a command amount to; those not given (None) leave what the config file or the defaults say.
+def config_of(given: dict[str, Any]) -> "Config":
+    """Build the config from the options of a command. Options that were not given (None) keep the config file's values or the defaults.
 
     Args:
         given: option values by parameter name.
 
     Raises:
-        ValueError: for a wrong value, in one line that names the entry of the config.
+        ValueError: for an invalid value, in one line that names the entry of the config.
     """
     from mmspec.run.config import changed
 
@@ -74,7 +74,7 @@ def refuse_unread(reason: str, *names: str) -> None:
     """Refuse options that this request does not read.
 
     Args:
-        reason: why, in words that follow the option's name.
+        reason: the reason, as text behind the option's name.
         names: options such as "--batch-size".
 
     Raises:
@@ -87,7 +87,7 @@ def refuse_unread(reason: str, *names: str) -> None:
 
 
 def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> None:
-    """ValueError for the first of the parameters `names` that is given and not in 1 to `most`."""
+    """Raise ValueError for the first of the parameters `names` that is given and not in 1 to `most`."""
     for name in names:
         value = given.get(name)
         if value is not None and not 1 <= value <= most:
@@ -96,7 +96,7 @@ def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> Non
 
 
 def length_of(text: str) -> int | str:
-    """What --draft-length means: a number of draft tokens, or a name. ValueError for anything else."""
+    """Parse --draft-length: a number of draft tokens, or a name. ValueError for anything else."""
     if text in ("auto", "thompson"):
         return text
     if not (text.isascii() and text.isdecimal()):
@@ -105,7 +105,7 @@ def length_of(text: str) -> int | str:
 
 
 def tree_of(text: str) -> list[int] | str | None:
-    """What --tree means: a name, a template's file, or children per level. ValueError for anything else."""
+    """Parse --tree: a name, a template's file, or children per level. ValueError for anything else."""
     if text in _TREES or text.endswith(".json"):
         return None if text == "none" else text
     parts = [part.strip() for part in text.split(",")]
@@ -115,14 +115,14 @@ def tree_of(text: str) -> list[int] | str | None:
 
 
 def _number(name: str, digits: str) -> int:
-    """The whole number that `digits` write. ValueError for one of more than nine digits, which no option has a use for."""
+    """Return `digits` as an int. ValueError for more than nine digits."""
     if len(digits.lstrip("0")) > 9:
         raise ValueError(f"{name} holds {digits[:20]}{'...' if len(digits) > 20 else ''}: give a smaller number")
     return int(digits)
 
 
 def with_defaults(given: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """`given` with `values` where an option was left out and no config file speaks for it."""
+    """Return `given` with `values` for options that were left out, unless a config file was given."""
     if given.get("config") is not None:
         values = {name: value for name, value in values.items() if name not in _PLACES and name != "draft_length"}
     given.update({name: value for name, value in values.items() if given.get(name) is None})

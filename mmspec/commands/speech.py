@@ -1,4 +1,4 @@
-"""`mmspec speech`: say a text, or several, into sound files; or every line of a file, as a job."""
+"""`mmspec speech`: synthesize one or several texts to sound files, or every line of a file as a job."""
 
 import os
 import sys
@@ -27,15 +27,15 @@ EXAMPLES = """Examples:
   torchrun --nproc-per-node 8 -m mmspec.cli speech --file lines.jsonl --out sounds/
 """
 OUT, BATCH, MOST = "mmspec-speech.wav", 8, 1024
-_TEXT = "What to say; several texts make several files; - reads standard input."
+_TEXT = "Text to synthesize; several texts make several files; - reads standard input."
 _MODEL = "The shipped mini (default), or a folder that mmspec recipe speech/train_target.py wrote."
 _DRAFTER = "none, model (the mini's own, default there), vadusa, lookup, ... (mmspec models lists them), or a folder."
-_VOICE = "Who speaks; once, or once a text. The model's first by default."
+_VOICE = "Name of a voice; once, or once a text. The model's first by default."
 _OUT = f"The sound file: .wav, .flac or .ogg; {OUT} by default. With --file a new folder, or that of the same job, to go on with it."
-_FILE = "Say every line; or JSON lines with text and, if wished, voice and seed."
-_STREAM = "Write pieces as they commit: a wav that grows under the name shown, and then takes its own."
+_FILE = "Synthesize every line; or JSON lines with text and, optionally, voice and seed."
+_STREAM = "Write sound while it is generated: a wav that grows under a temporary name, then is renamed."
 _RATE = "Samples a second of the files, resampled; the model's own by default."
-_TEMPERATURE = "The model's own by default; 0 takes the likeliest code."
+_TEMPERATURE = "The model's own by default; 0 is greedy decoding."
 _ENGINE = "local (default; also under torchrun) or ray."
 
 
@@ -53,20 +53,20 @@ def speech(
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
     seed: Annotated[int, option(DRAWING, "Utterance r is drawn with SEED + r; 0 by default.", metavar="SEED")] = 0,
-    max_seconds: Annotated[float | None, option(DRAWING, "Cut there at the latest.", metavar="S")] = None,
-    count: Annotated[int, option(FILES, "Say each text N times, with N seeds.", metavar="N")] = 1,
+    max_seconds: Annotated[float | None, option(DRAWING, "Longest duration in seconds.", metavar="S")] = None,
+    count: Annotated[int, option(FILES, "Synthesize each text N times, with N seeds.", metavar="N")] = 1,
     file: Annotated[str | None, option(FILES, _FILE, "--file", "--input", metavar="FILE")] = None,
     out: Annotated[str | None, option(FILES, _OUT, metavar="PATH")] = None,
     form: Annotated[str | None, option("Bulk", "Of the files of --file: wav (default), flac or ogg.", "--format", metavar="NAME")] = None,
     sample_rate: Annotated[int | None, option(FILES, _RATE, metavar="N")] = None,
     stream: Annotated[bool, option(FILES, _STREAM, "--stream")] = False,
     engine: Annotated[str, option("Bulk", _ENGINE, metavar="NAME")] = "local",
-    batch_size: Annotated[int, option("Bulk", "Lines of --file said together; 8 by default.", metavar="N")] = BATCH,
-    shard_size: Annotated[int, option("Bulk", "Lines a shard; what a kill may lose; 256 by default.", metavar="N")] = 256,
+    batch_size: Annotated[int, option("Bulk", "Lines of --file in one batch; 8 by default.", metavar="N")] = BATCH,
+    shard_size: Annotated[int, option("Bulk", "Lines a shard, the work that an interruption may lose; 256 by default.", metavar="N")] = 256,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Say texts: the very sound of plain decoding, in fewer calls of the target."""
+    """Synthesize speech: the sound of plain decoding, in fewer calls of the target."""
     given = dict(locals())
     given |= {"draft_length": "auto" if draft_length is None else common.length_of(draft_length)}
     given |= {"tree": None if tree is None else common.tree_of(tree), "accept": "exact" if accept is None else accept}
@@ -79,7 +79,7 @@ def speech(
 
 
 def _check(given: dict[str, Any]) -> None:
-    """What can be told before anything is loaded."""
+    """Check the options before anything is loaded."""
     if given["file"] is None:
         if not given["texts"]:
             raise ValueError('no text: give one ("three five seven"), - to read standard input, or --file FILE')
@@ -110,11 +110,11 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def _few(given: dict[str, Any]) -> None:
-    asked = [sys.stdin.read().strip() if text == "-" else text for text in given["texts"] for _ in range(given["count"])]
+    utterances = [sys.stdin.read().strip() if text == "-" else text for text in given["texts"] for _ in range(given["count"])]
     voices = _voices(given["voice"], len(given["texts"]), given["count"])
-    path, many = Path(given["out"] or OUT), len(asked) > 1
-    paths = [path.with_stem(f"{path.stem}-{row}") if many else path for row in range(len(asked))]
-    with ExitStack() as stack:  # before heavy imports: a place that cannot be written to is known at once
+    path, many = Path(given["out"] or OUT), len(utterances) > 1
+    paths = [path.with_stem(f"{path.stem}-{row}") if many else path for row in range(len(utterances))]
+    with ExitStack() as stack:  # before heavy imports, so that a place that cannot be written to is reported at once
         sinks = [stack.enter_context(whole(each, binary=True)) for each in paths]
         common.begin(given["verbose"])
         from mmspec.jobs.speech_job import check_format
@@ -124,27 +124,29 @@ def _few(given: dict[str, Any]) -> None:
         check_format(form, given["sample_rate"])
         if given["stream"] and (form != "wav" or given["sample_rate"]):
             raise ValueError("--stream writes a wav at the model's own rate: end the file in .wav, and leave --sample-rate out")
-        loaded, outs, stats = _said(given, asked, voices, sinks, form)
-        for sink in sinks:  # all of them are on the disk before the first takes its name
+        loaded, outs, stats = _synthesize(given, utterances, voices, sinks, form)
+        for sink in sinks:  # all are on the disk before the first is renamed
             sink.flush()
             os.fsync(sink.fileno())
     rows = [
         {"text": text, "voice": voice or next(iter(loaded.model.voices), None), "seed": given["seed"] + row, "out": str(each), **outs[row]}
-        for row, (text, voice, each) in enumerate(zip(asked, voices, paths, strict=True))
+        for row, (text, voice, each) in enumerate(zip(utterances, voices, paths, strict=True))
     ]
     _tell(given, loaded, rows, stats)
 
 
 def _voices(given: list[str] | None, texts: int, count: int) -> list[str | None]:
-    """A voice for every utterance."""
+    """Return a voice for every utterance."""
     if given and len(given) not in (1, texts):
         raise ValueError(f"{len(given)} voices for {texts} texts: give one --voice, or one a text")
     voices: list[str | None] = [None] * texts if not given else [*given] * (texts if len(given) == 1 else 1)
     return [voice for voice in voices for _ in range(count)]
 
 
-def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: list[Any], form: str) -> tuple[Any, list[dict[str, Any]], Any]:
-    """(speaker, figures of every utterance, stats); the sounds are in `sinks`."""
+def _synthesize(
+    given: dict[str, Any], utterances: list[str], voices: list[Any], sinks: list[Any], form: str
+) -> tuple[Any, list[dict[str, Any]], Any]:
+    """Synthesize into `sinks`; returns (speaker, figures of every utterance, stats)."""
     from rich.console import Console
 
     from mmspec.core.stats import Stats
@@ -159,18 +161,18 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
     rate, stats, found = given["sample_rate"] or own, Stats(), []
     names = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
     options = {name: given[name] for name in names}
-    loaded.model.encode(asked, voices)  # a text that cannot be said is told before any is
+    loaded.model.encode(utterances, voices)  # an invalid text is reported before any is synthesized
     for sink in sinks if given["stream"] else ():
         common.note(f"growing in {escape(sink.name)}")
-    with common.progress("utterance" if len(asked) == 1 else "utterances", len(asked)) as done:
-        for first in range(0, len(asked), BATCH):
+    with common.progress("utterance" if len(utterances) == 1 else "utterances", len(utterances)) as done:
+        for first in range(0, len(utterances), BATCH):
             part = slice(first, first + BATCH)
             growing = [GrowingWav(sink, own) for sink in sinks[part]] if given["stream"] else []
             out = synthesize(
                 loaded.model,
-                asked[part],
+                utterances[part],
                 loaded.drafter,
-                seed=[given["seed"] + row for row in range(len(asked))[part]],
+                seed=[given["seed"] + row for row in range(len(utterances))[part]],
                 voice=voices[part],
                 on_sound=(lambda row, piece, growing=growing: growing[row].add(piece)) if growing else None,
                 on_step=_Watch(stats, loaded.model.pace, done),
@@ -185,13 +187,14 @@ def _said(given: dict[str, Any], asked: list[str], voices: list[Any], sinks: lis
 
 
 def load(*args: Any) -> Any:
+    """Import and call `mmspec.loading.speech.load_speaker`. A function of this module, so that importing it stays light."""
     from mmspec.loading.speech import load_speaker
 
     return load_speaker(*args)
 
 
 class _Watch:
-    """Counts every round, and tells the progress bar."""
+    """An `on_step` callback that counts every round and updates the progress bar."""
 
     def __init__(self, stats: Any, pace: float, done: Any):
         self.stats, self.pace, self.done, self.over = stats, pace, done, 0
@@ -214,7 +217,7 @@ def _figures(out: Any, row: int) -> dict[str, Any]:
 
 
 def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats: Any) -> None:
-    """Figures of a few utterances, as JSON or as a table."""
+    """Print the figures of a few utterances, as JSON or as a table."""
     from mmspec.commands.stream import summary
 
     work = sum(row.pop("work") for row in rows)
@@ -247,9 +250,9 @@ def _job(given: dict[str, Any]) -> None:
     names = ("model", "drafter", "accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "sample_rate")
     names += ("seed", "batch_size", "shard_size", "device", "dtype")
     places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": "wav" if given["form"] is None else given["form"]}
-    asked = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
-    report = run(partial(make_speech_job, asked), engine=given["engine"])
-    if report is None:  # another process of a launch tells
+    spec = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})
+    report = run(partial(make_speech_job, spec), engine=given["engine"])
+    if report is None:  # process 0 of a launch reports
         return
     common.some_output(report, "texts", "line")
     counted = report.measures

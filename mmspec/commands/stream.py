@@ -1,4 +1,4 @@
-"""Text on the terminal as it commits, and the line of figures under it."""
+"""Streaming text to the terminal, and a summary line."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _UNDERLINED, _PLAIN = "\033[4m", "\033[24m"
 
 
 class Flow:
-    """Writes every committed run to stdout at once; with `marked`, accepted draft tokens are underlined."""
+    """Writes every committed run to stdout immediately; with `marked`, accepted draft tokens are underlined."""
 
     def __init__(self, decode: Callable[[list[int]], str], marked: bool):
         self.pieces, self.marked = Pieces(decode), marked
@@ -20,6 +20,7 @@ class Flow:
         return self
 
     def __call__(self, step: Step) -> None:
+        """Write what a round committed in row 0."""
         values, accepted = step.committed.values[0], step.committed.accepted[0]
         if self.marked:
             drafted = self.pieces.push(values[:accepted])
@@ -35,7 +36,7 @@ class Flow:
 
 
 def summary(stats: Stats) -> str:
-    """Tokens per call, acceptance, exactness and speed in one line."""
+    """Return tokens per call, acceptance, exactness and speed in one line."""
     parts = [f"{stats.tokens} tokens in {stats.row_calls} calls: {stats.tokens_per_call:.2f} tokens per call"]
     if stats.drafted:
         parts.append(f"{stats.accepted} of {stats.drafted} draft tokens accepted ({stats.accepted / stats.drafted:.0%})")

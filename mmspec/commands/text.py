@@ -61,11 +61,9 @@ def text(
     """Continue text: the tokens of plain decoding, in fewer calls of the target."""
     given = dict(locals())
     common.check_counts(given, "batch_size")
-    settings = common.settings(given)
+    settings = common.config_of(given)
     if settings.run.temperature == 0 and settings.accept.kind == "exact":
-        common.refuse_unread(
-            "is for sampling, and at temperature 0 the likeliest token is taken: give --temperature too", "--top-k", "--top-p"
-        )
+        common.refuse_unread("is for sampling, and temperature 0 is greedy decoding: give --temperature too", "--top-k", "--top-p")
     if input_ is not None:
         _many(settings, given)
     else:
@@ -74,7 +72,7 @@ def text(
 
 
 def _one(config: "Config", given: dict[str, Any]) -> None:
-    """One prompt, or one recording, shown as it commits."""
+    """Continue one prompt, or transcribe one recording, printing the text as it commits."""
     if given["output"] is not None:
         raise ValueError("--output belongs to --input: for one prompt redirect standard output, or use --json")
     audio: str | None = given["audio"]
@@ -100,7 +98,7 @@ def _one(config: "Config", given: dict[str, Any]) -> None:
 
 
 def _many(config: "Config", given: dict[str, Any]) -> None:
-    """Every prompt of a file. Without --output, results go to stdout as JSON lines."""
+    """Continue every prompt of a file. Without --output, results go to stdout as JSON lines."""
     for name, value in (("a prompt", given["prompt"]), ("--audio", given["audio"]), ("--show-rounds", given["show_rounds"] or None)):
         if value is not None:
             raise ValueError(f"--input and {name} were both given: give one of them")
@@ -120,7 +118,7 @@ def _many(config: "Config", given: dict[str, Any]) -> None:
 def _run(
     config: "Config", given: dict[str, Any], records: list[dict[str, Any]], sink: TextIO | None
 ) -> tuple[list[dict[str, Any]], Any, Any]:
-    """(results, stats, pair); results are written to `sink` as they come."""
+    """Return (results, stats, pair); results are written to `sink` as they are finished."""
     from mmspec.core.stats import Stats
     from mmspec.jobs.text import run_bulk
 

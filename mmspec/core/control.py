@@ -11,7 +11,14 @@ MOST_DRAFTED = 4096
 
 
 def is_whole(value: Any) -> bool:
-    """True for whole numbers; a bool is none."""
+    """True for integers; False for bools and everything else.
+
+    Args:
+        value: any object.
+
+    Returns:
+        Whether `value` is an int and not a bool.
+    """
     return isinstance(value, int) and not isinstance(value, bool)
 
 

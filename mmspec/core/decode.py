@@ -18,7 +18,7 @@ from mmspec.core.stats import Stats
 from mmspec.utils.renamed import old_names
 
 OnStep = Callable[[Step], None] | None
-"""What callers pass as `on_step`."""
+"""Type of `on_step` callbacks."""
 
 
 def decode(
@@ -86,7 +86,7 @@ def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:
 
 
 class _Clock:
-    """Seconds by phase, as `core.stats.PHASES` tells them apart. On a GPU, work is booked where the host waits for it."""
+    """Seconds by phase, see `core.stats.PHASES`. On a GPU, work is counted in the phase in which the host waits for it."""
 
     def __init__(self):
         self.start = self.last = perf_counter()
@@ -100,11 +100,11 @@ class _Clock:
         self.last = now
 
     def draft_tokens(self, made: bool) -> bool:
-        """Are these the drafter's first draft tokens? What it does from here on is no longer its prefill."""
+        """Return True for the drafter's first draft tokens; its later work is not counted as prefill."""
         return made and self.firsts.pop("draft", None) is not None
 
     def round(self) -> dict[str, float]:
-        """The phases of the round that ends now."""
+        """Return the seconds of the round that ends now."""
         now = perf_counter()
         total = now - self.start
         spent = self.spent | {"other": max(0.0, total - sum(self.spent.values())), "total": total}
@@ -129,7 +129,7 @@ def run(
     """`decode` with statistics: the driver of every modality.
 
     Args:
-        target, drafter, accept, prompt, stopping, noise, control: as `decode` takes them.
+        target, drafter, accept, prompt, stopping, noise, control: as in `decode`.
         stats: every round is added to it.
         on_step: called with every round.
 
@@ -158,10 +158,10 @@ def generate(
     pad: int = 0,
     on_step: OnStep = None,
 ) -> Generation:
-    """Run to the end.
+    """Decode until all rows have ended.
 
     Args:
-        target, drafter, accept, prompt, stopping, noise, control: as `decode` takes them.
+        target, drafter, accept, prompt, stopping, noise, control: as in `decode`.
         pad: fills rows that ended before the longest one.
         on_step: called with every round, for streams and progress bars.
 
@@ -178,7 +178,17 @@ def generate(
 
 
 def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pad: int = 0) -> Generation:
-    """The values that `stopping` has seen committed so far, as tensors on `device`."""
+    """Collect what has been committed so far.
+
+    Args:
+        stopping: the stopping criteria of the generation, which hold the committed values.
+        stats: the statistics to return with them.
+        device: device of the result.
+        pad: fills rows that are shorter than the longest one.
+
+    Returns:
+        The committed values [B, S, *value], right-padded, their lengths LongTensor [B], and `stats`.
+    """
     lengths = torch.tensor([len(values) for values in stopping.outputs], device=device)
     rows = [_joined(values, device) for values in stopping.outputs]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
@@ -186,13 +196,20 @@ def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pa
 
 
 def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
-    """One row's values [S, *value]; vectors are on the device already."""
+    """Return one row's values [S, *value]; vectors are on the device already."""
     vectors = bool(values) and isinstance(values[0], Tensor)
     return torch.stack(list(values)) if vectors else torch.tensor(values, dtype=torch.long, device=device)
 
 
 def each(*callbacks: OnStep) -> OnStep:
-    """One `on_step` that calls every one of `callbacks` in turn; None ones are left out."""
+    """Combine several `on_step` callbacks into one.
+
+    Args:
+        callbacks: called in this order with every round; None is skipped.
+
+    Returns:
+        One callback.
+    """
     called = [callback for callback in callbacks if callback is not None]
 
     def call(step: Step) -> None:

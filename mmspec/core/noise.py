@@ -237,7 +237,7 @@ class Noise:
         Args:
             position: output positions [B, N].
             start: output values committed before this round [B].
-            branch: number of the branch, for drafts that draw several tokens at a position.
+            branch: number of the branch, an int or LongTensor [B, N], for drafts that draw several tokens at a position.
 
         Returns:
             Streams [B, N]; those of `value` if `coupled`.

@@ -14,7 +14,7 @@ class TargetSession(Protocol):
 
     @property
     def scored(self) -> int:
-        """How many columns of the current draft have been scored."""
+        """Number of columns of the current draft that have been scored."""
         ...
 
     def score(self, draft: Draft) -> Scored:
@@ -77,7 +77,7 @@ class DraftSession(Protocol):
         ...
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
-        """Take in the outcome of a round.
+        """Record the outcome of a round.
 
         Args:
             draft: what was scored.
@@ -105,7 +105,7 @@ class Drafter(Protocol):
 
 
 class StoppingCriteria(Protocol):
-    """Where a generation ends: `DefaultStopping`, or a class for outputs of another form."""
+    """Decides where rows end: `DefaultStopping`, or a class for outputs of another form."""
 
     @property
     def outputs(self) -> Sequence[Sequence[Any]]:
@@ -118,11 +118,18 @@ class StoppingCriteria(Protocol):
         ...
 
     def budget(self, length: int) -> Budget:
-        """How many values each row may still commit, in a round of `length` draft tokens."""
+        """Return how many values each row may still commit, in a round of `length` draft tokens.
+
+        Args:
+            length: draft length of the round.
+
+        Returns:
+            The budget.
+        """
         ...
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
-        """Cut a verdict where rows end, and bring the outcome to the host: the one synchronisation of a round.
+        """Cut a verdict where rows end, and transfer the outcome to the host: the one synchronisation of a round.
 
         Args:
             draft: what was scored.
@@ -137,7 +144,7 @@ class StoppingCriteria(Protocol):
 
 @runtime_checkable
 class Later(Protocol):
-    """A drafter whose start can be put off: a generation that begins without draft tokens does not pay for its prompt."""
+    """A drafter with a deferred start: a generation that begins without draft tokens does not encode the drafter's prompt."""
 
     def later(self, prompt: Any, session: TargetSession) -> DraftSession:
         """As `begin`, but nothing is read or encoded before the first draft token is needed.

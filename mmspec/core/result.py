@@ -1,4 +1,4 @@
-"""What a request returns, whatever its modality."""
+"""Base class of the results of all modalities."""
 
 from dataclasses import dataclass, field
 
@@ -9,12 +9,12 @@ from mmspec.core.stats import Stats
 
 @dataclass(frozen=True)
 class Result:
-    """The base of every result.
+    """Base class of results.
 
     Attributes:
         tokens: what was generated, right-padded: token ids LongTensor [B, S], frames of codes [B, S, K], codes of images
             [B, height, width], beams [B, K, L], or vectors, float [B, S, d].
-        lengths: LongTensor [B], how many entries of a row of `tokens` were generated; the rest is padding.
+        lengths: LongTensor [B], number of generated entries of each row of `tokens`; the rest is padding.
         stats: counts and seconds, over all rows.
     """
 
@@ -25,9 +25,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Generation(Result):
-    """New tokens [B, S, *value] of a text or of any other sequence."""
+    """Result with new tokens [B, S, *value] of a text or of any other sequence."""
 
     @property
     def sequences(self) -> Tensor:
-        """`tokens`, under the name that transformers has for them."""
+        """Same as `tokens`; the name in transformers."""
         return self.tokens

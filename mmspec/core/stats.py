@@ -1,4 +1,4 @@
-"""What a generation cost and brought: counts first, seconds beside them."""
+"""Statistics of a generation: counts, and seconds by phase."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,30 +8,47 @@ from mmspec.core.records import Step
 PHASES = ("encode", "prefill", "draft_prefill", "draft", "score", "accept", "commit", "other", "total")
 """Where a generation's seconds go; the others add up to "total".
 
-encode: opening the request, which runs the target's encoders (vision and audio towers, an encoder-decoder's encoder).
-prefill: the first scoring, which runs the prompt and the first draft in one forward. draft_prefill: all that the drafter does up to and
-including its first draft tokens, so its own encoding and its prompt; from then on that is draft.
+encode: the target's encoders (vision and audio encoders, the encoder of an encoder-decoder). prefill: the first forward, over the prompt
+and the first draft. draft_prefill: the drafter's work up to its first draft tokens, which includes its encoders and its prompt; later work
+is "draft".
 """
 
 
 @dataclass
 class Stats:
-    """Counts over all rows. A call is one row's share of one target forward, so `tokens_per_call` is 1 for plain decoding."""
+    """Counts over all rows, and seconds by phase.
+
+    A call is one row's share of one target forward, so `tokens_per_call` is 1 for plain decoding.
+
+    Attributes:
+        tokens: committed values.
+        target_calls: forwards of the target.
+        row_calls: forwards times the rows that took part in each.
+        drafted: draft tokens scored.
+        accepted: draft tokens accepted.
+        judged: draft tokens that the rule accepted or rejected; those behind a rejected one are not judged.
+        rejected: draft tokens rejected: `judged` - `accepted`.
+        expected_rejections: expected number of rejections, the sum of TV(p, q) over judged draft tokens; None for rules that do not
+            report it, such as match.
+        exactness: exactness of the rule: "token-exact", "distribution-exact" or a lossy grade.
+        drift: total variation spent by a lossy rule, summed over rows; None for exact rules, or if it was not measured.
+        histogram: [n] = calls that accepted n draft tokens.
+        reached: [d] = calls that judged a draft token at depth d + 1.
+        seconds: wall-clock seconds by phase, see `PHASES`.
+    """
 
     tokens: int = 0
-    target_calls: int = 0  # target forwards
-    row_calls: int = 0  # rows that took part in them
+    target_calls: int = 0
+    row_calls: int = 0
     drafted: int = 0
     accepted: int = 0
     judged: int = 0
     rejected: int = 0
-    expected_rejections: float | None = (
-        None  # what judging draft token by draft token rejects in the mean (TV(p, q) each); None for match and its kin
-    )
+    expected_rejections: float | None = None
     exactness: str = ""
-    drift: float | None = None  # total variation spent by a lossy rule, summed over rows; None for exact rules, or if it was not measured
-    histogram: list[int] = field(default_factory=list)  # [n] = calls that accepted n draft tokens
-    reached: list[int] = field(default_factory=list)  # [d] = calls that judged a draft token at depth d + 1
+    drift: float | None = None
+    histogram: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @property
@@ -41,16 +58,21 @@ class Stats:
 
     @property
     def accepted_per_call(self) -> float:
+        """Accepted draft tokens per call."""
         return self.accepted / max(1, self.row_calls)
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """[d] = share of draft tokens at depth d + 1 accepted, among calls that got that far."""
+        """[d] = share of draft tokens at depth d + 1 that were accepted, among those judged."""
         passed = [sum(self.histogram[d + 1 :]) for d in range(len(self.reached))]
         return [p / r for p, r in zip(passed, self.reached, strict=True) if r]
 
     def add(self, step: Step) -> None:
-        """Count one round."""
+        """Count one round.
+
+        Args:
+            step: the round.
+        """
         committed, height = step.committed, step.draft.height
         self.target_calls += 1
         for row, values in enumerate(committed.values):
@@ -74,7 +96,11 @@ class Stats:
             self.seconds[phase] += spent
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, derived figures included, ready for JSON."""
+        """Convert to plain data.
+
+        Returns:
+            All fields, `tokens_per_call`, `accepted_per_call` and `acceptance_by_position`, ready for JSON.
+        """
         derived = {
             "tokens_per_call": self.tokens_per_call,
             "accepted_per_call": self.accepted_per_call,

@@ -1,4 +1,4 @@
-"""Where a generation ends: room per row, end-of-sequence values, and stops that only the host can judge."""
+"""Stopping criteria: a budget per row, end-of-sequence values, and stops evaluated on the host."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,16 +10,25 @@ from torch import Tensor
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 
 Stop = Callable[[int, list[Any]], bool]
-"""(row, everything the row has committed so far) -> should it end here?"""
+"""(row, values the row has committed so far) -> True if the row ends here."""
 EndTest = Callable[[Tensor], Tensor]
-"""[B, L, *value] -> [B, L] bool: which values end a row? For values that are no single ids."""
+"""[B, L, *value] -> bool [B, L], True for values that end a row. For values that are not single ids."""
 
 
 class DefaultStopping:
-    """One generation's ends. A row is cut exactly at its first end value, its first stop, or when its room is used up.
+    """Stopping criteria for sequences: a maximum length, end values, and stops evaluated on the host.
 
-    `most` is the room of every row; `ends` are end values, or what tells them, and stay in the output; `stops` are judged on the
-    host, value by value.
+    A row ends at its first end value, at its first stop, or after `most` values, whichever comes first. The end value stays in the output.
+
+    Args:
+        rows: number of rows.
+        most: largest number of values per row.
+        ends: end-of-sequence ids, or an `EndTest` for values that are not single ids.
+        stops: functions of (row, values committed so far) that return True where the row should end; called after every value.
+        device: device of the generation.
+
+    Raises:
+        ValueError: if `most` is below 1.
     """
 
     def __init__(
@@ -38,11 +47,11 @@ class DefaultStopping:
         return any(self.remaining)
 
     def budget(self, length: int) -> Budget:
-        """Room for a round of `length` draft tokens."""
+        """Return the budget of a round of `length` draft tokens."""
         return Budget(self.left, length)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
-        """Cut `verdict` at every row's end and bring the outcome to the host: the round's one synchronisation."""
+        """Cut `verdict` at every row's end and transfer the outcome to the host, the round's one synchronisation."""
         verdict = self._cut(verdict)
         committed = _fetch(draft, scored, verdict)
         if self.stops:
@@ -71,7 +80,7 @@ class DefaultStopping:
         return replace(verdict, count=count, accepted=accepted, judged=judged, pending=pending)
 
     def _stop(self, verdict: Verdict, committed: Committed) -> tuple[Verdict, Committed]:
-        """Cut where a host stop says so."""
+        """Cut rows where a host stop ends them."""
         values, stopped = [], []
         for row, new in enumerate(committed.values):
             whole, length, halts = list(self.outputs[row]), len(new), False
@@ -96,7 +105,7 @@ class DefaultStopping:
         return verdict, replace(committed, values=values, accepted=accepted, judged=judged, ended=ended)
 
     def _close(self, committed: Committed) -> None:
-        """Rows the device has ended have no room left on the host either."""
+        """Set the remaining budget of ended rows to 0 on the host."""
         for row, ended in enumerate(committed.ended):
             if ended:
                 self.remaining[row] = 0
@@ -107,7 +116,7 @@ def _one_of(ends: Tensor) -> EndTest | None:
 
 
 def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
-    """Everything the host wants of a round in one transfer; float64 holds token ids and counts exactly. Vectors stay where they are."""
+    """Transfer the round's outcome to the host at once. float64 holds token ids and counts exactly; vectors stay on the device."""
     rows = len(verdict.count)
     zero = torch.zeros(rows, dtype=torch.float64, device=verdict.count.device)
     healthy = zero + 1 if scored.healthy is None else scored.healthy
@@ -143,6 +152,6 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
 
 
 def _values(line: list[float], count: int, books: int | None) -> list[Any]:
-    """The first `count` values of a row: whole numbers, or lists of `books` of them."""
+    """Return the first `count` values of a row: integers, or lists of `books` integers."""
     numbers = [int(number) for number in line[: count * (books or 1)]]
     return numbers if books is None else [numbers[i : i + books] for i in range(0, len(numbers), books)]

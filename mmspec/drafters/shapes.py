@@ -67,6 +67,7 @@ class Warped:
     warp: Pipeline
 
     def __call__(self, distribution: Distribution, keys: Keys) -> tuple[Tensor, Distribution | None]:
+        """Draw a value for every distribution with the noise `keys`; return the values and the unwarped distribution."""
         warped = self.warp(distribution.scores, None)  # type: ignore[arg-type]
         return Categorical(warped).sample(keys), distribution
 

@@ -87,6 +87,7 @@ class SameCaption:
     brackets: tuple[int, ...] = ()
 
     def __call__(self, prompt: Any, session: Any) -> Any:
+        """Return `input_ids` and `attention_mask` of the text with the caption for every picture."""
         return retold(prompt, session, lambda count: [list(self.ids)] * count, self.brackets)
 
 
@@ -158,6 +159,7 @@ class CaptionRecord:
         return {**record, "prompt": prompt}, request
 
     def __call__(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[dict[str, Any] | Reject]:
+        """Answer a batch of (index, request) and yield its records, or rejects, in order."""
         found: dict[int, list[int] | Reject] = {}
         for rows in self._groups(batch):
             found |= self._found(rows)

@@ -88,6 +88,7 @@ class Draw:
         return record
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Draw a batch of (index, record) and yield the bytes of each picture with its record."""
         model = self.loaded.model
         seeds = [record.get("seed", self.seed + index) for index, record in batch]
         out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **generate_options(self.loaded, self.options))

@@ -45,6 +45,7 @@ class Say:
         return record
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Synthesize a batch of (index, record) and yield the bytes of each waveform with its record."""
         records = [record for _, record in batch]
         seeds = [record.get("seed", self.seed + index) for index, record in batch]
         voices = [self._voice(record) for record in records]

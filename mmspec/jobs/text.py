@@ -44,6 +44,7 @@ class Continue:
         return None if self.pair.target.config.is_encoder_decoder else positions_of(self.pair.target)
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+        """Continue a batch of (index, record) and yield its records, with "text" and "tokens", in order."""
         seeds = [self.pair.config.run.seed + index for index, _ in batch]
         inputs = self.pair.inputs([record["prompt"] for _, record in batch])
         out = self.pair.generate(inputs, seed=seeds, stops=self.stops, on_step=self.stats.add)

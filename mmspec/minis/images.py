@@ -51,7 +51,8 @@ def load_judge(folder: Path) -> Any:
 
 
 def _llamagen(folder: Path) -> Any:
-    from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
+    from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+    from mmspec.vision.families.llamagen_network import LlamaGen
 
     return _in_float32(LlamaGen(LlamaGenConfig.from_pretrained(folder)), folder)
 

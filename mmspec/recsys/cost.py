@@ -68,7 +68,14 @@ class CostModel:
         self.search = SearchSize()
 
     def at(self, search: SearchSize) -> "CostModel":
-        """Set the size of the next search and return this model."""
+        """Set the size of the next search.
+
+        Args:
+            search: its size.
+
+        Returns:
+            This object.
+        """
         self.search = search
         return self
 

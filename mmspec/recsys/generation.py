@@ -1,4 +1,4 @@
-"""The public call: the K best items for every history, by beam search over the catalogue's paths."""
+"""`mmspec.recsys.recommend`: the K best items for every history, by beam search over the catalogue's paths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def recommend(
         The items with their scores, the beams as `tokens` [B, K, L], and `stats`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the position.
     """
     if catalogue is None:
@@ -137,7 +137,7 @@ def recommend(
 
 
 def _one(method: str | None, mode: str | None) -> str:
-    """The method, under either of its names."""
+    """Return the method, given under either of its names."""
     if method is not None and mode is not None and method != mode:
         raise ValueError(f"method is {method!r} and mode is {mode!r}: mode is a synonym of method, give one")
     given = mode if method is None else method
@@ -151,12 +151,12 @@ def _temperature(method: BeamMethod, temperature: float | None) -> float:
 
 
 def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
-    """The prompt, and beside it the items it shows, for drafters that count them."""
+    """Return the prompts, with the items they contain, for drafters that count items."""
     return catalogue.inputs(histories, device) | {SHOWN: catalogue.shown(histories, device)}
 
 
 def _allowed(catalogue: Catalogue, allowed: Tensor | None, rows: int, seen: Any) -> Tensor | None:
-    """`allowed` [items] or [B, items], without the items of the histories `seen`; None for all."""
+    """Return `allowed` [items] or [B, items], without the items of the histories `seen`; None for all."""
     if allowed is not None and tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
         raise ValueError(
             f"allowed has shape {tuple(allowed.shape)}: give [{len(catalogue)}], or [{rows}, {len(catalogue)}], one row a history"
@@ -185,13 +185,13 @@ def _check(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> No
 
 
 def _target(model: Any, trie: Trie, k: int, width: int) -> BeamTarget:
-    """Room for all beams, and for the draft tokens of one round."""
+    """Return the target, with capacity for all beams and for the draft tokens of one round."""
     reserve = k * trie.levels + width * (trie.levels - 1) + 1
     return BeamTarget(HFTarget(model, family_of(model), reserve=reserve), trie)
 
 
 def _drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
-    """The drafter that `drafter` stands for, choosing its draft tokens the way the mode's rule judges them."""
+    """Return the drafter for the value of `drafter=`, choosing draft tokens as the mode's rule needs."""
     if drafter is None:
         return NoDraft()
     if hasattr(drafter, "begin"):
@@ -220,7 +220,7 @@ def _control(draft_length: int | str | Control, drafter: Drafter, search: Search
 
 
 def _told(catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stats: Stats, allowed: Tensor | None) -> Recommendations:
-    """Beams as items, in the order of their scores; several items of a path in the catalogue's order, only those `allowed`."""
+    """Return beams as items, in the order of their scores; items of the same path in the catalogue's order, only those `allowed`."""
     score, order = torch.sort(stopping.score, dim=-1, descending=True, stable=True)
     leaf = (stopping.state.gather(1, order) - trie.starts[-1]).cpu()
     counts = (score > -torch.inf).sum(1).cpu()

@@ -60,6 +60,9 @@ class ItemNGram(ItemDistribution):
             order: items of the longest context.
             most: followers kept per context, the most likely ones.
 
+        Returns:
+            The model.
+
         Raises:
             ValueError: for sizes below 1, unknown items or no items.
         """

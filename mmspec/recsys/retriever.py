@@ -53,6 +53,9 @@ class Retriever(ItemDistribution):
             within: an event 1 to `within` places after another counts 1, 1/2, 1/3, ...
             popular: weight of popularity.
 
+        Returns:
+            The model.
+
         Raises:
             ValueError: for values out of range, unknown items or no items.
         """

@@ -16,7 +16,7 @@ from mmspec.core.control import MOST_DRAFTED, is_whole
 
 MOST_TOKENS = 2**31 - 1
 LEAST_BOUND = 256
-"""Draft tokens, window, items and beams may be this many whatever the work asked for; more may not exceed the work."""
+"""Draft tokens, window, items and beams may always be this many; above it they may not exceed the work requested."""
 
 
 def check(**given: Any) -> None:
@@ -49,12 +49,12 @@ def check_rows(rows: int, **given: Any) -> None:
 
 
 def check_drafted(name: str, value: Any, work: int) -> None:
-    """Check a number of draft tokens a round, or a window, against the tokens that a row is asked for.
+    """Check a number of draft tokens a round, or a window, against the number of tokens requested per row.
 
     Args:
         name: "draft_length" or "window".
-        value: the argument; anything but a number passes.
-        work: the most tokens a row may commit.
+        value: the argument; only numbers are checked.
+        work: largest number of tokens a row may commit.
 
     Raises:
         ValueError: above both `work` and `LEAST_BOUND`.
@@ -105,7 +105,7 @@ def check_prompt_ids(name: str, inputs: Mapping[str, Any], size: int) -> None:
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: short, on one line, objects by their class."""
+    """Return `value` for an error message: short, on one line, objects by their class."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, str | bytes | int | float | list | tuple | dict | Path):

@@ -1,7 +1,7 @@
-"""Cascades and relays as users write them: made of transformers models, sources and names, or written as one name.
+"""Cascades and relays as users write them: objects made of transformers models, sources and names, or one name.
 
-`cascade:MIDDLE,INNER` drafts with MIDDLE, for which INNER drafts; `relay:FIRST,COUNT,THEN` leaves all but the first COUNT draft tokens of a
-round to THEN.
+`cascade:MIDDLE,INNER` drafts with MIDDLE, for which INNER drafts. `relay:FIRST,COUNT,THEN` drafts the first COUNT tokens of a round with
+FIRST and the others with THEN.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ KINDS = {"cascade": "cascade:MIDDLE,INNER", "relay": "relay:FIRST,COUNT,THEN"}
 
 @dataclass(frozen=True)
 class Fitting:
-    """How the parts of a composition become engine objects, for one request.
+    """Converts the parts of a composition to engine objects, for one request.
 
     Args:
         target: the request's target.
         rule: its accept rule.
-        as_target: from (transformers model, target it drafts for) to (a target behind the same processors, its view of the prompt).
-        as_drafter: from (anything a call takes as `drafter`, target, rule) to a drafter.
+        as_target: from (transformers model, target it drafts for) to (a target with the same processors, its view of the prompt).
+        as_drafter: from (any value of `drafter=`, target, rule) to a drafter.
     """
 
     target: HFTarget
@@ -39,7 +39,7 @@ class Fitting:
     as_drafter: Callable[[Any, HFTarget, Accept], Any]
 
     def fitted(self, drafter: Any) -> Any:
-        """`drafter`, a cascade or a relay, with every part an engine object."""
+        """Return `drafter`, a cascade or a relay, with every part an engine object."""
         if isinstance(drafter, HorizontalCascade):
             first, then = (self.as_drafter(part, self.target, self.rule) for part in (drafter.first, drafter.then))
             _check_reads(then, "the later drafter of a relay")
@@ -59,7 +59,7 @@ class Fitting:
 
 
 def _check_reads(drafter: Any, place: str) -> None:
-    """ValueError for a drafter that needs the target's states at draft tokens which the target has not scored yet."""
+    """Raise ValueError for a drafter that needs the target's states at draft tokens that the target has not scored yet."""
     if isinstance(drafter, GuidedDrafter):
         raise ValueError(
             f"{type(drafter.source).__name__} reads the target, which has not scored the draft tokens before it, so it cannot be {place}: "
@@ -68,7 +68,7 @@ def _check_reads(drafter: Any, place: str) -> None:
 
 
 def inner_rule(accept: Any, outer: Accept) -> Accept:
-    """The rule of a cascade's inner rounds; "exact" and None stand for the one that suits `outer`."""
+    """Return the rule of a cascade's inner rounds; "exact" and None stand for the one that fits `outer`."""
     if not isinstance(accept, str) and accept is not None:
         return accept
     if accept not in (None, "exact"):
@@ -79,12 +79,12 @@ def inner_rule(accept: Any, outer: Accept) -> Accept:
 
 
 def is_composed(name: str) -> bool:
-    """True for names of cascades and relays."""
+    """Return True for names of cascades and relays."""
     return name.partition(":")[0] in KINDS and ":" in name
 
 
 def named(name: str, part: Callable[[str], Any] = lambda name: name) -> VerticalCascade | HorizontalCascade:
-    """The composition that `name` stands for; `part` turns the names of its parts into what a call takes as `drafter`.
+    """Return the composition of a name. `part` converts the names of its parts to values of `drafter=`.
 
     Raises:
         ValueError: for a name of another form, in one line that shows the form.

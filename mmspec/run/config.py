@@ -1,7 +1,7 @@
 """Strict YAML configs in four sections (target, drafter, accept, run), validated by pydantic.
 
 A config is plain data. Unknown sections and keys, values of a wrong type and numbers out of bounds are errors of one line that name the
-key, the value and what is valid; the same from YAML, from `--set section.key=value`, from command-line options and from Python.
+key, the value and the valid values; the same from YAML, `--set section.key=value`, command-line options and Python.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ MOST_TOKENS = 2**31 - 1
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def _section(name: str) -> Callable[[type], type]:
-    """A decorator: a frozen dataclass checked by pydantic, whose errors are one line that names `name`.key."""
+    """Class decorator: a frozen dataclass validated by pydantic, whose errors are one line that names `name`.key."""
 
     def decorate(cls: type) -> type:
         settings = ConfigDict(extra="forbid", strict=True)
@@ -46,7 +46,7 @@ def _section(name: str) -> Callable[[type], type]:
 
 @_section("target")
 class TargetSection:
-    """Which model: a shipped mini's name or a path, and how to load it."""
+    """The model: a shipped mini's name or a path, and how to load it."""
 
     path: str = Field(default="mini", min_length=1)
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
@@ -55,8 +55,10 @@ class TargetSection:
 
 @_section("drafter")
 class DrafterSection:
-    """Where draft tokens come from: a kind, or `model` or `trained` with a path; `tree` and `length` shape them; `options` go to the
-    drafter."""
+    """The drafter: a kind, or `model` or `trained` with a path.
+
+    `tree` and `length` set the form of drafts; `options` are passed to the drafter.
+    """
 
     kind: str = Field(default="none", min_length=1)
     path: str | None = Field(default=None, min_length=1)
@@ -71,7 +73,7 @@ class DrafterSection:
 
 @_section("accept")
 class AcceptSection:
-    """Which rule, and its numbers."""
+    """The accept rule and its parameters."""
 
     kind: str = Field(default="exact", min_length=1)
     options: dict[str, Any] = Field(default_factory=dict)
@@ -79,7 +81,7 @@ class AcceptSection:
 
 @_section("run")
 class RunSection:
-    """How to sample and how far."""
+    """Sampling settings and length."""
 
     max_new_tokens: int = Field(default=128, ge=1, le=MOST_TOKENS)
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -136,12 +138,12 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = (), *
 
 
 def changed(config: Config, section: str, **values: Any) -> Config:
-    """`config` with `values` in its section "target", "drafter", "accept" or "run". ValueError for a wrong value, in one line."""
+    """Return `config` with `values` in its section "target", "drafter", "accept" or "run". ValueError for an invalid value, in one line."""
     return replace(config, **{section: replace(getattr(config, section), **values)})
 
 
 def _read(path: str | Path) -> dict[Any, Any]:
-    """The mapping in a YAML file."""
+    """Return the mapping in a YAML file."""
     try:
         where = Path(path) if Path(path).exists() else _shipped(path)
         data = yaml.safe_load(where.read_text(encoding="utf-8"))
@@ -159,7 +161,7 @@ def _read(path: str | Path) -> dict[Any, Any]:
 
 
 def _shipped(path: str | Path) -> Path:
-    """The config of that name that ships with mmspec, such as configs/text/tree.yaml; else `path` itself."""
+    """Return the config of that name that ships with mmspec, such as configs/text/tree.yaml; else `path` itself."""
     try:
         return find_recipe(str(path)).path
     except (ValueError, OSError):
@@ -167,7 +169,7 @@ def _shipped(path: str | Path) -> Path:
 
 
 def _override(override: str) -> tuple[str, str, Any]:
-    """(section, key, value) of "section.key=value"."""
+    """Return (section, key, value) of "section.key=value"."""
     name, separator, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (separator and dot and section and key):
@@ -210,7 +212,7 @@ _WORDS = {
 
 
 def _in_one_line(error: ValidationError, name: str, kind: Any, given: Mapping[str, Any]) -> ValueError:
-    """The first mistake that pydantic found, with the key, the value and what is valid."""
+    """Return the first error that pydantic found, with the key, the value and the valid values."""
     found = error.errors(include_url=False)
     kinds, place = {each["type"] for each in found[:1]}, found[0]["loc"]
     key = str(place[0]) if place else ""

@@ -22,14 +22,14 @@ def control_of(
     name: str = "draft_length",
     unit: str = "draft tokens",
 ) -> Control:
-    """The controller that `draft_length` stands for.
+    """Resolve `draft_length` to a controller.
 
     Args:
         draft_length: a number of draft tokens a round; "auto"; "thompson" for Thompson sampling; or a controller.
-        drafter: what drafts. With `NoDraft` nothing is drafted.
-        auto: makes the controller of "auto". By default measured throughput, zero draft tokens included: up to a tree's own depth,
-            and starting from more draft tokens where they cost no model call.
-        thompson: False where Thompson sampling is not offered.
+        drafter: the drafter. With `NoDraft` nothing is drafted.
+        auto: makes the controller of "auto". By default it maximises measured throughput, zero draft tokens included: up to a tree's own
+            depth, and starting from more draft tokens where they cost no model call.
+        thompson: False if Thompson sampling is not supported.
         name, unit: of the argument, for messages.
 
     Returns:
@@ -53,7 +53,7 @@ def control_of(
 
 
 def _throughput(drafter: Any) -> Control:
-    """The draft length of the best measured throughput, with the break-even gate."""
+    """Return the controller that maximises measured throughput, with the break-even test."""
     depth = getattr(getattr(drafter, "shape", None), "depth", None)
     if depth is not None:
         return BreakEven(Throughput(lengths=tuple(range(depth + 1)), first=depth))

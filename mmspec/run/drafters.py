@@ -1,4 +1,4 @@
-"""Resolves `drafter=` to a drafter that draws its tokens the way the accept rule judges them."""
+"""Resolves `drafter=` to a drafter whose draft tokens are drawn as the accept rule needs them."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,12 +29,12 @@ _DRAWING = ("jacobi", "lookahead")  # they draw their tokens from distributions,
 
 
 def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: Any = None) -> Drafter:
-    """The drafter that `drafter` stands for, drawing its draft tokens the way `rule` judges them, on its `view` of the prompt.
+    """Return the drafter for the value of `drafter=`, drawing as `rule` needs, on its `view` of the prompt.
 
-    ValueError for a `view` or a `tree` that this drafter has no use for, and for what it cannot be made of.
+    ValueError for a `view` or a `tree` that this drafter does not use, and for values that are no drafter.
     """
     if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
-        raise ValueError(f"view says what a transformers model reads that drafts, but drafter is {_named(drafter)}: leave view out")
+        raise ValueError(f"view applies to drafters that are transformers models, but drafter is {_named(drafter)}: leave view out")
     made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
     if isinstance(made, str):
         made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
@@ -52,7 +52,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
 
 
 def _composed(drafter: VerticalCascade | HorizontalCascade, target: HFTarget, rule: Accept) -> Drafter:
-    """A cascade or relay whose parts may be transformers models and names."""
+    """Return a cascade or relay whose parts may be transformers models and names."""
 
     def as_target(model: Any, served: HFTarget) -> tuple[Any, View]:
         seen = view_for(None, served, model)
@@ -62,7 +62,7 @@ def _composed(drafter: VerticalCascade | HorizontalCascade, target: HFTarget, ru
 
 
 def _check_draws(drafter: Any, rule: Accept) -> None:
-    """ValueError for a ready-made drafter whose draft tokens are not drawn as a transform's temperature and truncation ask."""
+    """Raise ValueError for a ready-made drafter that does not apply a transform's temperature and truncation to its draws."""
     if not isinstance(rule, Transformed) or rule.warp.idle or isinstance(drafter, NoDraft):
         return
     if getattr(getattr(drafter, "shape", None), "draw", None) != draw_for(rule):
@@ -77,7 +77,7 @@ def _named(drafter: Any) -> str:
 
 
 def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | ViewEnsemble | Translated:
-    """A drafter's model behind the target's own processors, its vocabulary cut or padded to the target's."""
+    """Return a drafter model as a target with the target's own processors, its vocabulary cut or padded to the target's."""
     refuse_other_tokenizer(target.model, model)
     check_model_ready(model, "drafter")
     mine, theirs = (m.config.get_text_config(decoder=True).vocab_size for m in (target.model, model))
@@ -88,5 +88,5 @@ def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | ViewEnsem
 
 
 def _untruncated(distributions: Pipeline) -> Pipeline:
-    """Temperature and bans alone: truncation could leave a distribution nothing that both vocabularies have."""
+    """Return only temperature and bans: truncation could leave no token that both vocabularies have."""
     return Pipeline(tuple(step for step in distributions.steps if isinstance(step, (Temperature, Suppress, SuppressAt))))

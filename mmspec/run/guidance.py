@@ -5,17 +5,17 @@ from math import inf
 
 
 def scale_of(guidance: float | Sequence[float] | None, usual: str = "2 to 8") -> float | tuple[float, ...] | None:
-    """The scale, or None where there is nothing to guide.
+    """Return the guidance scale.
 
     Args:
-        guidance: one number, or one a row; None and 1 are no guidance.
-        usual: what is usual, for messages.
+        guidance: one number, or one a row; None and 1 mean no guidance.
+        usual: a common value, for messages.
 
     Returns:
         The scale, one a row as a tuple; None for no guidance.
 
     Raises:
-        ValueError: for what is no number from 0 on.
+        ValueError: for anything but numbers from 0 on.
     """
     for one in guidance if isinstance(guidance, Sequence) else (guidance,):
         if one is not None and not (isinstance(one, (int, float)) and 0 <= one < inf):

@@ -1,4 +1,4 @@
-"""The registry of names: what `accept=` and `drafter=` take as a string, on the command line and in YAML. Nothing heavy is imported."""
+"""The registry of names: the strings that `accept=` and `drafter=` accept, on the command line and in YAML. Imports nothing heavy."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,16 +9,16 @@ from mmspec.utils.names import nearest, unknown
 
 
 class Entry(NamedTuple):
-    """What a name stands for."""
+    """Entry of a name."""
 
     where: str
     """"module:attribute"."""
     is_a: str
-    """What it is, in a few words."""
+    """Short description."""
     needs: str = ""
-    """What it needs of a request; empty for nothing."""
+    """Requirements on a request; empty for none."""
     refuses: str = ""
-    """What it refuses; empty for nothing."""
+    """Inputs that are refused; empty for none."""
 
 
 _CHAINS = "trees"
@@ -78,7 +78,7 @@ SOURCES: dict[str, Entry] = {
     "windowed": Entry("mmspec.drafters.self_drafting.windowed:Windowed", "the target on a part of its cache", _LAYERS, "view"),
 }
 RENAMED = {"unchecked": "always-accept"}
-"""Names of 0.1 -> names of today; they go in 0.3."""
+"""Names of version 0.1 -> current names; removed in 0.3."""
 ACCEPT = {name: entry.where for name, entry in RULES.items()}
 DRAFTERS = {name: entry.where for name, entry in SOURCES.items()}
 SELF_DRAFTING = tuple(name for name, entry in SOURCES.items() if ".self_drafting." in entry.where)
@@ -87,12 +87,12 @@ PROTOCOLS = {"accept rule": (("exactness", "coupled", "uses_q"),), "drafter": ((
 
 
 def build(kind: str, table: Mapping[str, str], what: str, options: Mapping[str, Any] | None = None, *, allow_code: bool = False) -> Any:
-    """Make the object that a name stands for.
+    """Make the object of a name.
 
     Args:
         kind: a key of `table`; or, with `allow_code`, "module:Class" for a class of your own.
         table: names, and where each is defined.
-        what: "accept rule" or "drafter", for messages and for the protocol a class of your own must follow.
+        what: "accept rule" or "drafter", for messages and for the protocol that a class of your own must follow.
         options: keyword arguments of the class.
         allow_code: import and call a class of your own. Off by default: a config file cannot run code.
 
@@ -129,7 +129,7 @@ def _imported(where: str, what: str, kind: str) -> Any:
 
 
 def _own_class(kind: str, what: str, allow_code: bool) -> Any:
-    """The class "module:Class". ValueError where code is not allowed, and for anything that is no class of the protocol."""
+    """Return the class "module:Class". ValueError if code is not allowed, and for anything but a class of the protocol."""
     if not allow_code:
         raise ValueError(
             f"{what} {kind!r} names code to import, which is off: give one of mmspec models, pass the object itself in Python, "

@@ -1,7 +1,7 @@
-"""A request: what a caller asks of a generation, validated once, and resolved to engine objects.
+"""A request: the arguments of a generation, validated once, and resolved to engine objects.
 
-The public calls, `--set`, YAML configs and the commands all end in a `Request`. Everything in it is read: `resolve` refuses by name what
-the drafter, the rule or the model has no use for.
+The public calls, `--set`, YAML configs and the commands all create a `Request`. `resolve` refuses arguments that the drafter, the rule or
+the model does not use, by name.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from mmspec.run.shapes import shape_of, stopping_below
 
 
 def refuse(purpose: str, **given: Any) -> None:
-    """Refuse arguments that a request has no use for.
+    """Refuse arguments that a request does not use.
 
     Args:
-        purpose: what the arguments are for, and why this request is none of it.
-        given: the arguments by name; None ones were not given.
+        purpose: what the arguments are for, and why it does not apply.
+        given: the arguments by name; None if not given.
 
     Raises:
         ValueError: naming the first that was given.
@@ -41,13 +41,13 @@ def refuse(purpose: str, **given: Any) -> None:
 
 @dataclass(frozen=True)
 class Resolved:
-    """The engine objects of a request: who drafts, and how many tokens."""
+    """The engine objects of a request: drafter and draft-length controller."""
 
     drafter: Drafter
     control: Control
 
     def capture(self, length: int) -> "Resolved":
-        """With the steps of a model that drafts compiled, for outputs of up to `length` tokens."""
+        """Return this object with the steps of a drafter model compiled, for outputs of up to `length` tokens."""
         return replace(self, drafter=self.drafter.capture(length)) if isinstance(self.drafter, ModelDrafter) else self
 
 
@@ -81,7 +81,7 @@ class Request(BaseModel):
 
     @classmethod
     def of(cls, **given: Any) -> "Request":
-        """A validated request. ValueError, in one line that names the argument, for what is out of bounds."""
+        """Return a validated request. ValueError, in one line that names the argument, for values out of bounds."""
         try:
             return cls(**given)
         except ValidationError as error:
@@ -96,11 +96,11 @@ class Request(BaseModel):
         return value
 
     def rule(self) -> Accept:
-        """The accept rule."""
+        """Return the accept rule."""
         return rule_of(self.accept, self.temperature, self.top_k, self.top_p)
 
     def distributions(self, rule: Accept, first: Sequence[Processor] = ()) -> Pipeline:
-        """The processors of p and q; `first` go before all others."""
+        """Return the processors of p and q; `first` precede all others."""
         return distributions_for(rule, self.temperature, self.top_k, self.top_p, self.repetition_penalty, first)
 
     def resolve(self, target: HFTarget, rule: Accept, model_of: Callable[[Any], Any] | None = None) -> Resolved:
@@ -108,14 +108,14 @@ class Request(BaseModel):
 
         Args:
             target: the target, its processors included.
-            rule: the accept rule, which says how draft tokens are drawn.
-            model_of: of modalities with model classes of their own: from `drafter` to a target that drafts, or None for other drafters.
+            rule: the accept rule, which determines how draft tokens are drawn.
+            model_of: for modalities with model classes of their own: from `drafter` to a target that drafts, or None for other drafters.
 
         Returns:
             The engine objects.
 
         Raises:
-            ValueError: for what does not go together.
+            ValueError: for arguments that cannot be combined.
         """
         own = None if model_of is None else model_of(self.drafter)
         if own is not None:

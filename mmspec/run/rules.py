@@ -13,7 +13,10 @@ from mmspec.run.registry import ACCEPT, build
 
 
 def rule_of(accept: str | Accept, temperature: float | Sequence[float], top_k: int | None = None, top_p: float | None = None) -> Accept:
-    """The rule that `accept` stands for.
+    """Return the accept rule for the value of `accept=`.
+
+    "exact" is greedy where nothing is sampled, else coupled, which gives the tokens of plain sampling. Rules that read distributions before
+    temperature and truncation receive both; lenience at temperature 0 is a separate rule.
 
     Args:
         accept: a name of the registry, "exact", or a rule.
@@ -21,10 +24,10 @@ def rule_of(accept: str | Accept, temperature: float | Sequence[float], top_k: i
         top_k, top_p: of the request.
 
     Returns:
-        The rule. ValueError for unknown names, and for lenience where some rows are sampled and others are not.
+        The rule.
 
-    "exact" is greedy where nothing is sampled, else coupled: plain sampling's very tokens. Rules that read distributions before temperature
-    and truncation are handed both; lenience at temperature 0 is a rule of its own.
+    Raises:
+        ValueError: for unknown names, and for lenience if only some of the rows are sampled.
     """
     if accept == "exact":
         return Greedy() if temperature == 0 else Coupled()
@@ -34,13 +37,13 @@ def rule_of(accept: str | Accept, temperature: float | Sequence[float], top_k: i
     zeros = [each == 0 for each in (temperature if isinstance(temperature, Sequence) else (temperature,))]
     if isinstance(rule, Lenience) and any(zeros):
         if not all(zeros):
-            raise ValueError("lenience at temperature 0 is another rule than above 0: give all rows temperature 0, or none")
+            raise ValueError("lenience at temperature 0 is a separate rule: give all rows temperature 0, or none")
         return rule.at_temperature_zero()
     return rule
 
 
 def reads_raw(rule: Any) -> bool:
-    """True for rules that at temperature 0 read distributions before temperature."""
+    """Return True for rules that at temperature 0 read distributions before temperature."""
     return getattr(rule, "reads_raw", False)
 
 
@@ -52,9 +55,9 @@ def distributions_for(
     repetition_penalty: float | None,
     first: Sequence[Processor],
 ) -> Pipeline:
-    """The processors of p and q. Rules that take the argmax skip what does not change it; transforms apply temperature and top-k later.
+    """Return the processors of p and q; `first` precede all others.
 
-    `first` go before all others.
+    Rules that take the argmax leave out processors that do not change it; transforms apply temperature and top-k later.
     """
     if isinstance(rule, Transformed):
         assert rule.warp == pipeline(temperature=temperature, top_k=top_k, top_p=top_p), "make the rule with rule_of"

@@ -21,7 +21,7 @@ SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree(
 
 
 def stopping_below(drafter: Drafter, stop_below: float | None) -> Drafter:
-    """`drafter`, its chains ended where its best probability falls below `stop_below`. ValueError for one that drafts no such chains."""
+    """Return `drafter` with chains that end where its largest probability falls below `stop_below`. ValueError if it drafts no chains."""
     if stop_below is None:
         return drafter
     if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
@@ -30,7 +30,7 @@ def stopping_below(drafter: Drafter, stop_below: float | None) -> Drafter:
 
 
 def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
-    """The shape a model drafter grows for `rule`. ValueError for a tree that is unknown, cannot be read or does not suit the rule."""
+    """Return the shape of a model's drafts for `rule`. ValueError for a tree that is unknown, unreadable or unsuitable for the rule."""
     if tree is None:
         return shapes.Chain(draw_for(rule))
     if not rule.trees:
@@ -41,7 +41,9 @@ def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
         return shapes.Comb(pick=pick_for(rule))
     if isinstance(tree, str) and tree in SEARCHES:
         if rule.uses_q:
-            raise ValueError(f"tree {tree!r} takes the likeliest nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers")
+            raise ValueError(
+                f"tree {tree!r} takes the most likely nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers"
+            )
         return SEARCHES[tree]
     return tree if hasattr(tree, "grow") else StaticTree(_template(tree), pick_for(rule))  # type: ignore[return-value]
 
@@ -58,7 +60,7 @@ def _template(tree: Any) -> Template:
 
 
 def draw_for(rule: Accept) -> shapes.Draw:
-    """How chain draft tokens are drawn for `rule`: with q recorded where it is read, with the shared noise where coupled, else the best."""
+    """Return how chain draft tokens are drawn for `rule`: with q recorded if it is read, with shared noise if coupled, else the best."""
     warp = getattr(rule, "warp", None)  # of transforms, which read distributions before temperature and truncation
     if warp is not None and not warp.idle:
         return shapes.Warped(warp)
@@ -68,7 +70,7 @@ def draw_for(rule: Accept) -> shapes.Draw:
 
 
 def pick_for(rule: Accept) -> shapes.Pick:
-    """How siblings are chosen for `rule`."""
+    """Return how siblings are chosen for `rule`."""
     siblings = getattr(rule, "siblings", None)  # of rules for trees; others judge siblings that are distinct
     if siblings is None:
         return shapes.draw_without_replacement if rule.coupled else shapes.top

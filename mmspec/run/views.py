@@ -12,14 +12,14 @@ from mmspec.models.target import HFTarget
 
 
 def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
-    """The view `view` stands for: None chooses one; a name, a View, or several of them, which make an ensemble.
+    """Return the view for the value of `view=`: None chooses one; a name, a View, or several of them, which form an ensemble.
 
-    ValueError for a name that is unknown or needs more, for a target whose prompts hold words only, and for eyes a drafter has not.
+    ValueError for unknown or incomplete names, for targets whose prompts hold text only, and for views that the drafter cannot read.
     """
     if view is None:
         return view_of(target, drafter)
     if not isinstance(target.family, (Multimodal, Mllama)):
-        raise ValueError(f"view says how pictures are read, but prompts of {type(target.model).__name__} hold none: leave view out")
+        raise ValueError(f"view applies to prompts with pictures, but prompts of {type(target.model).__name__} hold none: leave view out")
     if isinstance(view, Views):
         return replace(view, views=tuple(view_for(one, target, drafter) for one in view.views))
     if isinstance(view, (list, tuple)):
@@ -36,7 +36,7 @@ def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
 
 
 def _looked(view: Any, target: HFTarget, drafter: Any) -> View:
-    """A view for a drafter with eyes."""
+    """Return a view for a drafter that reads pictures."""
     name = view if isinstance(view, str) else "own" if view is same_prompt else type(view).__name__.lower()
     own = seeing(target, drafter)
     if not can_see(target, drafter):
@@ -54,5 +54,5 @@ def _looked(view: Any, target: HFTarget, drafter: Any) -> View:
 
 
 def mixed(own: HFTarget, view: View) -> HFTarget | ViewEnsemble:
-    """A drafter's target, in rows for each of its views where there are several."""
+    """Return a drafter's target, with rows for each view if there are several."""
     return ViewEnsemble(own, view.weights) if isinstance(view, Views) else own

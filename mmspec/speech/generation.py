@@ -1,4 +1,4 @@
-"""`mmspec.speech.synthesize` and `stream`: a text-to-speech model, faster, sounding the same."""
+"""`mmspec.speech.synthesize` and `stream`: text-to-speech by speculative decoding."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,10 +31,18 @@ from mmspec.utils.renamed import once_positional
 
 @runtime_checkable
 class Staged(Protocol):
-    """A speech model of several networks, one after the other, each with steps of its own (Bark): it says itself how they are run."""
+    """A speech model of several networks that run one after the other, such as Bark. It has its own `synthesize`."""
 
     def synthesize(self, texts: Any, drafter: Any, accept: str | Accept, seed: int | Sequence[int], **options: Any) -> Speech:
-        """As the function of that name, which calls it; of `options`, those that draw are None where the stages' own settings stand."""
+        """As `mmspec.speech.synthesize`, which calls it.
+
+        Args:
+            texts, drafter, accept, seed: as `mmspec.speech.synthesize` takes them.
+            options: the other arguments of `mmspec.speech.synthesize`. A sampling setting is None where the stages' own settings apply.
+
+        Returns:
+            The sound, tokens and statistics.
+        """
         ...
 
 
@@ -59,24 +67,28 @@ def synthesize(
     on_sound: Callable[[int, Tensor], None] | None = None,
     on_step: OnStep = None,
 ) -> Speech:
-    """Say `texts` with `model`, drafting with `drafter`.
+    """Synthesize speech from `texts` with `model`, drafting with `drafter`.
 
     Args:
-        model: a `SpeechModel`: the target of `mmspec.load("speech")`, or an adapter around a transformers model; such a model itself,
-            where its adapter needs nothing else.
-        texts: one an utterance; or what the model's processor returned for a batch, where the adapter takes that.
-        drafter, accept, draft_length, tree: as `mmspec.text.generate` takes them. "exact" is greedy at temperature 0, else "coupled":
-            the very steps, and so the very samples, that plain sampling gives for the seed. For models of latents it is the token rule.
+        model: a `SpeechModel`: the target of `mmspec.load("speech")`, or an adapter around a transformers model; or such a model itself,
+            if its adapter needs nothing else.
+        texts: list of texts, one a row; or what the model's processor returned for a batch, if the adapter takes that.
+        drafter, accept, draft_length, tree: as in `mmspec.text.generate`. "exact" is greedy at temperature 0, else "coupled": the same
+            tokens, and so the same samples, as plain sampling with this seed. For models of latents it is the token rule.
         seed: an int (row r gets seed + r) or one per row.
-        voice: one of the model's `voices`, or one a text; its first where none is given.
-        temperature, top_k, top_p, repetition_penalty, guidance: instead of the model's own `sampling`; 0, 0, 1, 1 and 1 mean none.
-        samplers: processors behind all others, such as `mmspec.speech.sampling.ras.RepetitionAware`, instead of the model's own.
-        max_seconds: where to cut, at the latest; by default what the model has room for.
-        on_sound: called with (row, samples) as soon as a piece of sound is committed for good. All pieces of a row make its waveform.
-        on_step: sees every round.
+        voice: one of the model's `voices`, or one per row; the first voice by default.
+        temperature, top_k, top_p, repetition_penalty, guidance: replace those of the model's `sampling`; 0, 0, 1, 1 and 1 mean none.
+        samplers: processors applied after all others, such as `mmspec.speech.sampling.ras.RepetitionAware`; replace the model's own.
+        max_seconds: longest duration of the sound in seconds; by default what the model has room for.
+        on_sound: called with (row, samples [T]) as soon as a piece of sound is final. All pieces of a row make up its waveform.
+        on_step: called with every round.
+
+    Returns:
+        `tokens` LongTensor [B, S, ...], right-padded; `lengths` LongTensor [B]; `waveforms`, one float [samples] per row, at
+        `sample_rate` Hz; `first_sound` and `worst_gap` in seconds, one per row; `stats`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
     check(texts=texts, guidance=guidance, samplers=samplers, voice=voice, max_seconds=max_seconds, on_sound=on_sound, on_step=on_step)
@@ -96,9 +108,23 @@ def synthesize(
 def stream(
     model: SpeechModel, text: str, drafter: Any = None, *, accept: str | Accept = "exact", seed: int = 0, **options: Any
 ) -> "SpeechStream":
-    """The sound of `text`, piece by piece as it commits: nothing that was given out is taken back. `options` as `synthesize` takes them.
+    """Synthesize speech from one text and return it piece by piece. Pieces are final.
 
-    A request that is wrong is told here, before the first piece. Raises as `synthesize` does.
+    Arguments are checked before this function returns.
+
+    Args:
+        model: a `SpeechModel`.
+        text: the text.
+        drafter, accept: as in `synthesize`.
+        seed: an int.
+        options: the other arguments of `synthesize`, without `on_sound`.
+
+    Returns:
+        An iterator over pieces of sound, float [samples].
+
+    Raises:
+        ValueError: as in `synthesize`, and for models of several networks, whose sound is complete only at the end.
+        TypeError: for an unknown keyword.
     """
     if isinstance(model, Staged):
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
@@ -114,7 +140,11 @@ def stream(
 
 
 class SpeechStream(Iterator[Tensor]):
-    """Pieces of sound [samples], to be had one by one; together they are the waveform."""
+    """Iterator over pieces of sound, float [samples]; together they are the waveform.
+
+    Args:
+        saying: the generation that produces them.
+    """
 
     def __init__(self, saying: "_Saying"):
         self._saying, self._pieces = saying, iter(saying)
@@ -124,12 +154,12 @@ class SpeechStream(Iterator[Tensor]):
 
     @property
     def speech(self) -> Speech:
-        """What was said so far; once the last piece is out, what `synthesize` returns. Its seconds count the reader's own time, too."""
+        """What was synthesized so far; after the last piece, what `synthesize` returns. Its seconds include the time between pieces."""
         return self._saying.speech
 
 
 class _Saying:
-    """One call under way."""
+    """One running generation."""
 
     @torch.no_grad()
     def __init__(
@@ -174,7 +204,7 @@ class _Saying:
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """(row, piece of sound) as they commit."""
+        """Yield (row, piece of sound) as pieces become final."""
         for step in self.rounds:
             yield from self.sounds.push(step.committed)
             if self.on_step is not None:
@@ -189,7 +219,7 @@ class _Saying:
 
 
 def _drafting(drafter: Any, target: HFTarget) -> HFTarget | Pairs | None:
-    """A speech model as a target that drafts behind the target's own rules and samplers; None for other drafters."""
+    """Return a speech model as a drafter's target, with the target's processors; None for other drafters."""
     if isinstance(drafter, SpeechModel):
         return _whole(replace(target, model=drafter.model, family=drafter.family))
     if isinstance(target.processors, Guided) and hasattr(drafter, "guide"):
@@ -198,12 +228,12 @@ def _drafting(drafter: Any, target: HFTarget) -> HFTarget | Pairs | None:
 
 
 def _whole(target: HFTarget) -> HFTarget | Pairs:
-    """The target the loop sees: one row where guidance makes one distribution of a pair."""
+    """Return the target that the engine runs: with guidance, pairs of rows as one."""
     return Pairs(target) if isinstance(target.processors, Guided) else target
 
 
 class _Sounds:
-    """Every row's sound as its steps commit; a row that has ended is closed at once, whatever the others do."""
+    """The sound of every row, decoded as rounds commit. The stream of a row is closed as soon as the row ends."""
 
     def __init__(self, model: SpeechModel, rows: int, clock: float):
         self.streams, self.pieces = [model.stream() for _ in range(rows)], [[] for _ in range(rows)]
@@ -211,14 +241,14 @@ class _Sounds:
         self.first, self.last, self.worst = ([float("nan")] * rows for _ in range(3))
 
     def push(self, found: Committed) -> Iterator[tuple[int, Tensor]]:
-        """(row, piece) for every piece that what was just committed completes."""
+        """Yield (row, piece) for every piece that `found` completes."""
         for row in sorted(self.open):
             yield from self._told(row, self.streams[row].push(found.values[row]))
             if found.ended[row]:
                 yield from self._end(row)
 
     def close(self) -> Iterator[tuple[int, Tensor]]:
-        """Nothing follows in any row."""
+        """Close the streams of all rows."""
         for row in sorted(self.open):
             yield from self._end(row)
         self.seconds = perf_counter() - self.clock
@@ -256,7 +286,7 @@ def _changed(sampling: SpeechSampling, temperature, top_k, top_p, repetition_pen
 
 
 def _steps(model: SpeechModel, max_seconds: float | None) -> int:
-    """Steps a row may take. ValueError for no time, or more than the model has room for."""
+    """Return the most steps a row may take. ValueError for a duration of less than one step, or of more than the model has room for."""
     if max_seconds is None:
         return model.longest or round(30 * model.pace) + model.lead
     steps = int(max_seconds * model.pace) + model.lead

@@ -1,4 +1,4 @@
-"""Text out: language models, encoder-decoders and speech recognisers."""
+"""Text output: language models, encoder-decoders and speech recognisers."""
 
 from typing import TYPE_CHECKING
 

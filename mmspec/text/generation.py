@@ -1,4 +1,4 @@
-"""`mmspec.text.generate`: a transformers model, faster, saying the same."""
+"""`mmspec.text.generate`: text generation by speculative decoding, with any transformers model."""
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
@@ -63,45 +63,47 @@ def generate(
 ) -> Generation:
     """Generate text with `model`, drafting with `drafter`.
 
+    Before the first generation with a class of model or attention settings that mmspec's tests do not cover, a self-test of about a
+    second compares the engine's forwards with the model's own; see `mmspec.models.proof.require`.
+
     Args:
         model: a transformers causal, encoder-decoder or speech-recognition model or a speech language model, in eval mode, on
-            any one device.
-        inputs: what its tokenizer or processor returned: ids or features [B, ...], `attention_mask` [B, P]; padded on either side.
-            Lists and numpy arrays become tensors, and all are moved to the model's device. A missing mask is inferred where
-            `model.generate` infers it: pad tokens are left out unless they also end texts.
+            one device.
+        inputs: what its tokenizer or processor returned: ids LongTensor [B, P] or features [B, ...], `attention_mask` [B, P]; padded on
+            either side. Lists and numpy arrays become tensors, and all are moved to the model's device. A missing mask is inferred as in
+            `model.generate`: pad tokens are masked unless they are also end tokens.
         drafter: None (plain decoding, same engine), a transformers model, "lookup", "suffix", "jacobi" or another name of
             `mmspec.run.config.DRAFTERS`, a Drafter object, or a source of distributions such as `EarlyExit(4)` or a trained net.
         accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.run.config.ACCEPT`, or a rule object.
-        max_new_tokens: the most a row may commit, at least 1.
-        temperature: 0 for the most likely token; a number, or one per row.
-        top_k, top_p, repetition_penalty: applied to the target's and the drafter's distribution alike; 0, 1 and 1 mean none.
-        seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
-        draft_length: draft tokens a round; "auto" for the number that maximises measured throughput, zero included; "thompson" for
-            one drawn by Thompson sampling; or a Control object.
-        tree: the form a model's draft tokens take. None for a chain, "comb" for a chain with siblings; a static tree as children per
+        draft_length: draft tokens a round. "auto" maximises measured throughput, zero included; "thompson" draws the length by Thompson
+            sampling; an int or a Control object.
+        tree: form of a model's draft. None for a chain, "comb" for a chain with siblings; a static tree as children per
             level such as (4, 2, 1), a Template, or the path of a template's JSON; a search of the likeliest paths: "expand"
             (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth); or a shape object. When sampling, the siblings of combs and
             static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
+        seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
+        temperature: 0 for greedy decoding; a number, or one per row.
+        top_k, top_p, repetition_penalty: applied to the target's and the drafter's distribution alike; 0, 1 and 1 mean none.
+        max_new_tokens: largest number of new tokens per row, at least 1.
+        view: what a drafter model reads of a prompt with pictures. None chooses: its own pixels for a model of the target's kind, the
+            text alone otherwise. "drop", "own", "pooled" or "pruned"; what `mmspec.text.view` returns; or several of these, an ensemble
+            that drafts in one batched forward with weights learned during decoding (`mmspec.text.ensemble` offers other weights).
+        stop_below: a chain of a model's draft tokens ends where its largest probability falls below this.
+        processors: further distribution processors.
+        stops: functions of (row, ids committed so far) that return True where the row should end; called on the host.
         streamer: a transformers streamer; batch 1 only.
-        view: what a drafter that is a model reads of a prompt with pictures. None chooses: own pixels for a model of the target's kind,
-            the words alone otherwise. "drop", "own", "pooled" or "pruned"; what `mmspec.text.view` makes; or several of these, an
-            ensemble that drafts in one batched forward with weights learned on the way (`mmspec.text.ensemble` gives others).
-        stop_below: a chain of a model's draft tokens ends where its best probability falls below this.
-        processors, stops: extra distribution processors and host-side stops; `on_step` sees every round.
+        on_step: called with every round.
         capture: fix all shapes and compile the target's scoring step and a drafter model's steps (CUDA graphs on a GPU, fused loops on
-            a CPU with a C++ compiler). Compiling takes up to a minute a shape, once a process: for many requests of one shape.
+            a CPU with a C++ compiler). Compiling takes up to a minute per shape and process, so this suits many requests of one shape.
 
     Returns:
-        `sequences` LongTensor [B, S], new tokens only, right-padded; `lengths` [B]; `stats`. Of the model's generation config
-        everything that changes greedy output is honoured (bans, forced ids, penalties, end tokens, Whisper's language, task and
+        `tokens` LongTensor [B, S], new tokens only, right-padded; `lengths` LongTensor [B]; `stats`. Settings of the model's generation
+        config that change greedy output are applied (bans, forced ids, penalties, end tokens, Whisper's language, task and
         timestamps) or refused by name; its lengths and sampling settings are not read. With `return_timestamps` a window of sound
-        is decoded once, as `generate(force_unique_generate_call=True)` does.
-
-    Before the first generation with a class of model or attention settings that mmspec's tests do not cover, a self-test of about a
-    second compares them with the model's own plain forwards; see `mmspec.models.proof.require`.
+        is decoded once, as in `generate(force_unique_generate_call=True)`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it; and for a model whose self-test fails.
+        ValueError: for an invalid argument; the message says what to give instead. Also for a model whose self-test fails.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
     request = Request.of(
@@ -161,10 +163,24 @@ def aligned_drafter(
     accept: str | Accept = "exact",
     view: Any = None,
 ) -> ModelDrafter:
-    """A drafter whose tokenizer differs from the target's: draft tokens come from the tokens both have, losslessly.
+    """Make a drafter of a model whose tokenizer differs from the target's.
 
-    Processors may stand for their tokenizers. `temperature` and `accept` are those of the request it will serve, `view` is what
-    `generate` takes. ValueError when fewer than half of the tokens are shared.
+    Draft tokens are those that both vocabularies have. Under exact rules the output distribution is unchanged.
+
+    Args:
+        model: the target.
+        tokenizer: the target's tokenizer or processor.
+        drafter: the drafter model.
+        drafter_tokenizer: the drafter's tokenizer or processor.
+        temperature: that of the requests.
+        accept: that of the requests.
+        view: as in `generate`.
+
+    Returns:
+        The drafter, for `generate(..., drafter=)`.
+
+    Raises:
+        ValueError: if fewer than half of the tokens are shared.
     """
     rule = rule_of(accept, temperature)
     distributions = distributions_for(rule, temperature, None, None, None, ())
@@ -184,7 +200,7 @@ def aligned_drafter(
 
 
 def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """What a family makes of its inputs once a request (Whisper detects each row's language), and the seconds that took."""
+    """Return the inputs after the family's own preparation (Whisper detects each row's language), and the seconds it took."""
     begun = perf_counter()
     inputs = family.prepared(model, inputs) if hasattr(family, "prepared") else inputs
     return inputs, perf_counter() - begun
@@ -202,7 +218,12 @@ def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, 
 
 
 class StreamerFeed:
-    """Feeds a transformers streamer every committed run, after the prompt where `prompt` [1, P] is given."""
+    """Passes every committed run to a transformers streamer.
+
+    Args:
+        streamer: the streamer, or None for none.
+        prompt: LongTensor [1, P], passed first; None to leave it out.
+    """
 
     def __init__(self, streamer: Any, prompt: Tensor | None = None):
         self.streamer, self.prompt = streamer, prompt
@@ -213,6 +234,7 @@ class StreamerFeed:
         return self
 
     def __call__(self, step: Step) -> None:
+        """Pass what a round committed in row 0."""
         if self.streamer is not None and step.committed.values[0]:
             self.streamer.put(torch.tensor(step.committed.values[0]))
 

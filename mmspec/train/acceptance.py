@@ -40,6 +40,7 @@ class Judgements:
         return None, reach
 
     def __call__(self, step: Step) -> None:
+        """Record which draft tokens of a round were accepted."""
         for place, (hidden, log_q) in enumerate(self._round):
             for row, judged in enumerate(step.committed.judged):
                 if place < judged:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from mmspec.vision.diffusion.pipeline import Denoised, denoise
     from mmspec.vision.families import image_model
     from mmspec.vision.families.base import ImageModel, Prompt
-    from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
+    from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+    from mmspec.vision.families.llamagen_network import LlamaGen
     from mmspec.vision.generation import Pictures, generate
 else:
     _MODULES = {
@@ -22,7 +23,7 @@ else:
         "Denoised": "diffusion.pipeline",
         "ImageModel": "families.base",
         "LlamaGen": "families.llamagen_network",
-        "LlamaGenConfig": "families.llamagen_network",
+        "LlamaGenConfig": "families.llamagen_layers",
         "METHODS": "codes.methods",
         "Method": "codes.methods",
         "Pictures": "generation",

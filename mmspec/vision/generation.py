@@ -1,4 +1,4 @@
-"""`mmspec.vision.generate`: an autoregressive image model, faster, drawing the same."""
+"""`mmspec.vision.generate`: image generation by speculative decoding, with autoregressive image models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 
 WINDOW = 32
-"""Codes in flight a forward where no number is asked for."""
+"""Default number of codes per forward."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Pictures(Result):
 
     @cached_property
     def images(self) -> list[Image.Image]:
-        """The images, decoded when they are first read. ValueError where the model has no decoder."""
+        """The images, decoded when they are first read. ValueError if the model has no decoder."""
         return self.model.decode(self.tokens)
 
 
@@ -125,7 +125,7 @@ def generate(
         `sequences` with controls, `runs`, and `stats`.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the picture and the position.
     """
     check(
@@ -183,7 +183,7 @@ def _pictures(model: ImageModel | ContinuousPictures, out: Generation, runs: Ten
 
 
 def _window(window: Any, draft_length: Any) -> Any:
-    """Tokens a forward, from either of its arguments."""
+    """Return tokens a forward, from either of the two arguments."""
     if draft_length is None:
         return window
     if window is not None:
@@ -195,7 +195,7 @@ def _window(window: Any, draft_length: Any) -> Any:
 
 
 def _check_read(plan: Method, method: Any, **given: Any) -> None:
-    """ValueError for an argument that the method does not read."""
+    """Raise ValueError for an argument that the method does not use."""
     name = f"method {method!r}" if isinstance(method, str) else "this method"
     if plan.rows is not None:
         refuse(f"methods that judge draft tokens, and {name} writes rows side by side", **given)
@@ -212,7 +212,7 @@ def _check_read(plan: Method, method: Any, **given: Any) -> None:
 
 
 def default_method() -> str:
-    """The method of `generate` for codes where none is named."""
+    """Return the default method of `generate` for codes."""
     return "jacobi"
 
 
@@ -229,7 +229,7 @@ def _continuous(
     accept: Any,
     on_step: OnStep,
 ) -> Pictures:
-    """`generate` for continuous tokens. ValueError for options that only codes have."""
+    """`generate` for continuous tokens. ValueError for options of codes."""
     for name, value in (("guidance", guidance), ("temperature", temperature)):
         if isinstance(value, Sequence):
             raise ValueError(f"{name} is a list: over continuous tokens it is one number for all pictures")
@@ -265,7 +265,7 @@ def _initialiser(init: str | Initialiser | None) -> Initialiser | None:
 
 
 def _budgeted(rule: Accept, budget: float | None) -> Accept:
-    """`rule` with a drift budget. Exact rules spend nothing, so any budget is kept."""
+    """Return `rule` with a drift budget. Exact rules are returned unchanged."""
     if budget is None or rule.exactness not in (GROUP_EXACT, LOSSY):
         return rule
     inner = getattr(getattr(rule, "siblings", None), "rule", None)
@@ -286,7 +286,7 @@ def _control(window: int | str | Control, rows: int, device: torch.device, work:
 
 
 class _Runs:
-    """Where in the picture values were committed in runs: for every position, how many its forward committed."""
+    """Records for every position how many values its forward committed."""
 
     def __init__(self, model: ImageModel, rows: int):
         self.raster, self.lengths = model.raster, [[] for _ in range(rows)]

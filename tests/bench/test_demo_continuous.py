@@ -44,9 +44,9 @@ def test_the_page_shows_every_way_and_needs_nothing_else(found, stand_in):
     assert page.open == []
     assert page.problems == []
     assert not {"script", "link", "iframe"} & set(page.tags)
-    assert [row["way"] for row in section["ways"]] == list(demo_continuous.CONTINUOUS_METHODS)
+    assert [row["way"] for row in section["ways"]] == list(demo_continuous.METHODS)
     drawn = pictures(found[0], ", drawn from vectors by ")
-    assert len(drawn) == 2 * len(demo_continuous.CONTINUOUS_METHODS)
+    assert len(drawn) == 2 * len(demo_continuous.METHODS)
     plain = generate(stand_in.model, [stand_in.examples[0]], method="plain", seed=0)
     assert drawn[0].tobytes() == plain.images[0].tobytes()
 

@@ -34,8 +34,8 @@ def test_every_run_has_a_player_that_plays_and_a_spectrogram(found):
     page = Page(html)
     assert page.open == []
     assert page.problems == []
-    runs = 2 * len(demo_speech.CONTINUOUS_METHODS)
-    assert all(html.count(f', by {way}"') == 2 for way in demo_speech.CONTINUOUS_METHODS)  # players say what they play
+    runs = 2 * len(demo_speech.METHODS)
+    assert all(html.count(f', by {way}"') == 2 for way in demo_speech.METHODS)  # players say what they play
     assert len(set(re.findall(r'alt="(spectrogram [^"]+)"', html))) == runs
     sounds = re.findall(r"data:audio/wav;base64,([^\"]+)", html)
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", html)
@@ -48,7 +48,7 @@ def test_every_run_has_a_player_that_plays_and_a_spectrogram(found):
 def test_rows_that_promise_the_same_sound_keep_it(found):
     _, section = found
     rows = {row["way"]: row for row in section["ways"]}
-    assert list(rows) == list(demo_speech.CONTINUOUS_METHODS)
+    assert list(rows) == list(demo_speech.METHODS)
     for way in ("model", "heads", "tree"):
         assert rows[way]["same_sounds"] == {"same": 2, "of": 2}
         assert rows[way]["tokens_per_call"] > rows["plain"]["tokens_per_call"] == 1

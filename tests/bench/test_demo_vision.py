@@ -62,12 +62,12 @@ def test_the_page_needs_nothing_else(found):
 
 def test_every_method_shows_every_prompt(found, stand_in):
     page, section = found
-    assert [row["way"] for row in section["ways"]] == list(demo_vision.CONTINUOUS_METHODS)
-    assert set(demo_vision.CONTINUOUS_METHODS) < set(METHODS)
-    assert len(pictures(page, ", drawn by ")) == 2 * len(demo_vision.CONTINUOUS_METHODS)
-    assert len(pictures(page, "codes in one forward")) == 2 * (len(demo_vision.CONTINUOUS_METHODS) - 1)  # rows side by side have no runs
+    assert [row["way"] for row in section["ways"]] == list(demo_vision.METHODS)
+    assert set(demo_vision.METHODS) < set(METHODS)
+    assert len(pictures(page, ", drawn by ")) == 2 * len(demo_vision.METHODS)
+    assert len(pictures(page, "codes in one forward")) == 2 * (len(demo_vision.METHODS) - 1)  # rows side by side have no runs
     for prompt in stand_in.examples[:2]:
-        for way in demo_vision.CONTINUOUS_METHODS:
+        for way in demo_vision.METHODS:
             assert f'alt="{prompt}, drawn by {way}"' in page
     plain = generate(stand_in.model, [stand_in.examples[0]], method="plain", guidance=stand_in.guidance, seed=0)
     assert pictures(page, ", drawn by ")[0].tobytes() == plain.images[0].tobytes()
@@ -110,7 +110,7 @@ def test_a_difference_where_none_may_be_fails(stand_in, tmp_path, capsys, monkey
 
 def test_a_slow_machine_shows_fewer_prompts(stand_in, monkeypatch):
     monkeypatch.setattr(demo_vision, "_BUDGET", 0.0)
-    monkeypatch.setattr(demo_vision, "CONTINUOUS_METHODS", {"plain": "", "jacobi": ""})
+    monkeypatch.setattr(demo_vision, "METHODS", {"plain": "", "jacobi": ""})
     section = demo_vision.section(demo.DemoRequest(False, 0, "cpu"))
     assert (section.same, section.of) == (1, 1)
 
@@ -118,4 +118,4 @@ def test_a_slow_machine_shows_fewer_prompts(stand_in, monkeypatch):
 def test_sections_without_a_mini_are_left_out(monkeypatch):
     monkeypatch.setattr(demo, "SECTIONS", {"text": "mmspec.bench.demo.text", "vision": "mmspec.bench.demo.vision"})
     monkeypatch.setattr(demo_vision, "there", lambda: False)
-    assert list(demo.shown()) == ["text"]
+    assert list(demo.installed_sections()) == ["text"]

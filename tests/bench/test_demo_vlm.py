@@ -92,7 +92,9 @@ def test_a_difference_where_none_may_be_fails(stand_in, tmp_path, capsys, monkey
 
     monkeypatch.setattr(demo_vlm, "_once", wrong)
     monkeypatch.setattr(demo_vlm, "_examples", lambda request: 1)
-    monkeypatch.setattr(demo_vlm, "ways", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "vlm, own")))
+    monkeypatch.setattr(
+        demo_vlm, "installed_methods", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "vlm, own"))
+    )
     path = tmp_path / "report.html"
     with pytest.raises(SystemExit) as stopped:
         app(["demo", "--quick", "--out", str(path), "--device", "cpu"])
@@ -101,18 +103,20 @@ def test_a_difference_where_none_may_be_fails(stand_in, tmp_path, capsys, monkey
     assert 'class="badge no">0 of 1' in path.read_text(encoding="utf-8")
 
 
-small = demo_vlm.ways
+small = demo_vlm.installed_methods
 
 
 def test_ways_without_their_drafter_are_left_out(stand_in):
     bare = Mini(stand_in.target, {}, stand_in.processor, None, "")
-    assert [way.name for way in demo_vlm.ways(bare)] == ["generate", "plain", "lookup"]
+    assert [way.name for way in demo_vlm.installed_methods(bare)] == ["generate", "plain", "lookup"]
     headed = Mini(stand_in.target, {"vispec": object()}, stand_in.processor, None, "")
-    assert demo_vlm.ways(headed)[-1].name == "vispec"
+    assert demo_vlm.installed_methods(headed)[-1].name == "vispec"
 
 
 def test_a_slow_machine_shows_fewer_pictures(stand_in, monkeypatch):
     monkeypatch.setattr(demo_vlm, "_BUDGET", 0.0)
-    monkeypatch.setattr(demo_vlm, "ways", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "lookup")))
+    monkeypatch.setattr(
+        demo_vlm, "installed_methods", lambda mini: tuple(w for w in small(mini) if w.name in ("generate", "plain", "lookup"))
+    )
     section = demo_vlm.section(demo.DemoRequest(True, 0, "cpu"))
     assert (section.same, section.of) == (2, 2)

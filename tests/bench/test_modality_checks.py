@@ -81,7 +81,7 @@ def test_continuous_tokens_are_held_to_the_distribution():
     assert right.passed
     (wrong,) = modalities.check_continuous(model, ["ankle boot", "bag"], "path", pictures=8, accept=Generous())
     assert not wrong.passed
-    assert "more of the drafter" in wrong.cause
+    assert "too much of the draft" in wrong.cause
 
 
 class Generous(AlwaysAccept):

@@ -120,7 +120,7 @@ def test_what_it_cannot_judge_is_refused():
         project(torch.nn.Linear(1, 1), [0])
     with pytest.raises(ValueError, match="method 'plain' judges no draft token"):
         project(pictures, [0], "plain")
-    with pytest.raises(ValueError, match="no draft token was judged, or target and drafter say the same"):
+    with pytest.raises(ValueError, match="no draft token was judged, or target and drafter are equal"):
         _ = project(pictures, [0, 1], "aligned", drafter=small()).p_value
     with pytest.raises(ValueError, match="needs one schedule"):
         project(pictures, [0], "path", drafter=LatentDraft(small(), Sampling(steps=3)))

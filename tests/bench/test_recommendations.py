@@ -9,7 +9,7 @@ import torch
 from markupsafe import escape
 
 import mmspec
-from mmspec.bench.compare.recommendations import Prefixes, overlap, shared_bytes, usual
+from mmspec.bench.compare.recommendations import Prefixes, beam_search_baseline, overlap, shared_bytes
 from mmspec.bench.demo import recsys as demo_recsys
 from mmspec.bench.demo import run as demo
 from mmspec.cli import app
@@ -37,7 +37,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("k", [1, 10])
 def test_the_peer_finds_what_plain_search_finds(mini, k):
     users = mini.examples[:4]
-    theirs = usual(mini.target, mini.catalogue.inputs(users), Prefixes(mini.catalogue), k)
+    theirs = beam_search_baseline(mini.target, mini.catalogue.inputs(users), Prefixes(mini.catalogue), k)
     ours = recommend(mini.target, users, k=k, catalogue=mini.catalogue, method="plain")
     assert torch.equal(theirs.paths, ours.paths)
     assert theirs.scores is None or torch.allclose(theirs.scores, torch.tensor(ours.scores), atol=1e-4)
@@ -49,7 +49,7 @@ def test_a_prompt_is_kept_once_and_not_once_a_beam(mini):
     config, prompt = mini.target.config, inputs["input_ids"].shape[1]
     slot = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim  # keys and values in float32
     assert shared_bytes(mini.target, inputs, mini.catalogue, k) == slot * (prompt + k * (levels - 1))
-    assert usual(mini.target, inputs, Prefixes(mini.catalogue), k).cache_bytes == slot * k * (prompt + levels - 1)
+    assert beam_search_baseline(mini.target, inputs, Prefixes(mini.catalogue), k).cache_bytes == slot * k * (prompt + levels - 1)
 
 
 def test_overlap_is_the_share_of_what_was_wanted():
@@ -65,9 +65,7 @@ def test_the_page_needs_nothing_else_and_names_what_is_found(found, mini):
     assert not {"script", "link", "iframe"} & set(page.tags)
     best = recommend(mini.target, [mini.examples[0]], k=demo_recsys.K, catalogue=mini.catalogue).items[0]
     assert all(str(escape(mini.catalogue.name(item))) in html for item in best)
-    assert [row["way"] for row in section["ways"]] == [
-        way.name for way in demo_recsys.CONTINUOUS_METHODS if way.drafter in (None, *mini.drafters)
-    ]
+    assert [row["way"] for row in section["ways"]] == [way.name for way in demo_recsys.METHODS if way.drafter in (None, *mini.drafters)]
 
 
 def test_figures_are_counts_that_fit_together(found, mini):

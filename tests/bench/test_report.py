@@ -110,7 +110,7 @@ def test_the_page_shows_every_way_and_both_plots(found):
     code, page, data = found
     assert code == 0
     ways = [row["way"] for row in data["sections"]["text"]["ways"]]
-    assert ways == [way.name for way in demo_text.CONTINUOUS_METHODS]
+    assert ways == [way.name for way in demo_text.METHODS]
     for way in ways:
         assert f">{way}<" in page
     assert page.count("<svg") == 1

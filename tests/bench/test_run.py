@@ -6,7 +6,7 @@ import pytest
 
 from mmspec.bench.compare import run as module
 from mmspec.bench.compare.peers import ASSISTED, DRAFTED, ENGINE, PLAIN, Outcome, assistance, constant_draft_tokens
-from mmspec.bench.compare.run import Spread, Trial, paired, run, same_text, summarise
+from mmspec.bench.compare.run import Spread, Trial, paired, run_trials, same_text, summarise
 from mmspec.cli import app
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, RunSection
@@ -59,7 +59,7 @@ def test_contenders_take_turns_at_going_first(pair, monkeypatch):
         return lambda inputs, seed: order.append((name, seed)) or Outcome([[1]], 1, 1, 1.0)
 
     monkeypatch.setattr(module, "contenders", lambda *_: {name: contender(name) for name in "abc"})
-    trials = run(pair, pair.examples[:2], draft_tokens=3, batch_size=1, repeats=2, done=lambda: None)
+    trials = run_trials(pair, pair.examples[:2], draft_tokens=3, batch_size=1, repeats=2, done=lambda: None)
     assert len(trials) == 12
     assert "".join(name for name, _ in order[:3]) == "abc"  # warm-up
     turns = ["".join(name for name, _ in order[at : at + 3]) for at in range(3, 15, 3)]

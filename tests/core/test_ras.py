@@ -232,7 +232,7 @@ WORLD = World(OWN, (penalty, no_end, ras))
 WIDE = StaticTree(Template.branching((2, 1)))
 RANKED = StaticTree(Template.branching((2, 1)), top)
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "token": (Token(), Chain(sampled), 2),
     "block": (Block(), Chain(sampled), 2),
     "match": (Match(), Chain(drawn), 1),  # draws after every node: many outcomes
@@ -243,7 +243,7 @@ CONTINUOUS_METHODS = {
 
 def distribution_error(way: str, steps=STEPS, prompt=PROMPTS[1], most: int = 3, drafts=None, rule=None) -> float:
     """The largest error in any probability of the outputs."""
-    judge, shape, length = CONTINUOUS_METHODS[way]
+    judge, shape, length = METHODS[way]
     drafter = ModelDrafter(target(OTHER, *(STEPS if drafts is None else drafts)), shape)
     distribution = engine_distribution(
         target(OWN, *steps), drafter, rule or judge, prompt, most=most, length=length, once=not isinstance(judge, Match)
@@ -259,7 +259,7 @@ def test_the_world_is_one_where_everything_matters():
         assert (whole - less).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("way", CONTINUOUS_METHODS)
+@pytest.mark.parametrize("way", METHODS)
 @pytest.mark.parametrize("prompt", PROMPTS[:2], ids=str)
 def test_whole_outputs_have_the_joint_distribution(way, prompt):
     assert distribution_error(way, prompt=prompt) < TINY
@@ -435,7 +435,7 @@ def test_greedy_takes_the_best_of_the_distribution_value_by_value(shape):
 @pytest.mark.parametrize("way", ["token", "block", "without replacement"])
 def test_rows_of_a_ragged_batch_have_their_own_distributions(way):
     """Prompts of three lengths side by side, drawn with the real noise; the distribution of another prompt is refused."""
-    rule, shape, _ = CONTINUOUS_METHODS[way]
+    rule, shape, _ = METHODS[way]
     rows, drafter = 3000, ModelDrafter(target(OTHER, *STEPS), shape)
     outputs, _, _ = run(target(OWN, *STEPS), drafter, rule, PROMPTS * rows, Noise.from_seed(7, 3 * rows), most=3, length=2)
     codes = encode(outputs, SIZE, 3)

@@ -23,7 +23,7 @@ from mmspec.speech.sampling.delay import EndsInFirst, NotYet
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.speech.small_delay import STEPS, TEXTS, dac, dia, dia_own, distributions_along, first_frames, say, target_of
 
-CONTINUOUS_METHODS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 20}, "filtered": {"guidance": 3.0, "top_k": 5}}
+METHODS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 20}, "filtered": {"guidance": 3.0, "top_k": 5}}
 EIGHT = [*TEXTS, "[S1] one", "[S2] eight nine", "[S1] oh", "[S2] two two", "[S1] zero"]
 
 
@@ -39,7 +39,7 @@ def small():
 
 @cache
 def expected(way, rows):
-    options = CONTINUOUS_METHODS[way]
+    options = METHODS[way]
     return dia_own(target(), TEXTS[:rows], do_sample=False, guidance_scale=options.get("guidance"), top_k=options.get("top_k", 50))
 
 
@@ -50,20 +50,20 @@ def is_the_classes(made, own):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("way", CONTINUOUS_METHODS)
+@pytest.mark.parametrize("way", METHODS)
 def test_greedy_frames_are_the_classes_own(way, rows):
-    is_the_classes(say(target(), TEXTS[:rows], temperature=0, **CONTINUOUS_METHODS[way]), expected(way, rows))
+    is_the_classes(say(target(), TEXTS[:rows], temperature=0, **METHODS[way]), expected(way, rows))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 @pytest.mark.parametrize("way", ["plain", "filtered"])
 def test_any_drafter_leaves_greedy_frames_as_they_are(way, length):
     for drafter in (target(), small()):
-        is_the_classes(say(target(), TEXTS, drafter, temperature=0, draft_length=length, **CONTINUOUS_METHODS[way]), expected(way, 3))
+        is_the_classes(say(target(), TEXTS, drafter, temperature=0, draft_length=length, **METHODS[way]), expected(way, 3))
 
 
 def test_rows_end_down_the_delay_by_themselves_and_for_want_of_room():
-    made = say(target(), TEXTS, temperature=0, **CONTINUOUS_METHODS["filtered"])
+    made = say(target(), TEXTS, temperature=0, **METHODS["filtered"])
     assert min(made.lengths) < STEPS == max(made.lengths)
     for row, length in enumerate(made.lengths.tolist()):
         frames, first = made.tokens[row, :length], length - 4
@@ -76,7 +76,7 @@ def test_rows_end_down_the_delay_by_themselves_and_for_want_of_room():
         assert torch.allclose(target().codec.decode(codes.T.tolist()), made.waveforms[row], atol=1e-5)
 
 
-@pytest.mark.parametrize("way", CONTINUOUS_METHODS)
+@pytest.mark.parametrize("way", METHODS)
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_itself_as_drafter_is_always_right(way, temperature):
     seen = []
@@ -87,7 +87,7 @@ def test_itself_as_drafter_is_always_right(way, temperature):
         temperature=temperature,
         draft_length=3,
         on_step=lambda step: seen.append(step.committed),
-        **CONTINUOUS_METHODS[way],
+        **METHODS[way],
     )
     assert all(one.accepted[row] == len(one.values[row]) - 1 for one in seen[:4] for row in range(3) if not one.ended[row])
     assert all(len(values) == 4 for values in seen[0].values)
@@ -105,7 +105,7 @@ def test_distributions_are_those_the_class_draws_from(way):
     """Along paths the class drew, its own processed scores stand for the same distributions."""
     torch.manual_seed(3)
     temperature = {"temperature": 1.3, "top_k": 5 if way == "filtered" else 9, "top_p": 0.9}
-    guidance = CONTINUOUS_METHODS[way].get("guidance")
+    guidance = METHODS[way].get("guidance")
     shown = {"do_sample": True, "return_dict_in_generate": True, "output_scores": True}
     own = dia_own(target(), TEXTS, guidance_scale=guidance, **temperature, **shown)
     frames = own.sequences[:, 1:]
@@ -119,10 +119,10 @@ def test_distributions_are_those_the_class_draws_from(way):
 
 @pytest.mark.parametrize("way", ["plain", "filtered"])
 def test_drawn_sound_depends_on_the_seed_alone(way):
-    plain = say(target(), EIGHT, seed=7, temperature=1.0, **CONTINUOUS_METHODS[way])
+    plain = say(target(), EIGHT, seed=7, temperature=1.0, **METHODS[way])
     assert len({tuple(wave.tolist()) for wave in plain.waveforms}) == 8
     for rows, drafter, length in ((1, small(), 2), (2, target(), 4), (8, small(), 3)):
-        made = say(target(), EIGHT[:rows], drafter, seed=7, temperature=1.0, draft_length=length, **CONTINUOUS_METHODS[way])
+        made = say(target(), EIGHT[:rows], drafter, seed=7, temperature=1.0, draft_length=length, **METHODS[way])
         assert all(torch.equal(one, other) for one, other in zip(made.waveforms, plain.waveforms[:rows], strict=True))
 
 

@@ -198,7 +198,7 @@ def test_all_views_of_an_ensemble_change_places():
 def test_rows_that_are_not_alike_are_refused():
     model = build(SIGHTS["LLaVA"].case)
     for pictures in ((1, 2), (1,)):
-        with pytest.raises(ValueError, match="give two requests or more whose pictures are as many and of one size"):
+        with pytest.raises(ValueError, match="give two requests or more with the same number of pictures, all of one size"):
             wrong_picture(model, seen("LLaVA", pictures=pictures), copy.deepcopy(model), max_new_tokens=4)
 
 

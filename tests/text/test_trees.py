@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.commands.common import settings
+from mmspec.commands.common import config_of
 from mmspec.core.control import Fixed
 from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.draft_length.throughput import Throughput
@@ -82,7 +82,7 @@ def _target(model):
         ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'expand', 'opt', 'dynamic', children per level"),
         ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
         ((0, 2), "exact", r"branching of the tree is \(0, 2\): give at least one level"),
-        ("opt", "without-replacement", "tree 'opt' takes the likeliest nodes, but Walk needs drawn ones"),
+        ("opt", "without-replacement", "tree 'opt' takes the most likely nodes, but Walk needs drawn ones"),
         (FORM, "block", "Block judges chains only"),
     ],
 )
@@ -94,6 +94,6 @@ def test_mistakes_are_told_in_one_line(tree, accept, words):
 
 def test_the_command_line_takes_the_same(written):
     for text, tree in (("opt", "opt"), ("dynamic", "dynamic"), (str(written), str(written)), ("4,2", [4, 2]), ("none", None)):
-        assert settings({"tree": text}).drafter.tree == tree
+        assert config_of({"tree": text}).drafter.tree == tree
     with pytest.raises(ValueError, match=r"unknown tree 'oak'; valid: comb, expand, opt, dynamic, none, children per level .* a template"):
-        settings({"tree": "oak"})
+        config_of({"tree": "oak"})

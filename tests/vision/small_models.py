@@ -19,7 +19,8 @@ from mmspec.vision.families.emu3 import Emu3
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.families.llamagen_network import LlamaGen, LlamaGenConfig
+from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+from mmspec.vision.families.llamagen_network import LlamaGen
 
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 WORDS = range(10, 40)  # ids of text tokens, in every class

@@ -269,7 +269,7 @@ REFUSED = [
     ({"temperature": 0.0}, "temperature is 0.0: a density has no best value"),
     ({"window": 0}, "window is 0: give at least 1 token"),
     ({"window": "wide"}, "window is 'wide': give at least 1 token"),
-    ({"drafter": torch.nn.Linear(1, 1)}, "drafter is a Linear: ways over continuous tokens draft with a ContinuousAR"),
+    ({"drafter": torch.nn.Linear(1, 1)}, "drafter is a Linear: methods for continuous tokens draft with a ContinuousAR"),
     ({"drafter": small(channels=3)}, "the drafter's channels is 3, the target's 4"),
     ({"drafter": small(grid=5)}, "the drafter's grid is 5, the target's 4"),
     ({"drafter": small("mixture")}, "the drafter's head is mixture, the target's diffusion"),

@@ -87,18 +87,18 @@ def expected(name, rows, guided, seeds=None):
     return own(name, adapter.model, case.prompts(rows), rows, SCALE if guided else None, list(seeds) if seeds else None)
 
 
-CONTINUOUS_METHODS = [(name, guided) for name in NATIVE for guided in ((False, True) if CASES[name].guided else (False,))]
+ADAPTERS_BY_GUIDANCE = [(name, guided) for name in NATIVE for guided in ((False, True) if CASES[name].guided else (False,))]
 
 
 @pytest.mark.parametrize("window", [1, 5, 16])
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("name", "guided"), CONTINUOUS_METHODS)
+@pytest.mark.parametrize(("name", "guided"), ADAPTERS_BY_GUIDANCE)
 def test_windows_give_the_classs_own_greedy_picture(name, guided, rows, window):
     made = run(adapter_of(name), CASES[name].prompts(rows), rows, window, SCALE if guided else None)
     assert made.tolist() == expected(name, rows, guided).tolist()
 
 
-@pytest.mark.parametrize(("name", "guided"), CONTINUOUS_METHODS)
+@pytest.mark.parametrize(("name", "guided"), ADAPTERS_BY_GUIDANCE)
 def test_sampled_pictures_are_plain_samplings_alone_and_in_a_batch(name, guided):
     case, seeds = CASES[name], [SEED + row for row in range(4)]
     wanted, scale = expected(name, 4, guided, tuple(seeds)), SCALE if guided else None

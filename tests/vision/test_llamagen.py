@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.vision.families.llamagen import LlamaGenPictures, T5Captions
-from mmspec.vision.families.llamagen_network import LlamaGenConfig, load_published
+from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+from mmspec.vision.families.llamagen_network import load_published
 from tests.vision import plain, small_models
 from tests.vision.small_models import CASES
 from tests.vision.test_families import SCALE, run

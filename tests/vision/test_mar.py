@@ -166,10 +166,10 @@ def test_a_set_is_drawn_from_the_head_s_distribution():
     assert min(stats.ks_2samp(cold[:, k].numpy(), x[:, k].numpy()).pvalue for k in range(2)) < FAIL
 
 
-CONTINUOUS_METHODS = [{"iterations": 9}, {"iterations": 3, "annealed": 2}, {"iterations": 5, "guidance": 2.0, "ramp": "linear"}]
+OPTIONS = [{"iterations": 9}, {"iterations": 3, "annealed": 2}, {"iterations": 5, "guidance": 2.0, "ramp": "linear"}]
 
 
-@pytest.mark.parametrize("options", CONTINUOUS_METHODS)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_a_picture_does_not_hang_on_its_batch(options):
     model = small()
     all_four = generate_masked(model, [0, 1, 2, 3], noise=Noise.from_seed(11, 4), **options).sequences

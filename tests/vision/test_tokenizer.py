@@ -53,11 +53,11 @@ def test_codes_and_pictures_are_those_of_diffusers_own_forward(patch):
 def test_a_code_is_the_nearest_vector():
     model = tiny()
     vectors = tokens.codebook(model).detach()
-    assert tokens.nearest(model, vectors.T[None, :, None]).flatten().tolist() == list(range(12))
+    assert tokens.nearest_codes(model, vectors.T[None, :, None]).flatten().tolist() == list(range(12))
     found = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(1))
     by_hand = (found[:, None] - vectors[None, :, :, None, None]).square().sum(2).argmin(1)
-    assert (tokens.nearest(model, found) == by_hand).all()
-    assert (tokens.nearest(model, found.roll(1, 1)) != by_hand).any()  # the test sees a wrong order of the latent's parts
+    assert (tokens.nearest_codes(model, found) == by_hand).all()
+    assert (tokens.nearest_codes(model, found.roll(1, 1)) != by_hand).any()  # the test sees a wrong order of the latent's parts
 
 
 def test_a_picture_is_the_same_alone_and_in_a_batch():
@@ -144,7 +144,7 @@ def test_the_start_finds_every_heap_and_leaves_no_code_dead():
     before = torch.cdist(heaps, tokens.codebook(model)).min(1).values.max()
     tokens.start_codebook(model, found, torch.Generator().manual_seed(0))
     assert torch.cdist(heaps, tokens.codebook(model)).min(1).values.max() < 0.1
-    assert len(tokens.nearest(model, found).unique()) == 12
+    assert len(tokens.nearest_codes(model, found).unique()) == 12
     assert before > 1
 
 

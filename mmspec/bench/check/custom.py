@@ -1,4 +1,4 @@
-"""Pairs of models given as objects or as `module:function`, without a tokenizer: their prompts are ids, drawn at random unless given.
+"""Pairs of models given as objects or as `module:function`, without a tokenizer: their prompts are token ids, random unless given.
 
 pair = pair_of_models(model, drafter)
 findings, stats = verify(pair, Plan(pair.examples))
@@ -24,14 +24,14 @@ PROMPT_LENGTHS = (5, 11, 8, 14)
 
 @dataclass(frozen=True)
 class IdPair(Pair):
-    """A pair whose prompts are tuples of ids; for models that hear, the seed of random features."""
+    """A pair whose prompts are tuples of ids; for speech recognisers, the seed of random features."""
 
     @property
     def tokenizer(self) -> Any:
         return None
 
     def inputs(self, prompts: Sequence[Any]) -> dict[str, Any]:
-        """The prompts as the target takes them."""
+        """Return the prompts as the target takes them."""
         if self.hears:
             return {"input_features": torch.cat([_features(self.target, seed) for seed in prompts])}
         rows = [torch.tensor(tuple(prompt), dtype=torch.long) for prompt in prompts]
@@ -50,17 +50,17 @@ class IdPair(Pair):
 def pair_of_models(
     target: Any, drafter: Any = None, *, accept: Any = "exact", config: Config | None = None, prompts: Sequence[Any] | None = None
 ) -> IdPair:
-    """A pair that `verify` takes, of models that are already there.
+    """Make a pair for `verify` from models that are already loaded.
 
     Args:
         target: a transformers model in eval mode.
-        drafter: what `mmspec.text.generate` takes as `drafter`.
-        accept: what it takes as `accept`.
+        drafter: as in `mmspec.text.generate`.
+        accept: as in `mmspec.text.generate`.
         config: settings of the generations; by default 24 new tokens, greedy.
-        prompts: tuples of ids (seeds of random features, if the model hears); by default four of random ids.
+        prompts: tuples of ids (seeds of random features for speech recognisers); by default four of random ids.
 
     Raises:
-        ValueError: where mmspec cannot run the target.
+        ValueError: if mmspec cannot run the target.
     """
     family = family_of(target)
     config = Config(run=RunSection(max_new_tokens=24)) if config is None else config
@@ -86,7 +86,10 @@ def pair_of_models(
 
 
 def called(where: str, what: str, *given: Any) -> Any:
-    """What the function `module:function` returns; it is handed `given` if it takes an argument. ValueError where it cannot be had."""
+    """Call the function `module:function` and return its result.
+
+    The function receives as many of `given` as it has parameters. ValueError if it cannot be imported or called.
+    """
     module, _, name = where.partition(":")
     if not module or not name:
         raise ValueError(f"{what} is {where!r}: give module:function, such as my_models:target")
@@ -107,7 +110,7 @@ def called(where: str, what: str, *given: Any) -> Any:
 
 
 def _features(model: Any, seed: int) -> torch.Tensor:
-    """Random features [1, F, T] of one window of sound."""
+    """Return random features [1, F, T] of one window of sound."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
     frames = 2 * config.max_source_positions
     offset = 3 * torch.randn(1, config.num_mel_bins, 1, generator=generator)

@@ -1,7 +1,7 @@
-"""Checks of a drafter: is every draft token drawn from the q on record, with random numbers that do not judge it, and is all of it finite?
+"""Checks of a drafter: draft tokens are drawn from the recorded q, with noise independent of the accept rule's, and are finite.
 
-They run the token rule, which reads q, and look at the drafts themselves. Outputs show such mistakes late: a drafter that is a little too
-sure of itself changes the distribution of the output by little.
+They run the token rule, which reads q, and test the drafts themselves. A test of outputs needs far more samples: a drafter that is slightly
+overconfident changes the distribution of the output only a little.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ ENOUGH = 200
 
 @dataclass(frozen=True)
 class RecordedToken(Token):
-    """The token rule, keeping what it judged: for every draft token of the first round that drafts for its position."""
+    """The token rule, recording the draft tokens of the first round that drafts for each position."""
 
     distributions: list[Categorical] = field(default_factory=list)
     draft_tokens: list[Tensor] = field(default_factory=list)
@@ -59,17 +59,17 @@ class RecordedToken(Token):
 
 
 def check_drafter(pair: Any, prompts: Any, *, rows: int = 48, temperature: float = 0.8, seed: int = 5000) -> list[Finding]:
-    """Every check of a pair's drafter under the token rule.
+    """Run every check of a pair's drafter under the token rule.
 
     Args:
-        pair: what `mmspec.bench.check.verify.verify` takes.
-        prompts: as its plan has them.
+        pair: as in `mmspec.bench.check.verify.verify`.
+        prompts: prompts of the plan.
         rows: copies of each prompt that are sampled at once.
-        temperature: of the sampling.
-        seed: of the first row.
+        temperature: sampling temperature.
+        seed: seed of the first row.
 
     Returns:
-        Findings; a drafter that records no q, as retrieval does, has nothing to be held to.
+        Findings. Drafters that record no q, such as retrieval, are not tested for their draws.
     """
     record = RecordedToken()
     try:
@@ -102,7 +102,7 @@ def _drawn_from_q(distribution: Categorical, ids: Tensor) -> Finding:
 
 
 def _independent(distribution: Categorical, ids: Tensor, record: RecordedToken) -> Finding:
-    """Numbers of the streams that judge a draft token, at that token: uniform, unless the drafter has drawn with them."""
+    """Return numbers of the streams that judge a draft token, at that token; uniform unless the drafter used the same streams."""
     probabilities = distribution.probs().double()
     generator = torch.Generator().manual_seed(1)
     inside = torch.rand(len(ids), generator=generator, dtype=torch.float64).to(ids.device)
@@ -125,7 +125,7 @@ def _independent(distribution: Categorical, ids: Tensor, record: RecordedToken) 
 
 
 def _uniform(values: Tensor, bins: int = 20) -> float:
-    """p-value of a chi-square of `values` [M] against the uniform distribution on [0, 1]."""
+    """Return the p-value of a chi-square test of `values` [M] against the uniform distribution on [0, 1]."""
     counts = torch.histc(values.double().cpu(), bins, 0, 1)
     expected = len(values) / bins
     chi = ((counts - expected).square() / expected).sum()

@@ -1,4 +1,4 @@
-"""Were tokens drawn from the distributions given for them? A z-test of their likelihood and a chi-square of their ranks."""
+"""Goodness of fit of tokens to given distributions: a z-test of their likelihood and a chi-square test of their ranks."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from mmspec.core.distributions.categorical import Categorical
 
 
 def moments(distribution: Categorical, ids: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per token [B, T]: log p minus its mean, that distribution's variance of log p, and the token's randomised rank in [0, 1]."""
+    """Return per token [B, T]: log p minus its mean, the variance of log p, and the token's randomised rank in [0, 1]."""
     log_p = distribution.log_probs().double()
     p = log_p.exp()
     safe = torch.where(p > 0, log_p, 0)
@@ -22,7 +22,7 @@ def moments(distribution: Categorical, ids: Tensor, seed: int) -> tuple[Tensor, 
 
 
 def judged(name: str, surprise: Tensor, variance: Tensor, ranks: Tensor, rows: int, least: float = 1e-4) -> Finding:
-    """Under the distribution the surprises sum to about 0 and the ranks are uniform: a z-test and a chi-square of 20 bins."""
+    """Return a finding: a z-test that surprises sum to about 0, and a chi-square test of the ranks in 20 bins."""
     z = (surprise.sum() / variance.sum().clamp_min(1e-12).sqrt()).abs().item()
     bins = torch.histc(ranks, 20, 0, 1)
     expected = len(ranks) / 20

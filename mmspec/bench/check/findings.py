@@ -1,4 +1,4 @@
-"""Outcomes of checks, and the likely cause of what failed, in words."""
+"""Outcomes of checks, and the likely causes of failures."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's outcome.
+    """Outcome of one check.
 
     Attributes:
         name: what was checked.
-        passed: whether nothing was found.
-        compared: outputs or numbers that were compared.
-        detail: what was seen.
-        kind: what the check tells apart, a key of `CAUSES`; "" for none.
-        cause: of a failed check, the likely cause; "" where it is not known.
+        passed: False if a fault was found.
+        compared: number of outputs or values that were compared.
+        detail: what was observed.
+        kind: kind of fault that the check detects, a key of `CAUSES`; "" for none.
+        cause: likely cause of a failure; "" if unknown.
     """
 
     name: str
@@ -36,17 +36,17 @@ CAUSES = {
     "tree": "trees: a node sees its sibling, or positions or attention biases (ALiBi) follow slots instead of depth",
     "tree window": "trees across the attention window, chunk or rope switch",
     "q": "the drafter does not draw from the distribution q it reports: temperature or truncation were applied to one of them only",
-    "noise": "the drafter draws with the random numbers that judge it: give it numbers of its own (noise.draft_token)",
+    "noise": "the drafter draws with the random numbers that judge it: give it streams of its own (noise.draft_token)",
     "rule": "the accept rule, or a drafter whose q is not what its draft tokens were drawn from",
-    "engine": "the target's scores are right, so the rule or the drafter's session is not",
+    "engine": "the target's scores are correct, so the fault is in the rule or in the drafter's session",
 }
 _FIRST = ("nan", "repeat", "causal", "chain", "batch", "window", "tree", "tree window", "drafter nan", "q", "noise", "rule")
 _LATER = {"tokens": _FIRST, "tree tokens": _FIRST, "batch tokens": _FIRST, "window tokens": _FIRST, "rule": _FIRST[:-1]}
-"""Kinds that are explained by another kind, if that has failed, too."""
+"""Kinds whose failure is explained by that of another kind."""
 
 
 def likely_cause(findings: Iterable[Finding]) -> str:
-    """The likely cause of all that failed: that of the first kind which nothing else explains. "" where all was passed."""
+    """Return the likely cause of all failures: that of the first kind that no other kind explains; "" if all checks passed."""
     failed = {finding.kind for finding in findings if not finding.passed}
     if not failed:
         return ""
@@ -61,7 +61,7 @@ def likely_cause(findings: Iterable[Finding]) -> str:
 
 
 def with_causes(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, each failed one with its likely cause."""
+    """Return the findings, with the likely cause in each failed one."""
     found = []
     for finding in findings:
         cause = CAUSES.get(finding.kind, "")

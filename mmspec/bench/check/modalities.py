@@ -1,7 +1,7 @@
 """Checks of the other modalities: pictures, continuous tokens, speech and recommendations, with drafting against plain decoding.
 
-Token-exact methods must give the very codes, steps or items of plain decoding for the same seeds. Continuous tokens, whose methods are
-exact in distribution, are held to the target's distribution by the projection test.
+Token-exact methods must give the same codes, steps or items as plain decoding with the same seeds. Methods for continuous tokens are exact
+in distribution and are tested by projection (`mmspec.bench.check.projection`).
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from mmspec.core.rules.base import DISTRIBUTION_EXACT, LOSSY, TOKEN_EXACT, UNMET
 
 LEAST = 1e-4
 """p-values of the projection test below this fail."""
-_DRAFTING = "the method, the drafter or the rule: the target alone gives something else for the same seeds"
+_DRAFTING = "the method, the drafter or the rule: the target alone gives another output for the same seeds"
 _BATCH = "the batch: a row's output depends on its neighbours"
-_DISTRIBUTION = "more of the drafter comes through than the rule allows: the rule, or a q that is not what was drawn from"
+_DISTRIBUTION = "too much of the draft is accepted: the rule, or a q that draft tokens were not drawn from"
 _PLAIN = "the beams: plain search does not give what transformers' constrained beam search gives"
 
 
 def check_pictures(model: Any, prompts: Sequence[Any], method: str | None = None, *, seed: int = 0, **options: Any) -> list[Finding]:
-    """Pictures of codes by `method` and by plain decoding with the same seeds, and a batch against each picture alone.
+    """Compare pictures of codes by `method` with plain decoding for the same seeds, and a batch with each picture alone.
 
     Args:
-        model, prompts, method, options: as `mmspec.vision.generate` takes them.
-        seed: of the first picture.
+        model, prompts, method, options: as in `mmspec.vision.generate`.
+        seed: seed of the first picture.
     """
     from mmspec.vision import generate
 
@@ -53,12 +53,12 @@ def check_pictures(model: Any, prompts: Sequence[Any], method: str | None = None
 def check_continuous(
     model: Any, prompts: Sequence[Any], method: str | None = None, *, pictures: int = 48, seed: int = 0, **options: Any
 ) -> list[Finding]:
-    """Continuous tokens by `method`, held to the target's distribution by `mmspec.bench.check.projection`.
+    """Test continuous tokens by `method` against the target's distribution, by `mmspec.bench.check.projection`.
 
     Args:
-        model, prompts, method, options: as `mmspec.bench.check.projection.project` takes them.
-        pictures: how many are written, over the prompts in turn.
-        seed: of the first picture.
+        model, prompts, method, options: as in `mmspec.bench.check.projection.project`.
+        pictures: number of pictures, over the prompts in turn.
+        seed: seed of the first picture.
     """
     from mmspec.bench.check.projection import project
 
@@ -72,11 +72,11 @@ def check_continuous(
 
 
 def check_speech(model: Any, texts: Sequence[str], drafter: Any, *, accept: Any = "exact", seed: int = 0, **options: Any) -> list[Finding]:
-    """The steps of speech with `drafter` and without, by the same seeds, and a batch against each utterance alone.
+    """Compare speech with and without `drafter` for the same seeds, and a batch with each utterance alone.
 
     Args:
-        model, texts, drafter, accept, options: as `mmspec.speech.synthesize` takes them.
-        seed: of the first utterance.
+        model, texts, drafter, accept, options: as in `mmspec.speech.synthesize`.
+        seed: seed of the first utterance.
     """
     from mmspec.speech import synthesize
 
@@ -97,14 +97,14 @@ def check_speech(model: Any, texts: Sequence[str], drafter: Any, *, accept: Any 
     return [*found, _equal_rows(f"speech, a batch of {len(seeds)}: as alone", _steps(drafted), alone, _BATCH)]
 
 
-def check_items(
+def check_recommendations(
     model: Any, histories: Sequence[Sequence[Any]], catalogue: Any, drafter: Any, *, k: int = 10, mode: str | None = None, seed: int = 0
 ) -> list[Finding]:
-    """Recommendations with `drafter` against plain search, and plain search against transformers' constrained beam search.
+    """Compare recommendations with `drafter` to plain search, and plain search to transformers' constrained beam search.
 
     Args:
-        model, histories, catalogue, drafter, k, mode: as `mmspec.recsys.recommend` takes them.
-        seed: of modes that draw.
+        model, histories, catalogue, drafter, k, mode: as in `mmspec.recsys.recommend`.
+        seed: seed of sampling modes.
     """
     from mmspec.recsys import recommend
 
@@ -133,7 +133,7 @@ def check_items(
 
 @torch.no_grad()
 def _transformers_beams(model: Any, catalogue: Any, history: Sequence[Any], k: int) -> list[tuple[int, ...]]:
-    """Paths of one user's beams by `generate(num_beams=k, prefix_allowed_tokens_fn=...)`, best first."""
+    """Return the paths of one user's beams by `generate(num_beams=k, prefix_allowed_tokens_fn=...)`, best first."""
     inputs = catalogue.inputs([history], model.device)
     paths, length = [tuple(path) for path in catalogue.distinct.tolist()], catalogue.levels
     after: dict[tuple[int, ...], set[int]] = {}

@@ -1,6 +1,6 @@
 """Checks of a target's logits: repeated forwards, and sessions with drafts, batches, windows and trees against plain forwards.
 
-They find what tokens may hide: a wrong mask whose argmax is often the same, or 1 % of noise.
+Comparing logits finds faults that tokens may not show, such as a wrong mask that rarely changes the argmax, or noise of 1 %.
 """
 
 import random
@@ -21,15 +21,15 @@ RANDOM = 3
 
 @torch.no_grad()
 def check_model(model: Any, seed: int = 0) -> list[Finding]:
-    """Every check of the logits of `model`, a transformers model that is not changed.
+    """Run every check of the logits of `model`, a transformers model. The model is not changed.
 
     Args:
         model: the target.
-        seed: of the random cases.
+        seed: seed of the random cases.
 
     Returns:
-        One finding a check. What can be told on a small random model with the same attention settings is checked there, as it can be
-        led across any window.
+        One finding a check. Attention settings are tested on a small random model with the same settings, whose attention window is short
+        enough to be crossed.
     """
     family = family_of(model)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
@@ -42,8 +42,8 @@ def check_model(model: Any, seed: int = 0) -> list[Finding]:
         trees = getattr(family, "trees", True)
         own = Cases(model, probe, allowance(model, probe))
         causal = _causal(own, "logits")
-        if not causal.passed and tested(model):  # PaliGemma and its kin read their prompts in both directions
-            note = "its prompts see both ways, which the test suite covers: plain forwards of single tokens are no reference"
+        if not causal.passed and tested(model):  # prompts of PaliGemma and similar models have bidirectional attention
+            note = "its prompts have bidirectional attention, which the test suite covers: plain forwards of single tokens are no reference"
             return [*found, Finding("logits: later tokens change nothing", True, 0, note)]
         found += [causal, *(_finding(own, case, "logits") for case in own_cases(trees))]
         try:
@@ -57,7 +57,7 @@ def check_model(model: Any, seed: int = 0) -> list[Finding]:
 
 
 def random_cases(seed: int, trees: bool) -> list[Case]:
-    """Drafts of random lengths and forms, of which random parts are kept, on a probe's late prompts: across its window."""
+    """Score drafts of random lengths and forms, and keep random parts of them, on prompts that cross a probe's attention window."""
     draw, found = random.Random(seed), []
     for number in range(RANDOM):
         branching = trees and number == RANDOM - 1

@@ -1,20 +1,20 @@
-"""Is a pair of continuous models under a rule exact? A test on what was written, with the power to tell.
+"""Test of exactness for continuous models under an accept rule, on generated values.
 
-Under an exact rule a committed value has the target's distribution p, whatever was drafted. So with m_p, m_q the two models' means before
-it and e = (m_q - m_p) / |m_q - m_p|, all of them functions of the past, the number (x - m_p) . e / sigma is standard normal, and as e
-points to where the drafter pulls, a rule that lets any of the draft through shows there. Distances between sets of pictures do not: a rule
-that replaces refused draft tokens by plain draws from p passed them with hundreds of pictures, and fails this test with a few thousand
-tokens.
+Under an exact rule a committed value x has the target's distribution p, whatever was drafted. With m_p, m_q the means of target and drafter
+before it and e = (m_q - m_p) / |m_q - m_p|, which are functions of the past, the number (x - m_p) . e / sigma is standard normal. As e
+points from the target's mean to the drafter's, a rule that accepts too much of the draft shifts it. Distances between sets of pictures have
+less power: a rule that replaces rejected draft tokens by plain draws from p passed them with hundreds of pictures, and fails this test with
+a few thousand tokens.
 
-- Tokens that are Gaussians given the noise of their samplers (`aligned`): one number a token, by its own distribution.
-- Paths of denoising steps (`path`, `stepwise`, `block`): one number for every step of every token. An emitted path has the target's
-  distribution whole, so each of its steps does given the states before it.
-- Distributions without a mean to go by (mixtures): the rank of log q/p at x among its values at fresh draws from p, which is uniform,
-  turned into a normal number. Any rule that lets some of the draft through favours values that q likes.
+- Tokens that are Gaussians given the noise of their samplers (`aligned`): one number a token.
+- Paths of denoising steps (`path`, `stepwise`, `block`): one number for every step of every token. A committed path has the target's
+  distribution, so each of its steps has it given the states before.
+- Distributions without a mean (mixtures): the rank of log q/p at x among its values at fresh draws from p, which is uniform, turned into a
+  normal number. A rule that accepts too much favours values with a large q.
 
-What may be left out of the sample is what the past says: bonus values, as a rule that judges from left to right has no say in whether there
-is a draft token to judge; and places where the models hardly differ. Under block verification how many draft tokens count hangs on later
-draws, so there every value is taken.
+Values may be left out by criteria that depend on the past only: bonus values, under rules that judge from left to right, and values
+where the two models nearly agree. Under block verification the number of judged draft tokens depends on later draws, so every value is
+used.
 """
 
 import math
@@ -38,18 +38,24 @@ from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model, way_of
 
 FROM_LEFT = (Token, Stepwise)
-"""Rules whose judgement of a value hangs on nothing behind it: bonus values may be left out."""
+"""Rules whose decision on a value does not depend on later values: bonus values may be left out."""
 DRAWS = 100
-"""Fresh values that one is ranked among, where distributions are no Gaussians."""
+"""Fresh values for the rank of a value, for distributions that are not Gaussian."""
 CHUNK, PIECE = 32, 256
 """Rows scored at a time, and tokens ranked."""
 _RANKS = 1 << 40
-"""Added to a row's seed for the fresh draws, so that they share no number with the generation."""
+"""Added to a row's seed for the fresh draws, so that their noise is independent of the generation's."""
 
 
 @dataclass(frozen=True)
 class ProjectedValues:
-    """`values` [M] that are independent standard normals under an exact rule, of `tokens` values committed, and what those took."""
+    """Values that are independent standard normals under an exact rule.
+
+    Args:
+        values: float [M].
+        tokens: number of committed tokens they were computed from.
+        stats: statistics of the generation.
+    """
 
     values: Tensor
     tokens: int
@@ -57,36 +63,37 @@ class ProjectedValues:
 
     @property
     def p_value(self) -> float:
-        """How likely a distance (Kolmogorov-Smirnov) as large as that from N(0, 1) is under an exact rule."""
+        """p-value of the Kolmogorov-Smirnov distance from N(0, 1)."""
         return normality(self.values)
 
     @property
     def mean(self) -> float:
-        """Away from 0 on the drafter's side where too much of the draft comes through."""
+        """Mean of `values`; 0 under an exact rule, above 0 where too much of the draft is accepted."""
         return self.values.mean().item()
 
     @property
     def deviation(self) -> float:
+        """Standard deviation of `values`; 1 under an exact rule."""
         return self.values.std().item()
 
     def __add__(self, other: "ProjectedValues") -> "ProjectedValues":
-        """Both samples together, with this one's stats."""
+        """Return both samples together, with the statistics of this one."""
         return ProjectedValues(torch.cat([self.values, other.values]), self.tokens + other.tokens, self.stats)
 
 
 def normality(values: Tensor) -> float:
-    """p-value of the Kolmogorov-Smirnov distance of `values` [M] from N(0, 1), by its limiting distribution with Stephens' correction.
+    """Return the p-value of the Kolmogorov-Smirnov distance of `values` [M] from N(0, 1).
 
-    Right to about 0.001 from some 50 values on. ValueError where there are none.
+    Uses the limiting distribution with Stephens' correction, accurate to about 0.001 for M >= 50. ValueError for no values.
     """
     count = len(values)
     if count == 0:
-        raise ValueError("there is no value to judge: no draft token was judged, or target and drafter say the same everywhere")
+        raise ValueError("there is no value to test: no draft token was judged, or target and drafter are equal everywhere")
     level = torch.special.ndtr(values.double().sort().values)
     steps = torch.arange(count + 1, device=values.device) / count
     away = torch.maximum((steps[1:] - level).max(), (level - steps[:-1]).max()).item()
     reach = (count**0.5 + 0.12 + 0.11 / count**0.5) * away
-    if reach < 0.2:  # the series below takes longer than it is worth: 1 to 12 digits
+    if reach < 0.2:  # the series below converges slowly, to 1 within 12 digits
         return 1.0
     return min(1.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * reach) ** 2) for k in range(1, 101)))
 
@@ -105,12 +112,19 @@ def project(
     accept: Any = None,
     least: float = 0.0,
 ) -> ProjectedValues:
-    """Write one picture a prompt as `mmspec.vision.generate` does, and hold every committed value to the target's distribution.
+    """Generate one picture a prompt as `mmspec.vision.generate` does, and project every committed value.
 
-    Options are those of `generate`. `least`: how many deviations apart the models' means must be for a value to count; values where
-    they agree say nothing. Some thousands of tokens tell the usual mistakes: 150 pictures of 7 x 7.
+    A sample of some thousands of tokens, such as 150 pictures of 7 x 7, detects common faults.
 
-    Raises ValueError for models of other kinds, for ways without a drafter and for what `generate` refuses.
+    Args:
+        model, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept: as in `mmspec.vision.generate`.
+        least: values count where the two models' means are at least this many standard deviations apart.
+
+    Returns:
+        The projected values.
+
+    Raises:
+        ValueError: for models of other kinds, and for methods without a drafter.
     """
     pictures = continuous_model(model)
     if pictures is None:
@@ -120,16 +134,16 @@ def project(
     if way.accept is None:
         raise ValueError(f"method {method!r} judges no draft token: take one that drafts, such as path, density or aligned")
     noise, sampling = Noise.from_seed(seed, len(prompts), pictures.model.device), sampling or Sampling()
-    asked: dict[str, Any] = {"guidance": guidance, "temperature": temperature, "drafter": drafter, "sampling": sampling}
+    options: dict[str, Any] = {"guidance": guidance, "temperature": temperature, "drafter": drafter, "sampling": sampling}
     watch = Watch(len(prompts))
     found, out = generate_continuous(
-        pictures, prompts, method, control=Fixed(window - 1), most=window, noise=noise, accept=accept, on_step=watch, **asked
+        pictures, prompts, method, control=Fixed(window - 1), most=window, noise=noise, accept=accept, on_step=watch, **options
     )
     x, judged = watch.values(), watch.judged()
     if not isinstance(accept or way.accept, FROM_LEFT):
         judged = torch.ones_like(judged)
     values = [
-        _chunk(found, list(prompts[rows]), method, noise.seeds[rows], x[rows], judged[rows].to(x.device), asked, window, least)
+        _chunk(found, list(prompts[rows]), method, noise.seeds[rows], x[rows], judged[rows].to(x.device), options, window, least)
         for rows in (slice(first, first + CHUNK) for first in range(0, len(x), CHUNK))
     ]
     return ProjectedValues(torch.cat(values), out.stats.tokens, out.stats)
@@ -137,9 +151,9 @@ def project(
 
 @torch.no_grad()
 def _chunk(
-    found: ContinuousPictures, prompts: Any, method: str, seeds: Tensor, x: Tensor, judged: Tensor, asked: Any, window: int, least: float
+    found: ContinuousPictures, prompts: Any, method: str, seeds: Tensor, x: Tensor, judged: Tensor, options: Any, window: int, least: float
 ) -> Tensor:
-    classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **asked)
+    classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **options)
     p, q = (taught(side, classes, x) for side in (target, drafting))
     values, gap = projected(p, q, x, Noise(seeds + _RANKS))
     judged = judged.reshape(*judged.shape, *(1,) * (values.dim() - 2)).expand_as(values)
@@ -147,7 +161,7 @@ def _chunk(
 
 
 def taught(target: Any, prompt: Any, values: Tensor) -> Any:
-    """The distributions [B, S] of each of `values` [B, S, *value] given those before it: one forward, nothing drafted."""
+    """Return the distributions [B, S] of each of `values` [B, S, *value] given those before it, in one forward without drafting."""
     session, pending = target.begin(prompt)
     length = values.shape[1] - 1
     left = torch.full((len(values),), length + 1, device=values.device)
@@ -155,9 +169,17 @@ def taught(target: Any, prompt: Any, values: Tensor) -> Any:
 
 
 def projected(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """What of `x` [B, S, *value] is standard normal if it was drawn from `p`, and how far off `q` is: both [B, S], of paths [B, S, T].
+    """Project `x` [B, S, *value] and measure how far `q` is from `p`.
 
-    `noise` is for the ranks of distributions that are no Gaussians, whose distance is the spread of log q/p.
+    Args:
+        p: distributions of the target.
+        q: distributions of the drafter.
+        x: committed values [B, S, *value].
+        noise: noise for the ranks of distributions that are not Gaussian.
+
+    Returns:
+        Numbers that are standard normal if `x` was drawn from `p`, and the distance of `q` from `p`: both [B, S], or [B, S, T] for paths.
+        The distance of distributions that are not Gaussian is the spread of log q/p.
     """
     if isinstance(p, DenoisingPath):
         return _along(p.steps(x), q.steps(x), x[..., 1:, :])
@@ -174,7 +196,7 @@ def _along(p: Gaussian, q: Gaussian, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ranked(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
-    """By the rank of log q/p at `x` among fresh draws from `p`; ties, which are places where the distributions agree, fall anywhere."""
+    """Project by the rank of log q/p at `x` among fresh draws from `p`. Ties are broken at random."""
     rows, columns = (index.flatten() for index in torch.meshgrid(*(torch.arange(n, device=x.device) for n in x.shape[:2]), indexing="ij"))
     keys = noise.value(columns.unflatten(0, x.shape[:2])).branch(DRAWS + 1)
     mine, found, spread = -p.log_ratio(q, x), [], []
@@ -189,21 +211,26 @@ def _ranked(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
 
 
 class Watch:
-    """Collects what a generation of `rows` rows commits, and which of it a draft token was judged for."""
+    """An `on_step` callback that records committed values, and for which of them a draft token was judged."""
 
     def __init__(self, rows: int):
         self._values: list[list[Any]] = [[] for _ in range(rows)]
         self._judged: list[list[bool]] = [[] for _ in range(rows)]
 
     def __call__(self, step: Step) -> None:
+        """Record the values that a round committed.
+
+        Args:
+            step: the round.
+        """
         for row, (values, judged) in enumerate(zip(step.committed.values, step.committed.judged, strict=True)):
             self._values[row] += values
             self._judged[row] += [place < judged for place in range(len(values))]
 
     def values(self) -> Tensor:
-        """[B, S, *value]; all rows are of one length."""
+        """Return the committed values [B, S, *value]; all rows have the same length."""
         return torch.stack([torch.stack(row) for row in self._values])
 
     def judged(self) -> Tensor:
-        """[B, S] bool."""
+        """Return where a draft token was judged, bool [B, S]."""
         return torch.tensor(self._judged)

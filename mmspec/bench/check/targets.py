@@ -1,4 +1,4 @@
-"""Checks of any `mmspec.core.decode.Target`, not only transformers models: scripted drafts, partly right, must change nothing."""
+"""Checks of any `mmspec.core.protocols.Target`: output must not depend on scripted drafts that are partly right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LENGTH, RIGHT = 4, 0.7
 
 @dataclass(frozen=True)
 class Scripted:
-    """Drafts a row's known output, with some tokens wrong; as a tree, a wrong sibling stands before every right token."""
+    """A drafter that knows a row's output and gets some tokens wrong; as a tree, a wrong sibling precedes every right token."""
 
     rows: Sequence[Sequence[int]]
     size: int
@@ -53,6 +53,7 @@ class Scripted:
         return pending.extend(nodes, parents, width=2, levels=budget.length)
 
     def observe(self, *outcome: Any) -> None:
+        """Ignore the outcome: the script is fixed."""
         pass
 
 
@@ -60,17 +61,17 @@ class Scripted:
 def check_target(
     target: Any, prompts: Sequence[Any], drafter: Any = None, *, seeds: Sequence[int] = (0, 1), max_new_tokens: int = 24
 ) -> list[Finding]:
-    """Check a `Target` of one's own.
+    """Check a `Target` of your own.
 
     Args:
-        target: what `mmspec.core.decode.decode` takes; its distributions are `Categorical`.
-        prompts: what its `begin` takes, one or several rows each.
-        drafter: a `Drafter` to check besides scripted drafts; None for those alone.
-        seeds: of coupled sampling.
+        target: a `Target` whose distributions are `Categorical`.
+        prompts: prompts for its `begin`, of one or several rows each.
+        drafter: a `Drafter` to check besides scripted drafts; None for scripted drafts only.
+        seeds: seeds of coupled sampling.
         max_new_tokens: of every row.
 
     Returns:
-        Findings: two forwards agree and are finite; greedy and coupled output does not change with scripted chains and trees, and with
+        Findings: two forwards agree and are finite; greedy and coupled output does not change with scripted chains and trees, or with
         `drafter`.
     """
     found = [_repeats(target, prompts[0])]

@@ -1,9 +1,8 @@
-"""The losslessness self-test: is what a target and drafter write together what the target writes alone?
+"""The losslessness self-test: target and drafter together must give the output of the target alone.
 
-In float32 token-exact rules must give the very tokens of plain decoding; where two tokens' logits are closer than rounding, a
-different one may win, which is told with the margin between them. In lower precision near ties are everywhere, so there every
-token must be the likeliest within a margin instead. Distribution-exact rules are held to the target's distribution by two tests on drawn
-tokens.
+In float32, token-exact rules must give the same tokens as plain decoding; where two logits are closer than rounding, either token may win,
+and the finding states the margin. In lower precision near ties are frequent, so every token must be the most likely one within a margin
+instead. Distribution-exact rules are tested against the target's distribution by two tests on drawn tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +32,13 @@ from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
 
 MARGINS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.5}
-"""How far below the likeliest token's logit a token may be and still be told apart by rounding alone."""
+"""Largest difference from the best logit that rounding alone may explain."""
 TEMPERATURE = 0.8  # of sampled checks, where the pair's own is 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is checked: prompts, seeds of sampled checks, and the margin of near ties (None: by dtype)."""
+    """Settings of the checks: prompts, seeds of sampled checks, and the margin of near ties (None: by dtype)."""
 
     prompts: Sequence[Any]  # texts, or `mmspec.text.inputs.vision_inputs.VisionPrompt`: texts about pictures
     seeds: Sequence[int] = (0, 1, 2)
@@ -56,26 +55,26 @@ TREES: tuple[Any, ...] = ((3, 2, 1), "comb", "expand")
 """Trees that a drafter which can grow them is checked with: static, siblings on a chain, a search."""
 
 
-def work(pair: Pair, plan: Plan) -> int:
-    """Steps of the progress bar."""
+def step_count(pair: Pair, plan: Plan) -> int:
+    """Return the number of steps of the progress bar."""
     return len(_steps(pair, plan, Stats()))
 
 
 def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
-    """Check that drafting changes nothing, and that target and drafter are what exactness rests on.
+    """Check that drafting does not change the output, and that target and drafter meet the conditions of exactness.
 
     The checks:
 
     - logits: two identical forwards agree; sessions with drafts, rollbacks, unequal prompts, attention windows and trees give the logits of
       plain forwards of each row alone (`mmspec.bench.check.models`);
-    - tokens: greedy output is that of transformers' `generate`, for the pair's own draft length and tree, random draft lengths and every
-      kind of tree its drafter can grow; coupled sampling is plain sampling with the same seed; a batch is its rows alone;
-    - drafter: its distributions are finite, its draft tokens are drawn from them and independently of what judges them
+    - tokens: greedy output equals that of transformers' `generate`, for the pair's own draft length and tree, random draft lengths and
+      every kind of tree its drafter supports; coupled sampling equals plain sampling with the same seed; a batch equals its rows alone;
+    - drafter: its distributions are finite, its draft tokens are drawn from them, and independently of the accept rule's noise
       (`mmspec.bench.check.drafters`);
     - rule: a distribution-exact rule's tokens are draws from the target's distribution.
 
     Args:
-        pair: the target, drafter and rule: of `mmspec.loading.text.load_pair`, or of `mmspec.bench.check.custom.pair_of_models`.
+        pair: target, drafter and rule, from `mmspec.loading.text.load_pair` or `mmspec.bench.check.custom.pair_of_models`.
         plan: prompts, seeds of sampled checks, margin of near ties.
 
     Returns:
@@ -91,7 +90,7 @@ def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
 
 
 def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[Callable[[], Any]]:
-    """The checks that apply to a pair, none run yet."""
+    """Return the checks that apply to a pair; none has run yet."""
     first = plan.seeds[0]
     known: Known = {}
     found: list[Callable[[], Any]] = []
@@ -109,7 +108,7 @@ def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[Callable[[], Any]]:
 
 
 def _run(pair: Pair, step: Callable[[], Any], failed: bool) -> list[Finding]:
-    """A check's findings; one has failed that stops at NaN, at the target's failed self-test, or after one that `failed`."""
+    """Run a check. It fails if it stops at NaN, at the target's failed self-test, or after an earlier check in `failed`."""
     try:
         found = step()
     except (FloatingPointError, ValueError) as error:
@@ -122,7 +121,7 @@ def _run(pair: Pair, step: Callable[[], Any], failed: bool) -> list[Finding]:
 
 
 def _grows(pair: Pair, tree: Any) -> bool:
-    """Whether this pair's drafter can draft this tree, and the target score it."""
+    """Return True if the pair's drafter supports this tree and the target can score it."""
     drafter = pair.drafter
     can = hasattr(drafter, "guide") or (hasattr(drafter, "generate") and not hasattr(drafter, "begin"))
     return can and pair.config.drafter.tree is None and prove(pair.target).trees
@@ -132,7 +131,7 @@ def _grows(pair: Pair, tree: Any) -> bool:
 
 
 def _greedy(pair: Pair, plan: Plan, stats: Stats, known: Known) -> Finding:
-    """Against transformers' own generate."""
+    """Compare with transformers' own `generate`."""
     greedy = _set(pair, 0.0, "exact")
     own = [_rows(greedy.generate(greedy.inputs([prompt]), on_step=stats.add))[0] for prompt in plan.prompts]
     known |= {(number, 0.0, 0, False): ids for number, ids in enumerate(own)}
@@ -144,13 +143,13 @@ def _greedy(pair: Pair, plan: Plan, stats: Stats, known: Known) -> Finding:
 
 
 def _tree(pair: Pair, plan: Plan, tree: Any, known: Known) -> Finding:
-    """Greedy with a tree against plain decoding."""
+    """Compare greedy decoding with a tree to plain decoding."""
     name = f"greedy, tree {tree if isinstance(tree, str) else ','.join(map(str, tree))}: as plain decoding"
     return _against_plain(pair, plan, name, "tree tokens", known, tree=tree, draft_length=_length(pair))
 
 
 def _lengths(pair: Pair, plan: Plan, known: Known) -> Finding:
-    """Greedy with draft lengths of 1 to 9, another one for every prompt, against plain decoding."""
+    """Compare greedy decoding with draft lengths 1 to 9, one for each prompt, to plain decoding."""
     lengths = torch.randint(1, 10, (len(plan.prompts),), generator=torch.Generator().manual_seed(plan.seeds[0])).tolist()
     name = f"greedy, draft lengths {', '.join(map(str, lengths))}: as plain decoding"
     return _against_plain(pair, plan, name, "window tokens", known, lengths)
@@ -172,14 +171,14 @@ def _against_plain(pair: Pair, plan: Plan, name: str, kind: str, known: Known, l
 
 
 def _coupled(pair: Pair, plan: Plan, seed: int, known: Known) -> Finding:
-    """Sampling with the drafter against plain sampling by the same seed."""
+    """Compare sampling with the drafter to plain sampling with the same seed."""
     coupled, seeds = _sampled(pair), [seed + n for n in range(len(plan.prompts))]
     own, plain = (_alone(coupled, plan, seeds, known, plain=plain) for plain in (False, True))
     return _compared(f"coupled, seed {seed}: as plain sampling", coupled, plan, own, plain, seeds)
 
 
 def _batch(pair: Pair, plan: Plan, seed: int | None, known: Known) -> Finding:
-    """All prompts together against each alone; sampled where there is a seed."""
+    """Compare all prompts in one batch to each alone; sampled if `seed` is given."""
     chosen = _set(pair, 0.0, "exact") if seed is None else _sampled(pair)
     seeds = [0 if seed is None else seed + n for n in range(len(plan.prompts))]
     together = _rows(chosen.generate(chosen.inputs(list(plan.prompts)), seed=seeds))
@@ -189,7 +188,7 @@ def _batch(pair: Pair, plan: Plan, seed: int | None, known: Known) -> Finding:
 
 
 def _alone(pair: Pair, plan: Plan, seeds: Sequence[int], known: Known, *, plain: bool) -> list[list[int]]:
-    """Every prompt by itself, without the drafter if `plain`; generated unless `known`."""
+    """Return the output of every prompt by itself, without the drafter if `plain`; generated unless already in `known`."""
     changes: dict[str, Any] = {"drafter": None, "tree": None} if plain else {}
     keys = [(number, pair.config.run.temperature, seed, plain) for number, seed in enumerate(seeds)]
     for key, prompt, seed in zip(keys, plan.prompts, seeds, strict=True):
@@ -201,7 +200,7 @@ def _alone(pair: Pair, plan: Plan, seeds: Sequence[int], known: Known, *, plain:
 def _compared(
     name: str, pair: Pair, plan: Plan, own: list[list[int]], plain: list[list[int]], seeds: Sequence[int] | None = None
 ) -> Finding:
-    """Equal in float32, near ties explained; in lower precision every token the best within the margin. `seeds` of sampled outputs."""
+    """Compare outputs: equality in float32, with near ties reported; in lower precision every token must be the best within the margin."""
     margin = MARGINS.get(pair.target.dtype, 0.5) if plan.margin is None else plan.margin
     exact = pair.target.dtype is torch.float32
     same = sum(a == b for a, b in zip(own, plain, strict=True))
@@ -224,14 +223,14 @@ def _compared(
 
 
 def _gap(scores: Tensor, ids: list[int], other: list[int], place: int) -> float:
-    """How far apart the scores of two outputs' tokens are where they part; infinite where one stopped and the other went on."""
+    """Return the difference of the scores of two outputs' tokens at their first difference; infinite if one of them ended there."""
     if place >= min(len(ids), len(other)):
         return float("inf")
     return (scores[place, ids[place]] - scores[place, other[place]]).abs().item()
 
 
 def _scores(pair: Pair, prompt: Any, ids: list[int], seed: int | None) -> Tensor:
-    """What the token at each place of `ids` is the argmax of, [T, V]: logits, or with a seed the distribution's scores and their noise."""
+    """Return scores [T, V] whose argmax is the token at each place of `ids`: logits, or with a seed log-probabilities plus noise."""
     scores = _teach(pair, prompt, [ids]).scores
     if seed is not None:
         places = torch.arange(len(ids), device=scores.device)[None]
@@ -245,7 +244,7 @@ def _first(ids: list[int], other: list[int]) -> int:
 
 @torch.no_grad()
 def _teach(pair: Pair, prompt: Any, rows: list[list[int]]) -> Categorical:
-    """The target's distributions [B, T] for `rows` of T tokens behind one prompt: no drafting, no acceptance, one forward."""
+    """Return the target's distributions [B, T] for `rows` of T tokens after one prompt, in one forward without drafting."""
     run, model, inputs = pair.config.run, pair.target, pair.inputs([prompt] * len(rows))
     family = family_of(model)
     chosen = rule_of(pair.accept, run.temperature, run.top_k, run.top_p)
@@ -261,7 +260,7 @@ def _teach(pair: Pair, prompt: Any, rows: list[list[int]]) -> Categorical:
 
 
 def _rule(pair: Pair, plan: Plan, rows: int = 64) -> Finding:
-    """A distribution-exact rule's own tokens, held to the target's distribution; a lossy rule cannot pass and is told by its drift."""
+    """Test a distribution-exact rule's tokens against the target's distribution. A lossy rule is reported with its drift."""
     run = pair.config.run
     name = f"{pair.config.accept.kind}: draws from the target's distribution"
     if pair.exactness in (GROUP_EXACT, LOSSY):
@@ -272,7 +271,7 @@ def _rule(pair: Pair, plan: Plan, rows: int = 64) -> Finding:
             "the rule is lossless", False, len(plan.prompts), f"{pair.config.accept.kind} is lossy by design: drift {stats.drift or 0:.3g}"
         )
     if run.temperature == 0:
-        return Finding(name, True, 0, "at temperature 0 this distribution is a point: give --temperature to judge it")
+        return Finding(name, True, 0, "at temperature 0 the distribution is a point mass: give --temperature to test it")
     surprise, spread, ranks = [], [], []
     for index, prompt in enumerate(plan.prompts):
         settings = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=min(run.max_new_tokens, 8))))
@@ -287,7 +286,7 @@ def _rule(pair: Pair, plan: Plan, rows: int = 64) -> Finding:
 
 
 def _set(pair: Pair, temperature: float, accept: str) -> Pair:
-    """The pair with a token-exact rule at `temperature`."""
+    """Return the pair with a token-exact rule at `temperature`."""
     run = replace(pair.config.run, temperature=temperature)
     return replace(pair, accept=accept, config=replace(pair.config, run=run))
 

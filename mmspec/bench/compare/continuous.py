@@ -1,7 +1,7 @@
-"""The ways to write pictures of continuous tokens, side by side: counts, distances and seconds, beside baselines that draft nothing.
+"""Comparison of methods for continuous tokens: counts, Frechet distances and seconds, with baselines that do not draft.
 
-Speculation pays only where it beats what anybody can have without it: fewer steps of the head, fewer iterations of a masked model, steps
-that become fewer along the iterations. Those change the distribution, so each stands beside its Frechet distance to real pictures.
+The baselines use fewer steps of the head, fewer iterations of a masked model, or steps that decrease along the iterations. They change the
+distribution, so each is listed with its Frechet distance to real pictures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,15 @@ from mmspec.vision.quality.distances import frechet
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One row of the table: the head it is for, and how it writes.
+    """One row of the table.
 
-    `iterations` and `annealed` are of masked models, which write a token an iteration where no number is given.
+    Args:
+        head: kind of head.
+        method: name of the method.
+        draft_tokens: draft tokens a round; None for methods without drafts.
+        steps: steps of the head's chain; None for the model's own.
+        iterations: iterations of a masked model; one a token by default.
+        annealed: steps of a masked model's last iteration; None for the same number in all.
     """
 
     head: str
@@ -40,6 +46,7 @@ class MethodEntry:
 
     @property
     def name(self) -> str:
+        """Name of the row in tables, such as "path, 4 draft tokens"."""
         parts = [self.method]
         parts += [f"{self.draft_tokens} draft tokens"] if self.draft_tokens else []
         parts += [f"{self.steps} steps"] if self.steps else []
@@ -49,7 +56,7 @@ class MethodEntry:
 
 
 def rows(heads: Sequence[str], draft_tokens: Sequence[int], cells: int) -> Iterator[MethodEntry]:
-    """Every way of every head, after the head's plain decoding and baselines."""
+    """Yield plain decoding and the baselines of every head, then all methods for it."""
     for head in heads:
         yield MethodEntry(head)
         if head != "mixture":
@@ -64,7 +71,7 @@ def rows(heads: Sequence[str], draft_tokens: Sequence[int], cells: int) -> Itera
 
 @dataclass
 class MethodFigures:
-    """What a row was seen to do: counts over all its pictures, their features, and its ratios to plain decoding of its head."""
+    """Measurements of one row: counts over all pictures, their features, and speed relative to plain decoding with the same head."""
 
     stats: list[Stats] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)
@@ -74,24 +81,26 @@ class MethodFigures:
 
     @property
     def per_call(self) -> float:
-        """Tokens a call of the target's backbone."""
+        """Tokens per call of the target's backbone."""
         return sum(stats.tokens for stats in self.stats) / sum(stats.row_calls for stats in self.stats)
 
     @property
     def acceptance(self) -> float | None:
-        """Draft tokens accepted of those judged; None where nothing was drafted."""
+        """Share of judged draft tokens that were accepted; None if nothing was drafted."""
         judged = sum(stats.judged for stats in self.stats)
         return sum(stats.accepted for stats in self.stats) / judged if judged else None
 
     def frechet(self, real: Tensor) -> float:
+        """Return the Frechet distance of the pictures' features from `real` [N, D]."""
         return frechet(torch.cat(self.features), real)
 
     def faster(self, batch: int) -> Spread | None:
+        """Return the speed relative to plain decoding at batch size `batch`; None if it was not measured."""
         return Spread.of(self.ratios.get(batch, []))
 
 
 def write(model: ContinuousPictures, row: MethodEntry, classes: Sequence[int], seed: int) -> tuple[Tensor, Stats]:
-    """Tokens [B, h, w, d] of pictures of `classes` as `row` says."""
+    """Generate pictures of `classes` with the settings of `row` and return their tokens [B, h, w, d] and the statistics."""
     if row.head == "masked":
         network: Any = model.model
         drafted = {} if row.draft_tokens is None else {"drafter": model.drafter, "gamma": row.draft_tokens}
@@ -107,7 +116,7 @@ def write(model: ContinuousPictures, row: MethodEntry, classes: Sequence[int], s
 
 
 def look(found: MethodFigures, model: ContinuousPictures, judge: Any, made: Tensor, stats: Stats, classes: Sequence[int]) -> None:
-    """Count `made` pictures [B, h, w, d] of `classes`, and what the judge says of them, into `found`."""
+    """Add pictures of `classes`, tokens `made` [B, h, w, d], and the classifier's results for them to `found`."""
     logits, features = classify(judge, tokens.as_tensor(model.decode(made)))
     found.stats.append(stats)
     found.features.append(features)
@@ -116,7 +125,7 @@ def look(found: MethodFigures, model: ContinuousPictures, judge: Any, made: Tens
 
 
 def race(models: dict[str, ContinuousPictures], table: dict[MethodEntry, MethodFigures], batch: int, rounds: int) -> None:
-    """Seconds of `batch` pictures, all rows taking turns, the first one changing: ratios to plain decoding of the same head and round."""
+    """Time `batch` pictures by every row in turn, and store speeds relative to plain decoding with the same head in the same round."""
     every = list(table)
     for turn in range(rounds + 1):  # the first round warms up
         seconds = {}

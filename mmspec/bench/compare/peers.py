@@ -18,7 +18,7 @@ PLAIN, ASSISTED, ENGINE, DRAFTED = "transformers", "transformers assisted", "mms
 
 @dataclass(frozen=True)
 class Outcome:
-    """One contender on one batch: new tokens per row, target forwards, and what it took. `refused` says why it would not run."""
+    """One contender on one batch: new tokens per row, target forwards and seconds. `refused` is the reason if it could not run."""
 
     tokens: list[list[int]]
     calls: int
@@ -29,6 +29,7 @@ class Outcome:
 
     @property
     def count(self) -> int:
+        """Number of new tokens, over all rows."""
         return sum(map(len, self.tokens))
 
 
@@ -37,7 +38,7 @@ Contender = Callable[[dict[str, Any], int], Outcome]
 
 
 def contenders(pair: Pair, draft_tokens: int) -> dict[str, Contender]:
-    """Every contender by name. `draft_tokens` is what transformers' assisted generation drafts a round."""
+    """Return every contender by name. `draft_tokens` is the draft length of transformers' assisted generation."""
     found: dict[str, Contender] = {PLAIN: lambda inputs, seed: run_transformers(pair, inputs, seed, {})}
     assist = assistance(pair, draft_tokens)
     if assist is not None:
@@ -49,7 +50,7 @@ def contenders(pair: Pair, draft_tokens: int) -> dict[str, Contender]:
 
 
 def assistance(pair: Pair, draft_tokens: int) -> dict[str, Any] | None:
-    """What `generate` takes to draft as this pair does; None where transformers has no such drafter."""
+    """Return the options of `generate` for the pair's kind of drafter; None if transformers has no such drafter."""
     if pair.model is not None:
         tokenizers = {} if pair.own_tokenizer is None else {"tokenizer": pair.tokenizer, "assistant_tokenizer": pair.own_tokenizer}
         return {"assistant_model": pair.model, **tokenizers}
@@ -75,7 +76,7 @@ def _assisted(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict[str, A
 
 
 def run_transformers(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict[str, Any]) -> Outcome:
-    """transformers' own `generate`; `assist` adds what makes it assisted."""
+    """Run transformers' own `generate`; `assist` holds the options of assisted generation."""
     calls = 0
 
     def count(module: Any, args: Any, kwargs: Any) -> None:
@@ -97,10 +98,10 @@ def run_transformers(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict
 
 
 def sampling(pair: Pair) -> dict[str, Any]:
-    """This pair's settings as `generate` takes them; the checkpoint's own sampling settings are set aside, as mmspec does."""
+    """Return the pair's settings as options of `generate`. The checkpoint's own sampling settings are not used, as in mmspec."""
     run = pair.config.run
     common: dict[str, Any] = {"max_new_tokens": run.max_new_tokens, "num_beams": 1, "repetition_penalty": run.repetition_penalty or 1.0}
-    if pair.sees:  # what calls for a picture that is not there, `generate` would write, and then fail over
+    if pair.sees:  # `generate` could write placeholders of pictures, and then fail for want of the picture
         common["suppress_tokens"] = [
             *(pair.target.generation_config.suppress_tokens or ()),
             *getattr(family_of(pair.target), "never_generated_ids", ()),
@@ -111,7 +112,7 @@ def sampling(pair: Pair) -> dict[str, Any]:
 
 
 def new_tokens(model: Any, inputs: dict[str, Any], out: Tensor) -> list[list[int]]:
-    """What `generate` added, each row up to and with its end token."""
+    """Return the tokens that `generate` added to each row, up to and including the end token."""
     first = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     first = 0 if model.config.model_type == "whisper" else first  # its generate leaves the decoder's prompt out
     ends = set(end_ids(model.generation_config))
@@ -127,7 +128,7 @@ def _until_end(ids: list[int], ends: set[int]) -> list[int]:
 
 @contextmanager
 def constant_draft_tokens(assistant: Any, draft_tokens: int) -> Iterator[None]:
-    """An assistant that drafts `draft_tokens` tokens every round, sure of them or not; its own settings come back afterwards."""
+    """Context in which an assistant drafts `draft_tokens` tokens every round, whatever its confidence."""
     if assistant is None:
         yield
         return
@@ -144,6 +145,6 @@ def constant_draft_tokens(assistant: Any, draft_tokens: int) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

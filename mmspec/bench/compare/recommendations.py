@@ -1,4 +1,4 @@
-"""The peer of item beams: transformers' own constrained beam search as it is usually called; and what either keeps in its cache."""
+"""The baseline of item beams: transformers' constrained beam search, and the bytes that each keeps in its cache."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from mmspec.recsys.catalogue import Catalogue
 
 @dataclass(frozen=True)
 class Beams:
-    """What transformers found: paths [B, K, L], scores [B, K] where it tells them, and the bytes its cache held at the end."""
+    """Result of transformers: paths [B, K, L], scores [B, K] if it returns them, and the bytes in its cache at the end."""
 
     paths: Tensor
     scores: Tensor | None
@@ -28,7 +28,7 @@ class Beams:
 
 
 class Prefixes:
-    """What may follow each prefix of a catalogue's paths, in a dict, as `prefix_allowed_tokens_fn` asks for it."""
+    """A dict from each prefix of a catalogue's paths to the tokens that may follow, for `prefix_allowed_tokens_fn`."""
 
     def __init__(self, catalogue: Catalogue):
         found: dict[tuple[int, ...], set[int]] = {}
@@ -39,13 +39,13 @@ class Prefixes:
         self.after = {prefix: sorted(tokens) for prefix, tokens in found.items()}
 
     def function(self, prompt: int) -> Any:
-        """The function for prompts of `prompt` tokens, padding included."""
+        """Return the function for prompts of `prompt` tokens, padding included."""
         return lambda row, ids: self.after[tuple(ids[prompt:].tolist())]
 
 
 @torch.no_grad()
-def usual(model: Any, inputs: Mapping[str, Tensor], prefixes: Prefixes, k: int) -> Beams:
-    """`generate(num_beams=k, num_return_sequences=k, prefix_allowed_tokens_fn=...)`, in one batch."""
+def beam_search_baseline(model: Any, inputs: Mapping[str, Tensor], prefixes: Prefixes, k: int) -> Beams:
+    """Run `generate(num_beams=k, num_return_sequences=k, prefix_allowed_tokens_fn=...)` in one batch."""
     start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     out = model.generate(
         **inputs,
@@ -65,9 +65,9 @@ def usual(model: Any, inputs: Mapping[str, Tensor], prefixes: Prefixes, k: int) 
 
 @torch.no_grad()
 def shared_bytes(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue, k: int) -> int:
-    """The bytes that plain search keeps in its cache at the end, for all rows: prompts once, and their beams behind them.
+    """Return the bytes that plain search keeps in its cache at the end, for all rows: prompts once, and beams.
 
-    Only slots in use count, as transformers' cache holds no others either.
+    Only slots in use count, as transformers' cache holds no others.
     """
     rows, trie = len(inputs["input_ids"]), catalogue.trie.to(model.device)
     target = _Kept(HFTarget(model, family_of(model)), trie)
@@ -82,7 +82,7 @@ def shared_bytes(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue,
 
 @dataclass(frozen=True)
 class _Kept(BeamTarget):
-    """A target that remembers its sessions."""
+    """A target that keeps references to its sessions."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sessions", [])
@@ -98,6 +98,6 @@ def _bytes(*tensors: Tensor | None) -> int:
 
 
 def overlap(found: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]]) -> float:
-    """The share of `wanted` items that `found` holds too, over all users."""
+    """Return the share of `wanted` items that are in `found`, over all users."""
     hits = sum(len(set(a) & set(b)) for a, b in zip(found, wanted, strict=True))
     return hits / max(1, sum(map(len, wanted)))

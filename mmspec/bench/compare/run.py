@@ -1,4 +1,4 @@
-"""The benchmark itself: every contender on every batch, taking turns in one process, summed up as paired ratios."""
+"""The benchmark: every contender on every batch in turn, in one process, summarised as paired ratios."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ ORDER = (PLAIN, ASSISTED, ENGINE, DRAFTED)
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with its quartiles, and how many values it stands for."""
+    """A median with its quartiles, and the number of values."""
 
     median: float
     low: float
@@ -22,6 +22,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> "Spread | None":
+        """Return median and quartiles of `values`; None for no values."""
         if not values:
             return None
         if len(values) == 1:
@@ -41,12 +42,14 @@ class Trial:
 
     @property
     def speed(self) -> float:
-        """Tokens per second: under sampling contenders need not write equally long texts."""
+        """Tokens per second. When sampling, contenders may generate texts of different length."""
         return self.outcome.count / self.outcome.seconds
 
 
-def run(pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: int, repeats: int, done: Callable[[], Any]) -> list[Trial]:
-    """All trials. Contenders take turns batch by batch, and the one that goes first changes every time."""
+def run_trials(
+    pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: int, repeats: int, done: Callable[[], Any]
+) -> list[Trial]:
+    """Run all trials. Contenders take turns batch by batch, and another one is first every time."""
     batches = [pair.inputs(list(prompts[i : i + batch_size])) for i in range(0, len(prompts), batch_size)]
     seed, found = pair.config.run.seed, contenders(pair, draft_tokens)
     _warm_up(found, batches[0], seed)
@@ -62,17 +65,18 @@ def run(pair: Pair, prompts: Sequence[str], *, draft_tokens: int, batch_size: in
 
 
 def trial_count(pair: Pair, prompts: Sequence[str], draft_tokens: int, batch_size: int, repeats: int) -> int:
+    """Return the number of trials of `run_trials`: contenders times batches times repeats."""
     return len(contenders(pair, draft_tokens)) * -(-len(prompts) // batch_size) * repeats
 
 
 def _warm_up(found: dict[str, Contender], inputs: dict[str, Any], seed: int) -> None:
-    """First runs pay for allocations and lazy set-up: they are not counted."""
+    """Run every contender once, so that allocations and lazy set-up are not timed."""
     for contender in found.values():
         contender(inputs, seed)
 
 
 def summarise(trials: Sequence[Trial], greedy: bool) -> list[dict[str, Any]]:
-    """A row per contender: counts, speed, ratios to plain and assisted generation paired by batch and repeat, and text equality."""
+    """Return a row per contender: counts, speed, ratios to plain and assisted generation paired by batch and repeat, and text equality."""
     rows = []
     for name in ORDER:
         own = [trial for trial in trials if trial.contender == name]
@@ -101,21 +105,21 @@ def summarise(trials: Sequence[Trial], greedy: bool) -> list[dict[str, Any]]:
 
 
 def paired(trials: Sequence[Trial], name: str, other: str) -> list[float]:
-    """How many times faster `name` was than `other`, for each batch and repeat both ran."""
+    """Return the speed of `name` relative to `other`, for each batch and repeat that both ran."""
     base = {(t.batch, t.repeat): t for t in trials if t.contender == other and t.outcome.refused is None}
     own = [t for t in trials if t.contender == name]
     return [t.speed / base[t.batch, t.repeat].speed for t in own if (t.batch, t.repeat) in base]
 
 
 def same_text(trials: Sequence[Trial], name: str) -> dict[str, int]:
-    """How many rows came out token for token as plain `generate` wrote them."""
+    """Return the number of rows whose tokens equal those of plain `generate`."""
     base = {t.batch: t.outcome.tokens for t in trials if t.contender == PLAIN}
     rows = [(ids, other) for t in trials if t.contender == name for ids, other in zip(t.outcome.tokens, base[t.batch], strict=True)]
     return {"same": sum(ids == other for ids, other in rows), "of": len(rows)}
 
 
 def _phases(own: Sequence[Trial]) -> dict[str, float] | None:
-    """mmspec's time split, summed over trials."""
+    """Return mmspec's seconds by phase, summed over trials."""
     found = [t.outcome.phases for t in own if t.outcome.phases is not None]
     return {phase: sum(split[phase] for split in found) for phase in found[0]} if found else None
 

@@ -1,4 +1,4 @@
-"""The ways of saying things with mini speech that tables and the demo set side by side: arguments of `synthesize` by name."""
+"""The methods for mini speech in tables and in the demo: arguments of `synthesize` by name."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ from mmspec.speech import synthesize
 FOLDER = HOME / "speech"
 
 
-def ways(mini: Mini) -> dict[str, dict[str, Any]]:
-    """Plain decoding, exact ways and lossy ones. All lengths are fixed: nothing depends on the clock.
+def speech_methods(mini: Mini) -> dict[str, dict[str, Any]]:
+    """Return plain decoding, exact methods and lossy ones. All draft lengths are fixed, so results do not depend on measured times.
 
-    The rules without a drafter in their names judge the small model's chain; `tree` is the heads' planned tree.
+    Rules without a drafter in their name judge the small model's chain; `tree` is the planned tree of the heads.
     """
     model, heads, tree = mini.drafters["model"], mini.drafters["vadusa"], Template.read(FOLDER / "tree.json")
     chain, wide = {"drafter": model, "draft_length": 5}, {"drafter": heads, "tree": tree, "draft_length": tree.depth}
@@ -44,20 +44,19 @@ def ways(mini: Mini) -> dict[str, dict[str, Any]]:
 
 
 def in_codec_space(mini: Mini, count: int = 8) -> Groups:
-    """Every code with the `count` nearest to it: what their patches of sound look like."""
+    """Return groups of every code with its `count` nearest codes by the codec's embeddings."""
     groups = Groups.nearest(mini.target.codec.centres, count)
     return groups.placed(torch.arange(*mini.target.places[0]), mini.target.model.config.vocab_size)
 
 
 def by_embedding(mini: Mini, theta: float = 0.3) -> Groups:
-    """The published groups: codes whose embeddings in the target have a cosine of `theta` or more. Other ids stand alone."""
+    """Return the published groups: codes whose embeddings in the target have a cosine of at least `theta`. Other ids form no group."""
     rows, (first, stop) = mini.target.model.get_input_embeddings().weight.detach(), mini.target.places[0]
     return Groups.by_cosine(rows[first:stop], theta).placed(torch.arange(first, stop), len(rows))
 
 
 def always_accept(mini: Mini, utterances: int = 128) -> dict[str, Any]:
-    """Three blind heads committed beside each code of the target's own, their path repaired by what follows what in sound it said
-    itself."""
+    """Return the options of unverified decoding: three heads commit a token each, corrected by a bigram model of the model's own speech."""
     texts, voices = zip(*spoken.requests(utterances, 3), strict=True)
     said = synthesize(mini.target, texts, voice=voices, seed=20_000)
     lines = [line[:size] for line, size in zip(said.tokens, said.lengths.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""The peer of picture methods: plain decoding of a LlamaGen as it is usually written."""
+"""The baseline of picture methods: plain decoding of a LlamaGen with a transformers DynamicCache."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,8 @@ from mmspec.vision.families.base import ImageModel
 
 
 @torch.no_grad()
-def usual(model: ImageModel, prompts: list, guidance: float, seed: int) -> Tensor:
-    """Codes [B, T]: a transformers DynamicCache, one code a step, guidance in one doubled batch, `torch.multinomial`.
+def generate_by_library(model: ImageModel, prompts: list, guidance: float, seed: int) -> Tensor:
+    """Return codes [B, T]: a transformers DynamicCache, one code a step, guidance in one doubled batch, `torch.multinomial`.
 
     It draws from the same distribution as `plain`, with torch's global generator. For models whose network is a `LlamaGen`.
     """

@@ -1,4 +1,4 @@
-"""The ways of answering with mini vlm that tables and the demo set side by side, and what transformers itself offers for each."""
+"""The methods for mini vlm in tables and in the demo, and the corresponding options of transformers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _NODES = 16
 
 @dataclass(frozen=True)
 class Captioner:
-    """Captions from a model that sees, as a user would make them with any other: the caption view's cost is counted in full."""
+    """Captions from a vision-language model. Its cost is included in that of the caption view."""
 
     model: Any
     processor: Any
@@ -29,7 +29,7 @@ class Captioner:
     max_new_tokens: int = 64
 
     def __call__(self, prompt: Any) -> list[str]:
-        """One caption for every picture of a request."""
+        """Return one caption for every picture of a request."""
         pictures = prompt["pixel_values"]
         ids = self.processor.tokenizer([self._asked()] * len(pictures), return_tensors="pt")["input_ids"]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pictures}
@@ -43,8 +43,8 @@ class Captioner:
         return sights.prompt(self.question).replace(sights.IMAGE, sights.IMAGE * tokens)
 
 
-def ways(mini: Mini) -> dict[str, dict[str, Any]]:
-    """Arguments of `generate` by name. All lengths are fixed: nothing depends on the clock."""
+def vlm_methods(mini: Mini) -> dict[str, dict[str, Any]]:
+    """Return arguments of `generate` by name. All draft lengths are fixed, so results do not depend on measured times."""
     reader, small, view = mini.drafters["text"], mini.drafters["vlm"], _views(mini)
     chain = {"draft_length": DRAFT_TOKENS}
     tree = sparse_tree([[0.6 * 0.4**rank for rank in range(8)]] * DRAFT_TOKENS, _NODES)
@@ -71,33 +71,33 @@ def ways(mini: Mini) -> dict[str, dict[str, Any]]:
 
 
 def captured(ways: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Some of `ways` with their forwards compiled."""
+    """Return some of `ways` with their forwards compiled."""
     chosen = ("plain", "text, newline", "vlm, own", f"vlm, own, {MORE} draft tokens", "vlm, own + newline, adaptive", "hivis", "vispec")
     return {f"{name}, captured": {**ways[name], "capture": True} for name in chosen if name in ways}
 
 
 def _views(mini: Mini) -> dict[str, Any]:
-    told = text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
+    caption_view = text.view("caption", mini.processor, captioner=Captioner(mini.drafters["vlm"], mini.processor))
     return {
         "own": "own",
         "pooled": "pooled",
         "pruned": "pruned",
         "newline": text.view("newline", mini.processor),
         "drop": "drop",
-        "caption": told,
+        "caption": caption_view,
     }
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What transformers' `generate` takes to draft with the same models, and how many draft tokens a round."""
+    """Options of transformers' `generate` for drafting with the same models, and the draft length."""
 
     options: dict[str, Any] = field(default_factory=dict)
     draft_tokens: int = DRAFT_TOKENS
 
 
 def peers(mini: Mini) -> dict[str, Peer]:
-    """transformers' own ways, by name."""
+    """Return the options of transformers by name."""
     text, small = {"assistant_model": mini.drafters["text"]}, {"assistant_model": mini.drafters["vlm"]}
     found = {f"{PLAIN}, assisted by {name}": Peer(each) for name, each in (("text", text), ("vlm", small))}
     found |= {f"{name}, {MORE} draft tokens": Peer(peer.options, MORE) for name, peer in found.items()}
@@ -105,14 +105,14 @@ def peers(mini: Mini) -> dict[str, Peer]:
 
 
 def peers_of(way: str) -> list[str]:
-    """Those that draft with what `way` drafts with; for heads, which transformers has no use for, with its best drafter."""
+    """Return the peers with the same kind of drafter as `way`; for heads, those with transformers' best drafter."""
     kind = "lookup" if way == "lookup" else f"assisted by {'text' if way.startswith('text') else 'vlm'}"
     return [f"{PLAIN}, {kind}"] + ([] if way == "lookup" else [f"{PLAIN}, {kind}, {MORE} draft tokens"])
 
 
 @dataclass
 class AnswerTally:
-    """One way over many requests."""
+    """Measurements of one method over many requests."""
 
     stats: Stats = field(default_factory=Stats)
     tokens: int = 0
@@ -123,6 +123,7 @@ class AnswerTally:
     phases: dict[str, float] = field(default_factory=dict)
 
     def add(self, outcome: Outcome, wanted: Sequence[Sequence[int]]) -> None:
+        """Add one outcome; `wanted` holds the token ids to compare its rows with."""
         self.tokens, self.calls = self.tokens + outcome.count, self.calls + outcome.row_calls
         self.same += sum(own == other for own, other in zip(outcome.tokens, wanted, strict=True))
         self.asked += len(wanted)
@@ -134,7 +135,7 @@ class AnswerTally:
 def answered(
     mini: Mini, inputs: Mapping[str, Tensor], options: Mapping[str, Any], max_new_tokens: int, tally: AnswerTally, seed: int = 0
 ) -> Outcome:
-    """One request, or a batch of them, answered one way."""
+    """Answer one request, or a batch of them."""
     synchronize(mini.target.device)
     begun = perf_counter()
     out = text.generate(mini.target, inputs, max_new_tokens=max_new_tokens, seed=seed, on_step=tally.stats.add, **options)
@@ -145,7 +146,7 @@ def answered(
 
 
 def by_transformers(mini: Mini, inputs: Mapping[str, Tensor], peer: Peer, max_new_tokens: int) -> Outcome:
-    """The same request through transformers' own `generate`, assisted or not. Batch 1 where it is assisted."""
+    """Answer the same request with transformers' own `generate`, assisted or not. Batch 1 if assisted."""
     calls, model, options = 0, mini.target, peer.options
 
     def count(*_: Any) -> None:
@@ -165,6 +166,6 @@ def by_transformers(mini: Mini, inputs: Mapping[str, Tensor], peer: Peer, max_ne
 
 
 def in_turns(names: Iterable[str], turn: int) -> list[str]:
-    """The contenders, another one first every time."""
+    """Return the contenders, rotated by `turn`."""
     order = list(names)
     return order[turn % len(order) :] + order[: turn % len(order)]

@@ -1,9 +1,8 @@
-"""The demo's pictures of continuous tokens: plain and by the exact ways, for each head, and whether a batch changes what a seed gives.
+"""The demo's pictures of continuous tokens: plain decoding and the exact methods of each head, alone and in a batch.
 
-A distribution-exact way draws other pictures than plain decoding does, from the same distribution, so there is no picture to compare with.
-What must hold and
-is looked at instead: a seed gives the same picture alone and in a batch of four. That the distribution is the same is for
-    `mmspec.bench.check.projection`.
+A distribution-exact method gives another picture than plain decoding, from the same distribution, so pictures cannot be compared. The demo
+checks instead that a seed gives the same picture alone and in a batch of four. The distribution is tested by
+`mmspec.bench.check.projection`.
 """
 
 from dataclasses import dataclass, field
@@ -25,14 +24,14 @@ from mmspec.vision.generation import generate
 
 @dataclass(frozen=True)
 class ContinuousEntry:
-    """A row of the table: a method, and the head that is asked to draw by it."""
+    """A row of the table: a method and a head."""
 
     method: str
     head: str
     what: str
 
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "plain": ContinuousEntry("plain", "diffusion", "one token a forward, its head's chain step by step"),
     "path": ContinuousEntry("path", "diffusion", "whole denoising chains drafted, accepted step by step"),
     "block": ContinuousEntry("block", "diffusion", "the same, all steps of all draft tokens accepted together"),
@@ -49,7 +48,7 @@ _BUDGET = 40.0  # seconds after which no further prompt is begun
 
 @dataclass
 class ContinuousRun:
-    """One prompt by one way, alone."""
+    """One prompt by one method, alone."""
 
     picture: Image.Image
     tokens: Tensor  # [h, w, d]
@@ -58,12 +57,13 @@ class ContinuousRun:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole generation."""
         return self.stats.seconds["total"]
 
 
 @dataclass
 class ContinuousResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     loaded: Loaded
     prompts: list[str]
@@ -71,43 +71,42 @@ class ContinuousResults:
 
 
 def there() -> bool:
-    """Whether the mini and its draft ship with this copy of the library."""
+    """Return True if the mini and its drafter are installed."""
     folder = HOME / "continuous"
     parts = ("autoencoder/model.safetensors", "diffusion/target/model.safetensors", "diffusion/drafters/small/model.safetensors")
     return all((folder / part).exists() for part in parts)
 
 
 def work(request: DemoRequest) -> int:
-    return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
+    """Return the number of runs that `section` makes."""
+    return len(METHODS) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
-    """Draw every prompt by every way, taking turns, and the four of them together."""
+    """Generate every prompt by every method in turn, and all four prompts in one batch."""
     loaded = load_image_model("continuous", device=device_of(request.device))
     batch = [loaded.examples[number % len(loaded.examples)] for number in range(TOGETHER)]
-    ways = [name for name, way in CONTINUOUS_METHODS.items() if _drawable(loaded, way)]
+    ways = [name for name, way in METHODS.items() if _drawable(loaded, way)]
     found = ContinuousResults(loaded, batch[: _examples(request)], {name: [] for name in ways})
     seeds = [request.seed + number for number in range(TOGETHER)]
     together = {}
-    for name in ways:  # the first run, too, that pays for allocations
-        together[name] = generate(
-            _model(loaded, CONTINUOUS_METHODS[name]), batch, method=CONTINUOUS_METHODS[name].method, seed=seeds
-        ).tokens
+    for name in ways:  # a first run, which also pays for allocations
+        together[name] = generate(_model(loaded, METHODS[name]), batch, method=METHODS[name].method, seed=seeds).tokens
         request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts to bound the waiting time
             found.prompts = found.prompts[:number]
             break
         for name in ways[number % len(ways) :] + ways[: number % len(ways)]:
-            run = _once(loaded, CONTINUOUS_METHODS[name], prompt, seeds[number])
+            run = _once(loaded, METHODS[name], prompt, seeds[number])
             run.same = torch.allclose(run.tokens, together[name][number], rtol=0, atol=ALIKE)
             found.runs[name].append(run)
             request.done()
     rows = [_row(name, found) for name in ways]
     same = [run.same for runs in found.runs.values() for run in runs]
     promise = "pictures the same alone and in a batch of four"
-    drafting = [row for row in rows if CONTINUOUS_METHODS[row["way"]].method != "plain"]
+    drafting = [row for row in rows if METHODS[row["way"]].method != "plain"]
     slower = all(row["times_plain"] < 1 for row in drafting)
     view = {"found": found, "target": millions(loaded.model.model), "slower": slower}
     return Section("Continuous pictures", rows, drafting, view, sum(same), len(same), promise)
@@ -122,7 +121,7 @@ def _model(loaded: Loaded, way: ContinuousEntry) -> Any:
 
 
 def _drawable(loaded: Loaded, way: ContinuousEntry) -> bool:
-    """Whether the head is there, and a draft where the way needs one."""
+    """Return True if the head is installed, and a drafter if the method needs one."""
     models: Any = (loaded.model, *loaded.model.others)  # pyright: ignore[reportAttributeAccessIssue]
     return any(model.head == way.head and (way.method == "plain" or model.drafter is not None) for model in models)
 
@@ -133,10 +132,8 @@ def _once(loaded: Loaded, way: ContinuousEntry, prompt: str, seed: int) -> Conti
 
 
 def _row(name: str, found: ContinuousResults) -> dict[str, Any]:
-    way, runs = CONTINUOUS_METHODS[name], found.runs[name]
-    plain = next(
-        found.runs[other] for other in found.runs if CONTINUOUS_METHODS[other].head == way.head
-    )  # of the same head: plain comes first
+    way, runs = METHODS[name], found.runs[name]
+    plain = next(found.runs[other] for other in found.runs if METHODS[other].head == way.head)  # of the same head: plain comes first
     drafted = sum(run.stats.drafted for run in runs)
     tokens, calls, seconds = (sum(part) for part in zip(*((r.stats.tokens, r.stats.row_calls, r.seconds) for r in runs), strict=True))
     return {

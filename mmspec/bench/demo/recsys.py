@@ -1,4 +1,4 @@
-"""The demo's recommendations: the shipped mini on users it has not seen, by transformers' beam search and by every drafter of ours."""
+"""The demo's recommendations: the shipped mini on users that were not in training, by transformers' beam search and by every drafter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mmspec.bench.compare.recommendations import Prefixes, overlap, usual
+from mmspec.bench.compare.recommendations import Prefixes, beam_search_baseline, overlap
 from mmspec.bench.compare.run import versus
 from mmspec.bench.demo.run import DemoRequest, Section
 from mmspec.bench.report.page import millions
@@ -21,7 +21,7 @@ K = 10
 
 @dataclass(frozen=True)
 class RecsysMethod:
-    """How a search is made. `drafter` is a name in the mini; None drafts nothing."""
+    """Settings of a search. `drafter` is a name in the mini; None for no drafter."""
 
     name: str
     what: str
@@ -29,7 +29,7 @@ class RecsysMethod:
     drafter: str | None = None
 
 
-CONTINUOUS_METHODS = (
+METHODS = (
     RecsysMethod("plain", "K paths share the prompt's cache, nothing drafted", "plain"),
     RecsysMethod("model", "a small model's wide beams, checked level by level", drafter="model"),
     RecsysMethod("head", "a recurrent head on the target's own state", drafter="head"),
@@ -39,22 +39,23 @@ CONTINUOUS_METHODS = (
 
 @dataclass
 class RecsysRun:
-    """One user by one way."""
+    """One user by one method."""
 
     items: list[Any]
     scores: list[float]
     stats: Any
     committed: list[int]  # levels by round
-    same: bool = False  # plain search's very items
+    same: bool = False  # the items of plain search
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole search."""
         return self.stats.seconds["total"]
 
 
 @dataclass
 class RecsysResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     mini: Mini
     users: Sequence[Sequence[Any]]
@@ -64,19 +65,20 @@ class RecsysResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "recsys" / "target" / "model.safetensors").exists()
 
 
 def work(request: DemoRequest) -> int:
-    return (len(CONTINUOUS_METHODS) + 1) * (_examples(request) + 1)
+    """Return the number of runs that `section` makes."""
+    return (len(METHODS) + 1) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
-    """Recommend to every user by every way, taking turns, and compare with plain search."""
+    """Recommend to every user by every method in turn, and compare with plain search."""
     mini, device = load("recsys"), torch.device(device_of(request.device))
     mini = replace(mini, target=mini.target.to(device), drafters={name: drafter.to(device) for name, drafter in mini.drafters.items()})
-    ways = tuple(way for way in CONTINUOUS_METHODS if way.drafter is None or way.drafter in mini.drafters)
+    ways = tuple(way for way in METHODS if way.drafter is None or way.drafter in mini.drafters)
     found = RecsysResults(mini, list(mini.examples[: _examples(request)]), ways, {way.name: [] for way in ways})
     prefixes = Prefixes(mini.catalogue)
     turns: list[Callable[[int], None]] = [lambda number: found.usual.append(_usual(found, prefixes, number))]
@@ -108,7 +110,7 @@ def _examples(request: DemoRequest) -> int:
 def _usual(found: RecsysResults, prefixes: Prefixes, number: int) -> float:
     inputs = found.mini.catalogue.inputs([found.users[number]], found.mini.target.device)
     start = perf_counter()
-    usual(found.mini.target, inputs, prefixes, K)
+    beam_search_baseline(found.mini.target, inputs, prefixes, K)
     return perf_counter() - start
 
 
@@ -151,7 +153,7 @@ def _row(way: RecsysMethod, found: RecsysResults) -> dict[str, Any]:
 
 
 def _scores(found: RecsysResults, run: RecsysRun) -> list[tuple[str, float, float]]:
-    """Each item's name, its probability in per cent of the best one's, and the log-probability of its codes."""
+    """Return each item's name, its probability as a percentage of the best item's, and the log-probability of its codes."""
     levels, best = found.mini.catalogue.levels, max(run.scores)
     pairs = zip(run.items, run.scores, strict=True)
     return [(found.mini.catalogue.name(item), 100 * exp(levels * (score - best)), levels * score) for item, score in pairs]

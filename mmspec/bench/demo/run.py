@@ -1,4 +1,4 @@
-"""The demo: every shipped modality, plain and speculative, as rows for the terminal and one section of the report each."""
+"""The demo: every shipped modality, plain and speculative, as table rows for the terminal and sections of the report."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SECTIONS = {
     "speech": "mmspec.bench.demo.speech",
     "recsys": "mmspec.bench.demo.recsys",
 }
-"""Each module has `there()`, whether its mini ships, `work(request)`, how many runs it will make, and `section(request)`."""
+"""Each module has `there()`: is its mini installed; `work(request)`: its number of runs; `section(request)`: its results."""
 
 
 PLAIN = "outputs identical to plain decoding, of those that must be"
@@ -25,7 +25,7 @@ PLAIN = "outputs identical to plain decoding, of those that must be"
 
 @dataclass(frozen=True)
 class DemoRequest:
-    """What every section is asked for. Call `done` after each run."""
+    """Settings of every section. `done` is called after each run."""
 
     quick: bool
     seed: int
@@ -35,38 +35,39 @@ class DemoRequest:
 
 @dataclass(frozen=True)
 class Section:
-    """One modality's outcome: a row per way of decoding, and what its template shows beside them."""
+    """Results of one modality: a row per method, and the data of its template."""
 
     title: str
     rows: list[dict[str, Any]]
     candidates: list[dict[str, Any]]  # rows of exact methods that draft: the headline takes the best of them
     view: dict[str, Any]  # for templates/NAME.html
-    same: int  # outputs equal to plain decoding's, among those of ways that promise it; or to what `promise` says
+    same: int  # outputs equal to plain decoding's, of methods that guarantee it; or to what `promise` says
     of: int
     promise: str = PLAIN
 
 
-def shown() -> dict[str, Any]:
-    """The sections whose minis are there, by name."""
+def installed_sections() -> dict[str, Any]:
+    """Return the sections whose minis are installed, by name."""
     found = {name: import_module(where) for name, where in SECTIONS.items()}
     return {name: module for name, module in found.items() if module.there()}
 
 
 def work(request: DemoRequest) -> int:
-    """Runs in all sections together: the length of the progress bar."""
-    return sum(module.work(request) for module in shown().values())
+    """Return the number of runs in all sections, the length of the progress bar."""
+    return sum(module.work(request) for module in installed_sections().values())
 
 
 def run_demo(request: DemoRequest) -> dict[str, Section]:
-    return {name: module.section(request) for name, module in shown().items()}
+    """Run the sections whose minis are installed and return them by name."""
+    return {name: module.section(request) for name, module in installed_sections().items()}
 
 
 def report(sections: dict[str, Section], request: DemoRequest) -> str:
-    """Write the page of the whole demo.
+    """Render the page of the whole demo.
 
     Args:
-        sections: outcomes by the names of `SECTIONS`, as `run_demo` returns them.
-        request: what they were asked for.
+        sections: results by the names of `SECTIONS`, as `run_demo` returns them.
+        request: the settings.
 
     Returns:
         One HTML file.

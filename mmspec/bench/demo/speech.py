@@ -1,4 +1,4 @@
-"""The demo's speech: the shipped mini says its own examples, by one way after another from the same seeds."""
+"""The demo's speech: the shipped mini's example texts, by every method with the same seeds."""
 
 from dataclasses import dataclass, field
 from statistics import median
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.bench.compare.run import versus
-from mmspec.bench.compare.speech import ways
+from mmspec.bench.compare.speech import speech_methods
 from mmspec.bench.demo.run import DemoRequest, Section
 from mmspec.bench.report.page import millions
 from mmspec.core.rules.base import TOKEN_EXACT
@@ -20,7 +20,7 @@ from mmspec.loading.text import device_of
 from mmspec.minis import HOME, Mini, load
 from mmspec.speech import synthesize
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "plain": "one code a forward",
     "model": "a smaller model drafts a chain",
     "heads": "heads on the target draft a chain",
@@ -35,7 +35,7 @@ _SHADES = np.array([(74, 144, 217), (250, 200, 90)], np.uint8)
 
 @dataclass
 class SpeechRun:
-    """One text by one way."""
+    """One text by one method."""
 
     wave: Tensor  # [T]
     codes: Tensor  # [S]
@@ -48,7 +48,7 @@ class SpeechRun:
 
 @dataclass
 class SpeechResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     mini: Mini
     texts: list[tuple[str, str]]  # and voices
@@ -56,36 +56,37 @@ class SpeechResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "speech" / "target" / "model.safetensors").exists()
 
 
 def work(request: DemoRequest) -> int:
-    return len(CONTINUOUS_METHODS) * _examples(request) + 1
+    """Return the number of runs that `section` makes."""
+    return len(METHODS) * _examples(request) + 1
 
 
 def section(request: DemoRequest) -> Section:
-    """Say every text by every way, taking turns, and compare with plain decoding."""
+    """Synthesize every text by every method in turn, and compare with plain decoding."""
     mini = load("speech")
     mini.target.model.to(device_of(request.device))
     texts = list(zip(mini.examples["texts"], mini.examples["voice"], strict=True))[: _examples(request)]
-    found, given = SpeechResults(mini, texts, {way: [] for way in CONTINUOUS_METHODS}), ways(mini)
+    found, given = SpeechResults(mini, texts, {way: [] for way in METHODS}), speech_methods(mini)
     _once(mini, given["model"], texts[0], request.seed)  # the first run pays for allocations
     request.done()
     start = perf_counter()
     for number, text in enumerate(texts):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer texts rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer texts to bound the waiting time
             found.texts = texts[:number]
             break
-        turns = list(CONTINUOUS_METHODS)
+        turns = list(METHODS)
         for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
             found.runs[way].append(_once(mini, given[way], text, request.seed + number))
             request.done()
-    for way in CONTINUOUS_METHODS:
+    for way in METHODS:
         for run, plain in zip(found.runs[way], found.runs["plain"], strict=True):
             run.same = torch.equal(run.wave, plain.wave)
-    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
-    promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
+    rows = [_row(way, found) for way in METHODS]
+    promised = [run.same for way in METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
     exact = [row for row in rows if row["way"] != "plain" and row["exactness"] == TOKEN_EXACT]
     spectrograms = {way: [spectrogram(run.wave, run.committed) for run in runs] for way, runs in found.runs.items()}
     view = {"found": found, "target": millions(mini.target.model), "spectrograms": spectrograms}
@@ -113,7 +114,7 @@ def _row(way: str, found: SpeechResults) -> dict[str, Any]:
     paces = [(one.seconds / max(1, len(one.wave)), two.seconds / max(1, len(two.wave))) for one, two in zip(plain, runs, strict=True)]
     return {
         "way": way,
-        "what": CONTINUOUS_METHODS[way],
+        "what": METHODS[way],
         "exactness": runs[0].stats.exactness,
         "tokens": tokens,
         "target_calls": calls,
@@ -129,11 +130,11 @@ def _row(way: str, found: SpeechResults) -> dict[str, Any]:
 
 
 def spectrogram(wave: Tensor, committed: list[int]) -> Image.Image:
-    """Log-magnitudes, low frequencies at the bottom, over a strip that changes its shade with every forward.
+    """Draw log-magnitudes, low frequencies at the bottom, above a strip whose shade changes with every forward.
 
     Args:
-        wave: samples [T], float.
-        committed: how many codes each forward committed.
+        wave: float [T], samples.
+        committed: number of codes committed by each forward.
 
     Returns:
         A picture, one column a window.

@@ -1,4 +1,4 @@
-"""The demo's text section: the shipped pair on its own example prompts, decoded in every way the library has by name."""
+"""The demo's text section: the shipped pair on its example prompts, by every named method."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +21,7 @@ _BUDGET = 45.0  # seconds after which no further prompt is begun
 
 @dataclass(frozen=True)
 class TextEntry:
-    """One way of decoding. `base` names the way whose tokens it must reproduce."""
+    """One method. `base` names the method whose tokens it must reproduce."""
 
     name: str
     words: str
@@ -35,7 +35,7 @@ class TextEntry:
 PEER = TextEntry("generate", "transformers' own generate, greedy", None, None)
 PLAIN = TextEntry("plain", "mmspec without a drafter, greedy", None, "generate")
 PLAIN_SAMPLED = TextEntry("plain sampling", f"mmspec without a drafter, temperature {SAMPLED}", None, None, SAMPLED)
-CONTINUOUS_METHODS = (
+METHODS = (
     PEER,
     PLAIN,
     TextEntry("model", "a small model drafts 4 tokens", "model", "generate", length=4),
@@ -50,7 +50,7 @@ CONTINUOUS_METHODS = (
 
 @dataclass
 class TextRun:
-    """One way on one example."""
+    """One method on one example."""
 
     tokens: list[int]
     text: str
@@ -62,7 +62,7 @@ class TextRun:
 
 @dataclass
 class TextResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     prompts: list[str]
     runs: dict[str, list[TextRun]] = field(default_factory=dict)
@@ -70,38 +70,39 @@ class TextResults:
 
 
 def there() -> bool:
-    """The text mini always ships."""
+    """Return True: the text mini is always installed."""
     return True
 
 
 def work(request: DemoRequest) -> int:
-    return len(CONTINUOUS_METHODS) * (_examples(request) + 1)
+    """Return the number of runs that `section` makes."""
+    return len(METHODS) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
-    """Run every way on every example, taking turns, and compare."""
+    """Run every method on every example in turn, and compare."""
     most = 24 if request.quick else 64
     run = RunSection(max_new_tokens=most, seed=request.seed)
     pair = load_pair(Config(target=TargetSection(device=request.device), drafter=DrafterSection(kind="model"), run=run))
     count = _examples(request)
     prompts = [str(prompt) for prompt in pair.examples[:: max(1, len(pair.examples) // count)][:count]]
-    found = TextResults(prompts, {way.name: [] for way in CONTINUOUS_METHODS})
-    found.totals = {way.name: Stats() for way in CONTINUOUS_METHODS}
+    found = TextResults(prompts, {way.name: [] for way in METHODS})
+    found.totals = {way.name: Stats() for way in METHODS}
     brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
-    for way in CONTINUOUS_METHODS:  # first runs pay for allocations
+    for way in METHODS:  # first runs pay for allocations
         _once(brief, way, found.prompts[0], None)
         request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
-        if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+        if perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts to bound the waiting time
             found.prompts = found.prompts[:number]
             break
-        for way in CONTINUOUS_METHODS[number % len(CONTINUOUS_METHODS) :] + CONTINUOUS_METHODS[: number % len(CONTINUOUS_METHODS)]:
+        for way in METHODS[number % len(METHODS) :] + METHODS[: number % len(METHODS)]:
             found.runs[way.name].append(_once(pair, way, prompt, found.totals[way.name]))
             request.done()
     _compare(found)
-    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
-    flags = [run.same for way in CONTINUOUS_METHODS for run in found.runs[way.name] if run.same is not None]
+    rows = [_row(way, found) for way in METHODS]
+    flags = [run.same for way in METHODS for run in found.runs[way.name] if run.same is not None]
     candidates = [row for row in rows if row["acceptance"] is not None and row["times_generate"] is not None]
     return Section("Text", rows, candidates, _view(found, pair), sum(flags), len(flags))
 
@@ -111,7 +112,7 @@ def _examples(request: DemoRequest) -> int:
 
 
 def _trained(name: str | None, pair: Pair) -> Any:
-    """The mini's trained drafter of that name; None for other names."""
+    """Return the mini's trained drafter of that name; None for other names."""
     return _nets()[name].to(pair.target.device) if name in shipped_drafters() else None
 
 
@@ -147,8 +148,8 @@ def _once(pair: Pair, way: TextEntry, prompt: str, total: Stats | None) -> TextR
 
 
 def _compare(found: TextResults) -> None:
-    """Fill in `same`: token by token against the base's own run."""
-    for way in CONTINUOUS_METHODS:
+    """Set `same`: whether the tokens equal those of the base's run."""
+    for way in METHODS:
         if way.base is not None:
             for run, base in zip(found.runs[way.name], found.runs[way.base], strict=True):
                 run.same = run.tokens == base.tokens
@@ -175,7 +176,7 @@ def _row(way: TextEntry, found: TextResults) -> dict[str, Any]:
 
 
 def _view(found: TextResults, pair: Pair) -> dict[str, Any]:
-    drafting = [way for way in CONTINUOUS_METHODS if way.drafter is not None]
+    drafting = [way for way in METHODS if way.drafter is not None]
     return {
         "found": found,
         "methods": drafting,
@@ -183,5 +184,5 @@ def _view(found: TextResults, pair: Pair) -> dict[str, Any]:
         "drafter": millions(pair.model),
         "new": pair.config.run.max_new_tokens,
         "accepted": {way.name: by_position(found.totals[way.name]) for way in drafting},
-        "times": {way.name: phases(found.totals[way.name].seconds) for way in CONTINUOUS_METHODS if way is not PEER},
+        "times": {way.name: phases(found.totals[way.name].seconds) for way in METHODS if way is not PEER},
     }

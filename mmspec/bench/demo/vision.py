@@ -1,4 +1,4 @@
-"""The demo's pictures: the shipped mini on its own captions, drawn by one method after another from the same seeds."""
+"""The demo's pictures: the shipped mini's example captions, by every method with the same seeds."""
 
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -18,7 +18,7 @@ from mmspec.minis import HOME
 from mmspec.vision.generation import generate
 from mmspec.vision.quality.contact_sheets import RAMP, temperature
 
-CONTINUOUS_METHODS = {
+METHODS = {
     "plain": "one code a forward",
     "jacobi": "a window drawn with the target's own noise",
     "sjd": "a window drawn afresh every round",
@@ -43,12 +43,13 @@ class VisionRun:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole generation."""
         return self.stats.seconds["total"]
 
 
 @dataclass
 class VisionResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     loaded: Loaded
     prompts: list[str]
@@ -56,34 +57,35 @@ class VisionResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "vision" / "emoji" / "target" / "model.safetensors").exists()
 
 
 def work(request: DemoRequest) -> int:
-    return len(CONTINUOUS_METHODS) * _examples(request) + 1
+    """Return the number of runs that `section` makes."""
+    return len(METHODS) * _examples(request) + 1
 
 
 def section(request: DemoRequest) -> Section:
-    """Draw every prompt by every method, taking turns, and compare with plain decoding."""
+    """Generate every prompt by every method in turn, and compare with plain decoding."""
     loaded = load_image_model("mini", device=device_of(request.device))
-    found = VisionResults(loaded, list(loaded.examples[: _examples(request)]), {way: [] for way in CONTINUOUS_METHODS})
+    found = VisionResults(loaded, list(loaded.examples[: _examples(request)]), {way: [] for way in METHODS})
     _once(loaded, "scd", found.prompts[0], request.seed)  # the first run pays for allocations
     request.done()
     start = perf_counter()
     for number, prompt in enumerate(found.prompts):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer prompts to bound the waiting time
             found.prompts = found.prompts[:number]
             break
-        turns = list(CONTINUOUS_METHODS)
+        turns = list(METHODS)
         for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
             found.runs[way].append(_once(loaded, way, prompt, request.seed + number))
             request.done()
-    for way in CONTINUOUS_METHODS:
+    for way in METHODS:
         for run, plain in zip(found.runs[way], found.runs["plain"], strict=True):
             run.same = torch.equal(run.codes, plain.codes)
-    rows = [_row(way, found) for way in CONTINUOUS_METHODS]
-    promised = [run.same for way in CONTINUOUS_METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
+    rows = [_row(way, found) for way in METHODS]
+    promised = [run.same for way in METHODS if way != "plain" for run in found.runs[way] if run.stats.exactness == TOKEN_EXACT]
     exact = [row for row in rows if row["way"] != "plain" and row["drift"] is None and "lossy" not in row["exactness"]]
     return Section("Pictures", rows, exact, _view(found), sum(promised), len(promised))
 
@@ -104,7 +106,7 @@ def _row(way: str, found: VisionResults) -> dict[str, Any]:
     drifts = [run.stats.drift for run in runs if run.stats.drift is not None]
     return {
         "way": way,
-        "what": CONTINUOUS_METHODS[way],
+        "what": METHODS[way],
         "exactness": runs[0].stats.exactness,
         "tokens": tokens,
         "target_calls": calls,
@@ -120,7 +122,7 @@ def _row(way: str, found: VisionResults) -> dict[str, Any]:
 
 
 def _view(found: VisionResults) -> dict[str, Any]:
-    """With maps, by method, of how many codes were committed together; methods that write rows side by side have none."""
+    """Return the data of the template, with maps of how many codes were committed together; methods for parallel rows have no map."""
     runs = {way: [run.runs for run in runs] for way, runs in found.runs.items()}
     seen = {way: [counts for counts in maps if counts is not None] for way, maps in runs.items() if maps[0] is not None}
     most = max(int(counts.max()) for maps in seen.values() for counts in maps)

@@ -1,4 +1,4 @@
-"""The demo's pictures and questions: the mini that sees answers its own examples, drafted by what reads, by what sees, and by heads."""
+"""The demo's vision-language section: the mini on its examples, with text-only, vision-language and trained drafters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ Options = Callable[[Mini], dict[str, Any]]
 
 @dataclass(frozen=True)
 class VlmEntry:
-    """One way of answering; `base` names the way whose tokens it must reproduce, `peer` what transformers' own `generate` takes."""
+    """One method. `base` names the method whose tokens it must reproduce; `peer` holds options of transformers' own `generate`."""
 
     name: str
     words: str
@@ -51,7 +51,7 @@ def _small(*names: str) -> Options:
 
 
 def _another(prompt: Any, session: Any) -> Any:
-    """The wrong picture: upside down and in negative, where the target sees the right one."""
+    """Return the prompt with its pictures upside down and in negative, for a drafter; the target keeps the right ones."""
     return {**prompt, "pixel_values": -prompt["pixel_values"].flip(-2)}
 
 
@@ -86,7 +86,7 @@ _HEADS = {"vispec": "a layer on the target's states and the picture in brief", "
 
 @dataclass
 class VlmRun:
-    """One way on one example."""
+    """One method on one example."""
 
     tokens: list[int]
     text: str
@@ -99,7 +99,7 @@ class VlmRun:
 
 @dataclass
 class VlmResults:
-    """Everything the section shows."""
+    """Data of the section."""
 
     pair: Pair
     requests: list[VisionPrompt]
@@ -109,12 +109,12 @@ class VlmResults:
 
 
 def there() -> bool:
-    """Whether the mini ships with this copy of the library."""
+    """Return True if the mini is installed."""
     return (HOME / "vlm" / "target" / "model.safetensors").exists()
 
 
-def ways(mini: Mini) -> tuple[VlmEntry, ...]:
-    """The ways for which the mini has what they draft with."""
+def installed_methods(mini: Mini) -> tuple[VlmEntry, ...]:
+    """Return the methods whose drafters the mini has."""
     lookup = VlmEntry("lookup", "copies what followed the same tokens before", lambda mini: {"drafter": "lookup"})
     heads = [name for name in mini.drafters if name not in ("text", "vlm")]
     drawn = [
@@ -129,11 +129,12 @@ def _head(name: str) -> Options:
 
 
 def work(request: DemoRequest) -> int:
-    return len(ways(load("vlm"))) * (_examples(request) + 1)
+    """Return the number of runs that `section` makes."""
+    return len(installed_methods(load("vlm"))) * (_examples(request) + 1)
 
 
 def section(request: DemoRequest) -> Section:
-    """Run every way on every example, taking turns, and compare."""
+    """Run every method on every example in turn, and compare."""
     run = RunSection(max_new_tokens=_most(request), seed=request.seed)
     mini = load("vlm")
     pair = load_pair(Config(target=TargetSection(path="vlm", device=request.device), drafter=DrafterSection(kind="none"), run=run))
@@ -142,7 +143,7 @@ def section(request: DemoRequest) -> Section:
     half = (len(pair.examples) + 1) // 2  # descriptions come first: they and questions take turns
     mixed = [each for both in zip_longest(pair.examples[:half], pair.examples[half:]) for each in both if each is not None]
     examples: list[Any] = mixed[: _examples(request)]
-    found = VlmResults(pair, examples, ways(mini))
+    found = VlmResults(pair, examples, installed_methods(mini))
     found.runs, found.totals = {way.name: [] for way in found.ways}, {way.name: Stats() for way in found.ways}
     brief = replace(pair, config=replace(pair.config, run=replace(run, max_new_tokens=8)))
     for way in found.ways:  # first runs pay for allocations
@@ -150,7 +151,7 @@ def section(request: DemoRequest) -> Section:
         request.done()
     start = perf_counter()
     for number, example in enumerate(examples):
-        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer pictures rather than making its owner wait
+        if number and perf_counter() - start > _BUDGET:  # a slow machine shows fewer pictures to bound the waiting time
             found.requests = examples[:number]
             break
         turn = number % len(found.ways)
@@ -192,7 +193,7 @@ def _once(pair: Pair, mini: Mini, way: VlmEntry, example: VisionPrompt, total: S
 
 
 def _compare(found: VlmResults) -> None:
-    """Fill in `same`: token by token against the base's own run."""
+    """Set `same`: whether the tokens equal those of the base's run."""
     for way in found.ways:
         if way.base is not None and way is not PEER:
             for run, base in zip(found.runs[way.name], found.runs[way.base], strict=True):
@@ -220,13 +221,13 @@ def _row(way: VlmEntry, found: VlmResults) -> dict[str, Any]:
 
 
 def by_kind(runs: list[VlmRun]) -> dict[str, tuple[int, int]]:
-    """(accepted, judged) draft tokens, by what the target's word takes from the picture; "function" takes nothing."""
+    """Return (accepted, judged) draft tokens, by the kind of the target's word; "function" words do not depend on the picture."""
     found: dict[str, tuple[int, int]] = {}
     for run in runs:
         committed = [(each, turn, piece.strip()) for each in run.rounds for turn, piece in enumerate(each.pieces)]
         for kind, (each, turn, word) in zip(word_kinds([word for *_, word in committed]), committed, strict=True):
             hits, of = found.get(kind, (0, 0))
-            if word and turn < each.drafted:  # behind the last draft token the target speaks for itself
+            if word and turn < each.drafted:  # the token behind the last draft token is the target's own
                 found[kind] = (hits + (turn < each.accepted), of + 1)
     return found
 

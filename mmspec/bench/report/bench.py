@@ -1,4 +1,4 @@
-"""The benchmark's figures as a page."""
+"""The HTML report of `mmspec bench`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ _CONTENTS = {"glance": "At a glance", "figures": "Every contender", "speed": "Sp
 
 
 def bench_page(found: dict[str, Any]) -> str:
-    """The report of what `mmspec bench` measured.
+    """Render the report of a benchmark.
 
     Args:
         found: what `mmspec bench --json` prints.

@@ -1,4 +1,4 @@
-"""HTML reports from the Jinja2 templates beside this module. A page is one file that loads nothing else."""
+"""HTML reports from the Jinja2 templates beside this module. A page is one self-contained file."""
 
 import base64
 import io
@@ -54,7 +54,7 @@ def _template(name: str) -> Template:
     loader = FileSystemLoader(Path(__file__).with_name("templates"))
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"fixed": _fixed, "percent": _percent, "png": _png, "wav": _wav, "machine": machine}
-    environment.filters |= {"compared": compared, "common": common}
+    environment.filters |= {"compared": compared, "common": common_prefix}
     environment.globals |= {"TOKEN_EXACT": TOKEN_EXACT, "SAME_DISTRIBUTION": DISTRIBUTION_EXACT}
     return environment.get_template(name)
 
@@ -95,7 +95,7 @@ def millions(model: Any) -> str:
     return f"{sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f}"
 
 
-def common(run: Any, base: Any) -> int:
+def common_prefix(run: Any, base: Any) -> int:
     """Compare two texts from their beginning.
 
     Args:
@@ -133,12 +133,12 @@ def _percent(value: float | None) -> str:
 
 
 def _png(picture: Image.Image) -> str:
-    """A picture as a data URI."""
+    """Return a picture as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(picture_bytes(picture)).decode()}"
 
 
 def _wav(wave: Tensor, rate: int) -> str:
-    """Samples [T] in [-1, 1] at `rate` per second as a data URI of 16-bit PCM."""
+    """Return samples [T] in [-1, 1] at `rate` per second as a data URI of 16-bit PCM."""
     buffer = io.BytesIO()
     soundfile.write(buffer, wave.numpy(), rate, format="WAV", subtype="PCM_16")
     return f"data:audio/wav;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""Token ids as text, piece by piece, and a generation as the rounds it was made in."""
+"""Incremental detokenization, and a generation as its rounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Decode = Callable[[list[int]], str]
 
 
 class Pieces:
-    """Text as it commits. The bytes of an unfinished character wait for the rest of it."""
+    """Incremental detokenizer. Incomplete characters are held back."""
 
     def __init__(self, decode: Decode):
         self.decode = decode
@@ -17,12 +17,12 @@ class Pieces:
         self.shown = self.before = 0  # ids shown, and where the window that gives them their context begins
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that `ids` add."""
+        """Return the text that `ids` add."""
         self.ids += ids
         return self._take(last=False)
 
     def rest(self) -> str:
-        """What still waits, broken characters included."""
+        """Return the text held back, incomplete characters included."""
         return self._take(last=True)
 
     def _take(self, last: bool) -> str:
@@ -30,7 +30,7 @@ class Pieces:
         new = self.decode(self.ids[self.before :])
         if new.endswith("\ufffd") and not last:
             return ""
-        if len(new) > len(old):  # ids that say nothing are no context for what follows
+        if len(new) > len(old):  # ids without text give no context to the ids behind them
             self.before = self.shown
         self.shown = len(self.ids)
         return new[len(old) :]
@@ -38,7 +38,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class TextRound:
-    """One round of one row: draft tokens asked for, draft tokens accepted, and the text of everything it committed."""
+    """One round of one row: draft tokens scored, draft tokens accepted, and the text of every committed token."""
 
     drafted: int
     accepted: int
@@ -47,7 +47,7 @@ class TextRound:
 
 @dataclass
 class TextRounds:
-    """Pass it as `on_step`: it keeps the rounds of row 0."""
+    """An `on_step` callback that records the rounds of row 0."""
 
     decode: Decode
     found: list[TextRound] = field(default_factory=list)
@@ -56,6 +56,7 @@ class TextRounds:
         self.pieces = Pieces(self.decode)
 
     def __call__(self, step: Step) -> None:
+        """Record the round of row 0, if it committed anything."""
         values = step.committed.values[0]
         if values:
             texts = [self.pieces.push([value]) for value in values]

@@ -1,5 +1,4 @@
-"""Diffusion networks in closed form: what the best network would say of data from a mixture of round Gaussians, whose distribution is
-known."""
+"""Diffusion networks in closed form: the optimal network for data from a mixture of isotropic Gaussians, whose distribution is known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,42 +9,47 @@ import torch
 from torch import Tensor, nn
 
 Levels = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Timesteps [M] -> how much of the data and how much noise a state holds, [M] each."""
+"""Timesteps [M] -> signal and noise levels of a state, [M] each."""
 
 
 def variance_preserving(scheduler: Any) -> Levels:
-    """The levels of diffusers' DDPM and DDIM schedulers."""
+    """Return the signal and noise levels of diffusers' DDPM and DDIM schedulers."""
     table = scheduler.alphas_cumprod.double()
     return lambda timesteps: (table[timesteps.long()].sqrt(), (1 - table[timesteps.long()]).sqrt())
 
 
 def interpolating(timesteps: Tensor) -> tuple[Tensor, Tensor]:
-    """The levels of flow matching, timesteps being 1000 times the noise."""
+    """Return the levels of flow matching; timesteps are 1000 times the noise level."""
     noise = timesteps.double() / 1000
     return 1 - noise, noise
 
 
 @dataclass(frozen=True)
 class GaussianMixtureData:
-    """Data: one of `means` [K, D], all as likely, and round noise of deviation `deviations` [K] about it."""
+    """Data from a mixture of isotropic Gaussians with equal weights.
+
+    Args:
+        means: float [K, D].
+        deviations: float [K].
+    """
 
     means: Tensor
     deviations: Tensor
 
     @staticmethod
     def random(size: int, components: int = 5, seed: int = 0) -> "GaussianMixtureData":
-        """Means in [-2, 2] a coordinate and deviations in [0.1, 0.25]."""
+        """Return a mixture with means in [-2, 2] a coordinate and deviations in [0.1, 0.25]."""
         keys = torch.Generator().manual_seed(seed)
         means = torch.rand(components, size, generator=keys, dtype=torch.float64) * 4 - 2
         return GaussianMixtureData(means, torch.rand(components, generator=keys, dtype=torch.float64) * 0.15 + 0.1)
 
     def blurred(self, amount: float, seed: int = 1) -> "GaussianMixtureData":
-        """This mixture badly learned: its means are off by `amount` of their own deviations a coordinate. What a draft may know."""
+        """Return this mixture with errors in its means of `amount` deviations a coordinate, for a drafter."""
         off = torch.randn(self.means.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return GaussianMixtureData(self.means + amount * self.deviations[:, None] * off, self.deviations)
 
     def expected(self, x: Tensor, signal: Tensor, noise: Tensor) -> Tensor:
-        """The mean of the data [M, D] given states `x` [M, D] that hold `signal` [M] of them and `noise` [M]."""
+        """Return the mean of the data [M, D] given states `x` [M, D] with levels `signal` [M] and `noise` [M]."""
         signal, variance = signal[:, None], (signal[:, None] * self.deviations) ** 2 + noise[:, None] ** 2  # [M, K]
         away = x[:, None] - signal[..., None] * self.means  # [M, K, D]
         scores = -0.5 * away.square().sum(-1) / variance - 0.5 * x.shape[-1] * variance.log()
@@ -54,7 +58,7 @@ class GaussianMixtureData:
 
 
 class MixtureNet(nn.Module):
-    """The network of `mixture`, called as a UNet2DModel is. It predicts "epsilon", "sample", "v_prediction" or a "flow"."""
+    """The optimal network for `mixture`, called like a UNet2DModel. It predicts "epsilon", "sample", "v_prediction" or a "flow"."""
 
     def __init__(self, mixture: GaussianMixtureData, levels: Levels, predicts: str = "epsilon", shape: tuple[int, int, int] | None = None):
         super().__init__()

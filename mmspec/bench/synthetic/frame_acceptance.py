@@ -1,10 +1,10 @@
-"""How often frames of K codes are accepted, whole and code by code: random factors, no weights, no data.
+"""Acceptance of frames of K codes, as a whole and code by code, for random factorised distributions.
 
     python -m mmspec.bench.synthetic.frame_acceptance --frames 200000
 
-Both distributions are K independent books of 256 codes; the drafter's scores are the target's with noise. `code` is the mean chance of a
-single code, `per_code` that of a frame whose codes are accepted one by one, `whole` that of frame coupling; the two last columns count what
-the rules themselves committed.
+Both distributions are K independent codebooks of 256 codes; the drafter's scores are the target's with noise. `code` is the mean acceptance
+probability of a single code, `per_code` that of a frame whose codes are accepted one by one, `whole` that of frame coupling; the last two
+columns count what the rules committed.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from mmspec.core.rules.per_code import PerCode
 from mmspec.core.rules.token import Token
 
 CODES, NOISE = 256, 0.29
-"""Codes of a book; standard deviation of the drafter's error in its scores. 0.29 leaves a code a chance of about 0.885."""
+"""Codes of a book; standard deviation of the drafter's error in its scores. With 0.29 a code is accepted with probability 0.885."""
 _AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Shares of frames, but for `code`: of codes."""
+    """Shares of accepted frames; `code` is a share of codes."""
 
     code: float
     per_code: float
@@ -36,7 +36,7 @@ class Acceptance:
 
 
 def acceptance(books: int, frames: int = 20_000, seed: int = 0, noise: float = NOISE) -> Acceptance:
-    """Draft `frames` single frames of `books` codes and judge them both ways. Distributions are drawn anew for every thousand frames."""
+    """Judge `frames` single frames of `books` codes by both methods. Distributions are drawn anew for every thousand frames."""
     sums = torch.zeros(5, dtype=torch.float64)
     for first in range(0, frames, _AT_ONCE):
         count = min(_AT_ONCE, frames - first)
@@ -60,6 +60,7 @@ def _judged(books: int, count: int, generator: torch.Generator, noise: float) ->
 
 
 def main() -> None:
+    """Command-line entry point: print the acceptance table as Markdown."""
     parser = argparse.ArgumentParser(description="How often frames of K codes are accepted, whole and code by code (random factors).")
     parser.add_argument("--books", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--frames", type=int, default=20_000, help="frames judged for each number of books")

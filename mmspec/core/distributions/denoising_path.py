@@ -257,8 +257,8 @@ class DrawnPath:
         """Select distributions at `rows` and `columns` of the batch.
 
         Args:
-            rows: row indices.
-            columns: column indices, of the same shape.
+            rows: LongTensor [...], row indices.
+            columns: LongTensor [...], column indices.
 
         Returns:
             Distributions of that shape.

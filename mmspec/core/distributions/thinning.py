@@ -51,8 +51,8 @@ class ImplicitDistribution(ABC):
         """Select distributions of a [B, N] batch.
 
         Args:
-            rows: row indices.
-            columns: column indices, of the same shape.
+            rows: LongTensor [...], row indices.
+            columns: LongTensor [...], column indices.
 
         Returns:
             Distributions of that shape.
@@ -111,15 +111,15 @@ class ImplicitDistribution(ABC):
         return (1 - self.log_ratio(q, x).exp()).clamp(min=0)
 
     def mass(self, q: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """Refuse to sum over values; overridden where there is a closed form.
+        """Sum over all values; only for distributions with a closed form, which override this method.
 
         Args:
-            q: other distributions.
-            x: values.
-            weight: weights.
+            q: other distributions [...].
+            x: values [..., *value].
+            weight: float [...].
 
         Returns:
-            Nothing.
+            [...], where it is overridden.
 
         Raises:
             ValueError: always.
@@ -128,7 +128,7 @@ class ImplicitDistribution(ABC):
 
     @property
     def scores(self) -> Tensor:
-        """Refused: there is no table.
+        """Scores of all values; not available without a table.
 
         Raises:
             ValueError: always.
@@ -136,10 +136,10 @@ class ImplicitDistribution(ABC):
         raise ValueError(self.advice)
 
     def log_probs(self) -> Tensor:
-        """Refuse to list log-probabilities.
+        """Log-probabilities of all values; not available without a table.
 
         Returns:
-            Nothing.
+            [..., V] for distributions with a table.
 
         Raises:
             ValueError: always.
@@ -147,10 +147,10 @@ class ImplicitDistribution(ABC):
         raise ValueError(self.advice)
 
     def probs(self) -> Tensor:
-        """Refuse to list probabilities.
+        """Probabilities of all values; not available without a table.
 
         Returns:
-            Nothing.
+            [..., V] for distributions with a table.
 
         Raises:
             ValueError: always.
@@ -179,7 +179,7 @@ def same(one: Tensor, other: Tensor, batch: int) -> Tensor:
 
     Args:
         one: values [*batch, *value].
-        other: values of the same shape.
+        other: values [*batch, *value].
         batch: number of batch dimensions.
 
     Returns:

@@ -20,7 +20,7 @@ class ValueCache:
         """Look up a result.
 
         Args:
-            x: values.
+            x: values [..., *value].
 
         Returns:
             The result kept for `x`; None if there is none.
@@ -34,7 +34,7 @@ class ValueCache:
         """Store a result in place of the one before.
 
         Args:
-            x: values.
+            x: values [..., *value].
             result: what was computed for them.
 
         Returns:

@@ -134,7 +134,14 @@ class Medusa(Heads):
         return own.new_full((*own.shape[:-1], self.size), -torch.inf).index_copy_(-1, self.token_map, own) if self.size else own
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise ValueError unless `token_map` holds distinct ids of the target."""
+        """Check the weights of a checkpoint before they are loaded.
+
+        Args:
+            weights: tensors by name.
+
+        Raises:
+            ValueError: unless `token_map` LongTensor [own_heads] holds distinct ids of the target.
+        """
         ids = weights.get("token_map")
         if ids is not None and (len(ids.unique()) != len(ids) or ids.min() < 0 or ids.max() >= self.size):
             raise ValueError(

@@ -57,7 +57,20 @@ class Coupler(Protocol):
 
     def __call__(
         self, distribution: Categorical, before: Before | None, noise: Noise, position: Tensor, start: Tensor
-    ) -> tuple[Tensor, Categorical | None]: ...
+    ) -> tuple[Tensor, Categorical | None]:
+        """Draw the draft tokens of a window.
+
+        Args:
+            distribution: the distributions of output positions `position`.
+            before: draft tokens and distributions of the round before; None in the first round.
+            noise: the keyed noise of the generation.
+            position: LongTensor [B, W], output positions.
+            start: LongTensor [B], output position at which the round begins.
+
+        Returns:
+            Draft tokens [B, W], and the distributions to judge them by; None for point masses.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Views:
         return any(getattr(view, "late", False) for view in self.views)
 
     def __call__(self, prompt: Any, session: Any) -> tuple[Any, ...]:
+        """Return what each of the views reads of `prompt`."""
         return tuple(view(prompt, session) for view in self.views)
 
 

@@ -19,56 +19,31 @@ import numpy as np
 from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.datastore import Counts, count, ravel
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
+from mmspec.drafters.retrieval.pool import Pool, pool_from_table, pool_table
 
 Key = str | int
-"""A group's name: whatever the caller says, such as a genre or the number of a cluster of users."""
+"""Name of a group, such as a genre or the number of a cluster of users."""
 _KIND, _VERSION = "mmspec pools", 1
 _HITS = 64  # occurrences of a context read in the row's own text, the latest ones
 
 
-class Pool:
-    """One group's answers: for each token a trie of its continuations, stored as paths with counts.
-
-    Every prefix of a path is stored too, with at least the path's count.
-    """
-
-    def __init__(self, branch: int, limit: int):
-        self.branch, self.limit = branch, limit
-        self.tries: dict[int, Counts] = {}
-
-    def add(self, text: Sequence[int]) -> None:
-        """Count the branch of up to `branch` tokens after every token of `text`."""
-        for place, token in enumerate(text[:-1], start=1):
-            self._insert(token, tuple(text[place : place + self.branch]))
-
-    def after(self, context: Sequence[int], depth: int) -> Counts:
-        """Return paths of up to `depth` tokens that followed `context`, with their counts."""
-        rest = tuple(context[1:])
-        size = len(rest)
-        trie = self.tries.get(context[0], {})
-        return {path[size:]: times for path, times in trie.items() if size < len(path) <= size + depth and path[:size] == rest}
-
-    def _insert(self, token: int, branch: tuple[int, ...]) -> None:
-        paths = [branch[:end] for end in range(1, len(branch) + 1)]
-        trie = self.tries.get(token, {})
-        while len(trie) + sum(path not in trie for path in paths) > self.limit:  # evict first, so that the newest branch stays
-            trie = {path: times // 2 for path, times in trie.items() if times > 1}
-        for path in paths:
-            trie[path] = trie.get(path, 0) + 1
-        self.tries[token] = trie
-
-
 @dataclass(frozen=True, eq=False)
 class Pools:
-    """A pool for each group, and one under the key None for rows of groups nobody has told about.
+    """One pool of answers for each group, and a shared pool under the key None for groups without one.
 
-    Branches have at most `branch` tokens and a token's trie at most `limit` nodes: where it would grow larger its counts are halved,
-    and what falls to 0 is dropped. A pool of V different tokens so holds at most V * `limit` nodes. Only `learn` changes pools, and it
-    must not run while another thread generates with them.
+    Only `learn` changes pools; it must not run while another thread generates with them. A pool of V different tokens holds at most
+    V * `limit` nodes: where a trie would grow larger, its counts are halved and nodes with count 0 are dropped.
 
         pools = Pools()
         pools.learn("books", answers)                                  # token ids of finished answers about books
-        out = mmspec.text.generate(model, inputs, pools.drafter(["books", "films"]))   # a row each; films draft from the shared pool
+        out = mmspec.text.generate(model, inputs, pools.drafter(["books", "films"]))   # one key per row
+
+    Args:
+        branch: largest number of tokens of a branch.
+        limit: largest number of nodes of a token's trie.
+
+    Raises:
+        ValueError: unless 1 <= `branch` <= `limit`.
     """
 
     branch: int = 12
@@ -90,31 +65,45 @@ class Pools:
             ValueError: for an invalid key or answer; then nothing is learnt.
         """
         texts = [_tokens(text) for text in sequences]
-        if _key(key) not in self.groups and any(texts):  # a group of which nothing is known goes on drafting from the shared pool
+        if _key(key) not in self.groups and any(texts):  # without answers, the group keeps using the shared pool
             self.groups[_key(key)] = Pool(self.branch, self.limit)
         for text in filter(None, texts):
             self.groups[_key(key)].add(text)
 
     def drafter(self, keys: Any = None, *, nodes: int = 64, longest: int = 2, own: float = 4.0) -> "PoolDrafter":
-        """Return the drafter of one request.
+        """Make the drafter of one request.
 
         Args:
-            keys: the group of all rows, or a sequence or tensor with one group per row.
+            keys: the group of all rows, or a sequence or LongTensor [B] with one group per row.
             nodes: draft tokens of a tree.
             longest: tokens of context that are matched.
             own: weight of an occurrence in the row's own text, relative to one in the pool.
+
+        Returns:
+            The drafter.
         """
         keys = keys.tolist() if hasattr(keys, "tolist") else keys
         one = not isinstance(keys, Sequence) or isinstance(keys, str)
         return PoolDrafter(self, _key(keys) if one else tuple(_key(key) for key in keys), nodes, longest, own)
 
     def of(self, key: Key | None) -> Pool | None:
-        """Return the pool that rows of `key` draft from: the group's, else the shared one, else None."""
+        """Look up a pool.
+
+        Args:
+            key: name of the group.
+
+        Returns:
+            The group's pool, else the shared one, else None.
+        """
         return self.groups.get(key, self.groups.get(None))
 
     def save(self, path: str | Path) -> None:
-        """Write every pool to one file, atomically."""
-        tables = [_table(pool) for pool in self.groups.values()]
+        """Write every pool to one file, atomically.
+
+        Args:
+            path: the file (.npz).
+        """
+        tables = [pool_table(pool) for pool in self.groups.values()]
         sizes = {"keys": list(self.groups), "sizes": [len(table) for table in tables]}
         header = {"kind": _KIND, "version": _VERSION, "branch": self.branch, "limit": self.limit, **sizes}
         nodes = np.concatenate([np.zeros((0, 3), np.int64), *tables])
@@ -130,7 +119,18 @@ class Pools:
 
     @staticmethod
     def load(path: str | Path) -> "Pools":
-        """Read the pools that `save` wrote. FileNotFoundError or ValueError for a file that is missing or broken."""
+        """Read the pools that `save` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The pools.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if the file is damaged or of another kind.
+        """
         if not Path(path).is_file():
             raise FileNotFoundError(f"pools {path} do not exist: write them with Pools.save")
         try:
@@ -147,7 +147,7 @@ class Pools:
                 raise ValueError(f"its nodes are {nodes.dtype} of shape {nodes.shape}")
             tables = np.split(nodes, np.cumsum(header["sizes"], dtype=np.int64))[:-1]
             for key, table in zip(header["keys"], tables, strict=True):
-                pools.groups[_key(key)] = _pool(table.tolist(), pools)
+                pools.groups[_key(key)] = pool_from_table(table.tolist(), pools.branch, pools.limit)
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({_first_line(error)}): write it again with Pools.save") from None
         return pools
@@ -254,7 +254,7 @@ def _key(key: Any) -> Key | None:
 
 
 def _tokens(text: Any) -> list[int]:
-    """The ids of a text as a list. ValueError for anything else."""
+    """Return the ids of a text as a list. ValueError for anything else."""
     tokens = text.tolist() if hasattr(text, "tolist") else text
     if isinstance(tokens, str) or not isinstance(tokens, Sequence):
         raise ValueError(f"an answer is {tokens!r:.60}: give sequences of token ids, one for each answer")
@@ -262,33 +262,6 @@ def _tokens(text: Any) -> list[int]:
         if not isinstance(token, Integral) or token < 0:
             raise ValueError(f"an answer holds {token!r}: token ids are integers, 0 or more")
     return [int(token) for token in tokens]
-
-
-def _table(pool: Pool) -> np.ndarray:
-    """[n, 3] int64: token, depth and count of every node, tries one after the other; depth 0 is the token a trie belongs to."""
-    rows = []
-    for token, trie in pool.tries.items():
-        rows.append((token, 0, 0))
-        rows += [(path[-1], len(path), trie[path]) for path in sorted(trie)]
-    return np.array(rows, np.int64).reshape(-1, 3)
-
-
-def _pool(rows: list[list[int]], pools: Pools) -> Pool:
-    """The pool written by `_table`. ValueError where a node has no parent or an impossible count."""
-    pool, path, trie = Pool(pools.branch, pools.limit), (), None
-    for token, depth, times in rows:
-        if token < 0:
-            raise ValueError(f"a node holds the token {token}")
-        if depth == 0:
-            path, trie = (), pool.tries.setdefault(token, {})
-            continue
-        if trie is None or not 0 < depth <= min(len(path) + 1, pools.branch):
-            raise ValueError(f"a node at depth {depth} has no parent")
-        path = (*path[: depth - 1], token)
-        if path in trie or not 0 < times <= trie.get(path[:-1], times) or len(trie) == pools.limit:
-            raise ValueError(f"a node is counted {times} times, or a trie is too large")
-        trie[path] = times
-    return pool
 
 
 def _first_line(error: Exception) -> str:

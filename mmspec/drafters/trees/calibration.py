@@ -37,6 +37,7 @@ class Calibration:
     tries: list[list[int]] = field(default_factory=list)
 
     def __call__(self, step: Step) -> None:
+        """Count the draft tokens of one round."""
         draft = step.draft
         rows = torch.cat([draft.parents, step.verdict.keep], 1).tolist()
         for row, values in zip(rows, step.committed.values, strict=True):
@@ -98,7 +99,16 @@ def _counts(table: Any) -> bool:
 class Play(Protocol):
     """A generation over one batch, with drafts in the form of `tree`: a modality's public call, or a function made by `playing`."""
 
-    def __call__(self, batch: Any, /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> Any: ...
+    def __call__(self, batch: Any, /, *, tree: Template, seed: int, on_step: Callable[[Step], None]) -> Any:
+        """Generate over one batch.
+
+        Args:
+            batch: inputs of the call.
+            tree: form of the draft.
+            seed: seed of the noise.
+            on_step: called with every round.
+        """
+        ...
 
 
 def broad(nodes: int, depth: int, decay: float = 0.4) -> Template:

@@ -26,6 +26,7 @@ class Drop:
     brackets: tuple[int, ...] = ()
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Tensor]:
+        """Return `input_ids` and `attention_mask` [B, P] of the text without pictures."""
         ids, mask = session.target.family.prompt(session.target.model, prompt)
         unread = torch.isin(ids, torch.tensor((*marks_of(session), *self.brackets), device=ids.device))
         place = torch.arange(ids.shape[1], device=ids.device)
@@ -47,6 +48,7 @@ class Newline:
     brackets: tuple[int, ...] = ()
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Tensor]:
+        """Return `input_ids` and `attention_mask` of the text with a newline for every picture."""
         return retold(prompt, session, lambda count: [[self.newline]] * count, self.brackets)
 
 
@@ -74,6 +76,8 @@ class CaptionView:
             raise ValueError("a caption view takes captions, one for every picture, or a captioner that makes them: give one of the two")
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Tensor]:
+        """Return `input_ids` and `attention_mask` of the text with a caption for every picture."""
+
         def tell(count: int) -> list[Ids]:
             said = self.captions if self.captioner is None or not count else self.captioner(prompt)
             if len(said or ()) != count:

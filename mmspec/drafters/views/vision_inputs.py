@@ -87,6 +87,7 @@ class Pooled:
             raise ValueError(f"size is {self.size}: patches are averaged 1 by 1 or more")
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Any]:
+        """Return the prompt with fewer picture positions, and the pooling that the drafter's forward applies."""
         family, model = session.target.family, session.target.model
         ids, mask = family.prompt(model, prompt)
         marked = torch.isin(ids, torch.tensor(family.placeholders, device=ids.device)) & mask
@@ -178,6 +179,7 @@ class Pruned:
             raise ValueError(f"keep is {self.keep} and top {self.top}: keep is a share above 0 and up to 1, top one from 0 to 1")
 
     def __call__(self, prompt: Any, session: Any) -> dict[str, Any]:
+        """Return the prompt of `base`, and a mask of the picture positions to keep."""
         family = session.target.family
         if "mm_encoder_outputs" in prompt:
             raise ValueError(

@@ -59,7 +59,15 @@ class Job:
                 raise ValueError(f"{name.replace('_', ' ')} is {getattr(self, name)}: give at least 1")
 
     def length(self, shard: int, records: int) -> int:
-        """Return how many of the input's `records` belong to `shard`."""
+        """Count the records of a shard.
+
+        Args:
+            shard: number of the shard, from 0.
+            records: number of records in the input.
+
+        Returns:
+            How many of them belong to `shard`; `shard_size` except in the last one.
+        """
         return min(self.shard_size, records - shard * self.shard_size)
 
 

@@ -27,7 +27,14 @@ class Processes:
 
     @classmethod
     def here(cls) -> "Processes":
-        """Return the process described by RANK, WORLD_SIZE and LOCAL_RANK; one process where they are not set."""
+        """Read the environment variables RANK, WORLD_SIZE and LOCAL_RANK.
+
+        Returns:
+            This process; one process of one where they are not set.
+
+        Raises:
+            ValueError: if only one of RANK and WORLD_SIZE is set, or one is not a whole number.
+        """
         given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         if (given["RANK"] is None) != (given["WORLD_SIZE"] is None):
             raise ValueError("RANK and WORLD_SIZE belong together: set both, as torchrun does, or neither")
@@ -38,11 +45,25 @@ class Processes:
         return cls(rank, int(given["WORLD_SIZE"] or 1), int(given["LOCAL_RANK"] or rank))
 
     def owns(self, shard: int) -> bool:
-        """Return True if this process does `shard`."""
+        """Tell whether this process does a shard. Shards are dealt out in turn.
+
+        Args:
+            shard: number of the shard, from 0.
+
+        Returns:
+            True if `shard` % `world` is `rank`.
+        """
         return shard % self.world == self.rank
 
     def device(self, name: str) -> str:
-        """Return the device called `name`: with several processes, "auto" and "cuda" are this process's own CUDA device."""
+        """Choose the device of this process.
+
+        Args:
+            name: "auto", or the name of a device.
+
+        Returns:
+            `name`; with several processes, "auto" and "cuda" become this process's own CUDA device where there is one.
+        """
         if self.world == 1 or name not in ("auto", "cuda"):
             return name
         import torch

@@ -13,7 +13,11 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Reject:
-    """A record or output that could not be made, with the `reason` for the rejects file. The job continues."""
+    """A record or output that could not be made. The job continues.
+
+    Args:
+        reason: written to the rejects file.
+    """
 
     reason: str
 

@@ -137,7 +137,7 @@ def positions_in(decoder: nn.Module, name: str) -> Positions:
 
 
 @contextmanager
-def changed(changes: Sequence[Change]) -> Iterator[None]:
+def with_attributes(changes: Sequence[Change]) -> Iterator[None]:
     """During a forward inside, each module has the attribute given for it; afterwards each is restored."""
     before = [(module, name, vars(module).get(name, _ABSENT)) for module, name, _ in changes]
     try:

@@ -12,7 +12,7 @@ from transformers import GenerationMixin
 
 from mmspec.models.compat import attention_of
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
-from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, changed, positions_in
+from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, positions_in, with_attributes
 from mmspec.models.families.encoder import EncoderStates, run_encoder
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, uncompiled
@@ -98,7 +98,7 @@ class EncoderDecoder:
         own = model if uncompiled(model) is not model else own_copy(model)  # a compiled model is not shared
         decoder = decoder_of(own)
         with (
-            changed([*self.positions.changes(decoder, layout), *_uncapped(decoder)]),
+            with_attributes([*self.positions.changes(decoder, layout), *_uncapped(decoder)]),
             self._decoder_inputs(own, decoder, layout, state) as extra,
         ):
             out = own(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
-from mmspec.models.families.multimodal import never_generated_ids_of, placeholders_of, refuse_unread
+from mmspec.models.families.multimodal import never_generated_ids_of, placeholders_of, refuse_unread_inputs
 from mmspec.models.intercept import handing, intercept_decoder_inputs
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -98,7 +98,7 @@ class Mllama(DecoderOnly):
         marks = (torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).sum(1)
         marked = bool(marks.any())
         name = type(model).__name__
-        refuse_unread(model, inputs, ("input_ids", "attention_mask", "pixel_values", *_NEEDS))
+        refuse_unread_inputs(model, inputs, ("input_ids", "attention_mask", "pixel_values", *_NEEDS))
         if marked != ("pixel_values" in inputs):
             why = "placeholders for pictures but no pixel_values" if marked else "pixel_values but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")

@@ -243,7 +243,7 @@ class Multimodal(DecoderOnly):
 
     def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
         name, known, unit = type(model).__name__, signature(model.forward).parameters, self.modality.unit
-        refuse_unread(model, inputs, known)
+        refuse_unread_inputs(model, inputs, known)
         brought = [feature for feature in (*self.modality.brings, ENCODED) if feature in inputs]
         if marked != bool(brought):
             features = " or ".join(brought or [feature for feature in self.modality.brings if feature in known])
@@ -260,7 +260,7 @@ def _beside_encoded(inputs: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + _TYPES
 
 
-def refuse_unread(model: Any, inputs: Mapping[str, Any], known: Collection[str]) -> None:
+def refuse_unread_inputs(model: Any, inputs: Mapping[str, Any], known: Collection[str]) -> None:
     """ValueError, by name, for inputs that are not among the `known` ones or that only mmspec itself may set."""
     unread = [key for key in inputs if key not in known or key in _OWN_ARGUMENTS]
     if unread:

@@ -1,4 +1,4 @@
-"""Bark's two language models as the engine drives them: prompts that are sums of two embeddings, and attention by the mask alone."""
+"""Bark's two language models as families: prompts that are sums of two embeddings, attention by an explicit mask."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from mmspec.core.processors.pipeline import History, ban
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
+from mmspec.speech.families.base import SpeechSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class BarkFamily:
             place = (state.shape[1] - 1 - (layout.ids - self.size)).clamp(0, state.shape[1] - 1)
             given = state.gather(1, place[..., None].expand(*place.shape, state.shape[-1]))
             embeds = torch.where((layout.ids >= self.size)[..., None], given, embeds)
-        with _seeing_by_the_mask_alone(model):
+        with _explicit_mask_only(model):
             out = model(
                 inputs_embeds=embeds,
                 attention_mask=attention_mask(layout.visible, model),
@@ -75,8 +76,8 @@ class BarkFamily:
 
 
 @contextmanager
-def _seeing_by_the_mask_alone(model: Any) -> Iterator[None]:
-    """The class adds a triangle that counts cached keys, and has but `block_size` of them; slots are more, and the mask says all."""
+def _explicit_mask_only(model: Any) -> Iterator[None]:
+    """Context without the model's own causal mask, which has `block_size` keys; the slot cache may have more, and `mask` is complete."""
     try:
         for block in model.layers:
             block.attn.is_causal = False
@@ -105,3 +106,13 @@ def ragged(rows: list[list[int]], device: Any) -> BarkPrompt:
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return BarkPrompt(ids, torch.arange(width, device=device) >= width - lengths[:, None])
+
+
+def stage_config(kind: Any, found: Any) -> Any:
+    """Return a stage's generation config as a `kind`; checkpoints may hold it as a dict."""
+    return found if isinstance(found, kind) else kind(**found)
+
+
+def stage_sampling(config: Any) -> SpeechSampling:
+    """Return a stage's own settings: greedy unless its generation config samples."""
+    return SpeechSampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)

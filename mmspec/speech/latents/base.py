@@ -1,10 +1,9 @@
-"""Models that say latents, each made from noise by a flow or a diffusion head: what a call is, whatever the model.
+"""Models of continuous speech latents, generated from noise by a flow or diffusion head: what is common to all of them.
 
-Two such heads never make the same latent, and a latent made by a map has no density to judge it by. So the target is the class's own
-distribution
-with a little noise on every latent, sigma_out of its deviation: then drafts made from the same noise xi are judged as Gaussians
-(`core.distributions.aligned`), and the sound has exactly the target's distribution whatever drafts it. `sigma_out=0` is the class's own
-distribution to the letter, for plain decoding alone.
+Two such heads never give the same latent, and a deterministic map has no density. So the target is the original distribution with a small
+Gaussian noise on every latent, of `sigma_out` standard deviations. Drafts from the same noise xi are then judged as Gaussians
+(`core.distributions.aligned`), and the sound has the target's distribution under any drafter. `sigma_out=0` is the original distribution,
+for plain decoding only.
 """
 
 from abc import abstractmethod
@@ -32,11 +31,11 @@ from mmspec.speech.families.base import SpeechModel, one_voice_each
 from mmspec.speech.sound.speech import Speech
 
 Inputs = Mapping[str, Tensor]
-"""What a model's processor returned for a batch: input_ids, attention_mask and what else the class reads."""
+"""Output of a model's processor for a batch: input_ids, attention_mask and further inputs of the model."""
 PLACE = 2.0**20
-"""Prompt positions are no latents: position `p` of `P` holds PLACE + P - 1 - p, exact in float32, where a latent is of the order of 1."""
+"""Prompt position `p` of `P` holds PLACE + P - 1 - p, exact in float32 and far above any latent."""
 SIGMA_OUT = 0.1
-"""Deviation of the noise on a latent, in units of the latents' own: what the classes write before they are scaled has deviation 1."""
+"""Default standard deviation of the noise on a latent, in units of the latents' own, which is 1 before scaling."""
 _IDS = "it writes latents, not ids"
 _UNSUPPORTED = {
     "top_k": f"{_IDS}: leave top_k out, temperature is the variance of the noise",
@@ -50,20 +49,33 @@ _UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a model's latents stand in another's: own * `factor` + `shift`, one number or [d] each."""
+    """Affine map from a model's latents to another's: own * `factor` + `shift`.
+
+    Args:
+        factor: one number or [d].
+        shift: one number or [d].
+    """
 
     factor: Tensor
     shift: Tensor
 
     def out(self, latents: Tensor) -> Tensor:
+        """Map `latents` [..., d] of this model to the other model's scale."""
         return latents * self.factor + self.shift
 
     def back(self, latents: Tensor) -> Tensor:
+        """Map `latents` [..., d] of the other model to this model's scale."""
         return (latents - self.shift) / self.factor
 
 
 class LatentModel(SpeechModel):
-    """A model of latents: `processor` reads texts for it and `sigma` is the noise on every latent, a part of what the model is."""
+    """A model of latents.
+
+    Attributes:
+        processor: the processor that encodes texts.
+        sigma: standard deviation of the noise on every latent, a part of the model's distribution.
+        guidance: default scale of classifier-free guidance; None for models without guidance.
+    """
 
     processor: Any
     sigma: float
@@ -73,41 +85,43 @@ class LatentModel(SpeechModel):
 
     @abstractmethod
     def drafting(self, target: Any, temperature: float, noise: Noise, guidance: float | None) -> Target:
-        """This model as one that writes in the latents of `target`, itself perhaps, for one call whose samplers are fed by `noise`."""
+        """Return this model as a target or drafter that generates latents of `target` (possibly itself), for one call with `noise`."""
 
     @abstractmethod
     def stopping(self, inputs: Inputs, steps: int | None) -> DefaultStopping:
-        """Where rows end: after `steps` at the latest, by default where the class would cut them."""
+        """Return the stopping criteria: at most `steps` steps, by default the limit of the original model."""
 
     @abstractmethod
     def latents(self, values: list[Tensor]) -> Tensor:
-        """Latents [T, d] of a row's values, as the codec takes them."""
+        """Return latents [T, d] of a row's values, on the codec's scale."""
 
     @abstractmethod
     def speak(self, latents: Tensor) -> Tensor:
-        """The wave [S] of one row's latents [T, d], as the codec takes them."""
+        """Return the waveform [S] of one row's latents [T, d], on the codec's scale."""
 
     @property
     @abstractmethod
     def sounds(self) -> bool:
-        """Is there a codec?"""
+        """True if there is a codec."""
 
     @abstractmethod
     def own(self, drafter: Any) -> Any:
-        """The adapter of `drafter`, of this kind of model and fit to draft for it; None for what is none of its kind. ValueError, in one
-        line, for one of the kind that does not fit."""
+        """Return the adapter of `drafter` if it can draft for this model; None for other kinds of model.
+
+        ValueError for a model of the right kind that does not fit.
+        """
 
     def check(self, inputs: Inputs) -> None:
-        """ValueError, in one line, for prompts that the class could not go on from."""
+        """Raise ValueError for prompts that the model cannot continue."""
 
     @abstractmethod
     def read(self, texts: Sequence[str], voices: Sequence[str | None]) -> Inputs:
-        """What the processor makes of texts."""
+        """Return the processor's inputs for texts."""
 
     # --- a call -------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: Sequence[str] | Inputs, voices: Sequence[str | None]) -> Inputs:
-        """Prompts from texts, or what the class's processor returned for them."""
+        """Return prompts from texts, or from what the model's processor returned for them."""
         if not isinstance(texts, Mapping):
             if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text.strip() for text in texts):
                 raise ValueError(f"texts is {texts!r}: give a list of texts that are not empty, or what the model's processor returned")
@@ -119,14 +133,14 @@ class LatentModel(SpeechModel):
 
     @property
     def family(self) -> Any:
-        raise ValueError("a model of latents is driven anew for every call, by its noise: see `drafting`")
+        raise ValueError("the family of a model of latents depends on the call's noise: see `drafting`")
 
     @property
     def ends(self) -> Any:
-        raise ValueError("where a row ends is told by its `stopping`")
+        raise ValueError("`stopping` decides where a row ends")
 
     def stream(self) -> WholeStream:
-        """Sound from latents, all of it at the end."""
+        """Return a stream that decodes all sound when it is closed."""
         return WholeStream(lambda steps: self.speak(torch.stack(steps)))
 
     @torch.no_grad()
@@ -146,7 +160,7 @@ class LatentModel(SpeechModel):
         guidance: float | None = None,
         **others: Any,
     ) -> Speech:
-        """As `mmspec.speech.synthesize`, which calls it. `tokens` are latents [B, T, d], as the codec takes them; `lengths` count them."""
+        """As `mmspec.speech.synthesize`, which calls it. `tokens` are latents [B, T, d] on the codec's scale; `lengths` count them."""
         clock = perf_counter()
         _refuse(others if self.guidance is not None else {"guidance": guidance, **others})
         rows = len(texts["input_ids"]) if isinstance(texts, Mapping) else len(texts)
@@ -202,14 +216,14 @@ class LatentModel(SpeechModel):
 
 
 def checked_sigma(sigma_out: float) -> float:
-    """ValueError for what is no deviation."""
+    """Return `sigma_out`. ValueError unless it is a number from 0 on."""
     if not 0 <= sigma_out < inf:
         raise ValueError(f"sigma_out is {sigma_out}: a deviation is a number from 0 on; {SIGMA_OUT} is usual, 0 for plain decoding only")
     return sigma_out
 
 
 def _checked_rule(rule: Accept) -> Accept:
-    """Return `rule`. ValueError for rules that wait for equal values, and for rules of trees."""
+    """Return `rule`. ValueError for rules that test values for equality, and for rules for trees."""
     if rule.trees or rule.coupled or not rule.uses_q:
         raise ValueError(
             f"accept rule {type(rule).__name__} is none for latents, which are never equal and hang in no tree: "

@@ -1,7 +1,7 @@
-"""Pocket TTS as the engine drives it: a backbone over latents, and a flow head that makes the next one from its state and some noise.
+"""Pocket TTS as a family: a backbone over latents, and a flow head that maps its state and noise to the next latent.
 
-A value is a latent y [d] in the target's normalised space. Given the noise xi of its position, a function of the row's seed, the target
-says y ~ N(f(z, xi), sigma^2), z the backbone's state: a density, so that a draft made from the same xi can be judged
+A value is a latent y [d] in the target's normalised space. Given the noise xi of its position, a function of the row's seed, the target's
+distribution is y ~ N(f(z, xi), sigma^2), z the backbone's state, so a draft made from the same xi can be judged
 (`core.distributions.aligned`). Prompt positions hold `PLACE` and more in every entry.
 """
 
@@ -26,7 +26,7 @@ from mmspec.speech.latents.base import PLACE, Inputs, Scale
 
 @dataclass(frozen=True)
 class FlowSampler:
-    """f(z, xi): the class's own `sample_latent` on noise of deviation `spread`, in the target's normalised space."""
+    """f(z, xi): the model's own `sample_latent` with noise of deviation `spread`, in the target's normalised space."""
 
     model: Any
     steps: int
@@ -35,7 +35,7 @@ class FlowSampler:
     rows = 1
 
     def __call__(self, z: Tensor, noise: Tensor) -> Tensor:
-        """Latents [..., d] from states `z` [..., D] and standard normal `noise` [..., 1, d]."""
+        """Return latents [..., d] for states `z` [..., D] and standard normal `noise` [..., 1, d]."""
         dtype = self.model.dtype
         found = self.model.sample_latent(z.flatten(0, -2).to(dtype), (noise.flatten(0, -3)[:, 0] * self.spread).to(dtype), self.steps)
         return self.scale.out(found.float()).view(*z.shape[:-1], -1)
@@ -43,16 +43,16 @@ class FlowSampler:
 
 @dataclass(frozen=True)
 class LatentDistribution(Gaussian):
-    """Distributions of latents, with the logits of the end of speech after the same states. Parts of it are plain Gaussians."""
+    """Distributions of latents, with the logits of the end of speech after the same states. Selections of it are plain Gaussians."""
 
     ending: Tensor  # [...] logits
 
 
 @dataclass(frozen=True)
 class PocketFamily:
-    """`PocketTTSForConditionalGeneration` and its kin, for one call: `noise` says what the flow head is fed.
+    """Family of `PocketTTSForConditionalGeneration` and similar models for one call; `noise` is the input of the flow head.
 
-    `sigma` is the deviation of what is added to every latent, a part of the distribution; 0 makes distributions points.
+    `sigma` is the deviation of the noise added to every latent; 0 gives point masses.
     """
 
     sampler: FlowSampler
@@ -72,7 +72,7 @@ class PocketFamily:
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Tensor, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, None]:
-        """Last hidden states [B, keep, D]. Other hidden states are taken by hooks, never here."""
+        """Return the last hidden states [B, keep, D]. Other hidden states are taken by hooks."""
         net, place = model.model, layout.ids.amin(-1) - PLACE
         prompt = (place >= 0)[..., None]
         embeds = net.embed_audio_latents(self.sampler.scale.back(torch.where(prompt, 0.0, layout.ids)))
@@ -99,7 +99,7 @@ class PocketFamily:
 
 
 def embed_pocket_prompt(model: Any, inputs: Inputs) -> Tensor:
-    """Embeddings [B, P, D] of prompts, as the class's own forward makes them."""
+    """Return embeddings [B, P, D] of prompts, equal to those of the model's own forward."""
     net, config = model.model, model.config
     ids = inputs["input_ids"].to(model.device)
     embeds = net.embed_tokens(ids)
@@ -114,7 +114,7 @@ def embed_pocket_prompt(model: Any, inputs: Inputs) -> Tensor:
 
 
 def check_prompt(model: Any, inputs: Inputs) -> None:
-    """ValueError, in one line, for prompts that the class could not go on from."""
+    """Raise ValueError for prompts that the model cannot continue."""
     if "past_key_values" in inputs:
         raise ValueError("inputs hold past_key_values: give the voice as audio_prompt_latents, or as one of the model's voices")
     ids, mask = text_prompt(inputs)

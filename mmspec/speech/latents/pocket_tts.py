@@ -1,4 +1,4 @@
-"""Pocket TTS (Kyutai 2025) and Gradium's Phonon: latents by a flow head, one call of it or a few for each. See `speech.latents`."""
+"""Pocket TTS (Kyutai 2025) and Gradium's Phonon: latents by a flow head, with one or a few calls of it for each. See `speech.latents`."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -18,22 +18,22 @@ from mmspec.speech.latents.base import SIGMA_OUT, Inputs, LatentModel, Scale, ch
 from mmspec.speech.latents.pocket_network import FlowSampler, PocketFamily, budget, check_prompt
 
 OWN = {"num_flow_steps": 1, "eos_threshold": -4.0, "min_frames_before_eos": 6}
-"""What the class generates with where its generation config says nothing."""
+"""Defaults of the original model for settings that its generation config lacks."""
 
 
 class Spoken(DefaultStopping):
-    """Ends of utterances by the class's own rule: `after` [B] frames behind the first whose state says that speech has ended.
+    """Stopping criteria of the original models: a row ends `after` [B] frames behind the first whose state predicts the end of speech.
 
-    The state a frame was drawn after is the target's own, told by what is committed. So where a row ends is a function of its frames, and
-    the frames, cut there, keep their distribution. All of it stays on the device. `frames_left` says how many frames a row may take; the
-    first `least` do not end it.
+    The state is the target's own, computed from committed frames, so the end of a row is a function of its frames, and the cut frames keep
+    their distribution. All of it stays on the device. `frames_left` is the largest number of frames of a row; the first `least` frames
+    cannot end it.
     """
 
     def __init__(self, frames_left: list[int], threshold: float, least: int, after: Tensor):
         super().__init__(len(frames_left), max(frames_left), ends=lambda values: self._over, device=after.device)
         self.left, self.remaining = torch.tensor(frames_left, device=after.device), list(frames_left)
         self.threshold, self.least, self.after = threshold, least, after
-        self.since = torch.full_like(after, 1 << 40)  # the first frame whose state said so
+        self.since = torch.full_like(after, 1 << 40)  # the first frame whose state predicted the end
         self._over = torch.zeros(len(frames_left), 1, dtype=torch.bool, device=after.device)
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
@@ -48,11 +48,16 @@ class Spoken(DefaultStopping):
 
 
 class PocketTTS(LatentModel):
-    """A `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration`, and its processor, which brings the codec.
+    """A `PocketTTSForConditionalGeneration` or `GradiumPhononTTSForConditionalGeneration` as a speech model.
 
-    Without a processor prompts are what it returned, and `codec` is its audio tokenizer; with neither there are latents, and no sound.
-    `voices` are latents [T, width] by name. `sigma_out` is the deviation of the noise on every latent, in units of the latents' own: a
-    part of what the model is, plain or drafted. The other options are the class's own; where None, its generation config's.
+    Args:
+        model: the model.
+        processor: its processor, which has the codec. Without one, prompts are what it returned.
+        codec: the audio tokenizer, if there is no processor; without either, results have latents but no sound.
+        voices: latents [T, width] by name.
+        sigma_out: standard deviation of the noise on every latent, in units of the latents' own; part of the model's distribution.
+
+    The other options are those of the original model; None takes the value of its generation config.
     """
 
     def __init__(
@@ -135,7 +140,7 @@ def _content(text: str, voice: str | None) -> list[dict[str, str]]:
 
 
 def _same_latents(target: Any, drafter: Any) -> None:
-    """ValueError unless `drafter` reads the prompts of `target` and writes its latents."""
+    """Raise ValueError unless `drafter` reads the prompts of `target` and generates its latents."""
     own, other = target.config, drafter.config
     if other.latent_dim != own.latent_dim:
         raise ValueError(

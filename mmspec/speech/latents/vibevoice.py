@@ -1,8 +1,8 @@
-"""VibeVoice (Microsoft 2025): a language model that chooses between frames of sound and their end, and a diffusion head that makes a frame.
+"""VibeVoice (Microsoft 2025): a language model that chooses between frames of sound and end tokens, and a diffusion head for the frames.
 
-Each frame is made sound and heard again before the next, drafted frames, too: `vibevoice_network`. See `speech.latents` for what is exact
-and why. Two things are not as in the class. A row of a batch is what it would be alone, where the class steps all rows' streams
-together once turns begin at different times. And voices are encoded without the random noise that the class adds to them.
+Each frame is decoded to sound and encoded again before the next one, drafted frames too: `vibevoice_network`. See `speech.latents` for
+exactness. Two things differ from the original implementation. A row of a batch equals the row alone, whereas the original steps the
+streams of all rows together once turns begin at different times. And voices are encoded without the random noise that the original adds.
 """
 
 import copy
@@ -24,14 +24,19 @@ from mmspec.speech.latents.base import SIGMA_OUT, Inputs, LatentModel, Scale, ch
 from mmspec.speech.latents.vibevoice_network import DenoisedLatent, Ids, Streams, VibeVoiceFamily
 
 RATE = 24_000
-"""Samples a second, where no processor says it: the class's config does not."""
+"""Samples a second, without a processor: the model's config does not state it."""
 
 
 class VibeVoice(LatentModel):
-    """A `VibeVoiceForConditionalGeneration`; its `processor`, where texts are to be read; `noise_scheduler`, one of diffusers'.
+    """A `VibeVoiceForConditionalGeneration` as a speech model.
 
-    `sigma_out` is the deviation of the noise on every latent, in units of the latents' own: a part of what the model is, plain or drafted.
-    The other options are the class's own; where None, its generation config's.
+    Args:
+        model: the model.
+        processor: its processor, to encode texts.
+        noise_scheduler: a deterministic scheduler of diffusers.
+        sigma_out: standard deviation of the noise on every latent, in units of the latents' own; part of the model's distribution.
+
+    The other options are those of the original model; None takes the value of its generation config.
     """
 
     sampling = SpeechSampling(1.0)
@@ -116,7 +121,7 @@ class VibeVoice(LatentModel):
 
 
 def _deterministic(scheduler: Any) -> Any:
-    """A copy of `scheduler`. ValueError for one that draws noise of its own: latents must be made from what they are fed alone."""
+    """Return a copy of `scheduler`. ValueError for schedulers that draw noise at their steps."""
     found = copy.deepcopy(scheduler)
     name, kind = type(found).__name__, str(getattr(found.config, "algorithm_type", ""))
     draws = (

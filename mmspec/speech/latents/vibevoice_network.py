@@ -1,12 +1,12 @@
-"""VibeVoice as the engine drives it: a language model that says what comes next, a diffusion head that makes a frame's latent, and ears.
+"""VibeVoice as a family: a language model, a diffusion head for the latents of frames, and an encoder of generated sound.
 
-A value is [1 + d]: which of four ids the language model chooses (by argmax: a point of the distribution), and for a frame of sound its
-latent, N(f(z, xi), sigma^2) given the noise xi of its position. Before the next step a frame is made sound and heard again, by two
-streaming nets whose states are kept for every position of late (`Hearing`), so that the one before a rejected frame is at hand.
+A value is [1 + d]: which of four ids the language model chooses (by argmax, a point mass), and for a frame its latent, N(f(z, xi), sigma^2)
+given the noise xi of its position. Before the next step a frame is decoded to sound and encoded again by two streaming networks. Their
+states are kept for recent positions (`Hearing`), so that the state before a rejected frame is available.
 
-For guidance the class runs two more streams of the language model, and so does this, as more rows of one batch. Both begin behind the
-prompt. The second is the head's: it is run on what comes before frames (`unprompted`). The third chooses ids and is told ids alone, not
-what frames sound like: generation in transformers guides scores that way wherever a guidance scale is set.
+For guidance the original model runs two more streams of the language model; here they are further rows of the batch. Both begin behind the
+prompt. The second is the head's and is run on the columns that precede frames (`unprompted`). The third chooses ids and reads ids only,
+without encoded frames: transformers guides scores in this way wherever a guidance scale is set.
 """
 
 import copy
@@ -29,12 +29,12 @@ from mmspec.models.target import HFSession, HFTarget
 from mmspec.speech.latents.base import PLACE, Inputs, Scale
 
 _RING = 64
-"""Positions whose states of hearing are kept: more than a round's columns."""
+"""Number of positions whose encoder states are kept, more than the columns of a round."""
 
 
 @dataclass(frozen=True)
 class Ids:
-    """The four ids a step may be, in ascending order as the class's argmax meets them, and which of them are what."""
+    """The four ids of a step, in ascending order as in the model's argmax, and the role of each."""
 
     all: tuple[int, ...]
     frame: int
@@ -50,7 +50,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class DenoisedLatent:
-    """f(z, xi): the class's own denoising from noise of deviation `spread` under guidance, in the target's latents; `z` is both states."""
+    """f(z, xi): the model's own denoising from noise of deviation `spread` with guidance, in the target's latents; `z` is both states."""
 
     model: Any
     scheduler: Any
@@ -61,7 +61,7 @@ class DenoisedLatent:
     rows = 1
 
     def __call__(self, z: Tensor, noise: Tensor) -> Tensor:
-        """Latents [..., d] from states `z` [..., 2 D] and standard normal `noise` [..., 1, d]."""
+        """Return latents [..., d] for states `z` [..., 2 D] and standard normal `noise` [..., 1, d]."""
         dtype, scheduler = self.model.dtype, copy.deepcopy(self.scheduler)
         states = torch.cat(z.flatten(0, -2).to(dtype).chunk(2, -1))
         latent = (noise.flatten(0, -3)[:, 0] * self.spread).to(dtype)
@@ -74,7 +74,7 @@ class DenoisedLatent:
 
 
 class Hearing:
-    """Encodes generated frames again. The states after recent positions are kept, so that rejected frames need no rollback."""
+    """Encodes generated frames. States after recent positions are kept, so that rejected frames need no rollback."""
 
     def __init__(self, model: Any, rows: int):
         self.net, self.dtype, self.row = model.model, model.dtype, torch.arange(rows, device=model.device)
@@ -83,8 +83,17 @@ class Hearing:
         self.rings: tuple[dict[str, Tensor], ...] = ()  # [_RING, B, C, pad] by layer: those of positions
 
     def __call__(self, latents: Tensor, frames: Tensor, place: Tensor, real: Tensor) -> Tensor | None:
-        """Features [B, M, E] of `latents` [B, M, d] where there are `frames` [B, M], at positions `place` [B, M] where columns are `real`;
-        None where there was no frame yet. A row's columns stand in the order of their positions."""
+        """Encode frames.
+
+        Args:
+            latents: [B, M, d].
+            frames: bool [B, M], True where a column is a frame.
+            place: LongTensor [B, M], positions, in ascending order in each row.
+            real: bool [B, M], True where there is a column.
+
+        Returns:
+            Features [B, M, E]; None before the first frame.
+        """
         if not self.caches:
             if not bool(frames.any()):
                 return None
@@ -92,7 +101,7 @@ class Hearing:
         return torch.stack([self._heard(*parts) for parts in zip(*(x.unbind(1) for x in (latents, frames, place, real)), strict=True)], 1)
 
     def _heard(self, latents: Tensor, frames: Tensor, place: Tensor, real: Tensor) -> Tensor:
-        """Features [B, E] of one column."""
+        """Return features [B, E] of one column."""
         before, now = (place - 1) % _RING, place % _RING
         for cache, ring in zip(self.caches, self.rings, strict=True):
             for key, layer in cache.layers.items():
@@ -113,7 +122,7 @@ class Hearing:
         return heard.latents[:, 0]
 
     def _open(self) -> None:
-        """Before the first frame there was silence, at every position."""
+        """Set the states of all positions to those of silence."""
         self._run(torch.zeros(len(self.row), self.width, device=self.row.device))
         layers = [cache.layers for cache in self.caches]
         self.rings = tuple({key: layer.cache.new_zeros(_RING, *layer.cache.shape) for key, layer in each.items()} for each in layers)
@@ -121,7 +130,7 @@ class Hearing:
 
 @dataclass(frozen=True)
 class Streams:
-    """A target of `count` rows for each prompt, row b of stream s standing at s B + b; to the loop it has B rows."""
+    """A target with `count` rows for each prompt; row b of stream s is row s B + b. The engine sees B rows."""
 
     target: HFTarget
     count: int
@@ -134,7 +143,7 @@ class Streams:
 
 
 class StreamsSession:
-    """One generation: every stream sees the same draft."""
+    """One generation; every stream scores the same draft."""
 
     def __init__(self, session: HFSession, count: int):
         self.session, self.count = session, count
@@ -167,9 +176,9 @@ class Session:
 
 @dataclass(frozen=True)
 class VibeVoiceFamily:
-    """`VibeVoiceForConditionalGeneration` for one call: `noise` says what the head is fed, `sigma` what is added.
+    """Family of `VibeVoiceForConditionalGeneration` for one call; `noise` is the head's input, `sigma` the deviation of the added noise.
 
-    R rows are `streams` times B: three where there is guidance, else one.
+    R rows are `streams` times B: three with guidance, else one.
     """
 
     sampler: DenoisedLatent
@@ -183,7 +192,7 @@ class VibeVoiceFamily:
         return 1 if self.sampler.guidance == 1 else 3
 
     def prompt(self, model: Any, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Values [R, P, 1 + d] of places, and the mask: behind the first stream only the last place is real."""
+        """Return values [R, P, 1 + d] of prompt positions, and the mask: outside the first stream only the last position is real."""
         ids, mask = text_prompt(inputs)
         place = PLACE + torch.arange(ids.shape[1] - 1, -1, -1, device=model.device, dtype=torch.float32)
         values = place[None, :, None].expand(self.streams * len(ids), -1, 1 + model.config.audio_config.hidden_size)
@@ -193,16 +202,16 @@ class VibeVoiceFamily:
 
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Session]:
         """Open the cache and the state of one generation; see the family protocol."""
-        told, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
-        start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(told)
-        embeds = torch.cat([told, start, word(inputs["input_ids"].to(model.device))][: self.streams])
-        said = torch.full((len(told), capacity), self.ids.start, device=model.device)
-        return SlotCache(model.config.text_config.num_hidden_layers, capacity), Session(embeds, Hearing(model, len(told)), said)
+        embedded, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
+        start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(embedded)
+        embeds = torch.cat([embedded, start, word(inputs["input_ids"].to(model.device))][: self.streams])
+        said = torch.full((len(embedded), capacity), self.ids.start, device=model.device)
+        return SlotCache(model.config.text_config.num_hidden_layers, capacity), Session(embeds, Hearing(model, len(embedded)), said)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Session, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, None]:
-        """Last hidden states [R, keep, D]. Other hidden states are taken by hooks, never here."""
+        """Return the last hidden states [R, keep, D]. Other hidden states are taken by hooks."""
         visible, positions = layout.visible, layout.positions
         if self.streams > 1:
             (first, _, third), (one, _, three) = visible.chunk(3), positions.chunk(3)
@@ -218,7 +227,7 @@ class VibeVoiceFamily:
         return hidden[:, -keep:], None
 
     def _embedded(self, model: Any, layout: Layout, cache: SlotCache, state: Session, keep: int) -> Tensor:
-        """Embeddings [R, M, D] of prompts, ids and frames; only the last `keep` columns may hold what was said."""
+        """Return embeddings [R, M, D] of prompts, ids and frames; only the last `keep` columns may hold generated values."""
         net, rows = model.model, len(layout.ids) // self.streams
         place, said = layout.ids[..., 0] - PLACE, layout.ids[:rows, -keep:]
         prompt = (place >= 0)[..., None]
@@ -237,14 +246,14 @@ class VibeVoiceFamily:
         return torch.cat([embeds[:, :-keep], own], 1)
 
     def _number(self, said: Tensor) -> Tensor:
-        """Which of the ids; that a prompt's place stands for one is nobody's concern."""
+        """Return the number of the id; meaningless at prompt positions, where it is not used."""
         return torch.where(said >= PLACE, self.ids.start, said).round().clamp(0, len(self.ids.all) - 1).long()
 
     def _unprompted(self, layout: Layout, cache: SlotCache, state: Session) -> tuple[Tensor, Tensor]:
-        """Return which slots the columns of the second stream see [B, M, S], and their positions [B, M].
+        """Return the slots that the columns of the second stream attend to, bool [B, M, S], and their positions [B, M].
 
-        The class runs that stream on the columns before a frame, and restarts it at every start of sound. So a column sees itself and,
-        from the last start on, all columns that preceded a frame.
+        The original model runs that stream on the columns before a frame, and restarts it at every start of sound. So a column attends to
+        itself and, from the last start on, to all columns that preceded a frame.
         """
         visible, slots, said = (part.chunk(3)[1] for part in (layout.visible, layout.slots, layout.ids[..., 0]))
         more, view = cache.capacity - state.said.shape[1], visible.shape[-1]
@@ -260,7 +269,7 @@ class VibeVoiceFamily:
         return torch.where(real[..., None], seen, visible), torch.where(real, counted, 0)
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Gaussian:
-        """Of B rows from the states [R, N, D] of all streams."""
+        """Return the distributions of B rows from the states [R, N, D] of all streams."""
         model, sampler, width = self.sampler.model, self.sampler, self.sampler.model.config.audio_config.hidden_size
         states = raw.chunk(self.streams)
         scores = [model.lm_head(part.to(model.dtype))[..., list(self.ids.all)].float() for part in (states[0], states[-1])]
@@ -276,7 +285,7 @@ class VibeVoiceFamily:
 
 
 def embed_vibevoice_prompt(model: Any, inputs: Inputs) -> Tensor:
-    """Embeddings [B, P, D] of prompts, as the class's own forward makes them; voices without the noise it would add to them."""
+    """Return embeddings [B, P, D] of prompts, equal to those of the model's own forward except for the random noise on voices."""
     net, ids = model.model, inputs["input_ids"].to(model.device)
     embeds = model.get_input_embeddings()(ids)
     if inputs.get("input_values") is None:

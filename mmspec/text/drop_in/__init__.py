@@ -1,1 +1,1 @@
-"""`mmspec.text.speculate`: drafts within the `generate` of transformers."""
+"""`mmspec.text.speculate`: speculative decoding within the `generate` of transformers."""

@@ -1,4 +1,4 @@
-"""The treatment of every argument of `generate` in a drop-in request: honoured, honoured without drafting, refused, or without effect.
+"""The treatment of every argument of `generate` in a drop-in request: supported, supported without drafting, refused, or without effect.
 
 The tables name every setting of transformers 5.23; `docs/drop-in.md` is made from them. A setting that a later release adds is refused
 until it is listed here.
@@ -164,9 +164,9 @@ def cache_reason(config: Any) -> str | None:
 
 
 def own_inputs(config: Any, call: Any, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller gave the model to read, in the caller's form: keywords of `generate` that are no settings.
+    """Return the model's inputs as the caller passed them: keywords of `generate` that are no settings.
 
-    Where no call of `generate` is under way, what the decoding function was handed.
+    Outside a call of `generate`, the keywords of the decoding function.
     """
     if call is None:
         return {key: value for key, value in model_kwargs.items() if value is not None}

@@ -24,18 +24,18 @@ _OWN_PLACES = ("position_ids", "past_key_values", "inputs_embeds", "mm_encoder_o
 def plain_reason(
     model: Any, family: Any, ids: Tensor, config: Any, given: Mapping[str, Any], model_kwargs: Mapping[str, Any], streamer: Any
 ) -> str | None:
-    """Why transformers' own loop has to decode a request, in words; None if mmspec can.
+    """Return why a request must be decoded by transformers' own loop, as text; None if mmspec can decode it.
 
     Args:
-        model, family: the model and what drives it.
-        ids: [B, P] the decoder's prompt as `generate` has prepared it.
+        model, family: the model and its family.
+        ids: LongTensor [B, P], the decoder's prompt as prepared by `generate`.
         config: the generation config, defaults filled in.
-        given: what the caller gave the model to read.
-        model_kwargs: what `generate` made of that.
-        streamer: the caller's.
+        given: the model's inputs as the caller passed them.
+        model_kwargs: the inputs as prepared by `generate`.
+        streamer: the caller's streamer.
 
     Raises:
-        ValueError: a decoder-only prompt is padded on the right.
+        ValueError: if a decoder-only prompt is padded on the right.
     """
     if compat.inputs_replaced(model):
         return "prepare_inputs_for_generation has been replaced on the model (prompt tuning)"
@@ -88,14 +88,14 @@ def _refuse_right_padding(mask: Tensor) -> None:
 
 
 def _usual_positions(positions: Tensor, ids: Tensor, mask: Tensor | None) -> bool:
-    """True if these are the positions that `generate` derives from the mask; those of padding do not matter."""
+    """Return True if these are the positions that `generate` derives from the mask; positions of padding are ignored."""
     real = torch.ones_like(ids) if mask is None else mask
     usual = real.cumsum(1) - 1
     return positions.shape[-1] == ids.shape[1] and bool(((positions == usual) | (real == 0)).all())
 
 
 def _length_reason(model: Any, ids: Tensor, config: Any, model_kwargs: Mapping[str, Any]) -> str | None:
-    """Drafts reach past the last kept token, so positions must exist for them."""
+    """Return the reason if positions of draft tokens, which reach beyond the last kept token, would exceed the model's."""
     limit, mask = positions_of(model), model_kwargs.get("attention_mask")
     if limit is None:
         return None
@@ -106,9 +106,9 @@ def _length_reason(model: Any, ids: Tensor, config: Any, model_kwargs: Mapping[s
 
 
 def inputs_for(model: Any, ids: Tensor, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `HFTarget.begin` reads of a request without a `plain_reason`.
+    """Return the prompt for `HFTarget.begin` of a request without a `plain_reason`.
 
-    Pictures and sound come in the caller's own form: drafters read them too.
+    Pictures and sound keep the caller's form, because drafters read them too.
     """
     if model.config.is_encoder_decoder:
         kept = {key: model_kwargs[key] for key in ("encoder_outputs", "attention_mask") if model_kwargs.get(key) is not None}
@@ -120,5 +120,5 @@ def inputs_for(model: Any, ids: Tensor, given: Mapping[str, Any], model_kwargs: 
 
 
 def _moved(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Prompts may lie on the host, as `generate` allows."""
+    """Return the inputs on the model's device; `generate` accepts prompts on the host."""
     return {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in inputs.items()}

@@ -1,7 +1,7 @@
 """transformers' logits processors in a drop-in request: which have a form that is exact at every node of a draft, and that form.
 
-A form sees what transformers shows a processor: the row's padded prompt, then its outputs. Processors without one (they keep a state,
-look at the whole batch, or are unknown) are run by transformers' own loop, without drafting.
+A form receives what transformers passes to a processor: the row's padded prompt and its outputs. Processors without a form (stateful ones,
+ones that read the whole batch, unknown ones) are run by transformers' own loop, without drafting.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from mmspec.models.compat import prefix_function
 
 @dataclass(frozen=True, eq=False)
 class ProcessorContext:
-    """Facts of a request that are needed to translate its processors."""
+    """Properties of a request that are needed to translate its processors."""
 
     prompt: Tensor  # [B, P] as transformers has it, padding included
     ends: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class RowWise:
 
 @dataclass(frozen=True)
 class NodeColumns:
-    """A transformers processor that reads scores only but tells rows apart, called with the whole batch for one node of every row."""
+    """A transformers processor that reads scores only but distinguishes rows, called with the whole batch for one node of every row."""
 
     processor: Any
 
@@ -74,7 +74,7 @@ class NodeByNode:
 
 @dataclass(slots=True)
 class _Prefix:
-    """One output sequence of a row: its allowed tokens, once they have been asked for, and its continuations."""
+    """One output sequence of a row: its allowed tokens, once computed, and its continuations."""
 
     allowed: dict[int, None] | None = None  # in order, and quick to search
     error: Exception | None = None
@@ -82,10 +82,10 @@ class _Prefix:
 
 
 class PrefixAllowed:
-    """transformers' `prefix_allowed_tokens_fn` at every node, asked once for each sequence that the constraint lets a row reach.
+    """transformers' `prefix_allowed_tokens_fn` at every node, called once for each sequence that the constraint allows.
 
-    Drafts may leave the constraint; there the function is not asked, as nothing behind such a node can be kept. `check`, a stop,
-    raises what the function raised once a value is committed that was drawn after that sequence.
+    Drafts may violate the constraint; behind such a node nothing can be kept, so the function is not called there. If the function raised
+    an exception for a sequence, `check`, a stop, raises it once a value drawn after that sequence is committed.
     """
 
     def __init__(self, processor: Any, request: ProcessorContext):
@@ -111,7 +111,7 @@ class PrefixAllowed:
         return [(row, line, start, ends[row][node]) for row, lines in enumerate(ids.tolist()) for node, line in enumerate(lines)]
 
     def at(self, row: int, outputs: Sequence[int]) -> _Prefix | None:
-        """The sequence `outputs` of a row; None if the row cannot reach it."""
+        """Return the sequence `outputs` of a row; None if the constraint does not allow it."""
         prefix = self.rows[row]
         for place, value in enumerate(outputs):
             self._open(row, prefix, outputs[:place])
@@ -122,7 +122,7 @@ class PrefixAllowed:
         return prefix
 
     def check(self, row: int, outputs: list[int]) -> bool:
-        """A stop that never stops: raises what the function raised for the sequence that the last of `outputs` was drawn after."""
+        """A stop that returns False. Raises the function's exception for the sequence that the last of `outputs` was drawn after."""
         prefix = self.at(row, outputs[:-1])
         if prefix is not None and prefix.error is not None:
             raise prefix.error
@@ -150,7 +150,7 @@ def _penalty(processor: Any, request: ProcessorContext) -> Processor:
 
 
 def _encoder_ngrams(processor: Any, request: ProcessorContext) -> Processor:
-    """transformers keeps a mapping from the start of an n-gram to what follows it, for every line of the encoder's input."""
+    """Return the form for n-grams of the encoder's input: transformers keeps a mapping from the start of an n-gram to its continuations."""
     lines = [[(*start, end) for start, ends in line.items() for end in ends] for line in processor.generated_ngrams]
     size = max(map(len, lines), default=0)
     filled = [line + [(0,) * processor.ngram_size] * (size - len(line)) for line in lines]
@@ -160,7 +160,7 @@ def _encoder_ngrams(processor: Any, request: ProcessorContext) -> Processor:
 
 
 def _warper(own: Callable[[Any], Processor]) -> Form:
-    """mmspec's own form of a truncation in its usual settings, else transformers' class."""
+    """Return mmspec's own form of a truncation with default settings, else transformers' class."""
 
     def form(processor: Any, request: ProcessorContext) -> Processor:
         usual = processor.filter_value == -float("inf") and processor.min_tokens_to_keep == 1

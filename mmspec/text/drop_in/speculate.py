@@ -1,8 +1,8 @@
 """The drop-in: `model.generate(**inputs, custom_generate=mmspec.text.speculate(drafter=...))`.
 
-A request goes one of two ways. Where every processor, criterion and input has a form that is exact at each node of a draft, mmspec
-decodes it. Everything else that `generate` takes is decoded by transformers' own loop, without drafting, and a warning says why; what
-has no meaning here is refused. `drop_in_arguments` lists which is which.
+If every processor, criterion and input has a form that is exact at each node of a draft, mmspec decodes the request. Otherwise
+transformers' own loop decodes it without drafting, with a warning that gives the reason. Settings without a speculative form are refused.
+All are listed in `mmspec.text.drop_in.arguments`.
 """
 
 import copy
@@ -51,24 +51,27 @@ def speculate(
     seed: int | Sequence[int] | None = None,
     stateless: Sequence[type] = (),
 ) -> Callable[..., Any]:
-    """A decoding function for transformers' `custom_generate`.
+    """Return a decoding function for transformers' `custom_generate`.
 
-    It honours every argument of `generate` and returns what `generate` would: prompt and new tokens, padded. What cannot be drafted for
-    (logits processors and stopping criteria that keep a state or are unknown, caches and embeddings of the caller's, PEFT's virtual
-    tokens) is decoded by transformers' own loop, with a warning; beam search, per-step scores and kin are refused. docs/drop-in.md
+    It supports every argument of `generate` and returns what `generate` would: prompt and new tokens, padded. Requests that cannot be
+    drafted for (stateful or unknown logits processors and stopping criteria, caches and embeddings of the caller, PEFT's virtual tokens)
+    are decoded by transformers' own loop, with a warning; beam search, per-step scores and similar outputs are refused. docs/drop-in.md
     lists every argument.
 
     Args:
-        drafter, accept, draft_length, tree: as `mmspec.text.generate` takes them. `accept="exact"` means greedy when `do_sample` is
-            off and coupled sampling when it is on.
-        seed: of sampled output. None draws one from torch's global generator, so that calls differ and `torch.manual_seed` repeats
-            them; an int gives row r the seed `seed + r`; a sequence gives one seed a row.
-        stateless: classes of your own logits processors and stopping criteria that keep no state and read one row only: a function
-            of padded ids [1, L] and scores [1, V], for any ids. They are drafted for. An attribute `mmspec_stateless = True` on the
-            class says the same.
+        drafter, accept, draft_length, tree: as in `mmspec.text.generate`. `accept="exact"` is greedy if `do_sample` is off and coupled
+            sampling if it is on.
+        seed: seed of sampled output. None draws one from torch's global generator, so that calls differ and `torch.manual_seed` makes them
+            reproducible; an int gives row r the seed `seed + r`; a sequence gives one seed a row.
+        stateless: your own classes of logits processors and stopping criteria that keep no state and read one row only: functions
+            of padded ids LongTensor [1, L] and scores float [1, V], for any ids. Requests with them are drafted for. Equivalent to an
+            attribute `mmspec_stateless = True` on the class.
 
     Returns:
-        A callable for `custom_generate`. It raises ValueError, in one line, for what it refuses.
+        A callable for `custom_generate`. It raises ValueError, in one line, for refused settings.
+
+    Raises:
+        ValueError: for an invalid argument.
     """
     if not isinstance(stateless, (list, tuple)) or not all(isinstance(each, type) for each in stateless):
         raise ValueError(f"stateless is {shown(stateless)}: give a list of classes")
@@ -83,7 +86,7 @@ class _Speculation:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What `generate` reads to learn which keywords go to this function; it drops the tokenizer unless it is given back then."""
+        """The signature that `generate` reads to select this function's keywords; it includes the tokenizer only where it is needed."""
         compat.keep_tokenizer()
         return inspect.signature(type(self).__call__)
 
@@ -128,7 +131,7 @@ class _Work:
         self.forms = [form_of(one, self.request) for one in processors]
 
     def unformed(self) -> str | None:
-        """The processors and criteria that cannot be drafted for, in words; None if there are none."""
+        """Return the processors and criteria that cannot be drafted for, as text; None if there are none."""
         found = [one for one, form in zip(self.processors, self.forms, strict=True) if form is None]
         found += without_form(self.criteria, self.asked.stateless)
         names = ", ".join(dict.fromkeys(getattr(one, "__name__", type(one).__name__) for one in found))
@@ -163,7 +166,7 @@ class _Work:
         return self.returned(torch.cat([self.ids, new.to(self.ids.device)], 1))
 
     def plain(self, model_kwargs: Mapping[str, Any]) -> Any:
-        """Decode by transformers' own loop; sampled tokens are drawn with the noise that mmspec draws them with."""
+        """Decode by transformers' own loop. Sampled tokens use the same noise as in mmspec."""
         processors, config = LogitsProcessorList(self.processors), self.config
         if config.do_sample and not isinstance(self.rule, Greedy):
             processors.append(_Drawn(self.noise(self.ids.device), self.ids.shape[1]))
@@ -180,7 +183,7 @@ class _Work:
         )
 
     def noise(self, device: torch.device) -> Noise:
-        """The request's random numbers. Greedy requests leave torch's generator alone."""
+        """Return the request's noise. Greedy requests do not advance torch's generator."""
         seed = self.asked.request.seed
         if seed is None:
             seed = int(torch.randint(2**62, ())) if self.config.do_sample else 0
@@ -201,13 +204,14 @@ class TokenStream(StreamerFeed):
     """Feeds a streamer one token at a time, as transformers does."""
 
     def __call__(self, step: Step) -> None:
+        """Pass every token that a round committed in row 0."""
         if self.streamer is not None:
             for value in step.committed.values[0]:
                 self.streamer.put(torch.tensor([value]))
 
 
 class _Drawn(LogitsProcessor):
-    """Adds the Gumbel noise of each row and output position, so that the best score is mmspec's own draw."""
+    """Adds the Gumbel noise of each row and output position, so that the argmax is the token that mmspec would draw."""
 
     def __init__(self, noise: Noise, prompt: int):
         self.noise, self.prompt = noise, prompt
@@ -221,7 +225,7 @@ _WARPS = (Temperature, TopK, TopP, MinP)
 
 
 def _warped(rule: Accept, steps: list[Processor]) -> tuple[Accept, list[Processor]]:
-    """A transform applies temperature and truncation itself, behind its own work: they are taken out of the target's `steps`."""
+    """Remove temperature and truncation from the target's `steps` for transforms, which apply them after their own operation."""
     if not isinstance(rule, Transformed):
         return rule, steps
     first = next((place for place, step in enumerate(steps) if isinstance(step, _WARPS)), len(steps))

@@ -1,4 +1,4 @@
-"""transformers' stopping criteria in a drop-in request, row by row as its own loop has them."""
+"""transformers' stopping criteria in a drop-in request, evaluated row by row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,14 +23,15 @@ class RowStop:
     prompt: Tensor  # [B, P]
 
     def __call__(self, row: int, committed: list[int]) -> bool:
+        """Return True if the criterion ends `row` after the values `committed`."""
         values = torch.tensor(committed, dtype=self.prompt.dtype, device=self.prompt.device)
         return bool(torch.as_tensor(self.criterion(torch.cat([self.prompt[row], values])[None], None)).any())
 
 
 class StopTogether:
-    """All rows end with the last one that stops, as in transformers where no end token is set: a row that has stopped writes on.
+    """Ends all rows with the last one that stops, as in transformers without an end token: a row that has stopped continues.
 
-    Rows that are ahead by then are longer; `length` is what transformers would return.
+    Rows that are ahead by then are longer; `length` is the length that transformers would return.
     """
 
     def __init__(self, stops: Sequence[Stop], rows: int, most: int):
@@ -38,13 +39,14 @@ class StopTogether:
         self.first: list[int | None] = [None] * rows
 
     def __call__(self, row: int, committed: list[int]) -> bool:
+        """Return True if every row has stopped and `row` is as long as the row that stopped last."""
         if self.first[row] is None and (len(committed) >= self.most or any(stop(row, committed) for stop in self.stops)):
             self.first[row] = len(committed)
         return None not in self.first and len(committed) >= self.length
 
     @property
     def length(self) -> int:
-        """Number of values of every row's output: that of the row that stops last."""
+        """Number of values of every row's output, that of the row that stops last."""
         return max(self.most if first is None else first for first in self.first)
 
 

@@ -16,17 +16,17 @@ from mmspec.text.settings.processors import end_ids
 _DECODER = ("input_ids", "attention_mask")
 _ENCODER = ("attention_mask", "decoder_input_ids", "decoder_attention_mask", "encoder_outputs")
 _BESIDE_THE_POINT = ("labels", "length", "num_frames", "offset_mapping", "overflow_to_sample_mapping", "special_tokens_mask")
-"""What tokenizers and processors return that no model needs in order to generate."""
+"""Outputs of tokenizers and processors that are not needed for generation."""
 
 
 def tensors(inputs: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """`inputs` with every entry a tensor on `device`.
+    """Return `inputs` with every entry a tensor on `device`.
 
-    Lists and numpy arrays become tensors (`as_tensors`); entries that are None are left out; what an encoder has made (`encoder_outputs`,
-    `mm_encoder_outputs`) stays as it is, `encoder_outputs` as a tuple where it is a tensor.
+    Lists and numpy arrays become tensors (`as_tensors`); entries that are None are left out; encoder outputs (`encoder_outputs`,
+    `mm_encoder_outputs`) are not converted, except that a tensor `encoder_outputs` becomes a tuple.
 
     Raises:
-        ValueError: for an entry that is no tensor and cannot become one, by name.
+        ValueError: naming an entry that cannot become a tensor.
     """
     if not isinstance(inputs, Mapping):
         raise ValueError(f"inputs is a {type(inputs).__name__}: pass the dict that the tokenizer or processor returned")
@@ -41,12 +41,12 @@ def _placed(name: str, value: Any, device: torch.device | str) -> Any:
 
 
 def checked(model: Any, family: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """`inputs` as `tensors` made them, once they fit `model`. A mask that is missing is inferred where `generate` would infer it.
+    """Return `inputs` of `tensors` after checks against `model`. A missing mask is inferred as in `model.generate`.
 
     Ids where the mask is 0 are absent, at either side or in the middle: positions count the others only.
 
     Raises:
-        ValueError: for masks and ids of the wrong type, shape or range, and for entries that nothing reads.
+        ValueError: for masks and ids of the wrong type, shape or range, and for entries that are not read.
     """
     _refuse_unread(model, family, inputs)
     found = dict(inputs)
@@ -72,7 +72,7 @@ def inferred_mask(config: Any, ids: Tensor) -> Tensor | None:
 def _refuse_unread(model: Any, family: Any, inputs: Mapping[str, Any]) -> None:
     taken = set(signature(model.forward).parameters)
     if isinstance(family, DecoderAlone):
-        return  # says itself that it needs an encoder
+        return  # declares that it needs an encoder
     if isinstance(family, (Multimodal, Mllama)):
         reads = taken
     elif isinstance(family, EncoderDecoder):
@@ -86,7 +86,7 @@ def _refuse_unread(model: Any, family: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def _checked_ids(name: str, ids: Tensor, model: Any, placeholders: tuple[int, ...]) -> Tensor:
-    """`ids` as int64. ValueError for ids that are neither in the vocabulary nor placeholders."""
+    """Return `ids` as int64. ValueError for ids that are neither in the vocabulary nor placeholders."""
     if ids.is_floating_point() or ids.dtype == torch.bool or ids.is_complex():
         raise ValueError(f"{name} is {_dtype(ids)}: token ids are whole numbers; pass what the tokenizer returned")
     weight = getattr(model.get_input_embeddings(), "weight", None)
@@ -101,7 +101,7 @@ def _checked_ids(name: str, ids: Tensor, model: Any, placeholders: tuple[int, ..
 
 
 def _checked_mask(name: str, mask: Tensor, ids: Tensor | None) -> Tensor:
-    """`mask` as integers. ValueError if its shape differs from that of the ids."""
+    """Return `mask` as integers. ValueError if its shape differs from that of the ids."""
     if mask.dim() != 2 or (ids is not None and mask.shape != ids.shape):
         expected = "[batch, length]" if ids is None else f"{list(ids.shape)}, as the ids have"
         raise ValueError(f"{name} has shape {list(mask.shape)}: expected {expected}")

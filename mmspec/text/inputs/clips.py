@@ -1,6 +1,6 @@
-"""Video clips from files: opened by PyAV, sampled as a model's video processor asks, as RGB frames turned upright.
+"""Video clips from files: opened by PyAV, sampled as in the model's video processor, as upright RGB frames.
 
-Only MP4, MOV, Matroska, WebM and AVI containers on this machine are opened, so that a playlist under another name reads no further files.
+Only local MP4, MOV, Matroska, WebM and AVI files are opened, so that a playlist under another name reads no further files.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _MOST = 1_000_000_000  # pixels of all sampled frames of a clip, 3 bytes each: 4
 
 @dataclass(frozen=True)
 class FrameSampling:
-    """Which frames are taken of a clip: `fps` a second, or `frames` in all, evenly spaced; neither: as the video processor says."""
+    """Frames to take of a clip: `fps` a second, or `frames` in total, evenly spaced; by default as in the video processor."""
 
     fps: float | None = None
     frames: int | None = None
@@ -34,7 +34,7 @@ class FrameSampling:
 
 @dataclass(frozen=True)
 class Clip:
-    """An opened clip: its first video stream has `frames` frames at `fps` a second, according to the file."""
+    """An opened clip. According to the file, its first video stream has `frames` frames at `fps` a second."""
 
     path: Path
     name: str
@@ -45,19 +45,19 @@ class Clip:
     sampling: FrameSampling = FrameSampling()
 
     def indices(self, video_processor: Any) -> list[int]:
-        """The numbers of the frames that are taken, ascending, from 0.
+        """Return the numbers of the sampled frames, ascending, from 0.
 
         Raises:
-            ValueError: the video processor cannot sample a clip of this length.
+            ValueError: if the video processor cannot sample a clip of this length.
         """
         from mmspec.models.compat import sampled_frames
 
-        asked = self.sampling
-        count = asked.frames
-        if asked.fps is not None:
+        sampling = self.sampling
+        count = sampling.frames
+        if sampling.fps is not None:
             if self.fps is None:
-                raise ValueError(f"clip {self.name} does not say its frames per second: give --frames N in place of --fps")
-            count = max(1, int(self.frames / self.fps * asked.fps))
+                raise ValueError(f"clip {self.name} does not state its frames per second: give --frames N in place of --fps")
+            count = max(1, int(self.frames / self.fps * sampling.fps))
         if count is not None:
             count = min(count, self.frames)
             return [place * self.frames // count for place in range(count)]
@@ -69,7 +69,7 @@ class Clip:
             ) from None
 
     def metadata(self, indices: list[int] | None = None) -> Any:
-        """What transformers' processors are told of the clip. `indices` are the frames that were taken."""
+        """Return the clip's metadata for transformers' processors. `indices` are the sampled frames."""
         from transformers.video_utils import VideoMetadata
 
         duration = self.frames / self.fps if self.fps else None
@@ -77,10 +77,10 @@ class Clip:
         return VideoMetadata(self.frames, fps=self.fps, duration=duration, video_backend="pyav", frames_indices=indices, **size)
 
     def read(self, video_processor: Any) -> tuple[np.ndarray, Any]:
-        """The sampled frames [F, H, W, 3], uint8 RGB, and the clip's metadata.
+        """Return the sampled frames [F, H, W, 3], uint8 RGB, and the clip's metadata.
 
         Raises:
-            ValueError: the clip is broken, has no frame that can be decoded, or its sampled frames are too many pixels.
+            ValueError: if the clip is broken, has no decodable frame, or its sampled frames have too many pixels.
         """
         indices = self.indices(video_processor)
         pixels = len(indices) * self.height * self.width
@@ -90,13 +90,13 @@ class Clip:
         found, decoded = self._decode(set(indices))
         if decoded == 0:
             raise ValueError(f"clip {self.name} has no frame that can be decoded: save it anew, or leave it out")
-        if len(found) < len(set(indices)):  # the file says more frames than it holds
+        if len(found) < len(set(indices)):  # the file declares more frames than it holds
             return replace(self, frames=decoded).read(video_processor)
         frames = np.stack([found[index] for index in indices])
         return frames, replace(self, height=frames.shape[1], width=frames.shape[2]).metadata(indices)  # turning swaps them
 
     def _decode(self, wanted: set[int]) -> tuple[dict[int, np.ndarray], int]:
-        """(the wanted frames by number, how many were decoded), up to the last wanted one."""
+        """Return the wanted frames by number, and the number of decoded frames, up to the last wanted one."""
         found, count, last = {}, 0, max(wanted)
         with _opened(self.path, self.name) as container:
             container.streams.video[0].thread_type = "AUTO"
@@ -115,15 +115,15 @@ def is_clip(name: str | Path) -> bool:
 
 
 def read_clip(path: str | Path, called: str | None = None, sampling: FrameSampling | None = None) -> Clip:
-    """A clip, opened and measured; its frames are decoded by `Clip.read`.
+    """Open and measure a clip; its frames are decoded by `Clip.read`.
 
     Args:
         path: a file that ends in one of `CLIP_SUFFIXES`.
         called: its name in errors; the path by default.
-        sampling: which frames are taken; by default as the model's video processor says.
+        sampling: frames to take; by default as in the model's video processor.
 
     Raises:
-        ValueError: PyAV is not installed; the file does not exist, is no clip, is broken, or holds no video frames.
+        ValueError: if PyAV is not installed; if the file does not exist, is no clip, is broken, or holds no video frames.
     """
     path, name = Path(path), str(called or path)
     if not path.exists():
@@ -134,7 +134,7 @@ def read_clip(path: str | Path, called: str | None = None, sampling: FrameSampli
         if not container.streams.video:
             raise ValueError(f"clip {name} holds no video: give one that does, or leave it out")
         stream = container.streams.video[0]
-        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)  # Matroska and WebM do not say
+        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)  # Matroska and WebM do not state it
         rate = stream.average_rate or stream.drafted_rate
         found = Clip(path, name, frames, float(rate) if rate else None, stream.height, stream.width, sampling or FrameSampling())
     if not (found.frames and found.height and found.width):
@@ -169,6 +169,6 @@ def _broken(name: str, path: Path, error: Exception) -> ValueError:
 
 
 def _why(error: Exception) -> str:
-    """The first line of an error, without the number and the path that FFmpeg's have."""
+    """Return the first line of an error, without the number and path of FFmpeg's messages."""
     line = (str(getattr(error, "strerror", None) or error).splitlines() or [""])[0]
     return line or type(error).__name__

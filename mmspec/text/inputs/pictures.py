@@ -1,7 +1,7 @@
-"""Pictures from files: read safely, turned upright, as RGB on white; and the pictures of a folder, in order.
+"""Pictures from files, as upright RGB on white; and the pictures of a folder, in order.
 
-Only raster formats are opened, and only files of them that unpack to no more pixels than Pillow trusts, so that a small file cannot fill
-the memory and none is handed to another program.
+Only raster formats are opened, and only files that unpack to no more pixels than Pillow's limit, so that a small file cannot fill the
+memory and no file is passed to another program.
 """
 
 import os
@@ -15,9 +15,9 @@ from mmspec.text.inputs.clips import CLIP_SUFFIXES, is_clip
 from mmspec.utils.quiet import ignoring
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
-"""What files of pictures are called: others in a folder are passed over."""
+"""Extensions of picture files; other files in a folder are skipped."""
 _FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-_MOST = 89_478_485  # pixels: Pillow's own limit, where nobody has set another
+_MOST = 89_478_485  # pixels: Pillow's own limit, unless the user has set another
 
 
 def is_picture(name: str | Path) -> bool:
@@ -44,7 +44,7 @@ def pictures_and_clips_in(folder: str | Path) -> list[str]:
 
 
 def _files_in(folder: str | Path, takes: Callable[[str], bool]) -> list[str]:
-    """Files whose names `takes` is true of, by their paths from `folder`, sorted; hidden ones are passed over."""
+    """Return the files whose names pass `takes`, as sorted paths relative to `folder`; hidden files are skipped."""
     root, found = Path(folder), []
     for here, folders, names in os.walk(root):
         folders[:] = [each for each in folders if not each.startswith(".")]
@@ -53,10 +53,9 @@ def _files_in(folder: str | Path, takes: Callable[[str], bool]) -> list[str]:
 
 
 def read_picture(path: str | Path, called: str | None = None) -> Any:
-    """A picture as RGB: its first frame, turned as its EXIF data says, see-through parts white, 16 bits as 8.
+    """Read a picture as RGB: its first frame, rotated as in its EXIF data, transparency on white, 16 bits reduced to 8.
 
-    `called` names it in errors, its path does otherwise. ValueError, in one line, for a file that is not there, is no picture, is broken,
-    or unpacks to too many pixels.
+    `called` is its name in errors, by default the path. ValueError for a file that is missing, no picture, broken, or too large.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -68,7 +67,7 @@ def read_picture(path: str | Path, called: str | None = None) -> Any:
         raise ValueError(f"picture {name} is no file: give one picture, or a folder with --out answers.jsonl")
     try:
         formats = [each for each in _FORMATS if each in Image.OPEN]
-        with ignoring(), Image.open(path, formats=formats) as picture:  # what is too large is told below, and odd tags harm nobody
+        with ignoring(), Image.open(path, formats=formats) as picture:  # sizes are checked below, and odd tags are harmless
             if picture.width * picture.height > most:
                 raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
             picture.load()
@@ -81,7 +80,7 @@ def read_picture(path: str | Path, called: str | None = None) -> Any:
         raise ValueError(f"picture {name} is {known}: give a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file") from None
     except PermissionError:
         raise ValueError(f"picture {name} may not be read: give one that can, or change its permissions") from None
-    except Exception as error:  # decoders raise whatever broken bytes make of them
+    except Exception as error:  # decoders raise various errors for broken bytes
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"picture {name} is broken ({why}): save it anew, or leave it out") from None
 
@@ -99,7 +98,7 @@ def _rgb(picture: Any) -> Any:
 
 
 def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
-    """Grey levels [H, W] of any depth as bytes: of 16 bits by their range, of more, or of fractions, by their own."""
+    """Return grey levels [H, W] of any depth as bytes: 16-bit values by their range, wider ones and fractions by their own range."""
     levels = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(levels.min()), float(levels.max())
     whole = (1.0, 255.0) if mode.startswith("F") else (65535.0,)
@@ -109,16 +108,16 @@ def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
 
 
 def marked(prompt: str, count: int, mark: str, unit: str = "picture") -> list[str]:
-    """`prompt` cut at its marks, one piece more than pictures; without marks the pictures stand in front.
+    """Split `prompt` at its marks into one piece more than there are pictures; without marks the pictures come first.
 
-    ValueError where it has marks, but not one for each of `count` pictures (or whatever the `unit` is).
+    ValueError if the number of marks differs from `count`.
     """
     pieces = prompt.split(mark)
     if len(pieces) == 1:
         return [""] * count + pieces
     if len(pieces) - 1 != count:
-        told = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} {unit}{'s' if count != 1 else ''}"
-        raise ValueError(f"the prompt has {told}: give one for each {unit}, or none to have the {unit}s in front")
+        held = f"{len(pieces) - 1} {mark} mark{'s' if len(pieces) > 2 else ''} for {count} {unit}{'s' if count != 1 else ''}"
+        raise ValueError(f"the prompt has {held}: give one for each {unit}, or none to have the {unit}s in front")
     return pieces
 
 

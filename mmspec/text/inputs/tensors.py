@@ -1,4 +1,4 @@
-"""Outputs of a tokenizer or processor as tensors, from lists and numpy arrays too."""
+"""Outputs of a tokenizer or processor as tensors, converted from lists and numpy arrays."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,18 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_NESTED = ("mm_encoder_outputs", "encoder_outputs")  # what an encoder has made already: handed on as it is
+_NESTED = ("mm_encoder_outputs", "encoder_outputs")  # outputs of an encoder are not converted
 
 
 def as_tensors(inputs: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """`inputs` with every value a tensor; None is left out, as transformers does.
+    """Return `inputs` with every value a tensor; None is left out, as in transformers.
 
     Args:
-        inputs: tensors; or numbers in nested lists or numpy arrays, or tensors of one shape in lists, which go to `device`.
-        device: of what becomes a tensor here.
+        inputs: tensors; nested lists or numpy arrays of numbers, or lists of tensors of one shape.
+        device: device of converted values.
 
     Raises:
-        ValueError: a value is none of these, or rows differ in shape, naming the key.
+        ValueError: naming a value that is none of these, or whose rows differ in shape.
     """
     found = {key: value for key, value in inputs.items() if value is not None}
     return {key: value if key in _NESTED or isinstance(value, Tensor) else _tensor(key, value, device) for key, value in found.items()}
@@ -51,7 +51,7 @@ def _stacked(value: Any) -> Tensor:
 
 
 def _shapes(value: Any) -> str:
-    """The shapes of the parts of a list, where they have any."""
+    """Return the shapes of the parts of a list, if they have any."""
     found = [
         tuple(part.shape) if hasattr(part, "shape") else (len(part),)
         for part in value

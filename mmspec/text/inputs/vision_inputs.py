@@ -1,4 +1,4 @@
-"""Prompts about pictures and clips, as the processor of each family takes them."""
+"""Prompts about pictures and clips, in the form of each family's processor."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from mmspec.text.inputs.clips import Clip, FrameSampling, is_clip, read_clip
 from mmspec.text.inputs.pictures import marked, read_picture
 
 MARK = "<image>"
-"""Where a picture stands in a prompt, whatever the model's own mark is."""
+"""Mark of a picture in a prompt, for all models."""
 CLIP_MARK = "<video>"
-"""Where a clip stands in a prompt, whatever the model's own mark is."""
+"""Mark of a clip in a prompt, for all models."""
 DESCRIBE = "describe the picture."
 DESCRIBE_CLIP = "describe the video."
 CLIP_FAMILIES = (
@@ -20,7 +20,7 @@ CLIP_FAMILIES = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
 )
 """Families of `mmspec.models.families.registry.SEES` whose processors take video."""
-_ENCLOSED = {  # where the processor puts nothing around a picture or clip, though the model was trained with it
+_ENCLOSED = {  # tokens around a picture or clip that the model was trained with and the processor does not add
     "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
     "<|image|>": ("<|begin_of_image|>", "<|end_of_image|>"),
     "<|video_pad|>": ("<|vision_start|>", "<|vision_end|>"),
@@ -30,7 +30,7 @@ _ENCLOSED = {  # where the processor puts nothing around a picture or clip, thou
 
 @dataclass(frozen=True)
 class VisionPrompt:
-    """A prompt with pictures (PIL, RGB) and clips. They stand at its marks; without marks at the beginning, pictures first."""
+    """A prompt with pictures (PIL, RGB) and clips. They are placed at its marks; without marks at the beginning, pictures first."""
 
     prompt: str
     pictures: tuple[Any, ...]
@@ -40,16 +40,16 @@ class VisionPrompt:
 def read_seen(
     prompt: str | None, files: Sequence[str | Path], called: Sequence[str] | None = None, sampling: FrameSampling | None = None
 ) -> VisionPrompt:
-    """A prompt about files of pictures and clips, told apart by their endings.
+    """Make a prompt about files of pictures and clips, distinguished by their extensions.
 
     Args:
-        prompt: the question; by default the pictures, or else the clips, are to be described.
+        prompt: the question; by default a request to describe the pictures, or else the clips.
         files: paths of pictures and clips.
         called: their names in errors; the paths by default.
-        sampling: which frames of clips are taken.
+        sampling: frames to take of clips.
 
     Raises:
-        ValueError: a file cannot be read, or the prompt has marks of another number than files.
+        ValueError: if a file cannot be read, or the number of marks differs from the number of files.
     """
     pictures, clips = [], []
     for path, name in zip(files, called or map(str, files), strict=True):
@@ -86,8 +86,8 @@ def process_vision_inputs(processor: Any, requests: Sequence[VisionPrompt], name
     if clips:
         if not reads_clips(processor):
             raise ValueError(f"{name} reads no video: give a model that does ({', '.join(CLIP_FAMILIES)})")
-        frames, told = zip(*(clip.read(processor.video_processor) for clip in clips), strict=True)
-        seen |= {"videos": list(frames), "video_metadata": list(told), "do_sample_frames": False}
+        frames, metadata = zip(*(clip.read(processor.video_processor) for clip in clips), strict=True)
+        seen |= {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
     texts = [_chatted(processor, each, name) if chat else _written(processor, each) for each in requests]
     opening = getattr(processor.tokenizer, "bos_token", None)
     extra = {"add_special_tokens": False} if chat and opening and texts[0].startswith(opening) else {}
@@ -109,7 +109,7 @@ def own_mark(processor: Any, of: str = "image") -> str:
 
 
 def _pieces(prompt: str, request: VisionPrompt) -> list[str]:
-    """The prompt cut at its marks, which are pieces, too; `MARK` and `CLIP_MARK` without a place of their own come first."""
+    """Return the prompt split at its marks, which are pieces too; pictures and clips without marks come first."""
     front: list[str] = []
     marks = [(MARK, len(request.pictures), "picture")]
     marks += [(CLIP_MARK, len(request.clips), "clip")] if request.clips else []
@@ -120,7 +120,7 @@ def _pieces(prompt: str, request: VisionPrompt) -> list[str]:
 
 
 def _written(processor: Any, request: VisionPrompt) -> str:
-    """The prompt with the family's own marks."""
+    """Return the prompt with the family's own marks."""
     given = request.prompt.replace(getattr(processor, "image_token", MARK), MARK)
     own = {MARK: own_mark(processor)}
     if request.clips:
@@ -130,7 +130,7 @@ def _written(processor: Any, request: VisionPrompt) -> str:
 
 
 def _chatted(processor: Any, request: VisionPrompt, name: str) -> str:
-    """The prompt as a user's turn of the chat template."""
+    """Return the prompt as a user's turn of the chat template."""
     if not has_template(processor):
         raise ValueError(f"{name} has no chat template: give --no-chat")
     kinds = {MARK: "image"} | ({CLIP_MARK: "video"} if request.clips else {})

@@ -1,7 +1,8 @@
-"""What a model's own generation config asks for, under `mmspec.text.generate`: honoured, refused by name, or documented as not read.
+"""Settings of a model's generation config under `mmspec.text.generate`: applied, refused by name, or documented as not read.
 
-Honoured: what changes greedy output and has a speculative form. Refused: what changes greedy output and has none. Not read, because the
-call has arguments of its own for them: lengths (`max_length`, `max_new_tokens`) and sampling (`do_sample`, `temperature`, `top_k`,
+Applied: settings that change greedy output and have a speculative form. Refused: settings that change greedy output and have none. Not
+read,
+because the call has arguments for them: lengths (`max_length`, `max_new_tokens`) and sampling (`do_sample`, `temperature`, `top_k`,
 `top_p`, `min_p`, `top_h`, `typical_p`, `epsilon_cutoff`, `eta_cutoff`). Not read, because they do not change tokens: caches, assistants,
 outputs, `renormalize_logits`, `length_penalty` and `early_stopping` (of beams), `remove_invalid_values` (NaN is an error here).
 """
@@ -46,7 +47,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], Any, str]] = {  # name: (is it 
 
 
 def refuse_settings(model: Any) -> None:
-    """ValueError, in one line, for a setting of the model's generation config that changes greedy output and is not honoured."""
+    """Raise ValueError for a setting of the model's generation config that changes greedy output and is not supported."""
     config = model.generation_config
     for name, (on, off, mend) in _REFUSED.items():
         value = getattr(config, name, None)
@@ -58,7 +59,7 @@ def refuse_settings(model: Any) -> None:
 
 
 def one_path(model: Any) -> str | None:
-    """Turn beam search off in the generation config of a model that was loaded here; what was changed in words, None for nothing."""
+    """Turn off beam search in the generation config of a loaded model. Returns a description of the change; None if nothing changed."""
     config, found = model.generation_config, []
     for name, (on, off, mend) in _REFUSED.items():
         value = getattr(config, name, None)
@@ -76,15 +77,15 @@ def settings(
     max_new_tokens: int,
     repetition_penalty: float | Sequence[float] | None = None,
 ) -> tuple[Processor, ...]:
-    """The processors that a model's generation config asks for, in transformers' order.
+    """Return the processors of a model's generation config, in transformers' order.
 
     Args:
         model: the target.
-        family: what drives it; ids it reads and never writes are banned.
-        inputs: the request; an encoder's own `input_ids` [B, T] are read from here.
-        prompt: ids [B, P] and mask [B, P] bool of the decoder's prompt.
-        max_new_tokens: where a forced end token stands.
-        repetition_penalty: the call's own, which goes before the config's; None for the config's.
+        family: its family; ids that it reads but never generates are banned.
+        inputs: the request; an encoder's `input_ids` LongTensor [B, T] are read from here.
+        prompt: ids LongTensor [B, P] and mask bool [B, P] of the decoder's prompt.
+        max_new_tokens: position of a forced end token.
+        repetition_penalty: overrides the config's; None for the config's.
 
     Raises:
         ValueError: for settings that change greedy output and have no speculative form.
@@ -106,7 +107,7 @@ def settings(
 
 @dataclass(frozen=True)
 class PerRow:
-    """A transformers processor for each row, called with that row's unpadded ids: one call a node."""
+    """A transformers processor for each row, called with that row's unpadded ids, once per node."""
 
     processors: tuple[LogitsProcessor, ...]
 
@@ -118,7 +119,7 @@ class PerRow:
 
 
 def _encoder_penalties(model: Any, inputs: Mapping[str, Any], ids: Tensor, mask: Tensor) -> list[Processor]:
-    """Penalties and bans by what the prompt holds; with an encoder, by what that reads. Like transformers, none without such ids."""
+    """Return penalties and bans that depend on the prompt or the encoder's input. As in transformers, none without such ids."""
     config, found = model.generation_config, []
     penalty, size = config.encoder_repetition_penalty, config.encoder_no_repeat_ngram_size
     if model.config.is_encoder_decoder:
@@ -139,7 +140,7 @@ def _encoder_penalties(model: Any, inputs: Mapping[str, Any], ids: Tensor, mask:
 
 
 def _by_own_length(config: Any, mask: Tensor) -> list[Processor]:
-    """What counts the prompt's tokens, by each row's own: `generate` on the row alone would see no padding."""
+    """Return processors that count prompt tokens, by each row's own length, as `generate` would for the row alone."""
     ends, found = end_ids(config), []
     decay = config.exponential_decay_length_penalty
     padded = config.min_length and not bool(mask.all())

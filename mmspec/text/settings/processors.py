@@ -13,7 +13,7 @@ from mmspec.core.processors.sequence import NoRepeatNGram, SequenceBias, biases_
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Stopping criterion: ends a row once its text holds one of `strings`. The value that completes the string is kept.
+    """Stopping criterion: ends a row once its text contains one of `strings`. The token that completes the string is kept.
 
     Args:
         strings: the strings, none of them empty.
@@ -31,6 +31,15 @@ class StopStrings:
             raise ValueError(f"stop strings are {self.strings!r}: give at least one, none of them empty")
 
     def __call__(self, row: int, committed: list[int]) -> bool:
+        """Tell whether one of the strings occurs at the end of a row.
+
+        Args:
+            row: number of the row; not read.
+            committed: ids that the row has committed so far.
+
+        Returns:
+            True if the row should end.
+        """
         tail = self.decode(committed[-(max(map(len, self.strings)) + 4) :])
         return any(string in tail for string in self.strings)
 
@@ -68,6 +77,6 @@ def constraints(config: Any, prompt: int, max_new_tokens: int, never_generated_i
 
 
 def end_ids(config: Any) -> list[int]:
-    """The end-of-sequence ids of a generation config."""
+    """Return the end-of-sequence ids of a generation config."""
     ends = config.eos_token_id
     return [] if ends is None else list(ends) if isinstance(ends, (list, tuple)) else [ends]

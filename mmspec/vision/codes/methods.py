@@ -87,17 +87,27 @@ class Method:
         return self.couple is not None or self.shape is not None
 
     def rule(self, model: ImageModel) -> Accept:
-        """Return the accept rule for `model`."""
+        """Return the accept rule.
+
+        Args:
+            model: the image model, whose codebook some rules read.
+
+        Returns:
+            The rule.
+        """
         return self.accept if hasattr(self.accept, "exactness") else self.accept(model)  # pyright: ignore
 
     def drafter(self, model: ImageModel, rule: Accept, window: int, net: Any) -> Drafter:
-        """Return the drafter for `model`, with `window` tokens a forward.
+        """Return the drafter.
 
         Args:
             model: the image model.
             rule: the accept rule.
             window: tokens a forward.
             net: the trained net, if the method needs one.
+
+        Returns:
+            The drafter; `NoDraft` for methods without drafts.
 
         Raises:
             ValueError: if `rule` cannot judge the drafts, or the net is missing.

@@ -56,7 +56,9 @@ class RowPlan(Protocol):
         """Whether to measure the drift, where that can be done."""
         ...
 
-    def way(self, lines: RasterRows) -> RowMethod: ...
+    def way(self, lines: RasterRows) -> RowMethod:
+        """Return how pictures with these rows are decoded."""
+        ...
 
 
 @dataclass

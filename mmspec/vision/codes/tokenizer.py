@@ -80,7 +80,7 @@ def vectors_to_pixels(model: VQModel, quantised: Tensor) -> Tensor:
     return F.pixel_shuffle(model.decode(quantised, force_not_quantize=True, return_dict=False)[0].float(), patch(model))
 
 
-def nearest(model: VQModel, found: Tensor) -> Tensor:
+def nearest_codes(model: VQModel, found: Tensor) -> Tensor:
     """Return the codes [B, h, w] of the vectors nearest to latents [B, D, h, w]."""
     height, width = found.shape[2:]
     codes = torch.cdist(rearrange(found, "b d h w -> (b h w) d"), codebook(model)).argmin(-1)
@@ -91,7 +91,7 @@ def nearest(model: VQModel, found: Tensor) -> Tensor:
 def encode_codes(model: VQModel, pictures: Tensor | np.ndarray | Sequence[Image.Image], batch: int = 128) -> Tensor:
     """Return codes [B, h, w] of pictures: bytes or PIL pictures (see `as_tensor`), or floats [B, C, H, W] in [-1, 1]."""
     pixels = pictures if isinstance(pictures, Tensor) and pictures.is_floating_point() else as_tensor(pictures)
-    return torch.cat([nearest(model, latents(model, some.to(model.device))) for some in pixels.split(batch)])
+    return torch.cat([nearest_codes(model, latents(model, some.to(model.device))) for some in pixels.split(batch)])
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
-"""Pictures as continuous tokens in raster order: a causal backbone over latents, and a head for the next token's density.
+"""Pictures as continuous tokens in raster order: a causal backbone over latents, and a head for the distribution of the next token.
 
-The backbone is a LlamaGen's (Sun et al. 2024). It writes vectors instead of codes, as GIVT does (Tschannen et al. 2024, arXiv 2312.02116;
-the mixture head) and as the causal rows of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small net with adaptive layer norm).
+The backbone is that of LlamaGen (Sun et al. 2024), with vectors in place of codes, as in GIVT (Tschannen et al. 2024, arXiv 2312.02116;
+the mixture head) and in the causal models of MAR (Li et al. 2024, 2406.11838; the diffusion head, a small network with adaptive layer
+norm).
 """
 
 from functools import cache
@@ -14,11 +15,11 @@ from diffusers.models.embeddings import TimestepEmbedding
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mmspec.vision.families.llamagen_network import ClassEmbedding, DecoderBlock, LlamaGenConfig, rotary
+from mmspec.vision.families.llamagen_layers import ClassEmbedding, DecoderBlock, LlamaGenConfig, rotary
 
 HEADS = ("diffusion", "mixture")
 TRAINED_STEPS = 1024
-"""Noise levels a diffusion head is trained on. Samplers take a part of them: 8, 16, 32 and 64 divide it."""
+"""Number of noise levels in the training of diffusion heads. Samplers use a subset: 8, 16, 32 and 64 divide it."""
 
 
 class ContinuousARConfig(LlamaGenConfig):
@@ -139,17 +140,39 @@ class ContinuousAR(PreTrainedModel):
         self.post_init()
 
     def prefix(self, classes: Tensor) -> Tensor:
-        """Return embeddings [R, 1, D] of `classes` [R]; number `config.classes` is for no class."""
+        """Embed the class, the model's prompt.
+
+        Args:
+            classes: LongTensor [R], class numbers; `config.classes` for no class.
+
+        Returns:
+            Embeddings [R, 1, D].
+        """
         return self.cls_embedding(classes) + self.places.weight[0]
 
     def embed(self, tokens: Tensor, cells: Tensor) -> Tensor:
-        """Return embeddings [R, M, D] of `tokens` [R, M, d] in `cells` [R, M], in raster order."""
+        """Embed tokens.
+
+        Args:
+            tokens: float [R, M, d].
+            cells: LongTensor [R, M], their places in raster order.
+
+        Returns:
+            Embeddings [R, M, D].
+        """
         return self.tok_projection(tokens.to(self.tok_projection.weight.dtype)) + self.places(cells + 1)
 
     def forward(self, embeds: Tensor, cells: Tensor, mask: Tensor | None = None, cache: Any = None) -> tuple[Tensor]:
-        """The last hidden states [R, M, D] of `embeds` [R, M, D] in `cells` [R, M] (-1: the prefix), in a tuple.
+        """Run the backbone.
 
-        `mask` [R, 1, M, S] bool, causal where none is given.
+        Args:
+            embeds: [R, M, D] embeddings.
+            cells: LongTensor [R, M], places in raster order; -1 for the prefix.
+            mask: bool [R, 1, M, S]; causal by default.
+            cache: a layer-wise key-value cache, or None.
+
+        Returns:
+            The last hidden states [R, M, D], in a tuple.
         """
         rope, x = rotary(cells, self.config), embeds
         for layer in self.layers:
@@ -157,7 +180,15 @@ class ContinuousAR(PreTrainedModel):
         return (self.norm(x),)
 
     def states(self, classes: Tensor, tokens: Tensor) -> Tensor:
-        """Return the states [R, T, D] that predict `tokens` [R, T, d] of pictures of `classes` [R], for training."""
+        """Run the backbone over whole pictures, for training.
+
+        Args:
+            classes: LongTensor [R], class numbers.
+            tokens: float [R, T, d] in raster order.
+
+        Returns:
+            States [R, T, D]; state t predicts token t.
+        """
         cells = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand(len(tokens), -1)
         embeds = torch.cat([self.prefix(classes), self.embed(tokens[:, :-1], cells[:, 1:])], 1)
         return self(embeds, cells)[0]

@@ -1,10 +1,9 @@
-"""Pictures to a grid of continuous tokens and back, over diffusers' `AutoencoderKL`, and what training one needs.
+"""Pictures to a grid of continuous tokens and back, with diffusers' `AutoencoderKL`, and its training loss.
 
-Tokens are draws from the encoder's posterior, scaled so that every channel has mean 0 and deviation 1 over the training pictures (its
-config keeps the two): the one scale on which noises are stated elsewhere. As `mmspec.vision.codes.tokenizer` does, pictures may be folded
-into blocks, so the networks run at half the size.
-Posteriors as a regulariser: Kingma and Welling 2014, arXiv 1312.6114. A decoder that bears noise on its latents (so tokens may be smoothed
-by as much): sigma-VAE, Sun et al. 2024, arXiv 2412.08635.
+Tokens are draws from the encoder's posterior, scaled so that every channel has mean 0 and deviation 1 over the training pictures (both are
+in the config). As in `mmspec.vision.codes.tokenizer`, pictures may be folded into blocks, so that the networks run at half the resolution.
+Posteriors as a regulariser: Kingma and Welling 2014, arXiv 1312.6114. A decoder trained with noise on its latents, so that noise on tokens
+is tolerated: sigma-VAE, Sun et al. 2024, arXiv 2412.08635.
 """
 
 import json
@@ -28,7 +27,10 @@ Some = Tensor | np.ndarray | Sequence[Image.Image]
 
 
 def make_autoencoder(*, size: int, colours: int, patch: int, channels: Sequence[int], dim: int) -> AutoencoderKL:
-    """An untrained autoencoder for `size` x `size` pictures: tokens of `dim` numbers, size / (patch * 2^(len(channels) - 1)) a side."""
+    """Return an untrained autoencoder for `size` x `size` pictures.
+
+    Tokens have `dim` numbers, in a grid of size / (patch * 2^(len(channels) - 1)) a side. ValueError if that is no whole number.
+    """
     if size % (patch * 2 ** (len(channels) - 1)):
         raise ValueError(f"size {size} is not a multiple of {patch * 2 ** (len(channels) - 1)}, which patch {patch} and {channels} need")
     options: dict[str, Any] = {
@@ -49,7 +51,7 @@ def make_autoencoder(*, size: int, colours: int, patch: int, channels: Sequence[
 
 
 def posterior(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and log-variance of the latents of pictures [B, C, H, W] in [-1, 1]: [B, d, h, w] each, float32, not scaled."""
+    """Return mean and log-variance of the latents of pictures [B, C, H, W] in [-1, 1]: [B, d, h, w] each, float32, not scaled."""
     side = model.config["sample_size"] * patch(model)
     if tuple(pixels.shape[1:]) != (colours(model), side, side):
         raise ValueError(f"pictures are {tuple(pixels.shape[1:])}: this autoencoder takes ({colours(model)}, {side}, {side}); resize them")
@@ -58,19 +60,19 @@ def posterior(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def latents_to_pixels(model: Any, latents: Tensor) -> Tensor:
-    """The picture that latents [B, d, h, w] stand for: [B, C, H, W], about [-1, 1]."""
+    """Decode latents [B, d, h, w] to pictures [B, C, H, W], about [-1, 1]."""
     return F.pixel_shuffle(model.decode(latents, return_dict=False)[0].float(), patch(model))
 
 
 def scale(model: Any) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [d] of the latents' channels, as the config keeps them."""
+    """Return mean and deviation [d] of the latents' channels from the config."""
     mean, std = (torch.tensor(model.config[name], device=model.device) for name in ("latents_mean", "latents_std"))
     return mean, std
 
 
 @torch.no_grad()
 def posteriors(model: AutoencoderKL, pictures: Some, batch: int = 250) -> tuple[Tensor, Tensor]:
-    """Mean and deviation [B, h * w, d] of every picture's unit-scaled tokens, raster order.
+    """Return mean and deviation [B, h * w, d] of every picture's scaled tokens, in raster order.
 
     Pictures are bytes or PIL pictures (see `tokenizer.as_tensor`), or floats [B, C, H, W] in [-1, 1].
     """
@@ -82,14 +84,14 @@ def posteriors(model: AutoencoderKL, pictures: Some, batch: int = 250) -> tuple[
 
 
 def encode_tokens(model: AutoencoderKL, pictures: Some, generator: torch.Generator | None = None) -> Tensor:
-    """Tokens [B, h * w, d] of pictures: with a `generator` draws from their posteriors, as targets are trained on; without, the means."""
+    """Return tokens [B, h * w, d] of pictures: draws from the posteriors with a `generator`, as in training of targets; else the means."""
     mean, std = posteriors(model, pictures)
     return mean if generator is None else mean + std * torch.randn(mean.shape, generator=generator).to(std.device)
 
 
 @torch.no_grad()
 def tokens_to_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> Tensor:
-    """Pictures [B, C, H, W] in [-1, 1] of tokens [B, h * w, d]. ValueError where the shape is another or a number is not finite."""
+    """Decode tokens [B, h * w, d] to pictures [B, C, H, W] in [-1, 1]. ValueError for another shape and for values that are not finite."""
     side, dim = model.config["sample_size"] // 2 ** (len(model.config["block_out_channels"]) - 1), model.config["latent_channels"]
     if tokens.dim() != 3 or tokens.shape[1:] != (side * side, dim):
         raise ValueError(f"tokens are {tuple(tokens.shape)}: this autoencoder takes [B, {side * side}, {dim}], in raster order")
@@ -101,14 +103,14 @@ def tokens_to_pixels(model: AutoencoderKL, tokens: Tensor, batch: int = 250) -> 
 
 
 def decode_tokens(model: AutoencoderKL, tokens: Tensor) -> list[Image.Image]:
-    """PIL pictures of tokens [B, h * w, d]."""
+    """Decode tokens [B, h * w, d] to PIL pictures."""
     return as_pictures(tokens_to_pixels(model, tokens))
 
 
 class AutoencoderLoss(nn.Module):
-    """The forward of training: pictures rebuilt from a draw of their posterior with up to `noise` deviations added, and the nats a number.
+    """Forward of training: reconstructions from posterior draws with added noise, and the KL divergence in nats per number.
 
-    How much is added is drawn for each picture, so the decoder does as well without.
+    The noise has up to `noise` deviations, drawn for each picture, so that the decoder also works without it.
     """
 
     def __init__(self, model: AutoencoderKL, noise: float = 0.15):
@@ -126,7 +128,7 @@ class AutoencoderLoss(nn.Module):
 
 @torch.no_grad()
 def set_scale(model: AutoencoderKL, pixels: Tensor, batch: int = 250) -> None:
-    """Put the mean and deviation of every channel over training pictures, posterior noise included, into the config."""
+    """Store mean and deviation of every channel over training pictures, posterior noise included, in the config."""
     found = [posterior(model, some) for some in pixels.split(batch)]
     mean, var = torch.cat([m for m, _ in found]), torch.cat([v.exp() for _, v in found])
     std = (mean.var((0, 2, 3)) + var.mean((0, 2, 3))).sqrt()
@@ -141,7 +143,7 @@ def save_autoencoder(model: AutoencoderKL, folder: Path) -> None:
 
 
 def load_autoencoder(folder: Path) -> AutoencoderKL:
-    """The autoencoder in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
+    """Load the autoencoder in `folder`, in float32 and eval mode. FileNotFoundError if it does not exist."""
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(f"no autoencoder in {folder}: make it with mmspec recipe vision/train_autoencoder.py -- --out {folder}")
     model = AutoencoderKL.from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))

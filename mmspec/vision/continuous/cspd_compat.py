@@ -1,21 +1,22 @@
-"""What the published code of CSpD does for masked models (Wang et al. 2024, arXiv 2411.11925), kept apart as it is no speculative sampling.
+"""The procedure of CSpD's published code for masked models (Wang et al. 2024, arXiv 2411.11925). It is not speculative sampling.
 
-A smaller masked model writes `gamma` sets, one an iteration, each given those before. The target then predicts all their cells in one
-iteration of its own, given only what was committed before the first of the sets, by the same noise. Every draft token is judged by itself:
+A smaller masked model generates `gamma` sets, one an iteration, each given those before. The target then predicts all their cells in one
+iteration, given only what was committed before the first of the sets, with the same noise. Every draft token is judged by itself:
 
-- a draft token is its chain's last mean m_q, with no noise of the last step; the target has m_p, from the same x_T and noise of every step;
-- it is kept with min(1, F exp(-|m_q - m_p|^2 / (2 tau^2 s_p^2)) (s_q / s_p)^d), tau = `inner_temperature`, s the noise of the last step and
-  F = prod_{t >= 2} (s_p,t / s_q,t)^d, the inverse of the factor in the paper (both are 1 where target and draft have the same noise);
-- elsewhere it is replaced by a draw from norm((F N(m_p, s_p^2) - N(m_q, s_q^2))+), not tempered, by at most 100 tries
-(`core.rules.lossy.cspd`);
-- nothing is rolled back: draft tokens that hung on a replaced one stay, and all of the sets count as committed.
+- a draft token is its chain's last mean m_q, without the noise of the last step; the target has m_p, from the same x_T and noise of every
+  step;
+- it is kept with probability min(1, F exp(-|m_q - m_p|^2 / (2 tau^2 s_p^2)) (s_q / s_p)^d), tau = `inner_temperature`, s the noise of the
+  last step and F = prod_{t >= 2} (s_p,t / s_q,t)^d, the inverse of the factor in the paper (both are 1 if target and draft have the same
+  noise);
+- otherwise it is replaced by a draw from norm((F N(m_p, s_p^2) - N(m_q, s_q^2))+), not tempered, by at most 100 tries
+  (`core.rules.lossy.cspd`);
+- nothing is rolled back: draft tokens that depend on a replaced one stay, and all of the sets count as committed.
 
-With a tau of 42 that keeps a draft token that lies within some dozens of deviations of the target's own token: a soft tolerance. The
-distribution of the pictures is neither that of the target's iterations nor that of iterations / gamma of them, and by how much it is off is
-not measured.
+A tau of 42 keeps a draft token within some dozens of deviations of the target's own token. The distribution of the pictures is neither that
+of the target's iterations nor that of iterations / gamma of them; the difference is not measured.
 
-What makes the code fail rather than differ is not kept: densities are compared as logarithms in float64 where the code forms them in half
-precision, which overflow to not-a-number, and after 100 tries a cell is the target's first draw, where the code leaves it zero.
+Two faults of the code are not reproduced: densities are compared as logarithms in float64, not in half precision, where they overflow to
+NaN; and after 100 tries a cell gets the target's first draw, not zero.
 """
 
 import math
@@ -35,7 +36,7 @@ INNER_TEMPERATURE = 42.0
 
 @dataclass(frozen=True)
 class JudgedRound:
-    """What became of one round's draft tokens."""
+    """Result of one round."""
 
     cells: Tensor  # [B, M]
     tokens: Tensor  # [B, M, d]
@@ -44,10 +45,17 @@ class JudgedRound:
 
 @dataclass(frozen=True)
 class CSpDCompat:
-    """The procedure. `prefill` is the share of iterations, rounded up, that the target runs itself before any draft.
+    """The procedure.
 
-    Rounds end as in the code, where the number of an iteration, from 0, is a multiple of `gamma`, and at the last one. ValueError for
-    numbers out of range.
+    A round ends at iterations, counted from 0, that are multiples of `gamma`, and at the last one, as in the code.
+
+    Args:
+        gamma: sets a round.
+        inner_temperature: divides distances between draft and target means.
+        prefill: share of iterations, rounded up, that the target runs without a draft.
+
+    Raises:
+        ValueError: for values out of range.
     """
 
     gamma: int = 4
@@ -65,7 +73,7 @@ class CSpDCompat:
             raise ValueError(f"prefill is {self.prefill}, but it is the share of iterations without a draft: give 0 or more, below 1")
 
     def rounds(self, iterations: int) -> list[range]:
-        """The iterations of each round that is drafted; those before the first are the target's own."""
+        """Return the iterations of each drafted round; those before the first are run by the target."""
         begin, rounds = self.first(iterations), []
         for k in range(begin, iterations):
             if k % self.gamma == 0 or k == iterations - 1:
@@ -74,16 +82,18 @@ class CSpDCompat:
         return rounds
 
     def first(self, iterations: int) -> int:
-        """How many iterations the target runs itself."""
+        """Return the number of iterations that the target runs without a draft."""
         return math.ceil(round(self.prefill * iterations, 9))  # 0.07 * 100 is a little more than 7
 
     def draft(self, drafter: SetWriter, canvas: Canvas, first: int, iterations: range, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Draft tokens [B, M, d] for the cells [B, M] of `iterations`, which begin at `first` of the order; `canvas` itself is left
-        alone."""
+        """Return the cells [B, M] of `iterations`, the first of which is number `first` of the order, and draft tokens [B, M, d] for them.
+
+        `canvas` is not changed.
+        """
         sketch, all_cells, draft_tokens = canvas.copy(), [], []
         for k in iterations:
             cells = sketch.cells(first, drafter.plan.sizes[k])
-            _, means = drafter.chains(drafter.told(sketch, cells, k), drafter.noise(noise, cells, k), k)
+            _, means = drafter.chains(drafter.head_input(sketch, cells, k), drafter.noise(noise, cells, k), k)
             sketch.put(cells, means)
             all_cells.append(cells)
             draft_tokens.append(means)
@@ -93,8 +103,8 @@ class CSpDCompat:
     def judge(
         self, target: SetWriter, drafter: SetWriter, canvas: Canvas, cells: Tensor, draft_tokens: Tensor, last: int, noise: Noise
     ) -> JudgedRound:
-        """One set prediction of the target for all `cells`, with the guidance scale and the steps of iteration `last` for every one."""
-        _, means = target.chains(target.told(canvas, cells, last), target.noise(noise, cells, last), last)
+        """Judge draft tokens by one set prediction of the target for all `cells`, with the guidance scale and steps of iteration `last`."""
+        _, means = target.chains(target.head_input(canvas, cells, last), target.noise(noise, cells, last), last)
         own, theirs = target.plan.noise_schedules[last].std, drafter.plan.noise_schedules[last].std
         p, q = _around(means, own[-1]), _around(draft_tokens, theirs[-1])
         size = draft_tokens.shape[-1]
@@ -107,7 +117,7 @@ class CSpDCompat:
 
 
 def _replaced(draft_tokens: Tensor, p: Gaussian, q: Gaussian, log_factor: float, refused: Tensor, keys: Keys) -> Tensor:
-    """`draft_tokens` [B, M, d], those that are `refused` [B, M] drawn anew."""
+    """Return `draft_tokens` [B, M, d], with those that are `refused` [B, M] drawn anew."""
     rows, columns = refused.nonzero(as_tuple=True)
     at = rows[:, None], columns[:, None]
     fresh = Tail(p.picked(*at), q.picked(*at), log_factor).sample(keys[at])
@@ -119,7 +129,7 @@ def _around(mean: Tensor, std: Tensor) -> Gaussian:
 
 
 def require_masked_drafter(target: Any, drafter: Any) -> Any:
-    """`drafter`. ValueError unless it writes pictures of the target's form."""
+    """Return `drafter`. ValueError unless it generates pictures of the target's form."""
     if drafter is None:
         raise ValueError("cspd-compat drafts with a smaller masked model: pass drafter=..., or choose plain with fewer iterations")
     for name in ("grid", "channels", "classes"):

@@ -1,4 +1,4 @@
-"""Images of continuous tokens: what runs for each method. See `mmspec.vision.continuous.methods` for their names."""
+"""Generation of continuous tokens by each method. See `mmspec.vision.continuous.methods` for their names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,18 @@ from mmspec.vision.continuous.masked import generate_masked
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 
 WINDOW = 5
-"""Tokens in flight a round where none are asked for: four draft tokens."""
+"""Default tokens per forward: four draft tokens and the pending one."""
 
 
 @dataclass(frozen=True)
 class LatentDraft:
-    """A drafter with a sampling of its own: fewer steps (under aligned), `every` (under any way), another temperature."""
+    """A drafter with its own sampling settings: fewer steps (method "aligned"), `every` (any method), another temperature.
+
+    Args:
+        model: the drafter.
+        sampling: settings; those that are None are the target's.
+        temperature: factor on the noise of the chain's steps; None for the target's.
+    """
 
     model: ContinuousAR
     sampling: Sampling = field(default_factory=Sampling)
@@ -55,9 +61,12 @@ def generate_continuous(
     accept: Accept | None = None,
     on_step: OnStep = None,
 ) -> tuple[ContinuousPictures, Generation]:
-    """The tokens [B, S, d] of one picture a prompt, and the model that wrote them; see `mmspec.vision.generate`.
+    """Generate one picture a prompt; see `mmspec.vision.generate`.
 
-    `control` chooses the draft length, with `most` tokens in flight at the most.
+    `control` chooses the draft length, with at most `most` tokens a forward.
+
+    Returns:
+        The model that generated them, and their tokens [B, S, d].
     """
     found, way = model.fit(method), way_of(method)
     if way.form == "sets" and not isinstance(control, Fixed):
@@ -94,9 +103,9 @@ def pair_of(
     temperature: float = 1.0,
     drafter: Any = None,
 ) -> tuple[Tensor, Any, Any]:
-    """What the engine runs for `method` over a causal model: its prompt, the target, and the drafter as a target of its own, or None.
+    """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter as a target, or None.
 
-    The prompt are class numbers, behind them those of no class where the pair is guided. ValueError as `generate` says it.
+    The prompt holds class numbers; with guidance, those for no class follow. ValueError as in `generate`.
     """
     way, draft_token = way_of(method), model.drafter if drafter is None else drafter
     network: Any = model.model
@@ -109,45 +118,45 @@ def pair_of(
     if guidance is not None:
         _check_guided(network)
         classes = torch.cat([classes, torch.full_like(classes, network.config.classes)])
-    asked = LatentRequest(form, noise, temperature, guidance)
-    target = _target(network, asked, sampling, most)
+    request = LatentRequest(form, noise, temperature, guidance)
+    target = _target(network, request, sampling, most)
     if way.accept is None or most == 1:
         return classes, target, None
     if draft_token is None:
         raise ValueError(f"method {method!r} needs a drafter: pass drafter=..., a smaller ContinuousAR of the same tokens, or take plain")
-    return classes, target, _drafting(draft_token, network, asked, sampling, most)
+    return classes, target, _drafting(draft_token, network, request, sampling, most)
 
 
-def _target(network: ContinuousAR, asked: LatentRequest, sampling: Sampling, most: int) -> Any:
-    distributions = Pipeline() if asked.guidance is None else Guided((), asked.guidance)
-    family: Any = Latents(network, asked, sampling)  # its prompts are class numbers
+def _target(network: ContinuousAR, request: LatentRequest, sampling: Sampling, most: int) -> Any:
+    distributions = Pipeline() if request.guidance is None else Guided((), request.guidance)
+    family: Any = Latents(network, request, sampling)  # its prompts are class numbers
     target = HFTarget(network, family, distributions, reserve=network.config.grid**2 + most)
-    return target if asked.guidance is None else Pairs(target)
+    return target if request.guidance is None else Pairs(target)
 
 
-def _drafting(draft_token: Any, network: ContinuousAR, asked: LatentRequest, sampling: Sampling, most: int) -> Any:
-    """The drafter as a target of its own. ValueError where its tokens or its chain are not the target's."""
+def _drafting(draft_token: Any, network: ContinuousAR, request: LatentRequest, sampling: Sampling, most: int) -> Any:
+    """Return the drafter as a target. ValueError if its tokens or its chain differ from the target's."""
     draft = draft_token if isinstance(draft_token, LatentDraft) else LatentDraft(draft_token)
     theirs, own = getattr(draft.model, "config", None), network.config
     if not isinstance(draft.model, ContinuousAR):
         raise ValueError(
-            f"drafter is a {type(draft.model).__name__}: ways over continuous tokens draft with a ContinuousAR of the same tokens"
+            f"drafter is a {type(draft.model).__name__}: methods for continuous tokens draft with a ContinuousAR of the same tokens"
         )
     for name in ("channels", "grid", "head"):
         if getattr(theirs, name) != getattr(own, name):
             raise ValueError(
                 f"the drafter's {name} is {getattr(theirs, name)}, the target's {getattr(own, name)}: take one of the same tokens and head"
             )
-    theirs_asked = replace(asked, temperature=asked.temperature if draft.temperature is None else draft.temperature)
+    draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature)
     if own.head == "mixture":
-        return _target(draft.model, theirs_asked, sampling, most)
+        return _target(draft.model, draft_request, sampling, most)
     chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)
-    _check_kernels(sampling.filled(own).noise_schedule(asked.temperature), chosen.noise_schedule(theirs_asked.temperature), asked.form)
-    return _target(draft.model, theirs_asked, chosen, most)
+    _check_kernels(sampling.filled(own).noise_schedule(request.temperature), chosen.noise_schedule(draft_request.temperature), request.form)
+    return _target(draft.model, draft_request, chosen, most)
 
 
 def _check_kernels(own: NoiseSchedule, theirs: NoiseSchedule, form: str) -> None:
-    """ValueError, before anything runs, for chains that could not be judged against each other."""
+    """Raise ValueError for chains that cannot be judged against each other."""
     if form == "aligned":
         return own.check_token("aligned")
     own.check_path(form)

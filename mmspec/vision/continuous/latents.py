@@ -1,4 +1,4 @@
-"""Continuous tokens in the engine: the distribution that a state of the backbone gives.
+"""Continuous tokens in the engine: distributions from states of the backbone.
 
 A `ContinuousAR` with a mixture head gives a density. One with a diffusion head gives a chain: either the chain is the value
 (`core.distributions.denoising_path`), or its noise is given and the rest is a Gaussian (`core.distributions.aligned`).
@@ -30,14 +30,14 @@ from mmspec.vision.continuous.ar import ContinuousAR, scheduler
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a diffusion head's tokens are sampled. None takes the value of the model's config.
+    """Sampling settings of a diffusion head. None takes the value of the model's config.
 
     Args:
         steps: steps of the chain.
         sigma_out: noise on every token, in units of a token's standard deviation.
         schedule: a diffusers scheduler; by default the one the head was trained with.
         eta: DDIM's eta.
-        every: the net is run at every so many states of the chain (`Denoiser`).
+        every: the head is run at every so many states of the chain (`Denoiser`).
     """
 
     steps: int | None = None
@@ -47,16 +47,40 @@ class Sampling:
     every: int | None = None
 
     def over(self, other: "Sampling") -> "Sampling":
-        """Return these settings, with missing ones from `other`."""
+        """Fill in missing settings.
+
+        Args:
+            other: where missing settings are taken from.
+
+        Returns:
+            These settings, with missing ones from `other`.
+        """
         pairs = ((getattr(self, part.name), getattr(other, part.name)) for part in fields(self))
         return Sampling(*(theirs if own is None else own for own, theirs in pairs))
 
     def filled(self, config: Any) -> "Sampling":
-        """Return these settings, with missing ones from a model's `config`."""
+        """Fill in missing settings from a model's config.
+
+        Args:
+            config: the config of a `ContinuousAR`.
+
+        Returns:
+            Settings without a None.
+        """
         return self.over(Sampling(config.head_steps, config.sigma_out, scheduler(), 1.0, config.every))
 
     def noise_schedule(self, temperature: float) -> NoiseSchedule:
-        """Return the transitions of the chain. ValueError for missing settings, and for schedules whose steps are not Gaussian."""
+        """Compute the transitions of the chain.
+
+        Args:
+            temperature: factor on the noise of the chain's steps.
+
+        Returns:
+            The noise schedule.
+
+        Raises:
+            ValueError: for missing settings, and for schedules whose steps are not Gaussian.
+        """
         steps, sigma_out, eta = self.steps, self.sigma_out, self.eta
         if steps is None or sigma_out is None or eta is None:
             raise ValueError("this sampling has missing settings: complete it by Sampling.filled(config)")
@@ -65,7 +89,7 @@ class Sampling:
 
 @lru_cache(maxsize=64)
 def _kernel(schedule: Any, steps: int, sigma_out: float, eta: float, temperature: float) -> NoiseSchedule:
-    """Schedules are asked step by step, which would show in a picture's seconds."""
+    """Return the noise schedule, cached because schedulers are evaluated step by step."""
     return NoiseSchedule.of(schedule, steps, sigma_out, eta=eta, temperature=temperature)
 
 
@@ -85,22 +109,22 @@ class Latents:
     The prompt is one position, the class; its value is not read.
     """
 
-    def __init__(self, model: ContinuousAR, asked: LatentRequest, sampling: Sampling):
+    def __init__(self, model: ContinuousAR, request: LatentRequest, sampling: Sampling):
         config = model.config
-        self.model, self.asked, self.width, self.noise_schedule = model, asked, config.channels, None
+        self.model, self.request, self.width, self.noise_schedule = model, request, config.channels, None
         if config.head == "diffusion":
             sampling = sampling.filled(config)
-            self.noise_schedule = sampling.noise_schedule(asked.temperature).to(model.device)
-            net: Any = model.head if asked.guidance is None else GuidedNet(model.head, asked.guidance)
+            self.noise_schedule = sampling.noise_schedule(request.temperature).to(model.device)
+            net: Any = model.head if request.guidance is None else GuidedNet(model.head, request.guidance)
             self.denoiser = Denoiser(net, self.noise_schedule, 1 if sampling.every is None else sampling.every)
 
     @property
     def value(self) -> tuple[int, ...]:
-        """The shape of a value."""
-        return (self.denoiser.steps + 1, self.width) if self.asked.form == "path" else (self.width,)
+        """Shape of a value."""
+        return (self.denoiser.steps + 1, self.width) if self.request.form == "path" else (self.width,)
 
     def prompt(self, model: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """One position a row of `inputs`, the class numbers [R]."""
+        """Return one position for each row of `inputs`, the class numbers [R]."""
         ids = torch.zeros(len(inputs), 1, *self.value, dtype=torch.float32, device=inputs.device)
         return ids, torch.ones(len(inputs), 1, dtype=torch.bool, device=inputs.device)
 
@@ -123,17 +147,17 @@ class Latents:
             raw, history = torch.cat([cond, uncond], -1), replace(history, position=history.position[: len(cond)])
         if self.noise_schedule is None:
             return self._density(raw)
-        if self.asked.form == "path":
+        if self.request.form == "path":
             return DenoisingPath(raw, self.denoiser, self.width)  # pyright: ignore[reportReturnType]
-        keys = self.asked.noise.aligned(history.position)
+        keys = self.request.noise.aligned(history.position)
         return aligned(raw, ChainSampler(self.denoiser), self.noise_schedule.sigma_out, keys, self.width)  # pyright: ignore[reportReturnType]
 
     def _density(self, z: Tensor) -> Any:
-        head, scale = self.model.head, self.asked.guidance
+        head, scale = self.model.head, self.request.guidance
         if scale is None:
-            return Mixture.joint(*head(z)).tempered(self.asked.temperature)
+            return Mixture.joint(*head(z)).tempered(self.request.temperature)
         cond, uncond = (Gaussian(mean[..., 0, :], std[..., 0, :]) for _, mean, std in (head(part) for part in z.chunk(2, -1)))
-        return Gaussian.guided(cond, uncond, scale - 1).tempered(self.asked.temperature)
+        return Gaussian.guided(cond, uncond, scale - 1).tempered(self.request.temperature)
 
 
 @dataclass(frozen=True)
@@ -144,6 +168,13 @@ class GuidedNet:
     scale: float
 
     def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
+        """Return the guided output [M, d] of the head.
+
+        Args:
+            x: [M, d] noisy tokens.
+            timesteps: [M] noise levels.
+            z: [M, 2 D] states with and without the class.
+        """
         cond, uncond = self.head(torch.cat([x, x]), torch.cat([timesteps, timesteps]), torch.cat(z.chunk(2, -1))).chunk(2)
         return uncond + self.scale * (cond - uncond)
 

@@ -1,7 +1,7 @@
-"""A masked model of continuous tokens (MAR, Li et al. 2024, arXiv 2406.11838): any set of hidden cells given any set of seen ones.
+"""A masked model of continuous tokens (MAR, Li et al. 2024, arXiv 2406.11838): any set of hidden cells given any set of visible ones.
 
-One transformer looks both ways over all cells; a hidden cell holds a mask vector in place of its token. The published model runs two, of
-which the first leaves hidden cells out. The head is a causal model's own (`DiffusionHead`): a token's chain is given its cell's state.
+One transformer with bidirectional attention reads all cells; hidden cells hold a mask vector. The published model has two transformers, the
+first of which leaves hidden cells out. The head is that of causal models (`DiffusionHead`), conditioned on the cell's state.
 """
 
 from typing import Any
@@ -12,11 +12,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.vision.continuous.ar import ContinuousARConfig, DiffusionHead
-from mmspec.vision.families.llamagen_network import ClassEmbedding, DecoderBlock, rotary
+from mmspec.vision.families.llamagen_layers import ClassEmbedding, DecoderBlock, rotary
 
 
 class MaskedARConfig(ContinuousARConfig):
-    """As a causal model's, with a diffusion head. `iterations` are the rounds a picture is written in: by default one a cell."""
+    """Sizes of a `MaskedAR`: those of a causal model with a diffusion head.
+
+    Args:
+        iterations: iterations in which a picture is generated; by default one a cell.
+        rest: options of `ContinuousARConfig`.
+
+    Raises:
+        ValueError: for another head.
+    """
 
     model_type = "masked-ar"
 
@@ -28,9 +36,7 @@ class MaskedARConfig(ContinuousARConfig):
 
 
 class MaskedAR(PreTrainedModel):
-    """Masked model (MAR, Li et al. 2024): hidden states of all cells from the visible tokens; `head` gives the distribution of a hidden
-    one's token.
-    """
+    """Masked model (MAR, Li et al. 2024): hidden states of all cells from visible tokens; `head` gives distributions of hidden tokens."""
 
     config_class = MaskedARConfig  # pyright: ignore[reportAssignmentType]
     config: MaskedARConfig
@@ -48,9 +54,12 @@ class MaskedAR(PreTrainedModel):
         self.post_init()
 
     def forward(self, classes: Tensor, tokens: Tensor, masked: Tensor) -> Tensor:
-        """The states [R, N, D] of all cells of pictures of `classes` [R], number `config.classes` standing for no class.
+        """Return the states [R, N, D] of all cells.
 
-        `tokens` [R, N, d] are in raster order; those that are `masked` [R, N] bool are not read, whatever they hold.
+        Args:
+            classes: LongTensor [R]; `config.classes` for no class.
+            tokens: float [R, N, d] in raster order.
+            masked: bool [R, N]; masked tokens are not read.
         """
         seen = self.tok_projection(tokens.to(self.tok_projection.weight.dtype))
         cells = torch.where(masked[..., None], self.mask_embedding.weight[0], seen)
@@ -62,14 +71,14 @@ class MaskedAR(PreTrainedModel):
         return self.norm(x)[:, 1:]
 
     def states(self, classes: Tensor, tokens: Tensor, masked: Tensor) -> Tensor:
-        """What training reads: the states [R, N, D] that foretell `tokens` [R, N, d]; a loss counts the `masked` [R, N] ones."""
+        """Return the states [R, N, D] that predict `tokens` [R, N, d], for training; the loss counts `masked` [R, N] cells."""
         return self(classes, tokens, masked)
 
 
 def random_masks(rows: int, cells: int, generator: torch.Generator | None = None) -> Tensor:
-    """Which cells to hide, [rows, cells] bool: 1 to all of them, every number as often, and any set of a size as likely.
+    """Return random masks [rows, cells] bool with 1 to `cells` hidden cells, on the generator's device.
 
-    This is what decoding meets one cell at a time. On the generator's device.
+    Every number of hidden cells is equally likely, and so is every set of that size: the distribution of masks when decoding cell by cell.
     """
     device = "cpu" if generator is None else generator.device
     hidden = torch.randint(1, cells + 1, (rows, 1), generator=generator, device=device)

@@ -1,8 +1,8 @@
-"""Pictures by a masked model: plain decoding, with fewer iterations or steps, or the published way of drafting.
+"""Pictures by a masked model: plain decoding, with fewer iterations or steps, or the published drafting procedure.
 
-These methods do not run in the engine's loop: a masked model has no order for a chain of draft tokens and no cache, and the published way
-of drafting for it judges no prefix. Fewer iterations, fewer steps of the head, and steps that decrease along the iterations (DiSA) need no
-draft; they are the baselines of drafting.
+These methods do not run in the engine's loop: a masked model has no order for a chain of draft tokens and no cache, and the published
+procedure judges no prefix. Fewer iterations, fewer steps of the head, and steps that decrease along the iterations (DiSA) need no draft;
+they are the baselines of drafting.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,11 @@ MASKED_METHODS = ("plain", "cspd-compat")
 
 @dataclass
 class MaskedStats(Stats):
-    """Counts of a masked model's pictures. Draft tokens are judged one by one, whatever became of others, so none has a depth.
+    """Counts of a masked model's pictures. Draft tokens are judged independently, so they have no depth.
 
-    `head_calls` counts runs of the target's head one after the other, and `draft_calls` the iterations the drafter wrote.
+    Attributes:
+        head_calls: sequential calls of the target's head.
+        draft_calls: iterations of the drafter.
     """
 
     head_calls: int = 0
@@ -36,7 +38,7 @@ class MaskedStats(Stats):
 
 @dataclass(frozen=True)
 class MaskedPictures(Generation):
-    """Tokens [B, N, d] in raster order, and what they cost."""
+    """Tokens [B, N, d] in raster order, and statistics."""
 
     stats: MaskedStats
 
@@ -60,32 +62,34 @@ def generate_masked(
     prefill: float = 0.05,
     noise: Noise,
 ) -> MaskedPictures:
-    """One picture for each of `classes`, in raster order: sequences [B, N, d].
+    """Generate one picture for each of `classes`.
 
     Args:
         model: the target.
-        classes: class numbers; `model.config.classes` stands for no class.
+        classes: LongTensor [B], class numbers; `model.config.classes` for no class.
         method: "plain", or "cspd-compat", which needs a `drafter` and is lossy (see `cspd_compat`).
-        iterations: rounds a picture takes, 1 to its cells; by default the model's own number. With plain decoding, iterations / gamma
-            is the baseline of a draft that writes `gamma` sets a round.
+        iterations: iterations of a picture, 1 to its cells; by default the model's own number. Plain decoding with iterations / gamma
+            is the baseline of a draft with `gamma` sets a round.
         head_steps: steps of the head's chains; by default the model's own.
-        annealed: the steps of the last iteration's chains, where they become fewer along the iterations (DiSA). For plain decoding.
-        sigma_out: the noise on every token that is a part of the distribution; by default the model's own.
-        temperature: times the noise of the chains' steps.
-        guidance: the scale of classifier-free guidance, and `ramp`, "constant" or "linear" from 1 up with the cells committed.
+        annealed: steps of the last iteration's chains, for steps that decrease along the iterations (DiSA). For plain decoding.
+        sigma_out: noise on every token, a part of the distribution; by default the model's own.
+        temperature: factor on the noise of the chains' steps.
+        guidance: scale of classifier-free guidance.
+        ramp: "constant", or "linear" for a scale that grows from 1 with the committed cells.
         drafter: a smaller masked model on the same tokens.
         gamma, inner_temperature, prefill: of cspd-compat; see `CSpDCompat`.
         noise: one seed a picture. A picture depends on its own seed only, not on its batch.
 
     Returns:
-        `stats.exactness` is "token-exact" for plain decoding with no fewer iterations and steps than the model's own, else lossy.
+        Tokens [B, N, d] in raster order. `stats.exactness` is "token-exact" for plain decoding with at least the model's own iterations and
+        steps, else lossy.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when a token is not finite.
     """
     config = model.config
-    told = _classes(classes, config.classes, noise)
+    labels = _classes(classes, config.classes, noise)
     plan = SetPlan.of(
         config,
         iterations=config.iterations if iterations is None else iterations,
@@ -96,7 +100,7 @@ def generate_masked(
         guidance=guidance,
         ramp=ramp,
     )
-    canvas, target = Canvas(config, noise), SetWriter(model, told, plan)
+    canvas, target = Canvas(config, noise), SetWriter(model, labels, plan)
     if method == "plain":
         whole = plan.iterations >= config.iterations and all(
             noise_schedule.steps >= config.head_steps for noise_schedule in plan.noise_schedules
@@ -112,7 +116,7 @@ def generate_masked(
         plan.noise_schedules[0].check_token("cspd-compat")
         way = CSpDCompat(gamma, inner_temperature, prefill)
         stats = MaskedStats(exactness=UNMETERED)
-        spent = _drafted(way, target, SetWriter(small, told, plan), canvas, noise, stats)
+        spent = _drafted(way, target, SetWriter(small, labels, plan), canvas, noise, stats)
     else:
         raise ValueError(f"unknown method {method!r} for masked models; valid: {', '.join(MASKED_METHODS)}")
     if not bool(canvas.tokens.isfinite().all()):
@@ -121,11 +125,11 @@ def generate_masked(
     stats.tokens, stats.target_calls, stats.row_calls, stats.head_calls = rows * cells, target.calls, rows * target.calls, target.head_calls
     stats.histogram = _histogram(stats.histogram, rows * target.calls)
     stats.seconds |= spent | {"total": sum(spent.values())}
-    return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=told.device), stats)
+    return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=labels.device), stats)
 
 
 def _plainly(target: SetWriter, canvas: Canvas, begin: int, end: int, noise: Noise) -> None:
-    """Iterations `begin` to `end` by the target itself."""
+    """Run iterations `begin` to `end` by the target."""
     first = sum(target.plan.sizes[:begin])
     for k in range(begin, end):
         target.write(canvas, first, k, noise)
@@ -133,7 +137,7 @@ def _plainly(target: SetWriter, canvas: Canvas, begin: int, end: int, noise: Noi
 
 
 def _drafted(way: CSpDCompat, target: SetWriter, drafter: SetWriter, canvas: Canvas, noise: Noise, stats: MaskedStats) -> dict[str, float]:
-    """The published procedure; its counts go into `stats`, and the seconds it took are returned."""
+    """Run the published procedure, add its counts to `stats`, and return its seconds by phase."""
     sizes, kept = target.plan.sizes, []
     spent: dict[str, float] = dict.fromkeys(("prefill", "draft", "score"), 0.0)
     began = perf_counter()
@@ -156,17 +160,17 @@ def _drafted(way: CSpDCompat, target: SetWriter, drafter: SetWriter, canvas: Can
 
 
 def _histogram(drafted: list[int], calls: int) -> list[int]:
-    """[n] calls of one picture that accepted n draft tokens, those without a draft included."""
+    """Return [n] = calls of one picture that accepted n draft tokens, those without a draft included."""
     rest = calls - sum(drafted)
     return [rest + drafted[0], *drafted[1:]] if drafted else [rest]
 
 
 def _classes(classes: Sequence[int] | Tensor, none: int, noise: Noise) -> Tensor:
-    """`classes` [B] as a tensor. ValueError where one is unknown, or where there are not as many as seeds."""
-    told = torch.as_tensor(classes, dtype=torch.long, device=noise.seeds.device)
-    if told.dim() != 1 or len(told) != len(noise.seeds):
-        raise ValueError(f"classes has {list(told.shape)} entries for {len(noise.seeds)} seeds: give one class and one seed a picture")
-    for one in told.tolist():
+    """Return `classes` [B] as a tensor. ValueError for unknown classes, and for another number of classes than seeds."""
+    labels = torch.as_tensor(classes, dtype=torch.long, device=noise.seeds.device)
+    if labels.dim() != 1 or len(labels) != len(noise.seeds):
+        raise ValueError(f"classes has {list(labels.shape)} entries for {len(noise.seeds)} seeds: give one class and one seed a picture")
+    for one in labels.tolist():
         if not 0 <= one <= none:
             raise ValueError(f"class {one} is none of the model's: give 0 to {none - 1}, or {none} for no class")
-    return told
+    return labels

@@ -1,11 +1,11 @@
-"""How masked models write pictures: random orders, sets of cells, and sets of tokens drawn at once.
+"""Generation by masked models: random orders of cells, and sets of cells drawn at once.
 
-Iteration k of a picture hides fewer cells than the one before: floor(N cos(pi / 2 (k + 1) / K)) of N, at least one fewer each time, as
-in MaskGIT and MAR. The cells it commits are drawn at once, each by a chain of its own, given all cells committed before. What two cells of
-a set say of each other is left out: that is the price of few iterations, and none is paid with as many iterations as cells.
+After iteration k, floor(N cos(pi / 2 (k + 1) / K)) of N cells are hidden, at least one fewer each time, as in MaskGIT and MAR. The cells of
+an iteration are drawn at once, each by its own chain, given all cells committed before. Cells of one set are drawn independently of each
+other, which is exact only with as many iterations as cells.
 
-All numbers of a cell are keyed by the picture's seed and the cell, so a picture hangs on its own seed only, and a draft and its target
-write a cell by the same noise.
+The noise of a cell is keyed by the picture's seed and the cell, so a picture depends on its own seed only, and drafter and target generate
+a cell with the same noise.
 
 B pictures, N cells, M cells of one set, K iterations, T steps of a chain, d numbers a token, D the width of a state.
 """
@@ -28,7 +28,7 @@ SCALES = ("constant", "linear")
 
 
 def set_sizes(iterations: int, cells: int) -> list[int]:
-    """How many of `cells` each of `iterations` commits: at least one. ValueError for more iterations than cells."""
+    """Return the number of cells that each of `iterations` commits, at least one. ValueError for more iterations than cells."""
     if not 1 <= iterations <= cells:
         raise ValueError(f"iterations is {iterations}, but each of them commits at least one of {cells} cells: give 1 to {cells}")
     hidden = [cells]
@@ -38,7 +38,7 @@ def set_sizes(iterations: int, cells: int) -> list[int]:
 
 
 def step_counts(iterations: int, first: int, last: int | None) -> list[int]:
-    """How many steps the chains of each iteration take: `first` of them, or evenly down from `first` to `last` (DiSA, 2505.20297)."""
+    """Return the steps of each iteration's chains: `first`, or decreasing evenly from `first` to `last` (DiSA, arXiv 2505.20297)."""
     if last is None:
         return [first] * iterations
     if not 1 <= last <= first:
@@ -48,7 +48,7 @@ def step_counts(iterations: int, first: int, last: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class SetPlan:
-    """How pictures are written: iteration k commits `sizes[k]` cells by chains of `noise_schedules[k]`, at guidance scale `scales[k]`."""
+    """Plan of a generation: iteration k commits `sizes[k]` cells by chains of `noise_schedules[k]`, with guidance scale `scales[k]`."""
 
     sizes: Sequence[int]
     noise_schedules: Sequence[NoiseSchedule]
@@ -66,7 +66,7 @@ class SetPlan:
         guidance: float | None = None,
         ramp: str = "constant",
     ) -> "SetPlan":
-        """`ramp` "linear" lets the guidance grow from 1 to `guidance` with the cells committed, "constant" does not."""
+        """Return the plan. With `ramp` "linear" the guidance scale grows from 1 to `guidance` with the committed cells."""
         if ramp not in SCALES:
             raise ValueError(f"ramp is {ramp!r}: guidance is {' or '.join(SCALES)}")
         if guidance is not None and not 0 <= guidance < math.inf:
@@ -88,7 +88,7 @@ class SetPlan:
 
 
 class Canvas:
-    """Pictures under way. Mutable; lives for one generation."""
+    """Pictures of one generation, partly committed. Mutable."""
 
     def __init__(self, config: MaskedARConfig, noise: Noise):
         device, cells = noise.seeds.device, config.grid**2
@@ -103,7 +103,7 @@ class Canvas:
         return other
 
     def cells(self, first: int, count: int) -> Tensor:
-        """The cells [B, count] that come `first` and next in each picture's order."""
+        """Return `count` cells [B, count] of each picture's order, from number `first` on."""
         return self.order[:, first : first + count]
 
     def put(self, cells: Tensor, tokens: Tensor) -> None:
@@ -113,13 +113,13 @@ class Canvas:
 
 
 class SetWriter:
-    """A model that writes sets of cells for pictures of `classes` [B], with counts of its transformer (`calls`) and head (`head_calls`)."""
+    """A model that generates sets of cells for pictures of `classes` [B]; `calls` and `head_calls` count its transformer and head calls."""
 
     def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan):
         self.model, self.classes, self.plan = model, classes, plan
         self.calls, self.head_calls = 0, 0
 
-    def told(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
+    def head_input(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
         """Return the head's input for `cells` [B, M], given all committed cells: [B, M, D], or with guidance [B, M, 2 D + 1]."""
         scale, classes, tokens, hidden = self.plan.scales[iteration], self.classes, canvas.tokens, canvas.hidden
         self.calls += 1
@@ -131,7 +131,7 @@ class SetWriter:
         return torch.cat([given, bare, torch.full_like(given[..., :1], scale)], -1)
 
     def chains(self, z: Tensor, noise: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
-        """Tokens [B, M, d] by the chains that `noise` [B, M, T + 1, d] leads, and the means they lie around: those of the last step."""
+        """Return tokens [B, M, d] by chains with `noise` [B, M, T + 1, d], and the means of their last steps."""
         noise_schedule = self.plan.noise_schedules[iteration]
         net: Any = self.model.head if self.plan.scales[iteration] is None else GuidedSets(self.model.head)
         path, means = Denoiser(net, noise_schedule).walk(z, noise)
@@ -139,31 +139,31 @@ class SetWriter:
         return path[..., -1, :], means[..., -1, :]
 
     def noise(self, noise: Noise, cells: Tensor, iteration: int) -> Tensor:
-        """The numbers [B, M, T + 1, d] that belong to `cells` [B, M]: x_T, then those of every step."""
+        """Return the noise [B, M, T + 1, d] of `cells` [B, M]: x_T, then that of every step."""
         keys = noise.value(cells).branch(self.plan.noise_schedules[iteration].steps + 1)
         return keys.normal(self.model.config.channels).to(self.model.dtype)
 
     def write(self, canvas: Canvas, first: int, iteration: int, noise: Noise) -> Tensor:
-        """Draw and commit the cells that come `first` in `iteration`; returns them, [B, M]."""
+        """Draw and commit the cells of `iteration`, from number `first` of the order on, and return them [B, M]."""
         cells = canvas.cells(first, self.plan.sizes[iteration])
-        tokens, _ = self.chains(self.told(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
+        tokens, _ = self.chains(self.head_input(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
         canvas.put(cells, tokens)
         return cells
 
 
 @dataclass(frozen=True)
 class GuidedSets:
-    """A head under classifier-free guidance: from the unconditional output, `scale` times the way to the conditional one."""
+    """A head with classifier-free guidance."""
 
     head: Any
 
-    def __call__(self, x: Tensor, timesteps: Tensor, told: Tensor) -> Tensor:
-        """`told` [M, 2 D + 1]: the state with the class, the one without, the scale."""
-        given, bare = told[:, :-1].chunk(2, -1)
+    def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
+        """Return the guided output; the head's input [M, 2 D + 1] is the state with the class, the state without, and the scale."""
+        given, bare = z[:, :-1].chunk(2, -1)
         out, plain = self.head(x.repeat(2, 1), timesteps.repeat(2), torch.cat([given, bare])).chunk(2)
-        return plain + told[:, -1:] * (out - plain)
+        return plain + z[:, -1:] * (out - plain)
 
 
 def _picked(states: Tensor, cells: Tensor) -> Tensor:
-    """`states` [B, N, D] of `cells` [B, M]."""
+    """Select the states [B, M, D] of `cells` [B, M] from `states` [B, N, D]."""
     return states.gather(1, cells[..., None].expand(*cells.shape, states.shape[-1]))

@@ -1,4 +1,4 @@
-"""Pictures of continuous tokens, asked for by the names of the ways to write them.
+"""Methods for pictures of continuous tokens, by name.
 
 | name | a value is | its distribution | rule | exactness |
 |---|---|---|---|---|
@@ -35,9 +35,13 @@ from mmspec.vision.families.base import class_of
 
 @dataclass(frozen=True)
 class ContinuousMethod:
-    """One way to write pictures: the form of a value, the rule that judges draft tokens (None: there are none), and the heads it is for.
+    """A method for continuous tokens.
 
-    `siblings` draft tokens are drawn for a token, of which the first is drafted on: they cost the drafter nothing.
+    Args:
+        form: form of a value.
+        accept: accept rule; None for methods without drafts.
+        heads: heads it applies to.
+        siblings: draft tokens drawn for each position, of which the first is continued. They cost no drafter calls.
     """
 
     form: str
@@ -47,7 +51,7 @@ class ContinuousMethod:
 
     @property
     def shape(self) -> Shape:
-        """How its drafts grow."""
+        """Shape of its drafts."""
         if self.siblings > 1:
             return Comb(self.siblings, draw_with_replacement)
         draw: Any = recorded if self.form == "path" else sampled
@@ -68,11 +72,14 @@ CONTINUOUS_METHODS: dict[str, ContinuousMethod] = {
 
 
 class ContinuousPictures:
-    """A model of continuous tokens with what turns prompts into classes and tokens into pictures.
+    """A model of continuous tokens, with its classes and its picture decoder.
 
-    `to_pictures` makes PIL pictures of tokens [B, h, w, d] (an autoencoder's decoder); without it only tokens can be had. `labels` are
-    names of the classes. `drafter` is what ways that draft use where the caller gives none: a smaller model of the same tokens. `others`
-    are models with other heads over the same tokens: a way that this one's head is not made for runs on the first that it fits.
+    Args:
+        model: the network.
+        to_pictures: maps tokens [B, h, w, d] to PIL pictures, such as an autoencoder's decoder; without it only tokens are available.
+        labels: one name a class.
+        drafter: a smaller model of the same tokens, used by methods that draft when none is given.
+        others: models with other heads over the same tokens. A method for another head runs on the first of them that has it.
     """
 
     def __init__(
@@ -87,15 +94,26 @@ class ContinuousPictures:
 
     @property
     def head(self) -> str:
+        """Kind of the model's head: "diffusion", "mixture" or "masked"."""
         return "masked" if isinstance(self.model, MaskedAR) else self.model.config.head
 
     @property
     def method(self) -> str:
-        """How it writes pictures where no way is named."""
+        """Default method of the model's head."""
         return {"diffusion": "path", "mixture": "density", "masked": "plain"}[self.head]
 
     def fit(self, method: str) -> "ContinuousPictures":
-        """This model, or the first of `others`, whose head `method` is for. ValueError where there is none."""
+        """Choose the model for a method.
+
+        Args:
+            method: name of the method.
+
+        Returns:
+            This object, or the first of `others`, whose head the method is for.
+
+        Raises:
+            ValueError: if none has such a head.
+        """
         heads = way_of(method).heads
         for each in (self, *self.others):
             if each.head in heads:
@@ -105,23 +123,47 @@ class ContinuousPictures:
         )
 
     def classes(self, prompts: Sequence[Any]) -> Tensor:
-        """Class numbers [B] of class names or numbers. ValueError names the first that is unknown."""
+        """Look up class numbers. `ValueError` names the first unknown class.
+
+        Args:
+            prompts: names or numbers of classes.
+
+        Returns:
+            LongTensor [B].
+        """
         numbers = [class_of(prompt, self.labels, self.model.config.classes) for prompt in prompts]
         return torch.tensor(numbers, device=self.model.device)
 
     def picture(self, sequences: Tensor) -> Tensor:
-        """Tokens [B, h, w, d] of what was written, [B, S, d]."""
+        """Arrange tokens as pictures.
+
+        Args:
+            sequences: float [B, h * w, d] in raster order.
+
+        Returns:
+            Tokens [B, h, w, d].
+        """
         return sequences.unflatten(1, (self.model.config.grid, -1))
 
     def decode(self, tokens: Tensor) -> list[Image.Image]:
-        """Pictures from tokens [B, h, w, d]."""
+        """Decode tokens to pictures.
+
+        Args:
+            tokens: float [B, h, w, d].
+
+        Returns:
+            One PIL picture for each of B.
+
+        Raises:
+            ValueError: if the model has no decoder.
+        """
         if self.to_pictures is None:
             raise ValueError("this model has no decoder: give the adapter to_pictures, a function from tokens [B, h, w, d] to pictures")
         return self.to_pictures(tokens)
 
 
 def way_of(method: Any) -> ContinuousMethod:
-    """The way a name stands for. ValueError lists the names there are."""
+    """Return the method of a name. ValueError lists the names."""
     if method not in CONTINUOUS_METHODS:
         raise unknown("method for continuous tokens", method, CONTINUOUS_METHODS)
     return CONTINUOUS_METHODS[method]
@@ -132,7 +174,7 @@ def _fitting(head: str) -> str:
 
 
 def continuous_model(model: Any) -> ContinuousPictures | None:
-    """The adapter of a model of continuous tokens; None for any other model."""
+    """Return the adapter of a model of continuous tokens; None for any other model."""
     if isinstance(model, ContinuousAR | MaskedAR):
         return ContinuousPictures(model)
     return model if isinstance(model, ContinuousPictures) else None

@@ -1,4 +1,4 @@
-"""`mmspec.vision.denoise`: a diffusers pipeline's pictures in fewer calls of its network, with the same distribution."""
+"""`mmspec.vision.denoise`: pictures of a diffusers pipeline in fewer sequential calls of its network, with the same distribution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ RULES: dict[str, AcceptRule] = {"token": Token(), "block": Block(), "d-grs": dgr
 
 
 class Chains(DefaultStopping):
-    """`DefaultStopping` that remember of every chain its last state only: a picture's chain may be a gigabyte."""
+    """`DefaultStopping` that keeps only the last state of every chain, because a whole chain may take a gigabyte."""
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
         done = super().commit(draft, scored, verdict)
@@ -62,7 +62,11 @@ class Denoised(Result):
 
     @cached_property
     def images(self) -> list[Image.Image]:
-        """The pictures. ValueError where a sample has another number of channels than 1 or 3."""
+        """The pictures as PIL images.
+
+        Raises:
+            ValueError: if a sample has another number of channels than 1 or 3.
+        """
         from diffusers import DDPMPipeline
 
         channels = self.samples.shape[1]
@@ -85,28 +89,30 @@ def denoise(
     seed: int | Sequence[int] = 0,
     on_step: OnStep = None,
 ) -> Denoised:
-    """Draw `count` pictures with an unconditional diffusers pipeline, in fewer calls of its network, with the same distribution.
+    """Draw `count` pictures with an unconditional diffusers pipeline, in fewer sequential calls of its network, with the same distribution.
 
     Args:
-        pipeline: a DDPMPipeline, or a DDIMPipeline with eta > 0. Clipped samples (`clip_sample`) are served; thresholding is not.
+        pipeline: a DDPMPipeline, or a DDIMPipeline with eta > 0. Clipped samples (`clip_sample`) are supported; thresholding is not.
+        count: number of pictures.
         drafter: None for plain decoding; "frozen" for the target's own last output, which costs no call; a smaller network with the
-            pipeline's scheduler, or a pipeline with one of its own that makes the same noise; or a Drafter, as `FrozenTarget("root")`.
-        draft_length: states drafted a round; "auto" for the number that maximises measured throughput, zero included. A call then
-            judges one state more than it drafts, so this pays where a batch of them takes little longer than one.
-        steps: of the chain; by default the pipeline's own number.
-        eta: DDIM's, in (0, 1], by default 1 (the pipeline itself has 0). DDPM has none.
-        siblings: states drafted side by side at every step, of which the first is drafted on from: for that many times the rows.
-        accept: "token" (reflection), "block" (judges a draft as a whole, accepts a little more), "d-grs" (the rule for siblings), or a
-            rule; by default token or, where there are siblings, d-grs. All are distribution-exact.
+            pipeline's scheduler, or a pipeline whose scheduler has the same noise; or a Drafter, such as `FrozenTarget("root")`.
+        draft_length: states drafted a round; "auto" maximises measured throughput, zero included. Every call scores one state more than
+            were drafted, so drafting pays off where a batch of states takes little longer than one.
+        steps: steps of the chain; by default the pipeline's own number.
+        eta: DDIM's eta in (0, 1], 1 by default (the pipeline's own default is 0). Not for DDPM.
+        siblings: states drafted side by side at every step, of which the first is continued. Multiplies the rows of a call.
+        accept: "token" (reflection), "block" (block verification, which accepts a little more), "d-grs" (the rule for siblings), or a
+            rule; by default token or, with siblings, d-grs. All are distribution-exact.
         seed: an int (picture r gets seed + r) or one per picture. A picture depends on its own seed and the draft length alone, not on
-            its batch, but for rounding; with "auto" it follows the clock.
-        on_step: sees every round, for progress bars.
+            its batch, up to rounding; with "auto" it depends on measured times.
+        on_step: called with every round, for progress bars.
 
     Returns:
-        `images` list of PIL pictures, `samples` [B, C, H, W], `stats`: a target call is one evaluation of the network, whatever its batch.
+        `images`, a list of PIL pictures; `samples` float [B, C, H, W]; `lengths`; `stats`. A target call is one evaluation of the
+        network, whatever its batch.
 
     Raises:
-        ValueError: for anything the request gets wrong, in one line that says how to mend it.
+        ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the network's output is not finite, naming the picture and the step.
     """
     if count < 1:
@@ -131,7 +137,20 @@ def chains(
     seed: int | Sequence[int] = 0,
     on_step: OnStep = None,
 ) -> Denoised:
-    """As `denoise`, of a target made by hand: a network and a kernel that no pipeline holds."""
+    """As `denoise`, for a target of one's own: a network and a noise schedule without a pipeline.
+
+    Args:
+        target: the target.
+        proposer: the drafter.
+        rule: the accept rule.
+        count: number of pictures.
+        control: chooses the draft length.
+        seed: an int (picture r gets seed + r) or one per picture.
+        on_step: called with every round.
+
+    Returns:
+        The pictures, as `denoise` returns them.
+    """
     device = target.noise_schedule.std.device
     noise = Noise.from_seed(seed, count, device)
     start = noise.value(torch.full((count, 1), _FIRST, device=device)).normal(target.shape.numel())[:, 0]
@@ -145,7 +164,7 @@ def chains(
 
 
 def _counted(stats: Stats, session: DiffusionSession) -> Stats:
-    """`stats` with the calls that scored nothing."""
+    """Return `stats` with the network calls that scored no state."""
     rows = sum(int(asked) for asked in session.asked)
     return replace(stats, target_calls=stats.target_calls + len(session.asked), row_calls=stats.row_calls + rows)
 
@@ -160,9 +179,7 @@ def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None, shape: Sh
     if hasattr(drafter, "unet") and hasattr(drafter, "scheduler"):
         own = DiffusionTarget.of(drafter, target.noise_schedule.steps, eta)
         target.noise_schedule.check_shared(own.noise_schedule, "speculation")
-        own = replace(
-            own, noise_schedule=replace(own.noise_schedule, std=target.noise_schedule.std)
-        )  # reflection asks for the very same noise
+        own = replace(own, noise_schedule=replace(own.noise_schedule, std=target.noise_schedule.std))  # reflection needs the same noise
     elif hasattr(drafter, "config") and callable(drafter):
         own = replace(target, net=drafter, shape=sample_shape(drafter))
     else:

@@ -1,11 +1,10 @@
-"""A diffusion chain as a target: whole pictures by speculative sampling (De Bortoli et al. 2025, arXiv 2501.05370) in the one loop.
+"""A diffusion chain as a target: speculative sampling of whole pictures (De Bortoli et al. 2025, arXiv 2501.05370).
 
 A value is the chain's next state, flattened to D = C H W numbers; a draft token is a state some steps ahead. One call of the network judges
 a
-draft: its rows are (state, timestep) pairs of all the chains under way, each at a step of its own. Every step is a Gaussian of the
-scheduler's own noise, so the token rule is the reflection coupling, which accepts with 2 Phi(-|m_p - m_q| / (2 std)): the most any single
-draft token can be. Calls are saved, not arithmetic. The last step has no noise and is never drafted: there is nothing left to save behind
-it.
+draft: its rows are (state, timestep) pairs of all the chains, each at a step of its own. Every step is a Gaussian with the scheduler's own
+noise, so the token rule is the reflection coupling, which accepts with probability 2 Phi(-|m_p - m_q| / (2 std)), the maximum for a single
+draft token. This saves sequential calls, not arithmetic. The last step has no noise and is never drafted.
 
 B chains, N nodes, T steps, D numbers of a state.
 """
@@ -25,7 +24,7 @@ from mmspec.vision.diffusion.x0_prediction import X0Prediction
 
 @dataclass(frozen=True)
 class DiffusionTarget:
-    """A network `net(sample [M, *shape], timesteps [M]).sample` and the chain it is run by. Any of them is also a drafter."""
+    """A network `net(sample [M, *shape], timesteps [M]).sample` and its noise schedule. Any of them can also be a drafter."""
 
     net: Any
     noise_schedule: NoiseSchedule
@@ -34,14 +33,16 @@ class DiffusionTarget:
 
     @staticmethod
     def of(pipeline: Any, steps: int | None = None, eta: float | None = None) -> "DiffusionTarget":
-        """The chain of `steps` steps, by default as many as usual, that a pipeline runs. ValueError, in one line, for pipelines whose steps
-        share no Gaussian noise."""
+        """Return the chain of a pipeline, with `steps` steps, by default the pipeline's own number.
+
+        ValueError for pipelines whose steps have no common Gaussian noise.
+        """
         from diffusers import DDIMPipeline, DDPMPipeline
 
         if not isinstance(pipeline, (DDPMPipeline, DDIMPipeline)):
             raise ValueError(
-                f"{type(pipeline).__name__} is not served: chains are judged where every step is a Gaussian whose noise hangs on the step "
-                "alone, as in DDPMPipeline, and in DDIMPipeline with eta > 0 (score and flow pipelines correct or solve; theirs do not)"
+                f"{type(pipeline).__name__} is not supported: every step must be a Gaussian whose noise depends on the step alone, as in "
+                "DDPMPipeline, and in DDIMPipeline with eta > 0 (steps of score and flow pipelines are not)"
             )
         net, scheduler, extra = pipeline.unet, pipeline.scheduler, _extra(pipeline.scheduler, eta)
         if getattr(net.config, "out_channels", net.config.in_channels) != net.config.in_channels:
@@ -55,7 +56,7 @@ class DiffusionTarget:
         noise_schedule = NoiseSchedule.of(plain, length, 0.0, **extra)
         if not noise_schedule.stochastic:
             raise ValueError(
-                f"{type(scheduler).__name__} draws nothing at some steps, where no draft could be accepted: take a DDPMScheduler, or a "
+                f"{type(scheduler).__name__} has steps without noise, at which no draft can be accepted: take a DDPMScheduler, or a "
                 "DDIMPipeline with eta > 0"
             )
         x0_prediction = X0Prediction.of(own if clips else plain, plain, length, extra)
@@ -64,11 +65,11 @@ class DiffusionTarget:
         )
 
     def begin(self, prompt: Tensor) -> tuple["DiffusionSession", Draft]:
-        """Chains that start from states `prompt` [B, D]."""
+        """Open a session for chains that start from states `prompt` [B, D]."""
         return DiffusionSession(self), Draft.root(prompt, torch.zeros(len(prompt), dtype=torch.long, device=prompt.device))
 
     def distribution(self, x: Tensor, step: Tensor, out: Tensor) -> Gaussian:
-        """The distribution of the states that follow `x` [..., D] at `step` [...], where the network says `out` [..., D] of them."""
+        """Return the distribution of the states after `x` [..., D] at `step` [...], given the network's output `out` [..., D]."""
         mean = self.noise_schedule.mean(x, step, out)
         if self.x0_prediction is not None:
             mean = mean + self.x0_prediction.shift(x, step, out)
@@ -76,20 +77,20 @@ class DiffusionTarget:
 
     @torch.no_grad()
     def run(self, x: Tensor, step: Tensor) -> Tensor:
-        """What the network says of states `x` [M, D] at `step` [M], in one call: [M, D]."""
+        """Return the network's outputs [M, D] for states `x` [M, D] at `step` [M], in one call."""
         sample = x.to(self.net.dtype).unflatten(-1, self.shape)
         return self.net(sample, self.noise_schedule.timesteps[step]).sample.flatten(1)
 
 
 class DiffusionSession:
-    """One generation. A state holds all of a chain's past, so there is no cache: committing forgets the draft."""
+    """One generation. A state contains a chain's whole past, so there is no cache: committing drops the draft."""
 
     def __init__(self, target: DiffusionTarget):
         self.target, self.scored = target, 0
         self.asked: list[Tensor] = []  # [] chains in each call that scored no draft
 
     def score(self, draft: Draft) -> Scored:
-        """Distributions after every node not scored before, in one call; `hidden` holds the network's outputs there."""
+        """Return the distributions after every node not scored before, in one call; `hidden` holds the network's outputs."""
         first, self.scored = self.scored, draft.size
         wanted = draft.valid & (torch.arange(draft.size, device=draft.start.device) >= draft.roots - 1)  # older roots have their states
         x, step, out = (table[:, first:] for table in (draft.nodes, self.step(draft.position()), self._run(draft, wanted, first)))
@@ -101,34 +102,34 @@ class DiffusionSession:
         self.scored = 0
 
     def outputs(self, draft: Draft) -> Tensor:
-        """What the network says at the last root, [B, N, D], for one call that scores nothing. For drafters that ask."""
+        """Return the network's outputs [B, N, D] at the last root, by one call that scores nothing. For drafters that need them."""
         last = torch.arange(draft.size, device=draft.start.device) == draft.roots - 1
         self.asked.append((draft.valid & last).sum())
         return self._run(draft, draft.valid & last)
 
     @property
     def foresees(self) -> bool:
-        """Does the scheduler say which picture an output foresees?"""
+        """True if the scheduler defines the clean picture of an output."""
         return self.target.x0_prediction is not None
 
     def picture(self, x: Tensor, positions: Tensor, out: Tensor) -> Tensor:
-        """The picture [B, M, D] that `out` foresees, had after the states `x` [B, M, D] that output `positions` [B, M] follow."""
+        """Return the clean picture [B, M, D] predicted by `out`, after the states `x` [B, M, D] that precede output `positions` [B, M]."""
         return self.target.x0_prediction.picture(x, self.step(positions), out)
 
     def said(self, x: Tensor, positions: Tensor, picture: Tensor) -> Tensor:
-        """What the network would say after states `x` to foresee `picture`."""
+        """Return the network output that predicts the clean picture `picture` after states `x`."""
         return self.target.x0_prediction.said(x, self.step(positions), picture)
 
     def distribution_of(self, x: Tensor, positions: Tensor, out: Tensor) -> Gaussian:
-        """The distribution of the states at output `positions` [B, M] that follow `x` [B, M, D], if the network said `out` of them."""
+        """Return the distribution at output `positions` [B, M] after states `x` [B, M, D], for network outputs `out`."""
         return self.target.distribution(x, self.step(positions), out)
 
     def step(self, positions: Tensor) -> Tensor:
-        """The steps that draw output `positions`; chains that are through stay at the last one."""
+        """Return the steps of output `positions`; finished chains stay at the last step."""
         return positions.clamp(max=self.target.noise_schedule.steps - 1)
 
     def _run(self, draft: Draft, wanted: Tensor, first: int = 0) -> Tensor:
-        """Outputs [B, N, D] at the columns `wanted` [B, N] from `first` on, 0 elsewhere: chains that have ended cost nothing."""
+        """Return outputs [B, N, D] at the columns `wanted` [B, N] from `first` on, 0 elsewhere. Finished chains are not run."""
         wanted = wanted & (torch.arange(draft.size, device=wanted.device) >= first)
         rows, columns = wanted.nonzero(as_tuple=True)
         none = torch.zeros_like(draft.nodes, dtype=self.target.net.dtype)
@@ -139,7 +140,7 @@ class DiffusionSession:
 
 @dataclass(frozen=True)
 class OpenTarget:
-    """A target whose session is open already, so that what it counted can be read afterwards."""
+    """A target with an open session, whose counts can be read afterwards."""
 
     session: DiffusionSession
     pending: Draft
@@ -150,13 +151,13 @@ class OpenTarget:
 
 
 def sample_shape(net: Any) -> torch.Size:
-    """[C, H, W] of a network's samples."""
+    """Return the shape [C, H, W] of a network's samples."""
     size = net.config.sample_size
     return torch.Size((net.config.in_channels, *((size, size) if isinstance(size, int) else size)))
 
 
 def _extra(scheduler: Any, eta: float | None) -> dict[str, float]:
-    """What the scheduler's steps take besides: eta, where they know it."""
+    """Return further arguments of the scheduler's steps: eta, if it has one."""
     if "eta" not in signature(scheduler.step).parameters:
         if eta is not None:
             raise ValueError(f"eta is {eta}, but {type(scheduler).__name__} has none: leave it out, or take a DDIMPipeline")
@@ -164,6 +165,6 @@ def _extra(scheduler: Any, eta: float | None) -> dict[str, float]:
     eta = 1.0 if eta is None else eta
     if not 0 < eta <= 1:
         raise ValueError(
-            f"eta is {eta}: at 0 DDIM draws nothing, and no draft token is ever right; give a number above 0 and up to 1 (ancestral)"
+            f"eta is {eta}: at 0 DDIM has no noise, and no draft token is ever accepted; give a number above 0 and up to 1 (ancestral)"
         )
     return {"eta": eta}

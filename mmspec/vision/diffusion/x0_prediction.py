@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class X0Prediction:
-    """Tables in float64. Clipping adds weight (clamp(x0, +-most) - x0) to a mean; the weights are 0 where nothing is clipped."""
+    """Tables in float64. Clipping adds weight (clamp(x0, +-most) - x0) to a mean; the weights are 0 without clipping."""
 
     state: Tensor  # [T]
     output: Tensor  # [T]
@@ -23,9 +23,9 @@ class X0Prediction:
 
     @staticmethod
     def of(scheduler: Any, plain: Any, steps: int, extra: dict[str, float]) -> "X0Prediction | None":
-        """What `scheduler` foresees in a chain of `steps` steps; `plain` is the same without clipping, or itself. Both are set to `steps`.
+        """Return the tables of `scheduler` for a chain of `steps` steps; None for schedulers that return no x0 or are stateful.
 
-        `extra` goes to their `step`. None for schedulers that do not say, or that count the steps they are asked for.
+        `plain` is the same scheduler without clipping, or itself. Both are set to `steps`. `extra` is passed to their `step`.
         """
         if hasattr(plain, "set_begin_index"):
             return None
@@ -44,15 +44,15 @@ class X0Prediction:
         return X0Prediction(state, output, weight, most)
 
     def picture(self, x: Tensor, step: Tensor, out: Tensor) -> Tensor:
-        """x0 [..., D] of states `x` [..., D] at `step` [...] with outputs `out` [..., D], not clipped."""
+        """Return x0 [..., D] of states `x` [..., D] at `step` [...] with outputs `out` [..., D], not clipped."""
         return self.state[step][..., None] * x + self.output[step][..., None] * out
 
     def said(self, x: Tensor, step: Tensor, x0: Tensor) -> Tensor:
-        """The outputs that foresee `x0`."""
+        """Return the outputs that predict `x0`."""
         return (x0 - self.state[step][..., None] * x) / self.output[step][..., None]
 
     def shift(self, x: Tensor, step: Tensor, out: Tensor) -> Tensor:
-        """What clipping adds to the means, [..., D]."""
+        """Return the change of the means by clipping, [..., D]."""
         x0 = self.picture(x, step, out)
         return self.weight[step][..., None] * (x0.clamp(-self.most, self.most) - x0)
 
@@ -62,7 +62,7 @@ class X0Prediction:
 
 
 def _step(scheduler: Any, t: Tensor, x: float, out: float, extra: dict[str, float]) -> tuple[float, float]:
-    """The next state and the picture foreseen for a state and an output of one number each, with one and the same noise."""
+    """Return the next state and the predicted x0 for a state and an output of one number each, with fixed noise."""
     keys = torch.Generator().manual_seed(0)
     x_, out_ = (torch.tensor([[number]], dtype=torch.float64) for number in (x, out))
     state, picture = scheduler.step(out_, t, x_, generator=keys, return_dict=False, **extra)

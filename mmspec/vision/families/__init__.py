@@ -21,6 +21,9 @@ def image_model(model: Any) -> ImageModel:
     Args:
         model: an image model, or an `ImageModel`.
 
+    Returns:
+        The adapter.
+
     Raises:
         ValueError: for unknown classes.
     """

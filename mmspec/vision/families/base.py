@@ -39,7 +39,16 @@ class Prompt:
 
     @staticmethod
     def of(embeds: Tensor, mask: Tensor | None = None, extra: Any = None) -> "Prompt":
-        """Return prompts from embeddings padded on either side."""
+        """Make prompts from embeddings padded on either side.
+
+        Args:
+            embeds: float [R, P, D].
+            mask: [R, P], nonzero where real; all by default.
+            extra: further inputs of the model's `hidden`.
+
+        Returns:
+            Prompts padded on the left.
+        """
         if mask is None:
             return Prompt(embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device), extra)
         order = torch.argsort(mask.long(), dim=1, stable=True)  # padding first
@@ -70,11 +79,14 @@ class ImageModel(ABC):
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:
-        """Return prompts for the network.
+        """Encode prompts for the network.
 
         Args:
             prompts: captions, classes or embeddings, as the model takes them.
             guided: append the unconditional prompts.
+
+        Returns:
+            Embedded prompts, 2B rows if `guided`.
 
         Raises:
             ValueError: for invalid prompts, and for guidance without an unconditional prompt.
@@ -83,12 +95,29 @@ class ImageModel(ABC):
 
     @abstractmethod
     def embed(self, values: Tensor) -> Tensor:
-        """Return embeddings [R, M, D] of codes and controls [R, M]."""
+        """Embed codes and controls.
+
+        Args:
+            values: LongTensor [R, M].
+
+        Returns:
+            Embeddings [R, M, D].
+        """
         ...
 
     @abstractmethod
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
-        """Run the network and return its last hidden states [R, M, D]."""
+        """Run the network.
+
+        Args:
+            embeds: [R, M, D] embeddings of the new positions.
+            layout: positions and attention mask of the new positions.
+            cache: the key-value cache.
+            prompt: the prompts of the generation.
+
+        Returns:
+            The last hidden states [R, M, D].
+        """
         ...
 
     @abstractmethod
@@ -97,16 +126,40 @@ class ImageModel(ABC):
         ...
 
     def picture(self, sequences: Tensor) -> Tensor:
-        """Return the codes [B, height, width] of a sequence of codes and controls [B, T]."""
+        """Take the codes of pictures from sequences.
+
+        Args:
+            sequences: LongTensor [B, T] of codes and controls.
+
+        Returns:
+            Codes LongTensor [B, height, width].
+        """
         return self.raster.picture(sequences)
 
     @abstractmethod
     def decode(self, codes: Tensor) -> list[Image.Image]:
-        """Return pictures from codes [B, height, width]."""
+        """Decode codes to pictures.
+
+        Args:
+            codes: LongTensor [B, height, width].
+
+        Returns:
+            One PIL picture for each of B.
+        """
         ...
 
     def resized(self, size: Size) -> "ImageModel":
-        """Return this model for pictures of `size` pixels a side, or (height, width). ValueError for an unsupported size."""
+        """Return this model for pictures of another size.
+
+        Args:
+            size: pixels a side, or (height, width).
+
+        Returns:
+            An adapter of the same network.
+
+        Raises:
+            ValueError: for an unsupported size.
+        """
         raise ValueError(f"{type(self.model).__name__} makes pictures of one size only: leave size out")
 
     # --- the engine's family ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class T5Captions:
     length: int = 120
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return the features [B, `length`, W] of `texts`, and their mask [B, `length`] bool."""
         options = {"padding": "max_length", "truncation": True, "max_length": self.length, "return_tensors": "pt"}
         found = self.tokenizer(list(texts), **options).to(self.encoder.device)
         ids, mask = found["input_ids"], found["attention_mask"]
