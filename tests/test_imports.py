@@ -80,7 +80,7 @@ print(found.items[0][0], found.scores[0][0], found.stats.tokens_per_call, catalo
 drafter = mmspec.load_drafter("folder", mini.target)
 stops = StopStrings(("end",), lambda ids: "".join(map(str, ids)))
 print(drafter, stops, view("drop"), speculate("lookup", draft_length=3))
-print(mmspec.vision.METHODS["jacobi"].accept, mmspec.recsys.MODES["strict"].about)
+print(mmspec.vision.METHODS["jacobi"].accept, mmspec.recsys.METHODS["strict"].about)
 """
 
 

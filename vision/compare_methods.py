@@ -67,8 +67,7 @@ def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, see
     """Sequences [N, T], and stats summed over batches: forwards a picture, drift a code."""
     sequences, calls, drift, exactness = [], 0, 0.0, ""
     for first in range(0, len(prompts), batch):
-        some = prompts[first : first + batch]
-        out = mmspec.vision.generate(model, some, guidance=guidance, seed=seed + first, **settings)
+        out = mmspec.vision.generate(model, prompts[first : first + batch], guidance=guidance, seed=seed + first, **settings)
         sequences.append(out.sequences)
         calls, drift, exactness = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0), out.stats.exactness
     return torch.cat(sequences), calls / len(prompts), drift / (len(prompts) * model.raster.length), exactness

@@ -118,6 +118,10 @@ class PictureFolder:
             if wanted(index):
                 yield index, {"file": name}
 
+    def place(self, index: int) -> dict[str, Any]:
+        """Return the place of a record; see `Lines.place`."""
+        return {"file": self.files[index], self.unit: index + 1}
+
 
 def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
     """Return the source, and the folder its files are relative to. ValueError for missing files."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.pipeline import History
 from mmspec.core.records import Context, Draft, Scored
-from mmspec.models.compat import many_shapes
+from mmspec.models.compat import many_shapes, with_whole_cache
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.module_copy import uncompiled
@@ -153,7 +154,8 @@ class HFSession:
             model = target.captured if captured else uncompiled(target.captured)  # the prompt's run sets up transformers' recorders
             layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides would depend on the draft
             with many_shapes(_SHAPES):
-                logits, hidden = target.family.forward(model, layout, self.cache, self.state, fresh, self.watched)
+                arguments = (model, layout, self.cache, self.state, fresh, self.watched)
+                logits, hidden = with_whole_cache(partial(target.family.forward, *arguments))
             return logits.to(torch.float32, copy=True), hidden  # the next replay of the graph overwrites its output
         family, model = target.own()
         with tapped(model, self.watched) as found:

@@ -92,6 +92,8 @@ def test_rejects_have_line_and_reason_and_counts_add_up(source, tmp_path):
     report = run(job(source, tmp_path / "out", shard_size=5))
     rejects = [json.loads(line) for line in (tmp_path / "out/rejects.jsonl").read_text().splitlines()]
     reasons = {reject["line"]: reject["reason"] for reject in rejects}
+    assert [list(reject) for reject in rejects] == [["index", "file", "line", "reason"]] * len(rejects)
+    assert all(reject["index"] == reject["line"] - 1 and reject["file"] == source.name for reject in rejects)
     assert list(reasons) == sorted(reasons)
     assert reasons[8].startswith("not JSON: Expecting value")
     assert reasons[16] == "empty"

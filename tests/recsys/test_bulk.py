@@ -57,7 +57,7 @@ def write_users(path: Path, count: int = 100, bad: bool = True) -> dict[int, str
 
 
 def rejected(folder: Path) -> dict[int, str]:
-    return {row["row"]: row["reason"] for row in map(json.loads, (folder / "rejects.jsonl").read_text().splitlines())}
+    return {row["index"] + 1: row["reason"] for row in map(json.loads, (folder / "rejects.jsonl").read_text().splitlines())}
 
 
 def rows(folder: Path) -> list[dict]:

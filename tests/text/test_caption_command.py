@@ -307,7 +307,7 @@ def test_a_picture_that_the_processor_refuses_is_a_reject(batch, pictures, monke
     monkeypatch.setattr(pairs, "process_vision_inputs", picky)
     _, _, _, path = batch(folder, *SHORT)
     assert [row["index"] for row in rows(path)] == [0, 2, 3, 4]
-    assert rows(path.with_suffix(".job") / "rejects.jsonl") == [{"picture": 2, "reason": "too narrow"}]
+    assert rows(path.with_suffix(".job") / "rejects.jsonl") == [{"index": 1, "file": "1.png", "picture": 2, "reason": "too narrow"}]
     shutil.rmtree(folder)
 
 

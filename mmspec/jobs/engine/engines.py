@@ -16,6 +16,7 @@ from mmspec.jobs.engine.folder import JobFolder, Stopped
 from mmspec.jobs.engine.job import Job, finish
 from mmspec.jobs.engine.processes import Processes
 from mmspec.jobs.engine.progress import bar
+from mmspec.jobs.engine.records import place_of
 
 Tick = Callable[[int], None]
 Doing = Callable[[JobFolder, Sequence[int], int, Tick], None]  # (folder, shards to do, records of the input, tick)
@@ -156,6 +157,6 @@ def _close(job: Job, folder: JobFolder, shards: int, resumed: int, rate: float) 
             measures[key] = measures.get(key, 0) + value
         if timing["about"] not in abouts:
             abouts.append(timing["about"])
-    counts = folder.close(shards, {"seconds": seconds, "measures": measures, "about": abouts}, job.source.unit)["counts"]
+    counts = folder.close(shards, {"seconds": seconds, "measures": measures, "about": abouts}, partial(place_of, job.source))["counts"]
     went = {"seconds": seconds, "measures": measures, "unit": job.unit, "rate": rate}
     return Report(**counts, resumed=resumed, out=folder.path, **went)

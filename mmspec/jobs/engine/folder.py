@@ -2,7 +2,7 @@
 
     manifest.json        the job's identity, and its counts once it is done     (the same bytes for every run)
     part-00000.jsonl     a shard's outputs, and other files of the sink         (the same)
-    rejects.jsonl        {"line", "reason"}, written at the end                 (the same)
+    rejects.jsonl        {"index", "file", "line", "reason"}, at the end       (the same)
     shards/00000.json    marker of a finished shard: counts, sizes, rejects     (the same)
     timing/, timing.json seconds of each shard, and the machine                 (differs from run to run)
     .unfinished-0/       files being written by process 0; removed at the end
@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +118,20 @@ class JobFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, target)
 
-    def close(self, shards: int, timing: Mapping[str, Any], unit: str) -> dict[str, Any]:
-        """Write rejects, timing and the manifest's end state from the markers of all shards; return the manifest."""
+    def close(self, shards: int, timing: Mapping[str, Any], place_of: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        """Write rejects, timing and the manifest's end state from the markers of all shards.
+
+        Args:
+            shards: number of shards.
+            timing: the content of timing.json.
+            place_of: maps the index of a record to its file and its place there, from 1.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            Stopped: if a finished shard is missing.
+        """
         counts = {"records": 0, "outputs": 0, "rejects": 0, "shards": shards}
         with self.place() as place:
             with (place / "rejects.jsonl").open("w", encoding="utf-8") as file:
@@ -128,7 +140,7 @@ class JobFolder:
                     if marker is None:
                         raise Stopped(f"shard {shard} was finished, and its files are gone or changed: start the same command again")
                     for index, reason in marker["rejects"]:
-                        file.write(json.dumps({unit: index + 1, "reason": reason}, ensure_ascii=False) + "\n")
+                        file.write(json.dumps({"index": index} | place_of(index) | {"reason": reason}, ensure_ascii=False) + "\n")
                     counts["rejects"] += len(marker["rejects"])
                     for key in ("records", "outputs"):
                         counts[key] += marker[key]

@@ -6,6 +6,7 @@ Memory is bounded by a batch and a row group of the output, whatever the size of
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,6 +80,23 @@ class ParquetRows:
                     if any(map(wanted, range(first, first + rows))):
                         yield from self._rows(table, group, first, wanted)
                     first += rows
+
+    def place(self, index: int) -> dict[str, Any]:
+        """Return the place of a record; see `Lines.place`."""
+        first = 0
+        for file, rows in self._sizes:
+            if index < first + rows:
+                return {"file": file, self.unit: index - first + 1}
+            first += rows
+        return {self.unit: index + 1}
+
+    @cached_property
+    def _sizes(self) -> list[tuple[str, int]]:
+        found = []
+        for file in self._files():
+            with _readable(file), _opened(file) as table:
+                found.append((file.name, table.metadata.num_rows))
+        return found
 
     def _rows(self, table: Any, group: int, first: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
         for batch in self._batches(table, group):

@@ -53,6 +53,20 @@ class Source(Protocol):
         ...
 
 
+def place_of(source: Source, index: int) -> dict[str, Any]:
+    """Find the place of a record in the input, for people.
+
+    Args:
+        source: the source. It may have a method `place` that does the same; others have one place per index.
+        index: index of the record, from 0.
+
+    Returns:
+        The name of the file, where there is one, and the number of the line or row in it, from 1.
+    """
+    place = getattr(source, "place", None)
+    return {source.unit: index + 1} if place is None else place(index)
+
+
 @dataclass(frozen=True)
 class Lines:
     """Source of UTF-8 files with one record a line: JSON objects if the file is called *.jsonl, else text as {key: line}.
@@ -91,6 +105,17 @@ class Lines:
             for index, line in enumerate(_bounded(file)):
                 if wanted(index):
                     yield index, self._record(index, line)
+
+    def place(self, index: int) -> dict[str, Any]:
+        """Find the place of a record in the input, for people.
+
+        Args:
+            index: index of the record, from 0.
+
+        Returns:
+            "file", the name of the file, and "line", the number of the line in it, from 1.
+        """
+        return {"file": self.path.name, self.unit: index + 1}
 
     @property
     def _holds_json(self) -> bool:

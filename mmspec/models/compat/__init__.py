@@ -4,7 +4,7 @@ Each function states what it relies on and since which release; `tests/core/test
 release of transformers breaks it. No other module of mmspec uses anything below transformers' documented interface.
 """
 
-from mmspec.models.compat.compiler import many_shapes
+from mmspec.models.compat.compiler import many_shapes, with_whole_cache
 from mmspec.models.compat.generation import (
     GenerateCall,
     copied,
@@ -80,4 +80,5 @@ __all__ = [
     "weighs_timestamps",
     "whisper_opening",
     "with_bias_table",
+    "with_whole_cache",
 ]
