@@ -73,8 +73,8 @@ def generate(
             either side. Lists and numpy arrays become tensors, and all are moved to the model's device. A missing mask is inferred as in
             `model.generate`: pad tokens are masked unless they are also end tokens.
         drafter: None (plain decoding, same engine), a transformers model, "lookup", "suffix", "jacobi" or another name of
-            `mmspec.run.config.DRAFTERS`, a Drafter object, or a source of distributions such as `EarlyExit(4)` or a trained net.
-        accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.run.config.ACCEPT`, or a rule object.
+            `mmspec.run.registry.DRAFTERS`, a Drafter object, or a source of distributions such as `EarlyExit(4)` or a trained net.
+        accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.run.registry.ACCEPT`, or a rule object.
         draft_length: draft tokens a round. "auto" maximises measured throughput, zero included; "thompson" draws the length by Thompson
             sampling; an int or a Control object.
         tree: form of a model's draft. None for a chain, "comb" for a chain with siblings; a static tree as children per

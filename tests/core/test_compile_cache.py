@@ -23,10 +23,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def failed() -> BackendCompilerFailed:
-    def backend(graph):
-        return graph
-
-    return BackendCompilerFailed(backend, ImportError("file too short"))
+    return BackendCompilerFailed.__new__(BackendCompilerFailed)  # its arguments differ between versions of torch
 
 
 @pytest.mark.parametrize("name", ["whole.py", "whole.so"])

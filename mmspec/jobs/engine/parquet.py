@@ -82,7 +82,14 @@ class ParquetRows:
                     first += rows
 
     def place(self, index: int) -> dict[str, Any]:
-        """Return the place of a record; see `Lines.place`."""
+        """Find the place of a record in the input, for people.
+
+        Args:
+            index: index of the record, from 0.
+
+        Returns:
+            "file", the name of the file, and "row", the number of the row in it, from 1.
+        """
         first = 0
         for file, rows in self._sizes:
             if index < first + rows:

@@ -11,6 +11,7 @@ Neither draw of a group is made here. Over the groups of x the probability to pa
 so both are the same distributions in closed form, with less noise and no loop.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ class PCG(Ratio):
 
     Args:
         groups: groups of values.
-        member: which token of an accepted group is committed. "guess": the draft token, as published. "target": a member drawn by p; the
+        member: which token of an accepted group is committed. "draft": the draft token, as published. "target": a member drawn by p; the
             distribution of the token is then p, but the draft tokens after x are kept only if that member is x, so it accepts less than the
             token rule, and serves as a comparison.
         budget: total variation a row may spend; None for no limit.
@@ -45,19 +46,22 @@ class PCG(Ratio):
     """
 
     groups: Groups
-    member: Literal["guess", "target"] = "guess"
+    member: Literal["draft", "target"] = "draft"
     budget: float | None = None
     tight = False
 
     def __post_init__(self):
-        if self.member not in ("guess", "target"):
-            raise ValueError(f"member is {self.member!r}: valid: guess, target")
+        if self.member == "guess":  # the name of 0.1
+            warnings.warn("member 'guess' is now 'draft'; the old name goes in 0.3", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "member", "draft")
+        if self.member not in ("draft", "target"):
+            raise ValueError(f"member is {self.member!r}; valid: draft, target")
         check_budget(self.budget)
 
     @property
     def exactness(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """ "group-exact" if values share groups and the draft token is committed, else "distribution-exact"."""
-        return GROUP_EXACT if self.member == "guess" and self.groups.shared else DISTRIBUTION_EXACT
+        return GROUP_EXACT if self.member == "draft" and self.groups.shared else DISTRIBUTION_EXACT
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         if not self.groups.shared:
@@ -68,7 +72,7 @@ class PCG(Ratio):
         if not self.groups.shared:
             return p.residual(q, x)
         probs, drawn = self._distributions(p, q, x)
-        rest = self._rest(probs, drawn) if self.member == "guess" else (probs - drawn * self._chances(probs, drawn)).clamp_(min=0)
+        rest = self._rest(probs, drawn) if self.member == "draft" else (probs - drawn * self._chances(probs, drawn)).clamp_(min=0)
         return Categorical.of(torch.where(rest.sum(-1, keepdim=True) > 0, rest, probs))
 
     def excess(self, p: Any, q: Any, x: Tensor, chance: Tensor | None = None) -> Tensor:
@@ -87,7 +91,7 @@ class PCG(Ratio):
     def _chances(self, probs: Tensor, drawn: Tensor) -> Tensor:
         """The probability of each value to be kept if it is drafted, [..., V]."""
         p, q = self.groups.coarse(probs), self.groups.coarse(drawn)
-        if self.member == "guess":
+        if self.member == "draft":
             return self.groups.mean(torch.where(p < q, p / q, 1))
         most = torch.maximum(p, q)  # min(1, P / Q) times the value's share of its group under p
         return probs * self.groups.mean(torch.where(most > 0, 1 / most, 0)) / self.groups.sizes()
