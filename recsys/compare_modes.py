@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
-from mmspec.bench.compare.recommendations import Prefixes, overlap, shared_bytes, usual
+from mmspec.bench.compare.recommendations import Prefixes, beam_search_baseline, overlap, shared_bytes
 from mmspec.minis.shop import Shop
 from mmspec.recsys import recommend
 from mmspec.utils.files import write_json
@@ -94,7 +94,7 @@ def main() -> None:
         for turn in range(-1, args.rounds):  # the first round warms up
             some = [users[(turn * args.timed_batch + n) % len(users)] for n in range(args.timed_batch)]
             inputs = catalogue.inputs(some, device)
-            base = timed(lambda: usual(target, inputs, prefixes, k), device)  # noqa: B023
+            base = timed(lambda: beam_search_baseline(target, inputs, prefixes, k), device)  # noqa: B023
             for name, drafter in {"plain": None, **chosen}.items():
                 spent = timed(lambda: search(some, k, drafter=drafter, mode="strict"), device)  # noqa: B023
                 if turn >= 0:
@@ -111,7 +111,10 @@ def main() -> None:
             seen += [most / spent] if turn >= 0 else []
     for batch in args.batches if args.rounds else ():
         inputs = catalogue.inputs(users[:batch], device)
-        ours, theirs = shared_bytes(target, inputs, catalogue, k) / batch, usual(target, inputs, prefixes, k).cache_bytes / batch
+        ours, theirs = (
+            shared_bytes(target, inputs, catalogue, k) / batch,
+            beam_search_baseline(target, inputs, prefixes, k).cache_bytes / batch,
+        )
         row = {"k": k, "batch": batch, "users_per_second": spread(rates[batch]), "bytes": ours, "bytes_transformers": theirs}
         found["batches"].append(row)
         print("k {k}, batch {batch}: {median:.1f} ({low:.1f}-{high:.1f}) users/s plain;".format(**row, **row["users_per_second"]), end=" ")

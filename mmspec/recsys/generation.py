@@ -122,8 +122,9 @@ def recommend(
         raise ValueError("method 'plain' drafts nothing: leave drafter out, or take method 'strict'")
     width = 4 * k if width is None else width
     require(model, trees=True)  # beams share their prompt: a tree
+    if isinstance(histories, Mapping):
+        check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     _check(model, inputs, catalogue)
-    check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     target = _target(model, trie, k, width if drafter is not None else 0)
     proposer = _drafter(drafter, target, chosen, k, width, temperature)
     stopping = BeamStopping(rows, trie.levels, k, device)

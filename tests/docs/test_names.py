@@ -51,7 +51,7 @@ def _resolve(dotted: str) -> None:
         found = import_module(name)
         for part in parts[most:]:
             found = getattr(found, part)
-        if isinstance(found, ModuleType) and not is_module(found.__name__):
+        if isinstance(found, ModuleType) and not callable(found) and not is_module(found.__name__):
             raise ImportError(f"{dotted} has moved")
         return
     raise ImportError(dotted)

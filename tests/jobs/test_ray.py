@@ -1,14 +1,12 @@
 """Ray Data only places work: a real Ray on this machine leaves the folders of the local engine, and its errors are the same lines."""
 
 import os
-import signal
 import sys
 import tempfile
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,7 @@ from mmspec.jobs.engine.ray import _TRIES, _Pass, _tries, _try
 from mmspec.jobs.recommendations_job import make_recommendation_job
 from tests.jobs.folders import tree, write_input, write_users
 from tests.jobs.test_job import Table
-from tests.jobs.worker import job, users
+from tests.jobs.worker import at, blunder, built, die_once, full, job, refuse, users
 from tests.recsys.test_bulk import asked, home  # noqa: F401  a small recommender
 from tests.recsys.test_bulk import write_users as write_customers
 
@@ -34,43 +32,6 @@ def cluster():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=folder)
         yield ray
         ray.shutdown()
-
-
-def built(make, marks: Path, *args, **named):
-    """Leaves a mark for every process that builds the job."""
-    marks.mkdir(exist_ok=True)
-    with (marks / str(os.getpid())).open("a") as file:
-        file.write("built\n")
-    return make(*args, **named)
-
-
-def at(record, spoil, asked):
-    """`asked`, where one record meets something that spoils it."""
-
-    def work(batch):
-        if any(index == record for index, _ in batch):
-            spoil()
-        return asked.work(batch)
-
-    return replace(asked, work=work)
-
-
-def die_once(flag: Path) -> None:
-    if not flag.exists():
-        flag.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def refuse() -> None:
-    raise ValueError("the model does not take this: give another")
-
-
-def full() -> None:
-    raise OSError(28, "No space left on device")
-
-
-def blunder() -> None:
-    raise KeyError("a bug")
 
 
 # --- the same folder ----------------------------------------------------------------------------------------------------

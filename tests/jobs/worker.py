@@ -5,6 +5,7 @@ import hashlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from mmspec.jobs import Job, JsonLines, Lines, NumberedFiles, ParquetRows, ParquetTable, Reject, Stopped, run
@@ -38,6 +39,49 @@ def job(source, out, *, files=False, seed=0, delay=0.0, model="m", **sizes) -> J
     sink = NumberedFiles(".bin") if files else JsonLines()
     lines = Lines(Path(source)) if isinstance(source, str | Path) else source
     return Job(source=lines, sink=sink, work=work, out=Path(out), model={"weights": model}, options={"seed": seed}, check=check, **sizes)
+
+
+# --- for workers of Ray: they import this module, so it stays light --------------------------------------------------
+
+
+def built(make, marks: Path, *args, **named):
+    """Leaves a mark for every process that builds the job."""
+    marks.mkdir(exist_ok=True)
+    with (marks / str(os.getpid())).open("a") as file:
+        file.write("built\n")
+    return make(*args, **named)
+
+
+def at(record, spoil, asked):
+    """`asked`, where one record meets something that spoils it."""
+
+    def work(batch):
+        if any(index == record for index, _ in batch):
+            spoil()
+        return asked.work(batch)
+
+    return replace(asked, work=work)
+
+
+def die_once(flag: Path) -> None:
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse() -> None:
+    raise ValueError("the model does not take this: give another")
+
+
+def full() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def blunder() -> None:
+    raise KeyError("a bug")
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------
 
 
 def known_items(record: dict) -> dict:

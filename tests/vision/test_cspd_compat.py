@@ -44,13 +44,13 @@ def test_the_prefilled_share_is_rounded_up():
 
 def test_the_target_sees_what_is_verified_and_the_draft_what_it_wrote(monkeypatch):
     target, drafter, seen = small(0), small(1), []
-    told = SetWriter.told
+    head_input = SetWriter.head_input
 
     def watched(self, canvas, cells, iteration):
         seen.append((self.model is target, int(canvas.hidden[0].sum()), cells.shape[1]))
-        return told(self, canvas, cells, iteration)
+        return head_input(self, canvas, cells, iteration)
 
-    monkeypatch.setattr(SetWriter, "told", watched)
+    monkeypatch.setattr(SetWriter, "head_input", watched)
     out = generate_masked(target, [0, 1], noise=Noise.from_seed(0, 2), drafter=drafter, **options())
     drafts = [(False, 9 - k, 1) for k in range(9)]
     assert seen == [(True, 9, 1), *drafts[1:5], (True, 8, 4), *drafts[5:9], (True, 4, 4)]
@@ -188,7 +188,7 @@ def test_the_last_token_is_off_even_where_the_target_drafts_for_itself(tau):
         canvas = Canvas(model.config, noise)
         others, last = canvas.cells(0, 8), canvas.cells(8, 1)
         canvas.put(others, tokens.gather(1, others[..., None].expand(-1, -1, 2)))
-        _, means = writer.chains(writer.told(canvas, last, 8), writer.noise(noise, last, 8), 8)
+        _, means = writer.chains(writer.head_input(canvas, last, 8), writer.noise(noise, last, 8), 8)
         return (tokens.gather(1, last[..., None].expand(-1, -1, 2)) - means)[:, 0, 0].double() / 0.1
 
     assert stats.kstest(residual().numpy(), "norm").pvalue > PASS
