@@ -111,10 +111,8 @@ def main() -> None:
             seen += [most / spent] if turn >= 0 else []
     for batch in args.batches if args.rounds else ():
         inputs = catalogue.inputs(users[:batch], device)
-        ours, theirs = (
-            shared_bytes(target, inputs, catalogue, k) / batch,
-            beam_search_baseline(target, inputs, prefixes, k).cache_bytes / batch,
-        )
+        theirs = beam_search_baseline(target, inputs, prefixes, k).cache_bytes / batch
+        ours = shared_bytes(target, inputs, catalogue, k) / batch
         row = {"k": k, "batch": batch, "users_per_second": spread(rates[batch]), "bytes": ours, "bytes_transformers": theirs}
         found["batches"].append(row)
         print("k {k}, batch {batch}: {median:.1f} ({low:.1f}-{high:.1f}) users/s plain;".format(**row, **row["users_per_second"]), end=" ")
