@@ -21,12 +21,9 @@ EXAMPLES = """Examples:
 _MINI_FACTS = 3  # lines of a card that are shown
 
 
-def models(seed: common.SEED = None, device: common.DEVICE = None, as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
+def models(as_json: common.JSON = False, verbose: common.VERBOSE = False) -> None:
     """List minis, model families, drafters and accept rules with what each needs and refuses, views, methods and modes."""
     common.begin(verbose)
-    from mmspec.utils.devices import device_of
-
-    device_of("auto" if device is None else device)
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
     found["views"] = views()
     found["picture_methods"] = picture_methods()

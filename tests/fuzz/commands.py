@@ -154,7 +154,7 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "check": (["--limit", "1"], checks),
         "bench": (["--limit", "1"], bench),
         "demo": (["--quick"], {"--out": _outputs(folder, ".html"), "--device": BAD_DEVICES, "--seed": SEED}),
-        "models": ([], {"--seed": SEED, "--device": BAD_DEVICES, "--sped": ("1",)}),
+        "models": ([], {"--seed": SEED, "--device": BAD_DEVICES, "--sped": ("1",), "--json": ("x", "1")}),
         "recipe": ([], {"--copy": ("nowhere", ""), "--path": ("nope", "../../etc/passwd")}),
     }
 
