@@ -49,7 +49,9 @@ def test_names_that_changed_are_found_under_both(old, new):
 def test_a_module_of_0_1_does_not_hide_the_function_of_its_name():
     importlib.import_module("mmspec.text.speculate")
     assert callable(mmspec.text.speculate)
-    assert type(mmspec.text.speculate("lookup")).__name__ == "_Speculation"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        assert type(mmspec.text.speculate("lookup")).__name__ == "_Speculation"
 
 
 def test_public_names_of_0_1_warn():

@@ -86,7 +86,7 @@ class _CallableModule(ModuleType):
     """A module of 0.1 with the name of a function that its package exports: importing it must not hide the function."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+        return getattr(import_module(_modules()[self.__name__]), self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
 class _Old(MetaPathFinder, Loader):
