@@ -26,6 +26,7 @@ from mmspec.recsys.cost import CostModel, SearchSize
 from mmspec.recsys.methods import BeamMethod, method_of
 from mmspec.run.arguments import check, check_items, check_prompt_ids
 from mmspec.run.draft_length import control_of
+from mmspec.run.request import Request
 from mmspec.utils.renamed import once_positional
 
 
@@ -104,14 +105,12 @@ def recommend(
     """
     if catalogue is None:
         raise ValueError("catalogue is missing: pass catalogue=Catalogue.read(path), the items and their paths")
-    check(
-        histories=histories, drafter=drafter, draft_length=draft_length, temperature=temperature, k=k, catalogue=catalogue, width=width,
-        allowed=allowed, unseen=unseen, on_step=on_step,
-    )  # fmt: skip
+    request = Request.of(drafter=drafter, draft_length=draft_length, seed=seed, temperature=1.0 if temperature is None else temperature)
+    check(histories=histories, k=k, catalogue=catalogue, width=width, allowed=allowed, unseen=unseen, on_step=on_step)
     check_items(k, width, len(catalogue))
     family_of(model)  # refuses what is no model
     chosen, device = method_of(_one(method, mode)), model.device
-    temperature = _temperature(chosen, temperature)
+    _refuse_temperature(chosen, temperature)
     inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
     if "input_ids" not in inputs:
         raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
@@ -126,12 +125,12 @@ def recommend(
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     _check(model, inputs, catalogue)
     target = _target(model, trie, k, width if drafter is not None else 0)
-    proposer = _drafter(drafter, target, chosen, k, width, temperature)
+    proposer = _drafter(request.drafter, target, chosen, k, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, k, device)
-    rule = chosen.rule(trie, k, temperature)
+    rule = chosen.rule(trie, k, request.temperature)
     stats = Stats(exactness=rule.exactness)
-    control = _control(draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
-    noise = Noise.from_seed(seed, rows, device)
+    control = _control(request.draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
+    noise = Noise.from_seed(request.seed, rows, device)
     for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
         pass
     return _told(catalogue, trie, stopping, k, stats, allowed)
@@ -145,10 +144,10 @@ def _one(method: str | None, mode: str | None) -> str:
     return "strict" if given is None else given
 
 
-def _temperature(method: BeamMethod, temperature: float | None) -> float:
+def _refuse_temperature(method: BeamMethod, temperature: float | None) -> None:
+    """Raise ValueError for a temperature that the method does not read."""
     if temperature is not None and not method.samples and temperature != 1:
         raise ValueError(f"temperature is {temperature}, but this method takes the best beams and samples none: leave temperature out")
-    return 1.0 if temperature is None else temperature
 
 
 def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check, check_drafted, check_rows, shown
 from mmspec.run.draft_length import control_of
 from mmspec.run.guidance import scale_of
-from mmspec.run.request import refuse
+from mmspec.run.request import Request, refuse
 from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
@@ -128,13 +128,14 @@ def generate(
         ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the picture and the position.
     """
-    check(
-        prompts=prompts, drafter=drafter, tree=tree, temperature=temperature, top_k=top_k, top_p=top_p, window=window, guidance=guidance,
-        couple=couple, drift_budget=drift_budget, on_step=on_step,
+    request = Request.of(
+        drafter=drafter, tree=tree, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p,
+        **({"accept": accept} if isinstance(accept, str) else {}), **({} if draft_length is None else {"draft_length": draft_length}),
     )  # fmt: skip
+    check(prompts=prompts, window=window, guidance=guidance, couple=couple, drift_budget=drift_budget, on_step=on_step)
     if accept is not None and not isinstance(accept, str) and not callable(accept):
         raise ValueError(f"accept is {shown(accept)}: give the name of a rule, a rule, or a function from the adapter to a rule")
-    window = _window(window, draft_length)
+    window = window if draft_length is None else _window(window, request.draft_length)
     if (vectors := continuous_model(model)) is not None:
         refuse(
             "picture codes, and this model writes continuous tokens",
@@ -183,14 +184,11 @@ def _pictures(model: ImageModel | ContinuousPictures, out: Generation, runs: Ten
 
 
 def _window(window: Any, draft_length: Any) -> Any:
-    """Return tokens a forward, from either of the two arguments."""
-    if draft_length is None:
-        return window
+    """Return tokens a forward for a draft length. ValueError if a window is given, too."""
     if window is not None:
         raise ValueError(
             f"window is {window!r} and draft_length is {draft_length!r}: a window is the draft and the pending token, give one"
         )
-    check(draft_length=draft_length)
     return draft_length + 1 if isinstance(draft_length, int) else draft_length
 
 
