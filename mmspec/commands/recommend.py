@@ -80,7 +80,7 @@ def recommend(
 def _check(given: dict[str, Any]) -> None:
     few = given["history"] or given["user"]
     if given["users"] is None and not few:
-        raise ValueError("nobody to recommend to: give --history ITEMS, --user N, or a Parquet file and a folder")
+        raise ValueError("no user: give --history ITEMS, --user N, or a Parquet file and a folder")
     common.check_counts(given, "rows", "batch_size", "shard_size")
     if given["users"] is None:
         job = ("--engine", "--batch-size", "--shard-size", "--user-column", "--history-column")

@@ -86,7 +86,7 @@ def test_items_that_are_words(recommend, words, tmp_path):
 
 
 MISTAKES = {
-    "nobody": ((), ("nobody to recommend to", "--history")),
+    "nobody": ((), ("no user", "--history")),
     "no folder": (("users.parquet",), ("no folder for the recommendations of users.parquet",)),
     "a file and a history": (("a", "b", "--history", "100"), ("do not go together",)),
     "an unknown item": (("--history", "100,7"), ("item 7 is not in the catalogue of 60 items",)),

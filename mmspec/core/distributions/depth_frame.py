@@ -5,7 +5,7 @@ transformer; RQ-Transformer, Lee et al. 2022). For a drafted frame all predecess
 judges all K codes of all drafted frames; only the frame that a round commits last is written code by code.
 
 That frame can be written in fewer than K runs. Given the noise, each code is a function of those before it, so the frame is the fixed point
-of writing all codes at once from a draft: every run settles the codes that did not change, up to and including the first that did. The
+of writing all codes at once from a draft: every run fixes the codes that did not change, up to and including the first that did. The
 result is the frame that code-by-code writing gives (`JacobiWriter`; parallel decoding by fixed points, Song et al. 2021).
 """
 

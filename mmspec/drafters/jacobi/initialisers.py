@@ -94,10 +94,10 @@ class Board:
         """`window` bounds how far a round looks ahead; `like` [B] gives rows and device, `dtype` is that of the first round's
         distributions."""
         self.raster, self.grammar, self.init, self.dtype = raster, Grammar(raster), init, dtype
-        self.values = like.new_zeros(len(like), raster.length + 1)  # the last column takes what nobody reads
+        self.values = like.new_zeros(len(like), raster.length + 1)  # the last column takes values that are not read
         self.lifts = [_lifts(raster, walk, window, like.device) for walk in init.walks]
         self.reach = max((here - above for here, above in enumerate(raster.up) if above != FREE), default=1)
-        self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, and a last one nobody reads
+        self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, the last one not read
 
     def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical:
         """Return `seen` [B, W]; where none was seen, the distribution above or a uniform one."""
