@@ -149,41 +149,61 @@ def _kept(verdict: Verdict) -> Tensor:
     return torch.zeros(verdict.keep.shape, device=kept.device).scatter_add_(1, verdict.keep.clamp_min(0), kept.float())
 
 
-def greedy_like(rule: Any, draft: Draft, scored: Scored) -> Verdict:
-    """Keep draft tokens that `rule.passes` and commit the argmax. Drift: kept draft tokens that greedy decoding would not have chosen.
+class GreedyLike(ABC):
+    """Base of rules that keep the draft tokens that pass a test and commit the argmax of p. They judge any tree.
 
-    Args:
-        rule: has `passes(p, x)` and `budget`.
-        draft: any draft.
-        scored: its scores.
-
-    Returns:
-        The verdict.
+    Drift: kept draft tokens that greedy decoding would not have chosen, a bound. A subclass gives `passes` and `budget`.
     """
-    best = scored.p.mode()
-    exact = equals_parent(draft, best)
-    passes = exact.clone()
-    if draft.size > draft.roots:
-        parents = draft.parents[:, draft.roots :].clamp_min(0)
-        passes[:, draft.roots :] |= rule.passes(scored.p.at(parents), draft.draft_tokens)
-    passes, departs = _gate(rule, draft, passes, exact, (~exact).float())
-    verdict = deepest(draft, passes, best)
-    return with_meters(verdict, verdict.judged, (_kept(verdict) * departs).sum(-1), None)
 
+    budget: float | None
+    reads_raw = True  # at temperature 0 it reads distributions before temperature
+    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
 
-def greedy_like_distribution(rule: Any, p: Categorical, q: Categorical) -> Categorical:
-    """Compute the output distribution of such a rule: tokens that pass keep their q mass, the rest becomes the argmax.
+    @abstractmethod
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        """Test draft tokens.
 
-    Args:
-        rule: has `passes(p, x)`.
-        p: the target's distribution [V].
-        q: the draft's distribution [V].
+        Args:
+            p: the target's distributions [..., V].
+            x: draft tokens [...].
 
-    Returns:
-        Distribution [V].
-    """
-    size = p.scores.shape[-1]
-    x = torch.arange(size, device=p.scores.device)
-    passes = rule.passes(Categorical(p.scores.expand(size, size)), x) | (x == p.mode())
-    kept = q.probs() * passes
-    return Categorical.of(kept + (1 - kept.sum()) * (x == p.mode()))
+        Returns:
+            bool [...].
+        """
+
+    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
+        """Judge a draft; as greedy decoding where the budget is spent.
+
+        Args:
+            draft: any draft.
+            scored: its scores.
+            noise: not read.
+
+        Returns:
+            The verdict.
+        """
+        best = scored.p.mode()
+        exact = equals_parent(draft, best)
+        passes = exact.clone()
+        if draft.size > draft.roots:
+            parents = draft.parents[:, draft.roots :].clamp_min(0)
+            passes[:, draft.roots :] |= self.passes(scored.p.at(parents), draft.draft_tokens)
+        passes, departs = _gate(self, draft, passes, exact, (~exact).float())
+        verdict = deepest(draft, passes, best)
+        return with_meters(verdict, verdict.judged, (_kept(verdict) * departs).sum(-1), None)
+
+    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
+        """Compute the output distribution: tokens that pass keep their q mass, the rest becomes the argmax.
+
+        Args:
+            p: the target's distribution [V].
+            q: the draft's distribution [V].
+
+        Returns:
+            Distribution [V].
+        """
+        size = p.scores.shape[-1]
+        x = torch.arange(size, device=p.scores.device)
+        passes = self.passes(Categorical(p.scores.expand(size, size)), x) | (x == p.mode())
+        kept = q.probs() * passes
+        return Categorical.of(kept + (1 - kept.sum()) * (x == p.mode()))

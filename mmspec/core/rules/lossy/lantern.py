@@ -18,10 +18,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rules.base import LOSSY
-from mmspec.core.rules.lossy.base import Ratio, check_budget, greedy_like, greedy_like_distribution
+from mmspec.core.rules.lossy.base import GreedyLike, Ratio, check_budget
 from mmspec.core.rules.siblings import Walk, relaxed
 from mmspec.core.rules.token import ratio
 
@@ -236,7 +233,7 @@ class LanternPlus(_Absorbing):
 
 
 @dataclass(frozen=True)
-class LanternGreedy:
+class LanternGreedy(GreedyLike):
     """LANTERN's greedy form: keep a draft token if with absorbed mass it is the most likely value; commit the most likely.
 
     It reads the distribution before the temperature, so it is for targets run at temperature 1; where p is a point mass it is greedy
@@ -247,31 +244,16 @@ class LanternGreedy:
     """
 
     rule: Lantern | LanternPlus
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
+    reads_raw = False
 
     @property
     def budget(self) -> float | None:
         """Total variation a row may spend; None for no limit."""
         return self.rule.budget
 
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return greedy_like(self, draft, scored)
-
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
-        """Test draft tokens.
-
-        Args:
-            p: the target's distributions [..., V].
-            x: draft tokens [...].
-
-        Returns:
-            bool [...].
-        """
         others = p.scores.scatter(-1, x[..., None], -torch.inf).amax(-1) - p.scores.logsumexp(-1)
         return p.prob(x) + self.rule.absorbed(p, x) > others.exp()
-
-    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
-        return greedy_like_distribution(self, p, q)
 
 
 def lantern_tree(neighbours: Neighbours, delta: float = 0.1, k: int = 100, budget: float | None = None) -> Walk:

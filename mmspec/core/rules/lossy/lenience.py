@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rules.base import LOSSY
-from mmspec.core.rules.lossy.base import Ratio, check_budget, greedy_like, greedy_like_distribution
+from mmspec.core.rules.lossy.base import GreedyLike, Ratio, check_budget
 from mmspec.core.rules.token import ratio
 
 
@@ -66,7 +63,7 @@ class Lenience(Ratio):
 
 
 @dataclass(frozen=True)
-class GreedyLenience:
+class GreedyLenience(GreedyLike):
     """Lenience at temperature 0: a draft token passes if p(x) >= l max p, with p before temperature.
 
     Where none passes, the most likely token is committed. Drift: departures from greedy decoding, a bound.
@@ -76,28 +73,11 @@ class GreedyLenience:
         budget: departures a row may make; None for no limit.
     """
 
-    reads_raw = True  # at temperature 0 it reads distributions before temperature
     lenience: float = 0.8
     budget: float | None = None
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
 
     def __post_init__(self):
         _check(self.lenience, self.budget)
 
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return greedy_like(self, draft, scored)
-
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
-        """Test draft tokens.
-
-        Args:
-            p: the target's distributions [..., V].
-            x: draft tokens [...].
-
-        Returns:
-            bool [...].
-        """
         return (p.log_prob(x) - p.log_prob(p.mode())).exp() >= self.lenience
-
-    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
-        return greedy_like_distribution(self, p, q)

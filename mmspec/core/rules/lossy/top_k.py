@@ -6,14 +6,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.noise import Noise
-from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rules.base import LOSSY
-from mmspec.core.rules.lossy.base import check_budget, greedy_like, greedy_like_distribution
+from mmspec.core.rules.lossy.base import GreedyLike, check_budget
 
 
 @dataclass(frozen=True)
-class TopKGap:
+class TopKGap(GreedyLike):
     """SpecDec (Xia et al. 2022): the draft token is among the target's top `beta` and within `tau` nats of its best.
 
     Drift: departures from greedy, a bound.
@@ -27,40 +24,23 @@ class TopKGap:
         ValueError: for numbers out of range.
     """
 
-    reads_raw = True  # at temperature 0 it reads distributions before temperature
     beta: int = 3
     tau: float = 1.0
     budget: float | None = None
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
 
     def __post_init__(self):
         if self.beta < 1:
             raise ValueError(f"beta is {self.beta}: the rank a draft token may have must be at least 1 (1 is greedy)")
         check_budget(self.budget)
 
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return greedy_like(self, draft, scored)
-
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
-        """Test draft tokens.
-
-        Args:
-            p: the target's distributions [..., V].
-            x: draft tokens [...].
-
-        Returns:
-            bool [...].
-        """
         own = p.scores.gather(-1, x[..., None])
         rank = (p.scores > own).sum(-1)
         return (rank < self.beta) & (p.scores.amax(-1) - own[..., 0] <= self.tau)
 
-    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
-        return greedy_like_distribution(self, p, q)
-
 
 @dataclass(frozen=True)
-class TopKFloor:
+class TopKFloor(GreedyLike):
     """LASER, first named DARE (Xi et al. 2025): the draft token is among the target's top `k` and its probability is above `tau`.
 
     The target's best always passes. Equally likely values rank by number, as the mode does, so k = 1 is greedy decoding; from tau = 1/2 on
@@ -75,11 +55,9 @@ class TopKFloor:
         ValueError: for numbers out of range.
     """
 
-    reads_raw = True  # at temperature 0 it reads distributions before temperature
     k: int = 2
     tau: float = 0.1
     budget: float | None = None
-    exactness, coupled, uses_q, trees, tight = LOSSY, False, False, True, False
 
     def __post_init__(self):
         if not self.k >= 1:
@@ -88,22 +66,7 @@ class TopKFloor:
             raise ValueError(f"tau is {self.tau}: the probability a draft token must exceed is at least 0 and below 1")
         check_budget(self.budget)
 
-    def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
-        return greedy_like(self, draft, scored)
-
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
-        """Test draft tokens.
-
-        Args:
-            p: the target's distributions [..., V].
-            x: draft tokens [...].
-
-        Returns:
-            bool [...].
-        """
         own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
         ahead = (p.scores > own) | ((p.scores == own) & (values < x[..., None]))
         return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)
-
-    def output_distribution(self, p: Categorical, q: Categorical) -> Categorical:
-        return greedy_like_distribution(self, p, q)
