@@ -39,7 +39,7 @@ from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, ragged, stage_config, stage_sampling
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
-from mmspec.speech.sound.speech import Speech
+from mmspec.speech.sound.speech import Speech, decode_rows
 
 Voice = Mapping[str, Tensor]
 """A voice preset: semantic_prompt [S], coarse_prompt [2, T] and fine_prompt [8, T], as `BarkProcessor` loads them."""
@@ -266,20 +266,14 @@ class Bark(SpeechModel):
         given = {{"samplers": "last"}.get(name, name): value for name, value in sampling.items() if value is not None}
         if given.get("guidance") not in (None, 1):
             raise ValueError("Bark has no unconditional prompts: leave guidance out")
-        if max_seconds is not None and not max_seconds > 0:
-            raise ValueError(f"max_seconds is {max_seconds}: give more than 0")
         voices = one_voice_each(voice, texts, self.voices)
         staged = StagedRequest(drafter, accept, seed, draft_length, tree, on_step, given)
         prompt = self.encode(texts, voices)
         coarse = self.coarse(self.semantic(prompt, staged, max_seconds), voices, staged)
         seeds = [seed + row for row in range(len(texts))] if isinstance(seed, int) else list(seed)
-        waves, first = [], []
-        for row, ids in enumerate(coarse):
-            waves.append(self.speak(ids, voices[row], seeds[row]))
-            first.append(perf_counter() - clock if len(waves[-1]) else float("nan"))
-            if on_sound is not None and len(waves[-1]):
-                on_sound(row, waves[-1])
-        lengths = torch.tensor([len(ids) for ids in coarse])
+        sizes = [len(ids) for ids in coarse]
+        waves, first = decode_rows(sizes, lambda row: self.speak(coarse[row], voices[row], seeds[row]), clock, on_sound)
+        lengths = torch.tensor(sizes)
         tokens = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in coarse], batch_first=True)
         nan = [float("nan")] * len(coarse)
         return Speech(tokens, lengths, staged.stats, waves, self.rate, first, nan, perf_counter() - clock)

@@ -28,7 +28,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.run.request import Request
 from mmspec.speech.codecs.streams import WholeStream
 from mmspec.speech.families.base import SpeechModel, one_voice_each
-from mmspec.speech.sound.speech import Speech
+from mmspec.speech.sound.speech import Speech, decode_rows
 
 Inputs = Mapping[str, Tensor]
 """Output of a model's processor for a batch: input_ids, attention_mask and further inputs of the model."""
@@ -205,11 +205,8 @@ class LatentModel(SpeechModel):
     def _sounded(self, stopping: DefaultStopping, stats: Stats, clock: float, on_sound: Callable[[int, Tensor], None] | None) -> Speech:
         rows = [self.latents(row) for row in stopping.outputs]
         waves, first = [], [float("nan")] * len(rows)
-        for row, latents in enumerate(rows if self.sounds else ()):
-            waves.append(self.speak(latents) if len(latents) else torch.zeros(0))
-            first[row] = perf_counter() - clock
-            if on_sound is not None and len(waves[-1]):
-                on_sound(row, waves[-1])
+        if self.sounds:
+            waves, first = decode_rows([len(row) for row in rows], lambda row: self.speak(rows[row]), clock, on_sound)
         lengths = torch.tensor([len(row) for row in rows], device=self.model.device)
         tokens, worst = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), [float("nan")] * len(rows)
         return Speech(tokens, lengths, stats, waves, self.rate, first, worst, perf_counter() - clock)

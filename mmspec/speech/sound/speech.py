@@ -1,12 +1,41 @@
 """The result of `mmspec.speech.synthesize`."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
+import torch
 from torch import Tensor
 
 from mmspec.core.result import Result
 from mmspec.speech.sound.audio import save
+
+OnSound = Callable[[int, Tensor], None] | None
+"""Called with (row, samples) as sound is committed."""
+
+
+def decode_rows(
+    lengths: Sequence[int], decode: Callable[[int], Tensor], clock: float, on_sound: OnSound
+) -> tuple[list[Tensor], list[float]]:
+    """Decode the sound of every row once all rows are complete.
+
+    Args:
+        lengths: steps of each row; a row without steps has no sound.
+        decode: maps the number of a row to its samples, float [T].
+        clock: `perf_counter()` at the call.
+        on_sound: called with every row that has sound.
+
+    Returns:
+        The waveforms, and for each row the seconds from the call to its sound; nan without sound.
+    """
+    waves, first = [], []
+    for row, length in enumerate(lengths):
+        waves.append(decode(row) if length else torch.zeros(0))
+        first.append(perf_counter() - clock if len(waves[-1]) else float("nan"))
+        if on_sound is not None and len(waves[-1]):
+            on_sound(row, waves[-1])
+    return waves, first
 
 
 @dataclass(frozen=True)
