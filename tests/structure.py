@@ -6,9 +6,14 @@ A package's `__init__.py` that re-exports its own modules counts as the front of
 """
 
 import ast
+import io
 import sys
+import tokenize
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+
+import networkx as nx  # a dependency of torch
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
@@ -29,6 +34,7 @@ ROOMS = (
 """From low to high: a room imports from rooms below it and from itself; rooms of one line do not import each other."""
 FILES = 15  # Python modules a folder holds at most, its `__init__.py` aside
 LINES = 300
+_EMPTY = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def modules() -> dict[str, Path]:
@@ -102,38 +108,29 @@ def upward() -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
-    """Groups of folders that import each other, by Tarjan's algorithm."""
-    after = defaultdict(set)
-    for one, other in edges:
-        after[one].add(other)
-    index, low, stack, on, found = {}, {}, [], set(), []
+def circles(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Groups of folders, or of modules, that import each other."""
+    groups = nx.strongly_connected_components(nx.DiGraph(list(edges)))
+    return sorted(sorted(group) for group in groups if len(group) > 1)
 
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        on.add(node)
-        for other in sorted(after[node]):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in on:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            group = []
-            while True:
-                other = stack.pop()
-                on.discard(other)
-                group.append(other)
-                if other == node:
-                    break
-            if len(group) > 1:
-                found.append(sorted(group))
 
-    for node in sorted({end for edge in edges for end in edge}):
-        if node not in index:
-            visit(node)
-    return found
+def module_arrows() -> set[tuple[str, str]]:
+    """(module, module that it imports)."""
+    known = modules()
+    return {(name, other) for name, path in known.items() for other in imports(path, known) if other != name}
+
+
+def kinds_of_lines() -> tuple[int, int]:
+    """Lines of code, and of docstrings; comments and blank lines are neither."""
+    code = docs = 0
+    for path in modules().values():
+        text = path.read_text(encoding="utf-8")
+        inner = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        quoted = {line for node in inner if isinstance(node.value.value, str) for line in range(node.lineno, node.end_lineno + 1)}
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        used = {line for token in tokens if token.type not in _EMPTY for line in range(token.start[0], token.end[0] + 1)}
+        code, docs = code + len(used - quoted), docs + len(quoted)
+    return code, docs
 
 
 def sizes() -> dict[str, list[int]]:
@@ -150,9 +147,10 @@ def main() -> int:
     for name in sorted(found):
         print(f"{name:42} {len(found[name]):3} modules {sum(found[name]):6} lines")
     edges = arrows()
-    wrong, rings = upward(), circles(set(edges))
+    wrong, rings, inner = upward(), circles(edges), circles(module_arrows())
     print(f"{len(count)} modules, {sum(count.values())} lines, {len(found)} folders, {len(edges)} arrows between folders")
-    print(f"circles: {len(rings)}")
+    print("{:,} lines of code, {:,} of docstrings".format(*kinds_of_lines()))
+    print(f"circles of folders: {len(rings)}; of modules: {len(inner)} {inner or ''}".rstrip())
     for ring in rings:
         print("  " + " <-> ".join(ring))
         for (one, other), pairs in sorted(edges.items()):
@@ -164,7 +162,7 @@ def main() -> int:
     large = {name: len(lines) for name, lines in found.items() if len(lines) > FILES}
     long = {name: lines for name, lines in count.items() if lines > LINES}
     print(f"folders over {FILES} modules: {large or 0}; modules over {LINES} lines: {long or 0}")
-    return int(bool(wrong or rings or large or long))
+    return int(bool(wrong or rings or inner or large or long))
 
 
 if __name__ == "__main__":
