@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -35,15 +34,12 @@ assert not heavy, heavy
     assert found.count("Usage: ") >= 11
 
 
-def test_help_takes_under_half_a_second_of_processor_time():
-    """The best of three, in seconds of user and system time, as other tests may run beside this one."""
-    spent = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        python("import sys; sys.argv = ['mmspec', 'text', '--help']; from mmspec.cli import main; main()")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent) < 0.5
+def test_help_loads_few_modules():
+    """`mmspec text --help` loads 478 modules (0.27 s); with torch they were over 2,000 (2.1 s)."""
+    found = python(
+        "import sys; sys.argv = ['mmspec', 'text', '--help']\nimport atexit; atexit.register(lambda: print(len(sys.modules)))\nfrom mmspec.cli import main; main()"
+    )
+    assert int(found.split()[-1]) < 600
 
 
 def test_lazy_packages_have_what_they_name():
