@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.compat import many_shapes, with_whole_cache
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates
@@ -84,7 +85,7 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = None if getattr(self.target.processors, "repairs", False) else (logits < torch.inf).flatten(1).all(-1)
+        healthy = None if getattr(self.target.processors, "repairs", False) else (logits.flatten(1).amax(-1) < torch.inf)
         p = self.distributions(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
@@ -144,7 +145,7 @@ class HFSession:
         history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
-        return Categorical(self.target.processors(logits, history))
+        return distribution_of(self.target.processors, logits, history)
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
