@@ -15,12 +15,12 @@ from torch import Tensor
 
 from mmspec.core.gumbel_triton import gumbel_argmax
 from mmspec.core.hashing import GAMMA, gumbel, mix_in_place, stream_bits
-from mmspec.core.masks import true_columns
+from mmspec.core.masks import GROUP, in_groups, true_columns
 
 LARGE = 8192
 """Vocabularies from this size on are searched block by block; below it, computing every sum takes fewer operations."""
 _BLOCK = 1 << 15  # values hashed at once by a thread: their bits stay in the cache of a core
-_GROUP, _GROUPS = 128, 16  # values of a group, and how many groups give the first bound with their best values
+_GROUPS = 16  # groups whose best values give the first bound
 _MARGIN = 1e-3  # in log space, far above the rounding errors of single precision
 
 
@@ -62,14 +62,12 @@ def _searched(words: Tensor, scores: Tensor, count: int) -> Tensor:
 
 def _first_bound(words: Tensor, scores: Tensor, count: int) -> Tensor:
     """The `count`-th largest sum among the best values of the best groups, [C]: no smaller sum is among the `count` largest."""
-    taken, size = max(_GROUPS, 4 * count), _GROUP
-    groups = scores.shape[1] // size
-    if groups < taken:
+    table, taken = in_groups(scores), max(_GROUPS, 4 * count)
+    if table.shape[1] < taken:
         return scores.new_full((len(scores),), -torch.inf, dtype=torch.float64)
-    table = scores[:, : groups * size].unflatten(1, (groups, size))
     group = table.amax(-1).topk(taken, -1).indices
-    best, place = table.gather(1, group[..., None].expand(-1, -1, size)).max(-1)
-    return (best + gumbel(stream_bits(words[:, None], group * size + place))).topk(count, -1).values[:, -1]
+    best, place = table.gather(1, group[..., None].expand(-1, -1, GROUP)).max(-1)
+    return (best + gumbel(stream_bits(words[:, None], group * GROUP + place))).topk(count, -1).values[:, -1]
 
 
 def _possible(words: Tensor, scores: Tensor, bound: Tensor) -> Tensor:

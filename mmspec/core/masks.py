@@ -1,7 +1,10 @@
-"""Tables of the true columns of masks."""
+"""Finding the few true columns of masks, and the few large values of tables."""
 
 import torch
 from torch import Tensor
+
+GROUP = 32
+"""Values whose maximum is compared first."""
 
 
 def true_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,3 +24,36 @@ def true_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
     table = torch.zeros(len(mask), width, dtype=torch.long, device=mask.device)
     table[row, place] = column
     return table, torch.arange(width, device=mask.device) < counts[:, None]
+
+
+def in_groups(table: Tensor) -> Tensor:
+    """View a table by groups of `GROUP` columns. Columns after the last whole group are left out.
+
+    Args:
+        table: [C, V].
+
+    Returns:
+        [C, V // GROUP, GROUP].
+    """
+    groups = table.shape[1] // GROUP
+    return table[:, : groups * GROUP].unflatten(1, (groups, GROUP))
+
+
+def at_least(table: Tensor, best: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """List the columns of large values: groups are compared first, then the values of those found. Synchronises.
+
+    Args:
+        table: [C, V].
+        best: the groups' maxima [C, V // GROUP].
+        bound: smallest value listed [C, 1].
+
+    Returns:
+        The columns in ascending order and which of them are real, [C, K], as in `true_columns`.
+    """
+    group, real = true_columns(best >= bound)
+    steps = torch.arange(GROUP, device=table.device)
+    names = (group[..., None] * GROUP + steps).flatten(1)
+    last = torch.arange(best.shape[1] * GROUP, table.shape[1], device=table.device).expand(len(table), -1)
+    names, real = torch.cat([names, last], 1), torch.cat([real.repeat_interleave(GROUP, 1), torch.ones_like(last, dtype=torch.bool)], 1)
+    place, real = true_columns(real & (table.gather(1, names) >= bound))
+    return names.gather(1, place), real

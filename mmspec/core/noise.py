@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.gumbel import gumbel_top
-from mmspec.core.hashing import GAMMA, MIX_1, MIX_2, gumbel, mix, uniform, stream_bits
+from mmspec.core.hashing import GAMMA, MIX_1, MIX_2, gumbel, mix, stream_bits, uniform
 
 
 class Role(IntEnum):

@@ -49,14 +49,39 @@ def test_values_that_stay_and_draws(given, size, coarse):
     assert torch.equal(found.mode(), table.mode())
 
 
-def test_a_bound_that_leaves_out_values_is_found(monkeypatch):
-    monkeypatch.setattr(truncation, "_SLACK", -0.5)
-    for given in ({"top_k": 50}, {"min_p": 0.05}, {"temperature": 0.7, "top_k": (20, 40)}):
-        table, found = pair(pipeline(**given), logits(1))
-        assert not torch.equal(found.scores, table.scores)
-    monkeypatch.setattr(truncation, "_SLACK", -3000.0)  # times what a value may weigh at most
-    table, found = pair(pipeline(top_p=0.9), logits(1))
+@pytest.mark.parametrize("given", [{"top_k": 50}, {"min_p": 0.05}, {"top_p": 0.9}, {"temperature": 0.7, "top_k": (20, 40)}], ids=str)
+def test_a_bound_that_leaves_out_values_is_found(given, monkeypatch):
+    real = truncation._bound
+    monkeypatch.setattr(truncation, "_bound", lambda *each: real(*each) + 0.5)
+    table, found = pair(pipeline(**given), logits(1))
     assert not torch.equal(found.scores, table.scores)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_top_p_at_the_edge_of_a_value_is_decided_in_double_precision(share, monkeypatch):
+    """Four values of equal weight and a little more: whether the next one stays hangs on sums in double precision."""
+    scores = torch.full((ROWS, NODES, LARGE), -torch.inf)
+    scores[..., [5, 900, 901, 8000]] = 2.0
+    scores[1, ..., 77] = -18.0
+    sums, real = [], torch.Tensor.sum
+    monkeypatch.setattr(torch.Tensor, "sum", lambda table, *given, **named: sums.append(table.shape) or real(table, *given, **named))
+    table, found = pair(pipeline(top_p=share), scores)
+    assert torch.equal(found.scores, table.scores)
+    assert sums.count((ROWS * NODES, LARGE)) > 2
+
+
+def test_few_values_are_compared(monkeypatch):
+    widths, real = [], truncation.at_least
+
+    def counted(*given):
+        found = real(*given)
+        widths.append(found[0].shape[1])
+        return found
+
+    monkeypatch.setattr(truncation, "at_least", counted)
+    for given in ({"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05}):
+        pair(pipeline(**given), logits(3, 100_000))
+    assert max(widths) < 400
 
 
 def nearly(one: torch.Tensor, two: torch.Tensor) -> bool:

@@ -5,86 +5,15 @@ transformers': penalties and bans first, then temperature, then truncation. Temp
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The ids before the value that follows each node: those on the node's own path, prompt included."""
-
-    ids: Tensor  # [B, S] ids by cache slot
-    visible: Tensor  # [B, N, S] bool: the slot is on the node's path
-    position: Tensor  # [B, N] output position of the value the node calls for
-
-    def seen(self, size: int) -> Tensor:
-        """[B, N, V] bool: the value occurs on the node's path."""
-        return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0
-
-    def last(self, count: int, outputs: bool = False) -> tuple[Tensor, Tensor]:
-        """Select the last ids of every node's path.
-
-        Args:
-            count: how many.
-            outputs: leave the prompt out; the last `position` ids of a path are its outputs.
-
-        Returns:
-            The ids in order [B, N, W], W <= `count`, and which of them are real, bool [B, N, W]; on shorter paths the first ones are not.
-            Ids stand in the order of their slots, drafted ones included.
-        """
-        slots = torch.arange(self.ids.shape[1], device=self.ids.device)
-        found = torch.where(self.visible, slots, -1).topk(min(count, len(slots)), -1).values.flip(-1)
-        real = found >= 0
-        if outputs:
-            real = real & (torch.arange(found.shape[-1], 0, -1, device=found.device) <= self.position[..., None])
-        return self.ids[:, None, :].expand_as(self.visible).gather(2, found.clamp_min(0)), real
-
-    def paths(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Iterate over (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
-        for row in range(self.visible.shape[0]):
-            for node in range(self.visible.shape[1]):
-                yield row, node, self.ids[row][self.visible[row, node]]
-
-
-def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
-    """Count how often each value occurs among the `real` ones of `ids` [B, N, W]: [B, N, V]."""
-    real = real & (ids < size)  # a prompt may hold ids that have no logit
-    return torch.zeros(*ids.shape[:2], size, device=ids.device).scatter_add_(2, ids.clamp(max=size - 1), real.float())
-
-
-class Processor(Protocol):
-    """A step of a pipeline."""
-
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        """Process scores.
-
-        Args:
-            scores: [B, N, V].
-            history: the paths of the B x N nodes.
-
-        Returns:
-            Scores [B, N, V].
-        """
-        ...
-
-
-def per_row(value: float | Sequence[float], like: Tensor, name: str) -> float | Tensor:
-    """Return a number as it is, or one per row, shaped to broadcast over [B, N, V]. ValueError, with `name`, for another count."""
-    if isinstance(value, (int, float)):
-        return value
-    if len(value) != like.shape[0]:
-        raise ValueError(f"{name} has {len(value)} numbers for {like.shape[0]} rows: give one number, or one per row")
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device)[:, None, None]
-
-
-def ban(scores: Tensor, banned: Tensor) -> Tensor:
-    """Set the scores of `banned` values (bool, broadcast to the scores) to -inf."""
-    return scores.masked_fill(banned, -torch.inf)
+from mmspec.core.processors.history import History, Processor, ban, per_row
 
 
 def _one_of(ids: Sequence[int], scores: Tensor) -> Tensor:
@@ -142,14 +71,21 @@ class TopP:
     p: float | Sequence[float]
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return self.truncated(scores)
+        index, below = self.ranked(scores)
+        return self.cut(scores, index, self.over(below))
 
-    def truncated(self, scores: Tensor, rest: Tensor | None = None) -> Tensor:
-        """Drop values of `scores` [B, N, V]. `rest` [B, N, 1]: weight, relative to the best value's, of less likely ones not given."""
+    def ranked(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The values of `scores` [B, N, V] from the least likely on, and the weight up to each relative to the best value's."""
         ordered, index = scores.sort(dim=-1, stable=True)
-        below = (ordered - ordered[..., -1:]).exp_().cumsum(-1, dtype=torch.float64)
-        below = below if rest is None else below + rest
-        drop = below <= (1 - per_row(self.p, below, "top_p")) * below[..., -1:]
+        return index, (ordered - ordered[..., -1:]).exp_().cumsum(-1, dtype=torch.float64)
+
+    def over(self, below: Tensor) -> Tensor:
+        """How far each weight of `below` exceeds what is dropped."""
+        return below - (1 - per_row(self.p, below, "top_p")) * below[..., -1:]
+
+    def cut(self, scores: Tensor, index: Tensor, over: Tensor) -> Tensor:
+        """Drop the values that do not exceed it, but never the best one."""
+        drop = over <= 0
         drop[..., -1] = False
         return ban(scores, torch.zeros_like(drop).scatter_(-1, index, drop))
 

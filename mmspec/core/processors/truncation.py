@@ -1,7 +1,13 @@
 """Distributions after top-k, top-p and min-p on their support: the values left are found without sorting the vocabulary.
 
-The last steps of a pipeline are a temperature and truncations. The values that may stay are selected by a bound that is cheap to compute
-and never leaves out a value that stays; the steps then run on those values only. The result is that of the whole table, bit for bit.
+The last steps of a pipeline are a temperature and truncations. The values that may stay are selected by a bound on their scores that is
+cheap to compute and never leaves out a value that stays; the truncations then run on those values only. The result is that of the whole
+table, bit for bit. The bound is
+
+- for top-k, the k-th largest maximum of groups of values;
+- for top-p, the group maximum at which the largest ones add up to p: all smaller values then weigh at most 1 - p together, and those are
+  what top-p drops. Where too few maxima add up to p, a weight of (1 - p) / V;
+- for min-p, the score of that share of the best value's weight.
 """
 
 from collections.abc import Sequence
@@ -13,13 +19,13 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
-from mmspec.core.masks import true_columns
+from mmspec.core.masks import at_least, in_groups, true_columns
 from mmspec.core.processors.pipeline import History, MinP, Pipeline, Processor, Temperature, TopK, TopP, per_row
 
 _ORDER = (Temperature, TopK, TopP, MinP)
-_GROUP = 32  # values whose maximum is compared first
 _SHARE = 4  # with more than a quarter of the values left, tables are used
-_SLACK = 1e-6  # above the rounding errors of the bounds
+_LIKELY = 256  # groups whose maxima may make up the mass of top-p
+_SLACK = 1e-5  # above the rounding errors of sums and exponentials in single precision
 
 
 def distribution_of(processors: Any, scores: Tensor, history: History) -> Categorical:
@@ -64,59 +70,59 @@ def _on_support(scores: Tensor, history: History, steps: Sequence[Processor]) ->
     named: dict[type, Any] = {type(step): step for step in steps}
     if Temperature in named and not _positive(named[Temperature].temperature):
         return None
-    weights = None if TopK in named else _weights(scores, history, named)
-    chosen = _by_rank(scores, named[TopK]) if weights is None else _by_weight(weights, named)
-    if chosen is None:
+    scaled = named.pop(Temperature)(scores, history) if Temperature in named else scores
+    flat = scaled.flatten(0, 1)
+    best = in_groups(flat).amax(-1)
+    weights = None if TopK in named or TopP not in named else (flat - flat.amax(-1, keepdim=True)).exp_()
+    bound = _bound(best, weights, scaled, named)
+    if bound is None:
         return None
-    ids, real = _columns(chosen)
+    ids, real = at_least(flat, best, bound)
     if ids.shape[-1] * _SHARE > scores.shape[-1]:
         return None
-    kept = scores.gather(-1, ids).masked_fill_(~real, -torch.inf)
-    rest = None if weights is None else _sum(weights) - _sum(weights.gather(-1, ids).masked_fill_(~real, 0))
-    for step in steps:
-        kept = step.truncated(kept, rest) if isinstance(step, TopP) else step(kept, history)
-    place, real = _columns(kept > -torch.inf)
+    kept = flat.gather(-1, ids).masked_fill_(~real, -torch.inf).view(*scores.shape[:2], -1)
+    for step in named.values():
+        kept = _nucleus(step, kept, weights, ids, real) if isinstance(step, TopP) and weights is not None else step(kept, history)
+    place, real = true_columns((kept > -torch.inf).flatten(0, 1))
     ids = torch.where(real, ids.gather(-1, place), scores.shape[-1])
-    return SparseCategorical(ids, torch.where(real, kept.gather(-1, place), -torch.inf), scores.shape[-1])
-
-
-def _columns(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """`true_columns` of a mask [B, N, V], both [B, N, K]."""
-    columns, real = true_columns(mask.flatten(0, 1))
-    return columns.view(*mask.shape[:2], -1), real.view(*mask.shape[:2], -1)
+    kept = torch.where(real, kept.flatten(0, 1).gather(-1, place), -torch.inf)
+    return SparseCategorical(ids.view(*scores.shape[:2], -1), kept.view(*scores.shape[:2], -1), scores.shape[-1])
 
 
 def _positive(temperature: float | Sequence[float]) -> bool:
     return temperature > 0 if isinstance(temperature, (int, float)) else min(temperature) > 0
 
 
-def _by_rank(scores: Tensor, step: TopK) -> Tensor | None:
-    """Values that may be among the k best [B, N, V]: at least as large as the k-th largest maximum of groups of values."""
-    k = [step.k] if isinstance(step.k, int) else list(step.k)
-    groups = scores.shape[-1] // _GROUP
-    if min(k) < 1 or 2 * max(k) > groups:
-        return None
-    best = scores[..., : groups * _GROUP].unflatten(-1, (groups, _GROUP)).amax(-1)
-    bound = best.topk(max(k), -1).values[..., -1:]
-    return scores >= bound - bound.abs() * _SLACK  # dividing by the temperature may make close scores equal
+def _bound(best: Tensor, weights: Tensor | None, scaled: Tensor, named: dict[type, Any]) -> Tensor | None:
+    """A score that all values that stay have at least [C, 1]; None where none is known."""
+    if TopK in named:
+        k = [named[TopK].k] if isinstance(named[TopK].k, int) else list(named[TopK].k)
+        return best.topk(max(k), -1).values[:, -1:] if min(k) >= 1 and 2 * max(k) <= best.shape[1] else None
+    rows, top = scaled.shape[1], best.amax(-1, keepdim=True)
+    if weights is None:
+        return top + _each_row(named[MinP].p, scaled, rows, "min_p").log() - _SLACK
+    p, total = _each_row(named[TopP].p, scaled, rows, "top_p"), weights.sum(-1, keepdim=True)
+    rare = top + ((1 - p).clamp(min=_SLACK) * total / weights.shape[1]).log() - _SLACK
+    likely = best.topk(min(_LIKELY, best.shape[1]), -1).values
+    reached = (likely - top).exp().cumsum(-1) >= p * total * (1 + _SLACK)
+    return torch.where(reached.any(-1, keepdim=True), likely.gather(-1, reached.long().argmax(-1, keepdim=True)), rare)
 
 
-def _weights(scores: Tensor, history: History, named: dict[type, Any]) -> Tensor:
-    """The weights of all values relative to the best one [B, N, V]."""
-    scaled = named[Temperature](scores, history) if Temperature in named else scores
-    return (scaled - scaled.amax(-1, keepdim=True)).exp_()
+def _each_row(value: float | Sequence[float], scaled: Tensor, nodes: int, name: str) -> Tensor:
+    """A setting for every distribution [C, 1]."""
+    return torch.as_tensor(per_row(value, scaled, name), dtype=scaled.dtype).expand(len(scaled), nodes, 1).reshape(-1, 1)
 
 
-def _sum(weights: Tensor) -> Tensor:
-    return weights.sum(-1, keepdim=True, dtype=torch.float64)
+def _nucleus(step: TopP, kept: Tensor, weights: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+    """Apply top-p to `kept` [B, N, K], the scores of values `ids` [C, K], given the weights of all values [C, V].
 
-
-def _by_weight(weights: Tensor, named: dict[type, Any]) -> Tensor:
-    """Values that may stay after top-p or min-p [B, N, V].
-
-    Top-p drops the least likely values that weigh (1 - p) together. Values of a weight of (1 - p) / V and less cannot weigh more than that.
+    The sum of the weights is computed in single precision, and again in double precision where it decides.
     """
-    if TopP not in named:
-        return weights >= per_row(named[MinP].p, weights, "min_p") * (1 - _SLACK)
-    share = (1 - per_row(named[TopP].p, weights, "top_p")) * (1 - _SLACK) / weights.shape[-1]
-    return weights > _sum(weights) * share
+    own = weights.gather(-1, ids).masked_fill_(~real, 0).sum(-1, keepdim=True, dtype=torch.float64)
+    index, below = step.ranked(kept)
+    rest = (weights.sum(-1, keepdim=True).double() - own).clamp_(min=0).view(*kept.shape[:2], 1)
+    over = step.over(below + rest)
+    if (over.abs() <= _SLACK * (below + rest)[..., -1:]).any():
+        rest = (weights.sum(-1, keepdim=True, dtype=torch.float64) - own).view(*kept.shape[:2], 1)
+        over = step.over(below + rest)
+    return step.cut(kept, index, over)

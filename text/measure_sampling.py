@@ -1,0 +1,151 @@
+"""What drawing, comparing and truncating cost beside the forwards of the networks, with real weights and a large vocabulary.
+
+    python text/fetch_gemma.py
+    python text/measure_sampling.py --model ~/.cache/mmspec/gemma-3-270m
+    python text/measure_sampling.py --jacobi                    # 16,384 image codes, windows of 32, a model of LlamaGen-B's sizes
+
+Every setting generates the same text twice: on supports and with searched draws, and with tables of the whole vocabulary and all noise
+computed. The share is the time outside forwards, of target and drafter, over the time of all rounds but the first. Tokens must be the
+same. The drafter of the language model is made of its first layers.
+"""
+
+import argparse
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import mmspec
+from mmspec.drafters.jacobi.decoding import Jacobi
+from mmspec.drafters.shapes import drawn
+from mmspec.models.session import HFSession
+from mmspec.utils.files import write_json
+from mmspec.utils.provenance import machine, provenance
+
+PROMPT = "The history of the city begins with a small harbour at the mouth of the river, where"
+SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 16384}
+"""LlamaGen-B: 111 M parameters and 16,384 image codes."""
+ALWAYS = 1 << 40
+TABLES = ("mmspec.core.gumbel", "mmspec.core.distributions.categorical", "mmspec.core.processors.truncation")
+
+
+class Clock:
+    """Wall-clock and processor seconds inside and outside forwards, round by round."""
+
+    def __init__(self):
+        self.inside, self.rounds = [0.0, 0.0], []
+        self.last = self.now()
+
+    @staticmethod
+    def now() -> tuple[float, float]:
+        return perf_counter(), process_time()
+
+    def round(self, step: Any) -> None:
+        now = self.now()
+        self.rounds.append([(total - before, inside) for total, before, inside in zip(now, self.last, self.inside, strict=True)])
+        self.last, self.inside = now, [0.0, 0.0]
+
+    def share(self, kind: int) -> float:
+        """Median share of the time outside forwards: 0 wall-clock, 1 processor."""
+        return median(1 - inside / total for total, inside in (each[kind] for each in self.rounds[1:]))
+
+
+@contextmanager
+def timed(clock: Clock) -> Iterator[None]:
+    forward = HFSession._forward
+
+    def counted(session: HFSession, *given: Any, **named: Any) -> Any:
+        before = clock.now()
+        out = forward(session, *given, **named)
+        clock.inside = [inside + now - then for inside, now, then in zip(clock.inside, clock.now(), before, strict=True)]
+        return out
+
+    with patch.object(HFSession, "_forward", counted):
+        yield
+
+
+@contextmanager
+def tables() -> Iterator[None]:
+    """Use tables of the whole vocabulary and all of the noise."""
+    with ExitStack() as stack:
+        for module in TABLES:
+            stack.enter_context(patch(f"{module}.LARGE", ALWAYS))
+        yield
+
+
+def first_layers(model: Any, layers: int) -> Any:
+    """A model of the first layers of `model`, with its embedding and head."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    small = type(model)(config).eval()
+    small.load_state_dict({name: value for name, value in model.state_dict().items() if name in small.state_dict()})
+    return small
+
+
+def run(model: Any, inputs: Any, drafter: Any, length: int, new: int, **sampling: Any) -> tuple[list[int], Clock]:
+    clock = Clock()
+    with timed(clock):
+        out = mmspec.text.generate(model, inputs, drafter, draft_length=length, max_new_tokens=new, seed=1, on_step=clock.round, **sampling)
+    return out.tokens[0].tolist(), clock
+
+
+def compare(name: str, *given: Any, **sampling: Any) -> dict:
+    """One line of the table."""
+    tokens, clock = run(*given, **sampling)
+    with tables():
+        expected, before = run(*given, **sampling)
+    total = median(each[0][0] for each in clock.rounds[1:])
+    row = {"setting": name, "round_ms": 1000 * total, "same": tokens == expected, "rounds": len(clock.rounds)}
+    row |= {"share": clock.share(0), "cpu_share": clock.share(1), "tables": before.share(0), "cpu_tables": before.share(1)}
+    print(
+        f"| {name} | {row['round_ms']:.0f} | {row['share']:.1%} ({row['cpu_share']:.1%}) | {row['tables']:.1%} ({row['cpu_tables']:.1%}) | "
+        f"{'yes' if row['same'] else 'no'} |",
+        flush=True,
+    )
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a causal language model")
+    parser.add_argument("--jacobi", action="store_true", help="Jacobi windows of 32 over 16,384 codes, random weights")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the drafter")
+    parser.add_argument("--new", type=int, default=24, help="new tokens")
+    parser.add_argument("--out", type=Path, help="JSON with every figure and its provenance")
+    args = parser.parse_args()
+    if (args.model is None) != args.jacobi:
+        parser.error("give --model with a folder, or --jacobi")
+    print("| setting | ms a round | share outside forwards (processor time) | with tables | same tokens |\n|---|---|---|---|---|")
+    if args.jacobi:
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=1024)).eval()
+        inputs, drafter, length = {"input_ids": torch.ones(1, 1, dtype=torch.long)}, Jacobi(32, drawn), 32
+        settings: dict[str, dict] = {"all codes": {}, "top-k 2000": {"top_k": 2000}}
+        settings = {f"jacobi, {name}": each | {"temperature": 1.0} for name, each in settings.items()}
+    else:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+        inputs = AutoTokenizer.from_pretrained(args.model)(PROMPT, return_tensors="pt")
+        drafter, length = first_layers(model, args.layers), 7
+        settings = {
+            f"{rule}, T = 0.7{', top-p 0.9' if p else ''}": {"accept": rule, "temperature": 0.7, "top_p": p}
+            for rule in ("coupled", "token")
+            for p in (0.9, None)
+        }
+    rows = [compare(name, model, inputs, drafter, length, args.new, **each) for name, each in settings.items()]
+    found = {"rows": rows, "provenance": provenance(torch.device("cpu"))}
+    print(f"\n{machine(found['provenance'])}; torch {torch.__version__}")
+    if args.out is not None:
+        write_json(args.out, found)
+
+
+if __name__ == "__main__":
+    main()
