@@ -56,7 +56,7 @@ class TopK:
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         size = scores.shape[-1]
         if isinstance(self.k, int):
-            kth = scores.topk(min(self.k or size, size), -1).values[..., -1:]
+            kth = scores.topk(min(self.k or size, size), -1, sorted=False).values.amin(-1, keepdim=True)
         else:
             ordered = scores.sort(-1, descending=True).values
             k = torch.as_tensor(per_row([min(k or size, size) for k in self.k], scores, "top_k"))

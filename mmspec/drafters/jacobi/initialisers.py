@@ -69,8 +69,8 @@ class Line:
         self.copies = bool(init.walks)
 
     def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical | None:
-        """Return `seen` [B, W], with arbitrary distributions where none was seen."""
-        return None if seen is None else Categorical(torch.where(ahead.seen[..., None], seen.scores, 0))
+        """Return `seen` [B, W], whose tables may be overwritten, with uniform distributions where none was seen."""
+        return None if seen is None else Categorical(seen.scores.masked_fill_(~ahead.seen[..., None], 0))
 
     def neighbours(self, ahead: WindowAhead, drafted: Tensor) -> Tensor | None:
         """Return [B, W, S] the nearest known values, FREE where there is none. `drafted` [B, W] holds the values that have a
