@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SHAPES = 128  # that a process may compile of one model
 ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
+PIECE = 1024  # columns of a long prompt that one forward runs
 
 
 class HFSession:
@@ -34,15 +35,18 @@ class HFSession:
         state: what the family keeps for the session.
         context: ids of the packed prompt [B, P - 1] without the last one.
         lengths: ids of each row [B].
+        least: the smallest of `lengths`, where the host knows it; -1 where it does not.
     """
 
-    def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor):
+    def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor, least: int = -1):
         self.target, self.cache, self.state = target, cache, state
         self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P - 1] not cached yet, and each row's number
         self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
         self._own_distributions = isinstance(target.family, OwnDistributions)
         self.bound = 0  # an upper bound on any row's committed slots, known without asking the device
+        self.floor = least  # a lower bound on those of every row that is still generated; -1 if unknown
+        self.even = least == context.shape[1]  # all of these rows have `bound` committed slots
         self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=context.dtype, device=context.device)
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0  # its columns scored so far
@@ -74,6 +78,7 @@ class HFSession:
         """
         self._check_shape(draft)
         first, prompt, self.draft = self.scored, self.context, draft
+        pieces = self._prefill(draft)
         layout = self.place(draft, first)
         fresh = draft.size - first
         ahead, self.ahead = self.ahead, None
@@ -88,7 +93,23 @@ class HFSession:
         p = self.distributions(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
-        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+        return Scored(p, hidden[:, -fresh:], Context(*prompt, torch.cat([*pieces, hidden[:, :-fresh]], 1)), healthy)
+
+    def _prefill(self, draft: Draft) -> list[Tensor]:
+        """Run all but the end of a long prompt, in pieces whose masks are small. Returns their watched hidden states [B, M, F]."""
+        found: list[Tensor] = []
+        if self.context is None or not getattr(self.target.family, "pieces", False) or isinstance(self.target.family, OwnScoring):
+            return found
+        ids, lengths = self.context
+        self.make_room(draft.size)
+        while ids.shape[1] - self.bound > PIECE:
+            start, stop = self.bound, self.bound + PIECE
+            layout = prompt_layout(ids[:, start:stop], lengths, stop, self.cache.capacity - 1, start)
+            self.ids[self._rows, layout.slots] = layout.ids
+            _, hidden = self._forward(layout, 1, captured=False)
+            found += [] if hidden is None else [hidden]
+            self.bound = stop
+        return found
 
     def _check_shape(self, draft: Draft) -> None:
         if not draft.linear and not (self.target.trees and getattr(self.target.family, "trees", True)):
@@ -140,7 +161,7 @@ class HFSession:
         self.ids[self._rows, layout.slots] = layout.ids
         if self.target.processors.idle and not self._own_distributions:
             return Categorical(logits)
-        visible = layout.visible[:, first - draft.size :]
+        visible = layout.part(layout.ids.shape[1] + first - draft.size, layout.ids.shape[1]).visible
         history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
@@ -149,7 +170,7 @@ class HFSession:
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
         target = self.target
-        self.cache.point(layout.slots, layout.visible.shape[-1])
+        self.cache.point(layout.slots, layout.view)
         if target.captured is not None:  # hooks would become part of the captured graph: it returns every state
             model = target.captured if captured else uncompiled(target.captured)  # the prompt's run sets up transformers' recorders
             layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides would depend on the draft
@@ -181,6 +202,8 @@ class HFSession:
             self.ids[self._rows, target] = self.ids[self._rows, source]
         self.lengths = self.lengths + (keep >= 0).sum(1)
         self.bound += most
+        self.even = self.even and self.draft is not None and (self.draft.size == 1 or (self.draft.roots == 1 and len(keep) == 1))
+        self.floor = self.bound if self.even else self.floor + min(most, 1) if self.floor >= 0 else -1
         self.slots, self.scored = None, 0
 
     def make_room(self, columns: int) -> None:
@@ -189,8 +212,8 @@ class HFSession:
         Args:
             columns: how many.
         """
-        waiting = 0 if self.context is None else self.context[0].shape[1]
-        needed = self.bound + waiting + columns + 1
+        committed = self.bound if self.context is None else self.context[0].shape[1]
+        needed = committed + columns + 1
         if needed > self.cache.capacity:
             self.cache.reserve(-(-needed // ROUND) * ROUND)
             more = self.ids.new_zeros(len(self.ids), self.cache.capacity - self.ids.shape[1] + 1, *self.ids.shape[2:])
@@ -198,12 +221,20 @@ class HFSession:
 
     def _layout(self, draft: Draft, first: int) -> Layout:
         scratch, self.linear = self.cache.capacity - 1, draft.linear
-        if self.context is None:
-            return draft_layout(draft, first, self.lengths, self.view(draft.size), scratch)
-        (context, self.lengths), self.context = self.context, None
-        self.bound = context.shape[1]
-        view = self.view(draft.size)
-        return draft_layout(draft, first, self.lengths, view, scratch).behind(prompt_layout(context, self.lengths, view, scratch))
+        begun, prompt = self.bound, self.context
+        if prompt is not None:
+            (_, self.lengths), self.context = prompt, None
+            self.bound = prompt[0].shape[1]
+        chain = self.even and draft.linear and draft.roots == 1 and (prompt is not None or not self.target.static)
+        view = self.bound + draft.size if chain else self.view(draft.size)
+        whole = chain and prompt is not None and begun == 0  # nothing is cached yet
+        causal = whole or (chain and draft.size - first == 1)
+        layout = replace(draft_layout(draft, first, self.lengths, view, scratch), causal=causal, floor=max(self.floor, 0))
+        if prompt is None:
+            return layout
+        if begun == self.bound:
+            return replace(layout, opening=True)
+        return layout.behind(prompt_layout(prompt[0][:, begun:], self.lengths, view, scratch, begun), causal=whole)
 
     def view(self, columns: int) -> int:
         """Compute the number of slots in view: all but the scratch slot, or as many as are in use, rounded up.

@@ -77,7 +77,7 @@ class ViewEnsemble:
         refresh(self.target.model)
         with rewired(_remembered(own_copy(self.target.model))):
             opened = [self.target.opened(own) for own in prompt]
-        (_, caches, states, contexts, lengths), (pending, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
+        (_, caches, states, contexts, lengths, _), (pending, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
         cache = max(caches, key=lambda cache: cache.capacity)
         longest = max(context.shape[1] for context in contexts)
         context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
