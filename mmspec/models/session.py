@@ -12,7 +12,7 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.pipeline import History
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.compat import many_shapes, with_whole_cache
-from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates
+from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.module_copy import uncompiled
 from mmspec.models.slot_cache import SlotCache
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _SHAPES = 128  # that a process may compile of one model
 ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
-PIECE = 1024  # columns of a long prompt that one forward runs
 
 
 class HFSession:
@@ -98,18 +97,27 @@ class HFSession:
     def _prefill(self, draft: Draft) -> list[Tensor]:
         """Run all but the end of a long prompt, in pieces whose masks are small. Returns their watched hidden states [B, M, F]."""
         found: list[Tensor] = []
-        if self.context is None or not getattr(self.target.family, "pieces", False) or isinstance(self.target.family, OwnScoring):
+        family = self.target.family
+        if self.context is None or not isinstance(family, Splitting) or isinstance(family, OwnScoring):
             return found
-        ids, lengths = self.context
+        sizes, (ids, lengths) = family.pieces(self.target.model, self.state), self.context
+        if sizes is None:
+            return found
         self.make_room(draft.size)
-        while ids.shape[1] - self.bound > PIECE:
-            start, stop = self.bound, self.bound + PIECE
+        first, later = sizes
+        size, most = first, first if self._continues(draft) else later  # columns the last forward may have
+        while 0 < ids.shape[1] - self.bound and ids.shape[1] - self.bound + draft.size > most:
+            start, stop = self.bound, min(self.bound + size, ids.shape[1])
             layout = prompt_layout(ids[:, start:stop], lengths, stop, self.cache.capacity - 1, start)
             self.ids[self._rows, layout.slots] = layout.ids
             _, hidden = self._forward(layout, 1, captured=False)
             found += [] if hidden is None else [hidden]
-            self.bound = stop
+            self.bound, size, most = stop, later, later
         return found
+
+    def _continues(self, draft: Draft) -> bool:
+        """True if the draft's columns continue what is committed in the order of slots, in every row that is still generated."""
+        return self.even and draft.linear and draft.roots == 1
 
     def _check_shape(self, draft: Draft) -> None:
         if not draft.linear and not (self.target.trees and getattr(self.target.family, "trees", True)):
@@ -225,7 +233,7 @@ class HFSession:
         if prompt is not None:
             (_, self.lengths), self.context = prompt, None
             self.bound = prompt[0].shape[1]
-        chain = self.even and draft.linear and draft.roots == 1 and (prompt is not None or not self.target.static)
+        chain = self._continues(draft) and (prompt is not None or not self.target.static)
         view = self.bound + draft.size if chain else self.view(draft.size)
         whole = chain and prompt is not None and begun == 0  # nothing is cached yet
         causal = whole or (chain and draft.size - first == 1)

@@ -13,6 +13,8 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 
 _VIEWS_KEYS = ("gpt_neox_japanese",)  # whose attention takes `view`s of cached keys
+PIECE = 1024  # columns of a long prompt that one forward runs
+UNMASKED_PIECE = 16384  # columns of a prompt's beginning, for which SDPA's causal kernel needs no mask
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -95,7 +97,7 @@ class DecoderOnly:
     keeps: bool = field(default=True, kw_only=True)  # the model's forward takes `logits_to_keep`
     sliding: tuple[int, ...] = field(default=(), kw_only=True)  # the layers with a sliding window
 
-    pieces: ClassVar[bool] = True  # a long prompt may be run in several forwards
+    own_masks: ClassVar[bool] = False  # `forward` makes masks of another kind, for every forward
 
     @classmethod
     def of(cls, model: Any) -> "DecoderOnly":
@@ -124,6 +126,11 @@ class DecoderOnly:
 
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
         return SlotCache(self.layers, capacity, contiguous=model.config.model_type in _VIEWS_KEYS, sliding=self.sliding), None
+
+    def pieces(self, model: Any, state: Any) -> tuple[int, int] | None:
+        """Long first pieces where attention needs no mask for them; a mask grows with columns times slots."""
+        unmasked = not self.own_masks and self.window is None and self.chunk is None and attention_of_decoder(model) == "sdpa"
+        return (UNMASKED_PIECE if unmasked else PIECE, PIECE)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()

@@ -20,6 +20,7 @@ class LocalAttention(DecoderOnly):
     """GPT-Neo: layers of kind `local` see `window_size` positions; every layer gets its own mask."""
 
     capturable: ClassVar[bool] = False
+    own_masks: ClassVar[bool] = True
 
     @classmethod
     def drives(cls, model: Any) -> bool:

@@ -168,6 +168,9 @@ class Multimodal(DecoderOnly):
         """A cache and the prompt as the decoder reads it: `inputs["merged"]` if it was encoded before, else encoded here."""
         return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
 
+    def pieces(self, model: Any, state: Merged) -> tuple[int, int] | None:
+        return super().pieces(model, state) if state.sees is None else None  # columns see later ones
+
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
