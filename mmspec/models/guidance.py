@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.pipeline import UNREAD, History, Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.models.target import HFSession, HFTarget
 
@@ -58,11 +58,15 @@ class Guided(Pipeline):
     def mixed(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
         """Scores [2B, N, *value] of pairs as [B, N, *value], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
+        if history is UNREAD:
+            return self.mix(cond, uncond), UNREAD
         own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
         return self.mix(cond, uncond), own
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Conditional and unconditional scores [B, N, *value] as one."""
+        if isinstance(self.scale, (int, float)):
+            return cond if self.scale == 1 else uncond + self.scale * (cond - uncond)
         scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
         scale = scale.view(-1, *[1] * (cond.dim() - 1))
         return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))

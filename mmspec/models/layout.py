@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmspec.core.records import Draft
+from mmspec.core.records import PAD, Draft
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ class Layout:
 
     def part(self, first: int, stop: int) -> "Layout":
         """Only the columns from `first` up to, but not including, `stop`."""
+        if first == 0 and stop == self.ids.shape[1]:
+            return self
         columns = slice(first, stop)
         mask = None if self.mask is None else self.mask[:, columns]
         return replace(
@@ -110,8 +112,16 @@ def prompt_layout(ids: Tensor, lengths: Tensor, view: int, scratch: int, first: 
 
 def draft_layout(draft: Draft, first: int, lengths: Tensor, view: int, scratch: int) -> Layout:
     """The layout of the draft's columns from `first` on, in rows with `lengths` [B] committed slots."""
+    if draft.size == 1:
+        return _column(draft, lengths[:, None], view, scratch)
     slots = torch.where(draft.valid, lengths[:, None] + draft.valid.cumsum(1) - 1, scratch)
     return _chain(draft, first, slots, view, scratch) if draft.linear else _tree(draft, first, slots, lengths, view)
+
+
+def _column(draft: Draft, lengths: Tensor, view: int, scratch: int) -> Layout:
+    """A single root: it sees the committed slots, `lengths` [B, 1] of them, and its own."""
+    pad = draft.parents == PAD
+    return Layout(draft.nodes, lengths.masked_fill(pad, 0), lengths.masked_fill(pad, scratch), view, opening=False)
 
 
 def _chain(draft: Draft, first: int, slots: Tensor, view: int, scratch: int) -> Layout:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.pipeline import UNREAD, History
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.compat import many_shapes, with_whole_cache
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
@@ -86,9 +86,9 @@ class HFSession:
         else:
             with ahead.done(self, layout):
                 logits, hidden = self._forward(layout, fresh, captured=False)
-        own = layout.slots[:, -fresh:]
+        own = layout.slots if layout.ids.shape[1] == fresh else layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = None if getattr(self.target.processors, "repairs", False) else (logits < torch.inf).flatten(1).all(-1)
+        healthy = None if getattr(self.target.processors, "repairs", False) else logits.amax(tuple(range(1, logits.dim()))) < torch.inf
         p = self.distributions(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
@@ -169,11 +169,14 @@ class HFSession:
         self.ids[self._rows, layout.slots] = layout.ids
         if self.target.processors.idle and not self._own_distributions:
             return Categorical(logits)
-        visible = layout.part(layout.ids.shape[1] + first - draft.size, layout.ids.shape[1]).visible
-        history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        history = self._history(draft, layout, first) if self._own_distributions or self.target.processors.reads_history else UNREAD
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
         return Categorical(self.target.processors(logits, history))
+
+    def _history(self, draft: Draft, layout: Layout, first: int) -> History:
+        visible = layout.part(layout.ids.shape[1] + first - draft.size, layout.ids.shape[1]).visible
+        return History(self.ids[:, : layout.view], visible, draft.position()[:, first:])
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class History:
         for row in range(self.visible.shape[0]):
             for node in range(self.visible.shape[1]):
                 yield row, node, self.ids[row][self.visible[row, node]]
+
+
+UNREAD: Any = None
+"""Stands for the history where no processor reads it; see `Pipeline.reads_history`."""
 
 
 def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
@@ -106,6 +110,8 @@ class Temperature:
 
     temperature: float | Sequence[float]
 
+    reads_history: ClassVar[bool] = False
+
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         degree = per_row(self.temperature, scores, "temperature")
         if isinstance(degree, (int, float)):
@@ -124,6 +130,8 @@ class TopK:
 
     k: int | Sequence[int]
 
+    reads_history: ClassVar[bool] = False
+
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         size = scores.shape[-1]
         if isinstance(self.k, int):
@@ -141,6 +149,8 @@ class TopP:
 
     p: float | Sequence[float]
 
+    reads_history: ClassVar[bool] = False
+
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         ordered, index = scores.sort(-1)
         drop = ordered.softmax(-1).cumsum(-1) <= 1 - per_row(self.p, scores, "top_p")
@@ -153,6 +163,8 @@ class MinP:
     """Keep values at least `p` times as likely as the best one."""
 
     p: float | Sequence[float]
+
+    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         probs = scores.softmax(-1)
@@ -180,6 +192,8 @@ class Suppress:
     """Never produce these ids."""
 
     ids: tuple[int, ...]
+
+    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         return ban(scores, _one_of(self.ids, scores))
@@ -232,6 +246,11 @@ class Pipeline:
     def idle(self) -> bool:
         """True if it leaves every distribution as it is."""
         return not self.steps
+
+    @property
+    def reads_history(self) -> bool:
+        """True if one of its processors reads the history; processors that never do set `reads_history = False`."""
+        return any(getattr(step, "reads_history", True) for step in self.steps)
 
     @property
     def repairs(self) -> bool:

@@ -27,6 +27,11 @@ def attention_mask(visible: Tensor, model: Any) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
+def causal_mask(layout: Layout, model: Any) -> Tensor | None:
+    """The mask of a layout's columns as the model's attention takes it; None where SDPA's causal kernel does the same."""
+    return None if layout.causal and attention_of_decoder(model) == "sdpa" else attention_mask(layout.visible, model)
+
+
 def attention_of_decoder(model: Any) -> str:
     """The decoder's own attention: the other parts of a multimodal model may run another one."""
     return attention_of(getattr(model.config, "text_config", model.config))
@@ -161,7 +166,7 @@ class DecoderOnly:
         unmasked = layout.causal and attention_of_decoder(model) == "sdpa"
         masks: dict[str, Tensor | None] = {}
         if self.mixed or (self.window is None and self.chunk is None):
-            masks["full_attention"] = None if unmasked else attention_mask(layout.visible, model)
+            masks["full_attention"] = causal_mask(layout, model)
         if self.window is not None:
             within = unmasked and layout.view - near < self.window + self.mixed  # transformers masks a view of the whole window itself
             masks["sliding_attention"] = None if within else attention_mask(layout.near(self.window, near), model)

@@ -125,7 +125,7 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
-        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and q.shape[2] > 1, enable_gqa=self.heads != self.kv_heads)
         return self.wo(out.transpose(1, 2).flatten(-2))
 
 
