@@ -1,8 +1,8 @@
 """Keyed noise: every random number is a pure function of (the row's seed, output position, role, round start, branch).
 
-The generator is SplitMix64 (Steele, Lea and Flood 2014) used as a counter-based hash: a key is the mix of its words, and the
-n-th number of a key's stream is mix(key + (n + 1) * gamma), so any token's noise can be computed without its neighbours'. Only
-wrapping 64-bit integer arithmetic is used: the bits, and the uniforms made from them, are the same on every device.
+The generator is a counter-based hash (`core.hashing`): a key is the mix of its words, and the n-th number of a key's stream is
+mix(key + (n + 1) * gamma), so any token's noise can be computed without its neighbours'. Only wrapping 64-bit integer arithmetic is
+used: the bits, and the uniforms made from them, are the same on every device.
 
 Roles that leave the round start out of the key give a position the same noise in every round. This couples the rounds. It is
 exact for the target's own draws, since a position is committed once, and for draft tokens under the coupled rule. Other draft
@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
-_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+from mmspec.core.gumbel import gumbel_top
+from mmspec.core.hashing import GAMMA, MIX_1, MIX_2, gumbel, mix, uniform, stream_bits
 
 
 class Role(IntEnum):
@@ -33,30 +32,6 @@ class Role(IntEnum):
     RESIDUAL = 4  # the replacement after a rejection
     SHARED = 5  # a draft token drawn with the same numbers in every round, which the target does not use
     ALIGNED = 6  # what a sampler is fed before its last noise, the same for target and drafter
-
-
-def _shift(bits: Tensor, by: int) -> Tensor:
-    """Logical right shift of signed 64-bit integers."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
-
-
-def mix(bits: Tensor) -> Tensor:
-    """Apply SplitMix64's finaliser, wrapping.
-
-    Args:
-        bits: int64 of any shape.
-
-    Returns:
-        Mixed bits, int64 of the same shape.
-    """
-    bits = (bits ^ _shift(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift(bits, 27)) * _MIX_2
-    return bits ^ _shift(bits, 31)
-
-
-def _uniform(bits: Tensor) -> Tensor:
-    """52 random bits as float64 strictly between 0 and 1: one bit more, and the largest would round to 1."""
-    return _shift(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +46,7 @@ class Keys:
         Returns:
             Uniforms in (0, 1), float64 [...].
         """
-        return _uniform(mix(self.words + _GAMMA))
+        return uniform(mix(self.words + GAMMA))
 
     def gumbel(self, size: int) -> Tensor:
         """Draw standard Gumbel numbers; number v belongs to value v.
@@ -93,8 +68,7 @@ class Keys:
         Returns:
             float64 [..., S].
         """
-        uniform = _uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA))
-        return uniform.log_().neg_().log_().neg_()
+        return gumbel(stream_bits(self.words[..., None], ids))
 
     def normal(self, size: int) -> Tensor:
         """Draw standard normal numbers, by inverting their distribution function.
@@ -106,7 +80,7 @@ class Keys:
             float64 [..., size].
         """
         ids = torch.arange(size, device=self.words.device)
-        return torch.special.ndtri(_uniform(mix(self.words[..., None] + (ids + 1) * _GAMMA)))
+        return torch.special.ndtri(uniform(stream_bits(self.words[..., None], ids)))
 
     def below(self, probability: Tensor) -> Tensor:
         """Draw Bernoulli variables from the first number of each stream.
@@ -119,16 +93,17 @@ class Keys:
         """
         return self.uniform() < probability
 
-    def choose(self, scores: Tensor) -> Tensor:
+    def choose(self, scores: Tensor, ids: Tensor | None = None) -> Tensor:
         """Draw one index from each distribution, by the Gumbel maximum.
 
         Args:
             scores: log-probabilities [..., V]; they need not be normalised.
+            ids: names of the values [..., V], as in `choose_distinct`.
 
         Returns:
             Indices [...].
         """
-        return (scores + self.gumbel(scores.shape[-1])).argmax(-1)
+        return gumbel_top(self.words, scores, ids=ids)[..., 0]
 
     def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
         """Draw indices one after the other without replacement (Gumbel top-k, Kool et al. 2019).
@@ -143,8 +118,7 @@ class Keys:
         Returns:
             Indices [..., count], in the order drawn.
         """
-        noise = self.gumbel(scores.shape[-1]) if ids is None else self.gumbel_at(ids)
-        return (scores + noise).topk(count, -1).indices
+        return gumbel_top(self.words, scores, count, ids)
 
     def draw(self, weights: Tensor) -> Tensor:
         """Draw one index for each stream, by inverting the distribution function.
@@ -177,7 +151,7 @@ class Keys:
         Returns:
             Streams [..., count].
         """
-        steps = torch.arange(first + 1, first + count + 1, device=self.words.device) * _MIX_2
+        steps = torch.arange(first + 1, first + count + 1, device=self.words.device) * MIX_2
         return Keys(mix(self.words[..., None] + steps))
 
 
@@ -291,8 +265,8 @@ class Noise:
         return self._keys(Role.RESIDUAL, position, start)
 
     def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
-        words = mix(self.seeds * _GAMMA + int(role))[:, None]
-        words = mix(words ^ ((position + 1) * _MIX_1))
+        words = mix(self.seeds * GAMMA + int(role))[:, None]
+        words = mix(words ^ ((position + 1) * MIX_1))
         if start is not None:
-            words = mix(words ^ ((start[:, None] + 1) * _MIX_2 + branch))
+            words = mix(words ^ ((start[:, None] + 1) * MIX_2 + branch))
         return Keys(words)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.core.distributions.categorical import Categorical, Distribution
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import PAD, Budget, Draft, Scored
@@ -134,8 +135,8 @@ recorded."""
 
 def draw_without_replacement(distribution: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
     """Draw siblings without replacement (Gumbel top-k). For WithoutReplacement and, with the target's noise, for the coupled rule."""
-    values = keys.choose_distinct(distribution.scores, count)
-    return values, distribution.scores.gather(-1, values) > -torch.inf, True
+    values, scores = distribution.distinct(keys, count)
+    return values, scores > -torch.inf, True
 
 
 def draw_with_replacement(distribution: Distribution, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
@@ -147,12 +148,12 @@ def draw_with_replacement(distribution: Distribution, keys: Keys, count: int) ->
 
 def at_most(distribution: Distribution, count: int) -> int:
     """Return `count`, or the number of values of the distribution where that is smaller."""
-    return min(count, distribution.scores.shape[-1]) if isinstance(distribution, Categorical) else count
+    return min(count, distribution.size) if isinstance(distribution, Categorical) else count
 
 
 def top(distribution: Categorical, keys: Keys, count: int) -> tuple[Tensor, Tensor, bool]:
     """Take the most likely values as siblings. For match, greedy, TopK and threshold rules."""
-    scores, values = distribution.scores.topk(count, -1)
+    scores, values = distribution.top(count)
     return values, scores > -torch.inf, False
 
 
@@ -160,11 +161,11 @@ def top_and_one(distribution: Categorical, keys: Keys, count: int) -> tuple[Tens
     """Take the most likely values and draw one from the rest. For Hybrid."""
     if count == 1:
         return draw_without_replacement(distribution, keys, 1)
-    values = distribution.scores.topk(count - 1, -1).values, distribution.scores.topk(count - 1, -1).indices
-    rest = distribution.scores.scatter(-1, values[1], -torch.inf)
+    scores, values = distribution.top(count - 1)
+    rest = distribution.scores.scatter(-1, values, -torch.inf)
     last = keys.choose(rest)[..., None]
-    real = torch.cat([values[0] > -torch.inf, rest.gather(-1, last) > -torch.inf], -1)
-    return torch.cat([values[1], last], -1), real, True
+    real = torch.cat([scores > -torch.inf, rest.gather(-1, last) > -torch.inf], -1)
+    return torch.cat([values, last], -1), real, True
 
 
 @dataclass(frozen=True)

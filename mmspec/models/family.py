@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mmspec.core.distributions.categorical import Distribution
+from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.core.records import Draft
 from mmspec.models.layout import Layout

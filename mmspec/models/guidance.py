@@ -51,11 +51,7 @@ class Guided(Pipeline):
         """False: scores are always mixed."""
         return False
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        """Mix scores [2B, N, V] and apply the other processors: [B, N, V]."""
-        return super().__call__(*self.mixed(scores, history))
-
-    def mixed(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
+    def before(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
         """Scores [2B, N, *value] of pairs as [B, N, *value], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
         if history is UNREAD:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.pipeline import UNREAD, History
+from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.compat import many_shapes, with_whole_cache
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
@@ -43,6 +44,7 @@ class HFSession:
         self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
         self._own_distributions = isinstance(target.family, OwnDistributions)
+        self._reads_history = self._own_distributions or getattr(target.processors, "reads_history", True)
         self.bound = 0  # an upper bound on any row's committed slots, known without asking the device
         self.floor = least  # a lower bound on those of every row that is still generated; -1 if unknown
         self.even = least == context.shape[1]  # all of these rows have `bound` committed slots
@@ -88,7 +90,7 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots if layout.ids.shape[1] == fresh else layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = None if getattr(self.target.processors, "repairs", False) else logits.amax(tuple(range(1, logits.dim()))) < torch.inf
+        healthy = None if getattr(self.target.processors, "repairs", False) else (logits.flatten(1).amax(-1) < torch.inf)
         p = self.distributions(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
@@ -169,10 +171,10 @@ class HFSession:
         self.ids[self._rows, layout.slots] = layout.ids
         if self.target.processors.idle and not self._own_distributions:
             return Categorical(logits)
-        history = self._history(draft, layout, first) if self._own_distributions or self.target.processors.reads_history else UNREAD
+        history = self._history(draft, layout, first) if self._reads_history else UNREAD
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
-        return Categorical(self.target.processors(logits, history))
+        return distribution_of(self.target.processors, logits, history)
 
     def _history(self, draft: Draft, layout: Layout, first: int) -> History:
         visible = layout.part(layout.ids.shape[1] + first - draft.size, layout.ids.shape[1]).visible

@@ -5,7 +5,9 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from mmspec.core.noise import _GAMMA, Keys, Noise, Role, _uniform, mix
+from mmspec.core.hashing import GAMMA, mix
+from mmspec.core.hashing import uniform as uniform_of
+from mmspec.core.noise import Keys, Noise, Role
 from tests.oracles.statistics import FAIL, PASS, chi_square, independent, uniform
 
 WORD = 2**64
@@ -30,7 +32,7 @@ def reference(word: int) -> int:
 def test_known_answers():
     """The first outputs of SplitMix64 from seed 0."""
     known = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B]
-    states = torch.tensor([_GAMMA]) * torch.arange(1, 6)
+    states = torch.tensor([GAMMA]) * torch.arange(1, 6)
     assert [word % WORD for word in mix(states).tolist()] == known
 
 
@@ -40,7 +42,7 @@ def test_mix_is_the_reference_on_any_word():
 
 
 def test_uniforms_lie_strictly_between_0_and_1():
-    ends = _uniform(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
+    ends = uniform_of(torch.tensor([0, -1, 2**63 - 1, -(2**63)]))
     assert (ends > 0).all()
     assert (ends < 1).all()
     assert (-(-ends.log()).log()).isfinite().all()
@@ -49,9 +51,9 @@ def test_uniforms_lie_strictly_between_0_and_1():
 def test_a_stream_is_a_counter():
     """The n-th number of a key is mix(key + (n + 1) gamma), computed alone or among others."""
     keys = Keys(torch.tensor([5, -7]))
-    bits = torch.tensor([[signed(reference((k + c * (_GAMMA % WORD)) % WORD)) for c in range(1, 6)] for k in (5, -7)])
-    assert torch.equal(keys.gumbel(5), -(-_uniform(bits).log()).log())
-    assert torch.equal(keys.uniform(), _uniform(bits)[:, 0])
+    bits = torch.tensor([[signed(reference((k + c * (GAMMA % WORD)) % WORD)) for c in range(1, 6)] for k in (5, -7)])
+    assert torch.equal(keys.gumbel(5), -(-uniform_of(bits).log()).log())
+    assert torch.equal(keys.uniform(), uniform_of(bits)[:, 0])
     assert torch.equal(keys.gumbel(1000)[:, :7], keys.gumbel(7))
 
 
@@ -70,7 +72,7 @@ def test_pinned_numbers():
     words = [noise.value(position).words, noise.draft_token(position, start, 3).words, noise.accept(position, start).branch(2).words]
     assert [hex(w.flatten()[1].item() % WORD) for w in words] == PINNED
     for own, uniform_ in zip(words, digits, strict=True):
-        expected = [(reference((w + _GAMMA) % WORD) >> 12) * 2.0**-52 + 2.0**-53 for w in own.flatten().tolist()]
+        expected = [(reference((w + GAMMA) % WORD) >> 12) * 2.0**-52 + 2.0**-53 for w in own.flatten().tolist()]
         assert uniform_.flatten().tolist() == expected
 
 
@@ -92,7 +94,7 @@ def grids(role: str) -> dict[str, torch.Tensor]:
         "position": stream(role, one, many[None], one).uniform()[0],
         "seed": stream(role, many, zero[:, None], zero).uniform()[:, 0],
         "branch": stream(role, one, one[None], one).branch(N).uniform()[0, 0],
-        "token": _uniform(mix(stream(role, one, one[None], one).words[0] + torch.arange(1, N + 1) * _GAMMA)),
+        "token": uniform_of(mix(stream(role, one, one[None], one).words[0] + torch.arange(1, N + 1) * GAMMA)),
     }
     if role != "value":
         found["start"] = stream(role, zero, zero[:, None], many).uniform()[:, 0]
@@ -130,7 +132,7 @@ def test_roles_never_share():
         for branch in range(1, 4):
             words.append(noise.draft_token(positions, begun, branch).words)
     streams = torch.cat([w.flatten() for w in words])
-    numbers = torch.cat([mix(streams[:, None] + torch.arange(1, 9) * _GAMMA).flatten(), streams])
+    numbers = torch.cat([mix(streams[:, None] + torch.arange(1, 9) * GAMMA).flatten(), streams])
     assert len(numbers.unique()) == len(numbers)
 
 

@@ -1,141 +1,12 @@
-"""The protocol of distributions, and categorical distributions over a vocabulary."""
+"""Categorical distributions over a vocabulary, as tables."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from mmspec.core.gumbel import LARGE
 from mmspec.core.noise import Keys
-
-
-class Distribution(Protocol):
-    """A batch of distributions over the value of one step, discrete or continuous. Lossless rules use only these methods."""
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Compute log-probabilities or log-densities.
-
-        Args:
-            x: one value per distribution [..., *value].
-
-        Returns:
-            [...].
-        """
-        ...
-
-    def log_ratio(self, q: Any, x: Tensor) -> Tensor:
-        """Compute log p(x) / q(x).
-
-        Args:
-            q: the distribution `x` was drawn from; None for a point mass on `x`.
-            x: one value per distribution [..., *value].
-
-        Returns:
-            [...].
-        """
-        ...
-
-    def sample(self, keys: Keys) -> Tensor:
-        """Draw one value from each distribution.
-
-        Args:
-            keys: one stream per distribution [...].
-
-        Returns:
-            Values [..., *value].
-        """
-        ...
-
-    def mode(self) -> Tensor:
-        """Find the most likely value of each distribution.
-
-        Returns:
-            Values [..., *value].
-        """
-        ...
-
-    def draws(self, keys: Keys, columns: Tensor, x: Tensor) -> Tensor:
-        """Compare values with the distributions' own draws.
-
-        Args:
-            keys: streams [B, N] of all columns.
-            columns: columns [B, G] of a [B, N] batch.
-            x: values [B, G, *value].
-
-        Returns:
-            bool [B, G], true where `x` is what the distribution at that column draws.
-        """
-        ...
-
-    def tops(self, columns: Tensor, x: Tensor) -> Tensor:
-        """Compare values with the distributions' modes.
-
-        Args:
-            columns: columns [B, G] of a [B, N] batch.
-            x: values [B, G, *value].
-
-        Returns:
-            bool [B, G], true where `x` is the mode of the distribution at that column.
-        """
-        ...
-
-    def at(self, index: Tensor) -> Self:
-        """Select columns.
-
-        Args:
-            index: columns [B, M] of a [B, N] batch.
-
-        Returns:
-            The distributions there, [B, M].
-        """
-        ...
-
-    def residual(self, q: Any, x: Tensor, weight: Tensor | None = None) -> Self:
-        """Make the distribution to draw from after `x` was rejected, norm((weight * self - q)+).
-
-        Args:
-            q: the distribution `x` was drawn from; None for a point mass on `x`.
-            x: the rejected values [..., *value].
-            weight: [...]; None for 1.
-
-        Returns:
-            Distributions [...].
-        """
-        ...
-
-    def last(self, count: int) -> Self:
-        """Select the last columns.
-
-        Args:
-            count: how many.
-
-        Returns:
-            The distributions of the last `count` columns.
-        """
-        ...
-
-    def where(self, mask: Tensor, other: Self) -> Self:
-        """Select between two batches.
-
-        Args:
-            mask: bool [...].
-            other: the distributions used where `mask` is false.
-
-        Returns:
-            Distributions [...].
-        """
-        ...
-
-    def cat(self, other: Self) -> Self:
-        """Concatenate along the node axis.
-
-        Args:
-            other: the distributions appended to these.
-
-        Returns:
-            Both batches as one.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +42,16 @@ class Categorical:
         """
         return Categorical(probabilities.log())
 
+    @property
+    def size(self) -> int:
+        """Number of values V."""
+        return self.scores.shape[-1]
+
+    @property
+    def searched(self) -> bool:
+        """True where a draw searches a large table: then it is cheaper to draw one distribution after another, while draft tokens pass."""
+        return self.scores.device.type == "cpu" and self.size >= LARGE
+
     def log_probs(self) -> Tensor:
         """Compute all log-probabilities.
 
@@ -188,7 +69,18 @@ class Categorical:
         return self.scores.softmax(-1)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return _pick(self.scores, x) - self.scores.logsumexp(-1)
+        return self.scores.gather(-1, x[..., None])[..., 0] - self.scores.logsumexp(-1)
+
+    def probs_at(self, ids: Tensor) -> Tensor:
+        """Compute the probabilities of some values.
+
+        Args:
+            ids: values [..., S].
+
+        Returns:
+            [..., S].
+        """
+        return self.probs().gather(-1, ids)
 
     def prob(self, x: Tensor) -> Tensor:
         """Compute the probability of one value per distribution.
@@ -211,6 +103,31 @@ class Categorical:
     def sample(self, keys: Keys) -> Tensor:
         return keys.choose(self.scores)
 
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
+        """Find the most likely values.
+
+        Args:
+            count: how many, at most V.
+
+        Returns:
+            Their scores and the values [..., count], best first; -inf, with arbitrary values, where fewer are possible.
+        """
+        found = self.scores.topk(count, -1)
+        return found.values, found.indices
+
+    def distinct(self, keys: Keys, count: int) -> tuple[Tensor, Tensor]:
+        """Draw values without replacement; see `Keys.choose_distinct`.
+
+        Args:
+            keys: one stream per distribution [...].
+            count: how many, at most V.
+
+        Returns:
+            The values [..., count] in the order drawn, and their scores; -inf, with arbitrary values, where fewer are possible.
+        """
+        values = keys.choose_distinct(self.scores, count)
+        return values, self.scores.gather(-1, values)
+
     def draws(self, keys: Keys, columns: Tensor, x: Tensor) -> Tensor:
         return x == self.sample(keys).gather(1, columns)
 
@@ -219,6 +136,18 @@ class Categorical:
 
     def at(self, index: Tensor) -> "Categorical":
         return Categorical(self.scores.gather(1, index[..., None].expand(*index.shape, self.scores.shape[-1])))
+
+    def picked(self, rows: Tensor, columns: Tensor) -> "Categorical":
+        """Select single distributions of a batch.
+
+        Args:
+            rows: row of each one [...].
+            columns: its column [...].
+
+        Returns:
+            Distributions [...].
+        """
+        return Categorical(self.scores[rows, columns])
 
     def last(self, count: int) -> "Categorical":
         return Categorical(self.scores[:, self.scores.shape[1] - count :])
@@ -278,7 +207,3 @@ class Categorical:
         if q is None:
             return 1 - self.prob(x)
         return 0.5 * (self.probs() - q.probs()).abs().sum(-1)
-
-
-def _pick(scores: Tensor, x: Tensor) -> Tensor:
-    return scores.gather(-1, x[..., None])[..., 0]

@@ -19,8 +19,7 @@ from mmspec.core.noise import Keys
 _TRIES = 1 << 16
 """Tries after which thinning gives up and commits P's first draw. The distribution is then off by TV (1 - TV)^tries: never by more than
 6e-6, and by less than 1e-9 from a TV of 2e-4 on. Where the distributions differ by rounding only, it would not terminate otherwise."""
-_ABREAST = 256
-"""Values tried at a time, over all rows."""
+_ABREAST = 256  # values tried at a time, over all rows
 
 
 class ImplicitDistribution(ABC):
@@ -44,7 +43,6 @@ class ImplicitDistribution(ABC):
     @abstractmethod
     def mode(self) -> Tensor:
         """Find the most likely value of each distribution: [..., *value]."""
-        ...
 
     @abstractmethod
     def picked(self, rows: Tensor, columns: Tensor) -> Self:
@@ -134,6 +132,8 @@ class ImplicitDistribution(ABC):
             ValueError: always.
         """
         raise ValueError(self.advice)
+
+    top = distinct = scores
 
     def log_probs(self) -> Tensor:
         """Log-probabilities of all values; not available without a table.

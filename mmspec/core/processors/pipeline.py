@@ -145,15 +145,21 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """Nucleus sampling: keep the smallest set of values whose mass reaches p, and at least one."""
+    """Nucleus sampling: keep the smallest set of values, at least one, whose mass reaches p. Sums are in double precision."""
 
     p: float | Sequence[float]
 
     reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        ordered, index = scores.sort(-1)
-        drop = ordered.softmax(-1).cumsum(-1) <= 1 - per_row(self.p, scores, "top_p")
+        return self.truncated(scores)
+
+    def truncated(self, scores: Tensor, rest: Tensor | None = None) -> Tensor:
+        """Drop values of `scores` [B, N, V]. `rest` [B, N, 1]: weight, relative to the best value's, of less likely ones not given."""
+        ordered, index = scores.sort(dim=-1, stable=True)
+        below = (ordered - ordered[..., -1:]).exp_().cumsum(-1, dtype=torch.float64)
+        below = below if rest is None else below + rest
+        drop = below <= (1 - per_row(self.p, below, "top_p")) * below[..., -1:]
         drop[..., -1] = False
         return ban(scores, torch.zeros_like(drop).scatter_(-1, index, drop))
 
@@ -167,8 +173,8 @@ class MinP:
     reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        probs = scores.softmax(-1)
-        return ban(scores, probs < per_row(self.p, scores, "min_p") * probs.amax(-1, keepdim=True))
+        weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+        return ban(scores, weights < per_row(self.p, scores, "min_p"))
 
 
 def penalised(scores: Tensor, penalty: float | Sequence[float], values: Tensor) -> Tensor:
@@ -257,7 +263,12 @@ class Pipeline:
         """True if its processors replace NaN and infinities."""
         return any(getattr(step, "repairs", False) for step in self.steps)
 
+    def before(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
+        """Return scores [B, N, V] and history for the steps: what is given, unless a subclass prepares them."""
+        return scores, history
+
     def __call__(self, scores: Tensor, history: History) -> Tensor:
+        scores, history = self.before(scores, history)
         for step in self.steps:
             scores = step(scores, history)
         return scores

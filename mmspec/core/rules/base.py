@@ -171,13 +171,43 @@ def follow(draft: Draft, p: Any, keys: Keys | None) -> Verdict:
         return commit(draft, draft.start, (p.mode() if keys is None else p.sample(keys))[:, 0])
     if draft.size == draft.roots:
         leaf, failed = _last_root(draft), torch.zeros_like(draft.start)
+    elif keys is not None and getattr(p, "searched", False):
+        return _walk(draft, p, keys)
     else:
         parents, x = draft.parents[:, draft.roots :].clamp_min(0), draft.draft_tokens
         passes = p.tops(parents, x) if keys is None else p.draws(keys, parents, x)
         leaf, failed = longest(draft, with_roots(draft, passes))
     last = p.at(leaf[:, None])
-    own = last.mode() if keys is None else last.sample(keys[torch.arange(len(leaf), device=leaf.device)[:, None], leaf[:, None]])
+    own = last.mode() if keys is None else last.sample(_streams(keys, leaf))
     verdict = commit(draft, leaf, own[:, 0])
+    return replace(verdict, judged=verdict.accepted + failed)
+
+
+def _streams(keys: Keys, leaf: Tensor) -> Keys:
+    """The streams [B, 1] of columns `leaf` [B]."""
+    return keys[torch.arange(len(leaf), device=leaf.device)[:, None], leaf[:, None]]
+
+
+def _walk(draft: Draft, p: Categorical, keys: Keys) -> Verdict:
+    """`follow`, level by level: only distributions on the path still alive are drawn from. Synchronises once a level."""
+    leaf = _last_root(draft)
+    value = p.at(leaf[:, None]).sample(_streams(keys, leaf))  # [B, 1]
+    reached = torch.arange(draft.size, device=leaf.device) == leaf[:, None]  # the columns that stand for the path's end
+    going = draft.valid[:, draft.roots - 1]
+    while True:
+        children = reached.gather(1, draft.parents.clamp_min(0)) & (draft.parents >= 0) & draft.valid
+        children[:, : draft.roots] = False
+        passed = children & (draft.nodes == value) & going[:, None]
+        going = passed.any(1)
+        if not going.any():
+            break
+        reached = torch.where(going[:, None], passed, reached)
+        leaf = torch.where(going, passed.long().argmax(1), leaf)
+        rows = going.nonzero()
+        columns = leaf[rows]
+        value[rows[:, 0]] = p.picked(rows, columns).sample(keys[rows, columns])
+    failed = ((draft.parents[:, draft.roots :] == leaf[:, None]) & draft.valid[:, draft.roots :]).any(1)
+    verdict = commit(draft, leaf, value[:, 0])
     return replace(verdict, judged=verdict.accepted + failed)
 
 

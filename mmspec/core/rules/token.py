@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.gumbel import LARGE
+from mmspec.core.gumbel_triton import accept_draw
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.rules.base import DISTRIBUTION_EXACT, SingleDraft, _last_root, commit, over_judged, parents_distribution, with_meters
@@ -54,11 +56,18 @@ def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, 
     p = scored.p.at(leaf[:, None])
     q = None if draft.q is None else draft.q.at(child)
     position, x = (draft.start + accepted)[:, None], _columns(draft.draft_tokens, child)
+    keys = noise.residual(position, draft.start).where(rejected, noise.value(position))
+    if type(rule) is Token and _fusible(p) and _fusible(q):
+        return accept_draw(keys.words, p.scores, q.scores, rejected)[:, 0]
     left = rule.replacement(p, q, x)
     if exact is not None:
         left = Token().replacement(p, q, x).where(exact.gather(1, child), left)
-    keys = noise.residual(position, draft.start).where(rejected, noise.value(position))
     return left.where(rejected, p).sample(keys)[:, 0]
+
+
+def _fusible(distribution: Any) -> bool:
+    """True for large tables on a GPU, where one kernel draws the replacement or the value after the chain."""
+    return type(distribution) is Categorical and distribution.scores.device.type == "cuda" and distribution.size >= LARGE
 
 
 def _columns(values: Tensor, index: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Board:
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         """Record what the round committed."""
-        size = scored.p.scores.shape[-1]
+        size = scored.p.size
         if size != self.raster.values:
             raise ValueError(
                 f"the target's distributions are over {size} values, the raster has {self.raster.values}: restrict its head to those"

@@ -129,7 +129,7 @@ class ProactiveSession(WindowSession):
 
     def _candidates(self, pending: Draft, noise: Noise, values: Tensor, distribution: Categorical, full: int) -> tuple[Tensor, Tensor]:
         """Every position's candidates and which are real, both [B, W, width]; after the first `full` positions there is one each."""
-        more = min(self.width, distribution.scores.shape[-1]) - 1
+        more = min(self.width, distribution.size) - 1
         candidates = values[..., None].repeat(1, 1, self.width)
         real = torch.zeros_like(candidates, dtype=torch.bool)
         real[..., 0] = True

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Draft, Scored
 from mmspec.drafters.model.mixing import Adaptive, Weights
 from mmspec.drafters.views.base import View
@@ -119,7 +120,7 @@ class EnsembleSession(HFSession):
         rows = said.shape[1]  # of the first view: what has been generated is the same in all
         visible = layout.visible[:rows, first - draft.size :]
         history = History(self.ids[:rows, : visible.shape[-1]], visible, draft.position()[:rows, first:])
-        return Categorical(self.target.processors(mixed.scores, history))
+        return distribution_of(self.target.processors, mixed.scores, history)
 
     def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:
         """Update the weights with target distributions `p` [B, K] after the session's `columns` [B, K], where `real` [B, K]."""

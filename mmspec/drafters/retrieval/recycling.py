@@ -79,11 +79,11 @@ class RecyclingSession:
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         """Take in the verdict of the round; see `DraftSession.observe`."""
-        size = scored.p.scores.shape[-1]
+        size = scored.p.size
         if self.links is None:
             shape = (len(draft.start), size + 1, self.plan.width)
             self.links = torch.full(shape, -1, dtype=torch.int32, device=draft.start.device)
-        scores, found = scored.p.scores.topk(min(self.plan.width, size), -1)  # [B, N, k]
+        scores, found = scored.p.top(min(self.plan.width, size))  # [B, N, k]
         found = torch.where(scores > -torch.inf, found, -1).int()
         rows = torch.arange(len(draft.start), device=draft.start.device)[:, None]
         self.links[rows, torch.where(_newest(draft, verdict), draft.nodes, size), : found.shape[-1]] = found

@@ -130,7 +130,7 @@ class ExpandRerank:
         candidate = torch.full((rows, 1), -1, dtype=torch.long, device=device)
         for level in range(most):
             distribution = score(scored_draft).p.last(path.shape[1])
-            width = min(self.width, distribution.scores.shape[-1])
+            width = min(self.width, distribution.size)
             log_q, token = distribution.log_probs().topk(width, -1)
             log_q = torch.where((budget.draft_tokens > level)[:, None, None] & draft.valid[:, roots - 1, None, None], log_q, -torch.inf)
             value = (path[..., None] + log_q).flatten(1)

@@ -25,7 +25,8 @@ from transformers.models.bark.generation_configuration_bark import (
 
 from mmspec.core.control import Control
 from mmspec.core.decode import run
-from mmspec.core.noise import Noise, mix
+from mmspec.core.hashing import mix
+from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline, Processor
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept

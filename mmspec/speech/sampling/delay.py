@@ -25,7 +25,7 @@ def frame_distribution(scores: Tensor, history: History, processors: Pipeline) -
     Processors whose `frames` is True see whole frames, all others each book by itself, with that book's own history.
     """
     if isinstance(processors, Guided):
-        scores, history = processors.mixed(scores, history)
+        scores, history = processors.before(scores, history)
     for step in processors.steps:
         scores = step(scores, history) if getattr(step, "frames", False) else _by_book(step, scores, history)
     return Frame(scores)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.aligned import ChainSampler, aligned
-from mmspec.core.distributions.categorical import Distribution
 from mmspec.core.distributions.denoising_path import Denoiser, DenoisingPath
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.distributions.mixture import Mixture
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.models.guidance import Guided

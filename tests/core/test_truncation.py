@@ -1,0 +1,152 @@
+"""Distributions on their support equal tables, bit for bit: values that stay, draws, and everything that rules ask."""
+
+import itertools
+
+import pytest
+import torch
+
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.distributions.sparse import SparseCategorical
+from mmspec.core.gumbel import LARGE
+from mmspec.core.noise import Noise
+from mmspec.core.processors import truncation
+from mmspec.core.processors.pipeline import History, Pipeline, Suppress, TopK, TopP, pipeline
+from mmspec.core.processors.truncation import distribution_of
+from mmspec.models.guidance import Guided
+
+TEMPERATURES = (None, 0.7, (0.5, 1.1))
+TOP_K = (None, 1, 50, (20, 40))
+TOP_P = (None, 0.9, (0.3, 0.95))
+MIN_P = (None, 0.05)
+ROWS, NODES = 2, 3
+HISTORY = History(torch.zeros(ROWS, 1).long(), torch.ones(ROWS, NODES, 1).bool(), torch.zeros(ROWS, NODES).long())
+KEYS = Noise.from_seed(5, ROWS).value(torch.arange(NODES).expand(ROWS, NODES))
+
+
+def logits(seed: int, size: int = LARGE, scale: float = 5.0, coarse: bool = False) -> torch.Tensor:
+    drawn = scale * torch.randn(ROWS, NODES, size, generator=torch.Generator().manual_seed(seed))
+    return drawn.bfloat16().float() if coarse else drawn
+
+
+def settings() -> list[dict]:
+    every = itertools.product(TEMPERATURES, TOP_K, TOP_P, MIN_P)
+    return [dict(zip(("temperature", "top_k", "top_p", "min_p"), each, strict=True)) for each in every if any(each[1:])]
+
+
+def pair(steps: Pipeline, scores: torch.Tensor) -> tuple[Categorical, SparseCategorical]:
+    found = distribution_of(steps, scores, HISTORY)
+    assert isinstance(found, SparseCategorical)
+    return Categorical(steps(scores, HISTORY)), found
+
+
+@pytest.mark.parametrize("coarse", [False, True], ids=["all scores distinct", "many equal scores"])
+@pytest.mark.parametrize("size", [LARGE, LARGE + 77])
+@pytest.mark.parametrize("given", settings(), ids=str)
+def test_values_that_stay_and_draws(given, size, coarse):
+    table, found = pair(pipeline(**given), logits(1, size, coarse=coarse))
+    assert torch.equal(found.scores, table.scores)
+    assert torch.equal(found.sample(KEYS), table.sample(KEYS))
+    assert torch.equal(found.mode(), table.mode())
+
+
+def test_a_bound_that_leaves_out_values_is_found(monkeypatch):
+    monkeypatch.setattr(truncation, "_SLACK", -0.5)
+    for given in ({"top_k": 50}, {"min_p": 0.05}, {"temperature": 0.7, "top_k": (20, 40)}):
+        table, found = pair(pipeline(**given), logits(1))
+        assert not torch.equal(found.scores, table.scores)
+    monkeypatch.setattr(truncation, "_SLACK", -3000.0)  # times what a value may weigh at most
+    table, found = pair(pipeline(top_p=0.9), logits(1))
+    assert not torch.equal(found.scores, table.scores)
+
+
+def nearly(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return torch.allclose(one, two, atol=2e-6)
+
+
+@pytest.mark.parametrize("against", ["a table", "a support", "itself", "one value"])
+def test_everything_that_rules_ask(against):
+    steps = pipeline(temperature=0.8, top_p=0.95)
+    table, found = pair(steps, logits(2))
+    theirs = {
+        "a table": lambda: Categorical(logits(3)),
+        "a support": lambda: distribution_of(steps, logits(2) + 0.7 * logits(4), HISTORY),
+        "itself": lambda: found,
+        "one value": lambda: None,
+    }[against]()
+    plain = None if theirs is None else Categorical(theirs.scores)
+    x = found.sample(KEYS) if theirs is None else theirs.sample(KEYS)
+    weight = torch.full(x.shape, 0.8)
+    assert nearly(found.log_prob(x).exp(), table.log_prob(x).exp())
+    assert nearly(found.probs(), table.probs())
+    assert torch.equal(found.without(x).scores, table.without(x).scores)
+    assert nearly(found.residual(theirs, x).probs(), table.residual(plain, x).probs())
+    assert nearly(found.residual(theirs, x, weight).probs(), table.residual(plain, x, weight).probs())
+    assert nearly(found.tv(theirs, x), table.tv(plain, x))
+    assert nearly(found.log_ratio(theirs, x).exp(), table.log_ratio(plain, x).exp())
+    if theirs is not None and plain is not None:
+        assert nearly(found.mass(theirs, x, weight), table.mass(plain, x, weight))
+        assert nearly(theirs.residual(found, x).probs(), plain.residual(table, x).probs())
+        mask = torch.tensor([[True, False, True], [False, True, False]])
+        assert torch.equal(found.where(mask, theirs).scores, table.where(mask, plain).scores)
+        assert torch.equal(theirs.where(mask, found).scores, plain.where(mask, table).scores)
+        assert torch.equal(found.cat(theirs).scores, table.cat(plain).scores)
+        assert torch.equal(theirs.cat(found).scores, plain.cat(table).scores)
+
+
+def test_selections_and_several_values():
+    table, found = pair(pipeline(top_k=7), logits(5))
+    index = torch.tensor([[2, 0], [1, 1]])
+    rows, columns = torch.tensor([[1], [0]]), torch.tensor([[2], [0]])
+    for one, two in (
+        (found.at(index), table.at(index)),
+        (found.last(2), table.last(2)),
+        (found.picked(rows, columns), table.picked(rows, columns)),
+    ):
+        assert torch.equal(one.scores, two.scores)
+        assert one.size == two.size == LARGE
+    for count in (1, 5, 12):  # more than there are: those of no probability are not real
+        for (values, scores), (wanted, expected) in (
+            (found.distinct(KEYS, count), table.distinct(KEYS, count)),
+            (found.top(count)[::-1], table.top(count)[::-1]),
+        ):
+            real = expected > -torch.inf
+            assert torch.equal(scores > -torch.inf, real)
+            assert torch.equal(values[real], wanted[real])
+            assert values.max() < LARGE
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pipeline(temperature=0.7),
+        pipeline(temperature=0.0, top_k=50),
+        pipeline(temperature=(0.0, 1.0), top_p=0.9),
+        pipeline(top_k=LARGE // 2),
+        pipeline(top_k=(0, 5)),
+        Pipeline((TopP(0.8), TopK(25))),
+        pipeline(top_p=0.99, temperature=50.0),
+    ],
+    ids=["no truncation", "greedy", "one greedy row", "most values stay", "a row without top-k", "another order", "flat"],
+)
+def test_tables_where_a_support_does_not_pay(steps):
+    found = distribution_of(steps, logits(6), HISTORY)
+    assert not isinstance(found, SparseCategorical)
+    assert torch.equal(found.scores, steps(logits(6), HISTORY))
+
+
+def test_small_vocabularies_and_other_processors_give_tables():
+    steps = pipeline(top_k=5)
+    small = logits(7, 100)
+    assert type(distribution_of(steps, small, HISTORY)) is Categorical
+    assert torch.equal(distribution_of(lambda scores, history: scores + 1, small, HISTORY).scores, small + 1)
+
+
+def test_steps_before_the_truncations_and_guided_pairs():
+    steps = pipeline(repetition_penalty=1.3, suppress=(3, 4), temperature=0.7, top_k=20)
+    table, found = pair(steps, logits(8))
+    assert torch.equal(found.scores, table.scores)
+    assert (found.scores[..., [3, 4]] == -torch.inf).all()
+    pairs = Guided((Suppress((1,)), TopK(9)), scale=3.0)
+    guided = distribution_of(pairs, logits(9), HISTORY)
+    assert isinstance(guided, SparseCategorical)
+    assert torch.equal(guided.scores, pairs(logits(9), HISTORY))
