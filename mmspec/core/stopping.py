@@ -147,7 +147,7 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
     there = {name: column for name, column in columns.items() if column is not None}
     figures = torch.stack(list(there.values()), 1)
     packed = (figures if vectors else torch.cat([figures, verdict.values.flatten(1)], 1)).tolist()
-    found: dict[str, list[Any]] = dict(zip(there, zip(*packed, strict=True), strict=False)) if packed else {}
+    found: dict[str, Sequence[Any]] = dict(zip(there, zip(*packed, strict=True), strict=False)) if packed else {}
     zeros = [0] * rows
     count = [int(number) for number in found.get("count", ())]
     books = verdict.values.shape[2] if verdict.values.dim() == 3 else None

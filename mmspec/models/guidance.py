@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import UNREAD, History, Pipeline
+from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.models.target import HFSession, HFTarget
 
@@ -54,10 +54,7 @@ class Guided(Pipeline):
     def before(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
         """Scores [2B, N, *value] of pairs as [B, N, *value], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
-        if history is UNREAD:
-            return self.mix(cond, uncond), UNREAD
-        own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
-        return self.mix(cond, uncond), own
+        return self.mix(cond, uncond), history.rows(len(cond))
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Conditional and unconditional scores [B, N, *value] as one."""

@@ -43,6 +43,14 @@ class Layout:
         """[B, M, S] bool: which slots each column may attend to."""
         return self._slot <= self.slots[:, :, None] if self.mask is None else self.mask
 
+    def paths(self, count: int) -> Tensor:
+        """[B, count, S] bool: the slots on the path to each of the last `count` columns. PAD columns have the row's first slot.
+
+        Unlike what they may attend to, that does not depend on the other rows.
+        """
+        columns = slice(self.ids.shape[1] - count, None)
+        return self._slot <= self.positions[:, columns, None] if self.mask is None else self.mask[:, columns]
+
     @cached_property
     def slot_positions(self) -> Tensor:
         """[B, S] logical position of the value in each slot."""
@@ -60,21 +68,6 @@ class Layout:
     def seeing(self, visible: Tensor) -> "Layout":
         """The same columns with another mask, `visible` [B, M, S] bool."""
         return replace(self, mask=visible, view=visible.shape[-1], causal=False)
-
-    def part(self, first: int, stop: int) -> "Layout":
-        """Only the columns from `first` up to, but not including, `stop`."""
-        if first == 0 and stop == self.ids.shape[1]:
-            return self
-        columns = slice(first, stop)
-        mask = None if self.mask is None else self.mask[:, columns]
-        return replace(
-            self,
-            ids=self.ids[:, columns],
-            positions=self.positions[:, columns],
-            slots=self.slots[:, columns],
-            mask=mask,
-            causal=self.causal and stop - first == 1,
-        )
 
     def behind(self, prompt: "Layout", causal: bool = False) -> "Layout":
         """Both in one forward, the prompt's columns first. `causal`: together they are, see `Layout`."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.processors.pipeline import UNREAD, History
+from mmspec.core.processors.pipeline import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.compat import many_shapes, with_whole_cache
@@ -44,7 +44,7 @@ class HFSession:
         self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
         self._own_distributions = isinstance(target.family, OwnDistributions)
-        self._reads_history = self._own_distributions or getattr(target.processors, "reads_history", True)
+        self._reads_paths = self._own_distributions or getattr(target.processors, "reads_paths", True)
         self.bound = 0  # an upper bound on any row's committed slots, known without asking the device
         self.floor = least  # a lower bound on those of every row that is still generated; -1 if unknown
         self.even = least == context.shape[1]  # all of these rows have `bound` committed slots
@@ -171,14 +171,16 @@ class HFSession:
         self.ids[self._rows, layout.slots] = layout.ids
         if self.target.processors.idle and not self._own_distributions:
             return Categorical(logits)
-        history = self._history(draft, layout, first) if self._reads_history else UNREAD
+        history = self._history(draft, layout, first)
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
         return distribution_of(self.target.processors, logits, history)
 
     def _history(self, draft: Draft, layout: Layout, first: int) -> History:
-        visible = layout.part(layout.ids.shape[1] + first - draft.size, layout.ids.shape[1]).visible
-        return History(self.ids[:, : layout.view], visible, draft.position()[:, first:])
+        position = draft.position() if first == 0 else draft.position()[:, first:]
+        if not self._reads_paths:
+            return History(None, None, position)  # type: ignore[arg-type]
+        return History(self.ids[:, : layout.view], layout.paths(draft.size - first), position)
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""

@@ -40,9 +40,9 @@ class Cursor:
     def index(self, heads: int, width: int) -> Tensor:
         """[B, heads, M, width] slots, for a scatter; the same for all layers of one shape."""
         if torch.compiler.is_compiling():  # a tensor kept outside the graph would be an output of it
-            return self.slots[:, None, :, None].expand(-1, heads, -1, width)
+            return self.slots.view(len(self.slots), 1, -1, 1).expand(-1, heads, -1, width)
         if (heads, width) not in self._indices:
-            self._indices[heads, width] = self.slots[:, None, :, None].expand(-1, heads, -1, width)
+            self._indices[heads, width] = self.slots.view(len(self.slots), 1, -1, 1).expand(-1, heads, -1, width)
         return self._indices[heads, width]
 
 
@@ -112,14 +112,10 @@ class SlotCache(Cache):
     Layers `crossing` attend to other inputs than the row's own past: they keep what their first forward gives them.
     """
 
-    def __init__(
-        self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False, sliding: Collection[int] = ()
-    ):
+    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False, sliding: Collection[int] = ()):
         self.cursor = Cursor(capacity, capacity, contiguous=contiguous)
         self.slides = bool(sliding)
-        every: list[Any] = [
-            DynamicLayer() if index in crossing else SlotLayer(self.cursor, index in sliding) for index in range(layers)
-        ]
+        every: list[Any] = [DynamicLayer() if index in crossing else SlotLayer(self.cursor, index in sliding) for index in range(layers)]
         self.slot_layers = [layer for layer in every if isinstance(layer, SlotLayer)]
         self.crossing_layers = [layer for layer in every if isinstance(layer, DynamicLayer)]
         super().__init__(layers=every)

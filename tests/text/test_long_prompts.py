@@ -40,7 +40,9 @@ def generate(model, inputs, **options):
     return mmspec.text.generate(model, inputs, max_new_tokens=10, **options).tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"drafter": "lookup", "draft_length": 3}, {"repetition_penalty": 1.3, "temperature": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"drafter": "lookup", "draft_length": 3}, {"repetition_penalty": 1.3, "temperature": 0.8}], ids=str
+)
 @pytest.mark.parametrize("rows", LENGTHS)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_pieces_give_the_tokens_of_a_whole_prompt(name, rows, options, monkeypatch):

@@ -5,60 +5,21 @@ transformers': penalties and bans first, then temperature, then truncation. Temp
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The ids before the value that follows each node: those on the node's own path, prompt included."""
-
-    ids: Tensor  # [B, S] ids by cache slot
-    visible: Tensor  # [B, N, S] bool: the slot is on the node's path
-    position: Tensor  # [B, N] output position of the value the node calls for
-
-    def seen(self, size: int) -> Tensor:
-        """[B, N, V] bool: the value occurs on the node's path."""
-        return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0
-
-    def last(self, count: int, outputs: bool = False) -> tuple[Tensor, Tensor]:
-        """Select the last ids of every node's path.
-
-        Args:
-            count: how many.
-            outputs: leave the prompt out; the last `position` ids of a path are its outputs.
-
-        Returns:
-            The ids in order [B, N, W], W <= `count`, and which of them are real, bool [B, N, W]; on shorter paths the first ones are not.
-            Ids stand in the order of their slots, drafted ones included.
-        """
-        slots = torch.arange(self.ids.shape[1], device=self.ids.device)
-        found = torch.where(self.visible, slots, -1).topk(min(count, len(slots)), -1).values.flip(-1)
-        real = found >= 0
-        if outputs:
-            real = real & (torch.arange(found.shape[-1], 0, -1, device=found.device) <= self.position[..., None])
-        return self.ids[:, None, :].expand_as(self.visible).gather(2, found.clamp_min(0)), real
-
-    def paths(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Iterate over (row, node, ids on its path in order [L]). Synchronises: for processors that must be called one by one."""
-        for row in range(self.visible.shape[0]):
-            for node in range(self.visible.shape[1]):
-                yield row, node, self.ids[row][self.visible[row, node]]
+from mmspec.core.processors.history import History
 
 
-UNREAD: Any = None
-"""Stands for the history where no processor reads it; see `Pipeline.reads_history`."""
+class Pathless:
+    """Base of processors that read no more of a history than positions: with no others in a pipeline, paths are not made."""
 
-
-def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
-    """Count how often each value occurs among the `real` ones of `ids` [B, N, W]: [B, N, V]."""
-    real = real & (ids < size)  # a prompt may hold ids that have no logit
-    return torch.zeros(*ids.shape[:2], size, device=ids.device).scatter_add_(2, ids.clamp(max=size - 1), real.float())
+    reads_paths = False
 
 
 class Processor(Protocol):
@@ -105,12 +66,10 @@ def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Temperature:
+class Temperature(Pathless):
     """Divide scores by the temperature; 0 leaves a point mass on the best value."""
 
     temperature: float | Sequence[float]
-
-    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         degree = per_row(self.temperature, scores, "temperature")
@@ -125,12 +84,10 @@ def _only_best(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Pathless):
     """Keep the k most likely values (ties with the k-th stay); 0 keeps all."""
 
     k: int | Sequence[int]
-
-    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         size = scores.shape[-1]
@@ -144,12 +101,10 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class TopP:
+class TopP(Pathless):
     """Nucleus sampling: keep the smallest set of values, at least one, whose mass reaches p. Sums are in double precision."""
 
     p: float | Sequence[float]
-
-    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         return self.truncated(scores)
@@ -165,12 +120,10 @@ class TopP:
 
 
 @dataclass(frozen=True)
-class MinP:
+class MinP(Pathless):
     """Keep values at least `p` times as likely as the best one."""
 
     p: float | Sequence[float]
-
-    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         weights = (scores - scores.amax(-1, keepdim=True)).exp_()
@@ -194,19 +147,17 @@ class RepetitionPenalty:
 
 
 @dataclass(frozen=True)
-class Suppress:
+class Suppress(Pathless):
     """Never produce these ids."""
 
     ids: tuple[int, ...]
-
-    reads_history: ClassVar[bool] = False
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         return ban(scores, _one_of(self.ids, scores))
 
 
 @dataclass(frozen=True)
-class SuppressAt:
+class SuppressAt(Pathless):
     """Never produce these ids at output positions from `start` up to, but not including, `stop`."""
 
     ids: tuple[int, ...]
@@ -230,7 +181,7 @@ def min_length(ends: Sequence[int], least: int) -> SuppressAt:
 
 
 @dataclass(frozen=True)
-class ForceAt:
+class ForceAt(Pathless):
     """Produce one of these ids at output position `position`."""
 
     ids: tuple[int, ...]
@@ -254,9 +205,9 @@ class Pipeline:
         return not self.steps
 
     @property
-    def reads_history(self) -> bool:
-        """True if one of its processors reads the history; processors that never do set `reads_history = False`."""
-        return any(getattr(step, "reads_history", True) for step in self.steps)
+    def reads_paths(self) -> bool:
+        """True unless all of its processors are `Pathless`."""
+        return any(getattr(step, "reads_paths", True) for step in self.steps)
 
     @property
     def repairs(self) -> bool:

@@ -12,7 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, ban, penalised, tally
+from mmspec.core.processors.history import History, tally
+from mmspec.core.processors.pipeline import ban, penalised
 
 
 def sequences(history: History, prompt: Tensor | None = None) -> tuple[Tensor, Tensor]:

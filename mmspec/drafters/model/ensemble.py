@@ -118,8 +118,8 @@ class EnsembleSession(HFSession):
         if self.target.processors.idle:
             return mixed
         rows = said.shape[1]  # of the first view: what has been generated is the same in all
-        visible = layout.visible[:rows, first - draft.size :]
-        history = History(self.ids[:rows, : visible.shape[-1]], visible, draft.position()[:rows, first:])
+        paths = layout.paths(draft.size - first)[:rows]
+        history = History(self.ids[:rows, : layout.view], paths, draft.position()[:rows, first:])
         return distribution_of(self.target.processors, mixed.scores, history)
 
     def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:

@@ -32,6 +32,14 @@ def causal_mask(layout: Layout, model: Any) -> Tensor | None:
     return None if layout.causal and attention_of_decoder(model) == "sdpa" else attention_mask(layout.visible, model)
 
 
+def additive_mask(layout: Layout, dtype: torch.dtype) -> Tensor | None:
+    """The mask of a layout's columns [B, 1, M, S] as SDPA adds it to the scores, made once for all layers; None where it needs none."""
+    if layout.causal:
+        return None
+    visible = layout.visible[:, None]
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+
+
 def attention_of_decoder(model: Any) -> str:
     """The decoder's own attention: the other parts of a multimodal model may run another one."""
     return attention_of(getattr(model.config, "text_config", model.config))
@@ -52,7 +60,9 @@ def refuse_unsupported(model: Any) -> None:
         why = "choose the keys they read, so that no mask can be given" if chooses else "cannot be rolled back after a rejected draft"
         raise ValueError(f"{name} has {what}, which {why}: use plain transformers generation for this model")
     if attention_of_decoder(model) not in ("sdpa", "eager"):
-        raise ValueError(f"{name} runs {attention_of_decoder(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'")
+        raise ValueError(
+            f"{name} runs {attention_of_decoder(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'"
+        )
 
 
 def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

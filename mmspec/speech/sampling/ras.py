@@ -16,7 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Pipeline, Processor, TopK, TopP, ban, pipeline, tally
+from mmspec.core.processors.history import History, tally
+from mmspec.core.processors.pipeline import Pipeline, Processor, TopK, TopP, ban, pipeline
 
 NUCLEUS = Pipeline((TopP(0.8), TopK(25)))
 """CosyVoice's: a nucleus of the whole distribution, of which no more than 25 values."""

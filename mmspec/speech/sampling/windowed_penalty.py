@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, penalised, tally
+from mmspec.core.processors.history import History, tally
+from mmspec.core.processors.pipeline import penalised
 
 
 @dataclass(frozen=True)
