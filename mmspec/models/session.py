@@ -185,10 +185,12 @@ class HFSession:
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
         target = self.target
+        if target.captured is not None:  # strides would depend on the draft
+            own = {name: getattr(layout, name).clone(memory_format=torch.contiguous_format) for name in ("ids", "positions", "slots")}
+            layout = replace(layout, **own)
         self.cache.point(layout.slots, layout.view)
         if target.captured is not None:  # hooks would become part of the captured graph: it returns every state
             model = target.captured if captured else uncompiled(target.captured)  # the prompt's run sets up transformers' recorders
-            layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides would depend on the draft
             with many_shapes(_SHAPES):
                 arguments = (model, layout, self.cache, self.state, fresh, self.watched)
                 logits, hidden = with_whole_cache(partial(target.family.forward, *arguments))
@@ -244,7 +246,8 @@ class HFSession:
         view = self.bound + draft.size if chain else self.view(draft.size)
         whole = chain and prompt is not None and begun == 0  # nothing is cached yet
         causal = whole or (chain and draft.size - first == 1)
-        layout = replace(draft_layout(draft, first, self.lengths, view, scratch), causal=causal, floor=max(self.floor, 0))
+        floor = 0 if self.target.static else max(self.floor, 0)  # windows of static targets read all slots
+        layout = replace(draft_layout(draft, first, self.lengths, view, scratch), causal=causal, floor=floor)
         if prompt is None:
             return layout
         if begun == self.bound:
