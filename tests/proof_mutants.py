@@ -37,7 +37,7 @@ def laid_out(change: Callable[[Layout, Draft, int], Layout]) -> Callable[..., La
 def mask_off_by_one(layout: Layout, draft: Draft, first: int) -> Layout:
     """A column does not see the slot in front of its own."""
     slot = torch.arange(layout.visible.shape[-1])
-    return replace(layout, visible=layout.visible & (slot != layout.slots[..., None] - 1))
+    return layout.seeing(layout.visible & (slot != layout.slots[..., None] - 1))
 
 
 def position_off_by_one(layout: Layout, draft: Draft, first: int) -> Layout:
@@ -52,7 +52,7 @@ def sibling_seen(layout: Layout, draft: Draft, first: int) -> Layout:
     width = layout.visible.shape[-1]
     slots = torch.nn.functional.pad(layout.slots, (first, 0)).clamp(max=width - 1)
     seen = torch.zeros_like(layout.visible).scatter_(2, slots[:, None, :].expand(-1, parents.shape[1], -1), same & earlier)
-    return replace(layout, visible=layout.visible | seen)
+    return layout.seeing(layout.visible | seen)
 
 
 LAYOUTS = {"mask off by one": mask_off_by_one, "position off by one": position_off_by_one, "sibling seen": sibling_seen}

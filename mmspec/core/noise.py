@@ -13,6 +13,7 @@ block verification.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -155,7 +156,7 @@ class Keys:
         return Keys(mix(self.words[..., None] + steps))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Noise:
     """The source of all random numbers of one generation.
 
@@ -193,6 +194,11 @@ class Noise:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
         wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]
         return Noise(torch.tensor(wrapped, dtype=torch.long, device=device), coupled)
+
+    @cached_property
+    def _rows(self) -> dict[Role, Tensor]:
+        """The mixed seeds [B, 1], by role."""
+        return {}
 
     def value(self, position: Tensor) -> Keys:
         """Streams for the target's own draws, the same in every round, so that plain decoding and any draft agree.
@@ -265,7 +271,9 @@ class Noise:
         return self._keys(Role.RESIDUAL, position, start)
 
     def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
-        words = mix(self.seeds * GAMMA + int(role))[:, None]
+        if role not in self._rows:  # the same in every round
+            self._rows[role] = mix(self.seeds * GAMMA + int(role))[:, None]
+        words = self._rows[role]
         words = mix(words ^ ((position + 1) * MIX_1))
         if start is not None:
             words = mix(words ^ ((start[:, None] + 1) * MIX_2 + branch))

@@ -165,6 +165,8 @@ class Draft:
         Returns:
             [B, N]; 0 for roots.
         """
+        if self.size == self.roots:
+            return torch.zeros_like(self.parents)
         if self.linear:
             return (self.valid.cumsum(1) - self.valid[:, : self.roots].sum(1, keepdim=True)).clamp_(min=0)
         return self.ancestors()[:, :, self.roots :].sum(-1) * self.valid
@@ -175,6 +177,8 @@ class Draft:
         Returns:
             [B, N].
         """
+        if self.size == self.roots:
+            return self.start[:, None].expand(-1, self.size)
         return self.start[:, None] + self.depth()
 
 

@@ -64,6 +64,8 @@ class DefaultStopping:
 
     def _cut(self, verdict: Verdict) -> Verdict:
         """Cut at end values inside the accepted run, on the device."""
+        if verdict.values.shape[1] == 1:
+            return self._cut_single(verdict)
         count = torch.minimum(verdict.count, self.left)
         if self.ends is not None:
             inside = torch.arange(verdict.values.shape[1], device=count.device) < count[:, None]
@@ -78,6 +80,15 @@ class DefaultStopping:
         accepted = torch.minimum(verdict.accepted, count)
         judged = verdict.judged - (verdict.accepted - accepted)  # draft tokens cut away were not rejected
         return replace(verdict, count=count, accepted=accepted, judged=judged, pending=pending)
+
+    def _cut_single(self, verdict: Verdict) -> Verdict:
+        """`_cut` for one value a row: it is committed, and may be the last."""
+        left = self.left - verdict.count
+        if self.ends is not None:
+            left = left.masked_fill(self.ends(verdict.values)[:, 0], 0)
+        self.left = left
+        parents = verdict.pending.parents.masked_fill((left <= 0)[:, None], PAD)
+        return replace(verdict, pending=replace(verdict.pending, parents=parents))
 
     def _stop(self, verdict: Verdict, committed: Committed) -> tuple[Verdict, Committed]:
         """Cut rows where a host stop ends them."""
@@ -116,39 +127,50 @@ def _one_of(ends: Tensor) -> EndTest | None:
 
 
 def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
-    """Transfer the round's outcome to the host at once. float64 holds token ids and counts exactly; vectors stay on the device."""
-    rows = len(verdict.count)
-    zero = torch.zeros(rows, dtype=torch.float64, device=verdict.count.device)
-    healthy = zero + 1 if scored.healthy is None else scored.healthy
-    drafter_healthy = zero + 1 if draft.drafter_healthy is None else draft.drafter_healthy
-    columns = [
-        verdict.count,
-        verdict.accepted,
-        verdict.judged,
-        draft.valid[:, draft.roots :].sum(1),
-        verdict.pending.parents[:, -1] == PAD,
-        healthy + 2 * drafter_healthy.to(torch.float64),
-        zero if verdict.drift is None else verdict.drift,
-        zero if verdict.expected is None else verdict.expected,
-    ]
-    figures, vectors = torch.stack([c.to(torch.float64) for c in columns], 1), verdict.values.is_floating_point()
-    packed = (figures if vectors else torch.cat([figures, verdict.values.to(torch.float64).flatten(1)], 1)).tolist()
+    """Transfer the round's outcome to the host at once. Columns of several dtypes become one that holds ids and counts exactly.
+
+    Vectors stay on the device.
+    """
+    rows, vectors = len(verdict.count), verdict.values.is_floating_point()
+    drafted = draft.size > draft.roots
+    columns = {
+        "count": verdict.count,
+        "pending": verdict.pending.parents[:, -1],
+        "accepted": verdict.accepted if drafted else None,
+        "judged": verdict.judged if drafted else None,
+        "drafted": draft.valid[:, draft.roots :].sum(1) if drafted else None,
+        "healthy": scored.healthy,
+        "drafter_healthy": draft.drafter_healthy,
+        "drift": _exact(verdict.drift),
+        "expected": _exact(verdict.expected),
+    }
+    there = {name: column for name, column in columns.items() if column is not None}
+    figures = torch.stack(list(there.values()), 1)
+    packed = (figures if vectors else torch.cat([figures, verdict.values.flatten(1)], 1)).tolist()
+    found: dict[str, Sequence[Any]] = dict(zip(there, zip(*packed, strict=True), strict=False)) if packed else {}
+    zeros = [0] * rows
+    count = [int(number) for number in found.get("count", ())]
     books = verdict.values.shape[2] if verdict.values.dim() == 3 else None
     if vectors:
-        values = [list(verdict.values[row, : int(line[0])]) for row, line in enumerate(packed)]
+        values = [list(verdict.values[row, :length]) for row, length in enumerate(count)]
     else:
-        values = [_values(line[8:], int(line[0]), books) for line in packed]
+        values = [_values(line[len(there) :], length, books) for line, length in zip(packed, count, strict=True)]
     return Committed(
         values=values,
-        accepted=[int(line[1]) for line in packed],
-        judged=[int(line[2]) for line in packed],
-        drafted=[int(line[3]) for line in packed],
-        ended=[bool(line[4]) for line in packed],
-        healthy=[bool(int(line[5]) & 1) for line in packed],
-        drift=[line[6] for line in packed],
-        expected=[line[7] for line in packed],
-        drafter_healthy=[bool(int(line[5]) & 2) for line in packed],
+        accepted=[int(number) for number in found.get("accepted", zeros)],
+        judged=[int(number) for number in found.get("judged", zeros)],
+        drafted=[int(number) for number in found.get("drafted", zeros)],
+        ended=[number == PAD for number in found.get("pending", ())],
+        healthy=[bool(number) for number in found.get("healthy", [1] * rows)],
+        drift=[float(number) for number in found.get("drift", zeros)],
+        expected=[float(number) for number in found.get("expected", zeros)],
+        drafter_healthy=[bool(number) for number in found.get("drafter_healthy", [1] * rows)],
     )
+
+
+def _exact(figures: Tensor | None) -> Tensor | None:
+    """In float64, which holds token ids too: float32 beside them would round them."""
+    return None if figures is None else figures.to(torch.float64)
 
 
 def _values(line: list[float], count: int, books: int | None) -> list[Any]:

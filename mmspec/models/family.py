@@ -117,6 +117,24 @@ class OwnScoring(Protocol):
         ...
 
 
+@runtime_checkable
+class Splitting(Protocol):
+    """A family that may run a long prompt in several forwards. The prompts of other families are always run in one."""
+
+    def pieces(self, model: Any, state: Any) -> tuple[int, int] | None:
+        """Choose the size of pieces.
+
+        Args:
+            model: the model.
+            state: what `begin` returned.
+
+        Returns:
+            The most columns of the first forward, and of every later one; None for a prompt that must stay whole, because columns see later
+            ones or the first forward does more than the others.
+        """
+        ...
+
+
 class PrecomputedStates(Protocol):
     """Work on `draft` that its drafter has already done. Ignored if a different draft is scored."""
 

@@ -54,11 +54,12 @@ class Guided(Pipeline):
     def before(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
         """Scores [2B, N, *value] of pairs as [B, N, *value], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
-        own = History(history.ids[: len(cond)], history.visible[: len(cond)], history.position[: len(cond)])
-        return self.mix(cond, uncond), own
+        return self.mix(cond, uncond), history.rows(len(cond))
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Conditional and unconditional scores [B, N, *value] as one."""
+        if isinstance(self.scale, (int, float)):
+            return cond if self.scale == 1 else uncond + self.scale * (cond - uncond)
         scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
         scale = scale.view(-1, *[1] * (cond.dim() - 1))
         return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))

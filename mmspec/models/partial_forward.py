@@ -88,7 +88,7 @@ class PartialForward:
         before, behind = slot < rows - have, (slot >= rows)[:, None] & (slot <= own[..., None])
         visible = torch.where(real[..., None], before[:, None] | behind, slot == 0)  # a softmax over nothing would be NaN
         places = torch.where(real, positions, 0)
-        layout = Layout(session.ids.gather(1, places), places, own, visible, torch.where(slot >= rows, slot - have, slot))
+        layout = Layout(session.ids.gather(1, places), places, own, view, visible, torch.where(slot >= rows, slot - have, slot))
         with rewired(self.changes):
             return Replay(run_uncaptured(session, layout, count).float(), layout.ids, real)
 
@@ -104,7 +104,7 @@ class Replay:
 
 def run_uncaptured(session: HFSession, layout: Layout, keep: int) -> Tensor:
     """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without recorded hidden states."""
-    session.cache.point(layout.slots, layout.visible.shape[-1])
+    session.cache.point(layout.slots, layout.view)
     family, model = session.target.own()
     logits, _ = family.forward(model, layout, session.cache, session.state, keep)
     return logits
@@ -195,9 +195,10 @@ class PartlyRun:
 
 def _columns(layout: Layout, order: Tensor, real: Tensor, scratch: int) -> Layout:
     """Columns `order` [B, M] of a layout; those that are not `real` write to the scratch slot."""
-    visible = layout.visible.gather(1, order[..., None].expand(-1, -1, layout.visible.shape[-1]))
+    visible = layout.visible.gather(1, order[..., None].expand(-1, -1, layout.view))
     slots = torch.where(real, layout.slots.gather(1, order), scratch)
-    return replace(layout, ids=layout.ids.gather(1, order), positions=layout.positions.gather(1, order), slots=slots, visible=visible)
+    part = replace(layout.seeing(visible), ids=layout.ids.gather(1, order), positions=layout.positions.gather(1, order))
+    return replace(part, slots=slots)
 
 
 def _headless(model: Any) -> dict[nn.Module, Change]:

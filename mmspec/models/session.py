@@ -13,7 +13,7 @@ from mmspec.core.processors.pipeline import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.compat import many_shapes, with_whole_cache
-from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates
+from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.module_copy import uncompiled
 from mmspec.models.slot_cache import SlotCache
@@ -35,15 +35,19 @@ class HFSession:
         state: what the family keeps for the session.
         context: ids of the packed prompt [B, P - 1] without the last one.
         lengths: ids of each row [B].
+        least: the smallest of `lengths`, where the host knows it; -1 where it does not.
     """
 
-    def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor):
+    def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor, least: int = -1):
         self.target, self.cache, self.state = target, cache, state
         self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P - 1] not cached yet, and each row's number
         self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
         self._own_distributions = isinstance(target.family, OwnDistributions)
+        self._reads_paths = self._own_distributions or getattr(target.processors, "reads_paths", True)
         self.bound = 0  # an upper bound on any row's committed slots, known without asking the device
+        self.floor = least  # a lower bound on those of every row that is still generated; -1 if unknown
+        self.even = least == context.shape[1]  # all of these rows have `bound` committed slots
         self.ids = torch.zeros(len(lengths), cache.capacity, *context.shape[2:], dtype=context.dtype, device=context.device)
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0  # its columns scored so far
@@ -75,6 +79,7 @@ class HFSession:
         """
         self._check_shape(draft)
         first, prompt, self.draft = self.scored, self.context, draft
+        pieces = self._prefill(draft)
         layout = self.place(draft, first)
         fresh = draft.size - first
         ahead, self.ahead = self.ahead, None
@@ -83,13 +88,38 @@ class HFSession:
         else:
             with ahead.done(self, layout):
                 logits, hidden = self._forward(layout, fresh, captured=False)
-        own = layout.slots[:, -fresh:]
+        own = layout.slots if layout.ids.shape[1] == fresh else layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
         healthy = None if getattr(self.target.processors, "repairs", False) else (logits.flatten(1).amax(-1) < torch.inf)
         p = self.distributions(logits, draft, layout, first)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
-        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+        return Scored(p, hidden[:, -fresh:], Context(*prompt, torch.cat([*pieces, hidden[:, :-fresh]], 1)), healthy)
+
+    def _prefill(self, draft: Draft) -> list[Tensor]:
+        """Run all but the end of a long prompt, in pieces whose masks are small. Returns their watched hidden states [B, M, F]."""
+        found: list[Tensor] = []
+        family = self.target.family
+        if self.context is None or not isinstance(family, Splitting) or isinstance(family, OwnScoring):
+            return found
+        sizes, (ids, lengths) = family.pieces(self.target.model, self.state), self.context
+        if sizes is None:
+            return found
+        self.make_room(draft.size)
+        first, later = sizes
+        size, most = first, first if self._continues(draft) else later  # columns the last forward may have
+        while 0 < ids.shape[1] - self.bound and ids.shape[1] - self.bound + draft.size > most:
+            start, stop = self.bound, min(self.bound + size, ids.shape[1])
+            layout = prompt_layout(ids[:, start:stop], lengths, stop, self.cache.capacity - 1, start)
+            self.ids[self._rows, layout.slots] = layout.ids
+            _, hidden = self._forward(layout, 1, captured=False)
+            found += [] if hidden is None else [hidden]
+            self.bound, size, most = stop, later, later
+        return found
+
+    def _continues(self, draft: Draft) -> bool:
+        """True if the draft's columns continue what is committed in the order of slots, in every row that is still generated."""
+        return self.even and draft.linear and draft.roots == 1
 
     def _check_shape(self, draft: Draft) -> None:
         if not draft.linear and not (self.target.trees and getattr(self.target.family, "trees", True)):
@@ -141,19 +171,26 @@ class HFSession:
         self.ids[self._rows, layout.slots] = layout.ids
         if self.target.processors.idle and not self._own_distributions:
             return Categorical(logits)
-        visible = layout.visible[:, first - draft.size :]
-        history = History(self.ids[:, : visible.shape[-1]], visible, draft.position()[:, first:])
+        history = self._history(draft, layout, first)
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
         return distribution_of(self.target.processors, logits, history)
 
+    def _history(self, draft: Draft, layout: Layout, first: int) -> History:
+        position = draft.position() if first == 0 else draft.position()[:, first:]
+        if not self._reads_paths:
+            return History(None, None, position)  # type: ignore[arg-type]
+        return History(self.ids[:, : layout.view], layout.paths(draft.size - first), position)
+
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
         """Logits [B, fresh, V] and the watched hidden states [B, M, F] of every column."""
         target = self.target
-        self.cache.point(layout.slots, layout.visible.shape[-1])
+        if target.captured is not None:  # strides would depend on the draft
+            own = {name: getattr(layout, name).clone(memory_format=torch.contiguous_format) for name in ("ids", "positions", "slots")}
+            layout = replace(layout, **own)
+        self.cache.point(layout.slots, layout.view)
         if target.captured is not None:  # hooks would become part of the captured graph: it returns every state
             model = target.captured if captured else uncompiled(target.captured)  # the prompt's run sets up transformers' recorders
-            layout = replace(layout, ids=layout.ids.clone(memory_format=torch.contiguous_format))  # strides would depend on the draft
             with many_shapes(_SHAPES):
                 arguments = (model, layout, self.cache, self.state, fresh, self.watched)
                 logits, hidden = with_whole_cache(partial(target.family.forward, *arguments))
@@ -182,6 +219,8 @@ class HFSession:
             self.ids[self._rows, target] = self.ids[self._rows, source]
         self.lengths = self.lengths + (keep >= 0).sum(1)
         self.bound += most
+        self.even = self.even and self.draft is not None and (self.draft.size == 1 or (self.draft.roots == 1 and len(keep) == 1))
+        self.floor = self.bound if self.even else self.floor + min(most, 1) if self.floor >= 0 else -1
         self.slots, self.scored = None, 0
 
     def make_room(self, columns: int) -> None:
@@ -190,8 +229,8 @@ class HFSession:
         Args:
             columns: how many.
         """
-        waiting = 0 if self.context is None else self.context[0].shape[1]
-        needed = self.bound + waiting + columns + 1
+        committed = self.bound if self.context is None else self.context[0].shape[1]
+        needed = committed + columns + 1
         if needed > self.cache.capacity:
             self.cache.reserve(-(-needed // ROUND) * ROUND)
             more = self.ids.new_zeros(len(self.ids), self.cache.capacity - self.ids.shape[1] + 1, *self.ids.shape[2:])
@@ -199,12 +238,21 @@ class HFSession:
 
     def _layout(self, draft: Draft, first: int) -> Layout:
         scratch, self.linear = self.cache.capacity - 1, draft.linear
-        if self.context is None:
-            return draft_layout(draft, first, self.lengths, self.view(draft.size), scratch)
-        (context, self.lengths), self.context = self.context, None
-        self.bound = context.shape[1]
-        view = self.view(draft.size)
-        return draft_layout(draft, first, self.lengths, view, scratch).behind(prompt_layout(context, self.lengths, view, scratch))
+        begun, prompt = self.bound, self.context
+        if prompt is not None:
+            (_, self.lengths), self.context = prompt, None
+            self.bound = prompt[0].shape[1]
+        chain = self._continues(draft) and (prompt is not None or not self.target.static)
+        view = self.bound + draft.size if chain else self.view(draft.size)
+        whole = chain and prompt is not None and begun == 0  # nothing is cached yet
+        causal = whole or (chain and draft.size - first == 1)
+        floor = 0 if self.target.static else max(self.floor, 0)  # windows of static targets read all slots
+        layout = replace(draft_layout(draft, first, self.lengths, view, scratch), causal=causal, floor=floor)
+        if prompt is None:
+            return layout
+        if begun == self.bound:
+            return replace(layout, opening=True)
+        return layout.behind(prompt_layout(prompt[0][:, begun:], self.lengths, view, scratch, begun), causal=whole)
 
     def view(self, columns: int) -> int:
         """Compute the number of slots in view: all but the scratch slot, or as many as are in use, rounded up.

@@ -4,10 +4,11 @@ A row's committed values fill slots 0, 1, 2, ... in order, so a slot's number is
 until `commit` gathers the accepted ones. Rolling back is changing a length: stale slots are never visible. The last slot is scratch, where
 PAD columns write. Addresses and shapes stay fixed from one `reserve` to the next.
 
-Keys and values are stored [B, slots, heads, width], so a write is one row-indexed copy, and returned as [B, heads, slots, width].
+Keys and values are stored as attention reads them, [B, heads, slots, width]: a write is one scatter, and a forward gets a view of the slots
+it attends to. Layers with a sliding window get only those from the furthest one that any column sees.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 Store = tuple[Tensor, Tensor]
-"""One layer's keys and values, each [B, slots, heads, width]."""
+"""One layer's keys and values, each [B, heads, slots, width]."""
 
 
 @dataclass(slots=True)
@@ -25,26 +26,41 @@ class Cursor:
     """Where the current forward writes: one per cache, shared by its layers."""
 
     capacity: int
-    view: int  # slots attention reads: the first ones, all of them by default
+    view: int  # attention reads the slots before this one, all of them by default
+    near: int = 0  # and in layers with a sliding window, those from this one on
     contiguous: bool = False  # keys and values are returned in memory order
-    flat: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # [B * M] row * capacity + slot
+    slots: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.long))  # [B, M]
+    _indices: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+
+    def write(self, slots: Tensor) -> None:
+        """The next forward writes its columns at `slots` [B, M]."""
+        self.slots = slots
+        self._indices.clear()
+
+    def index(self, heads: int, width: int) -> Tensor:
+        """[B, heads, M, width] slots, for a scatter; the same for all layers of one shape."""
+        if torch.compiler.is_compiling():  # a tensor kept outside the graph would be an output of it
+            return self.slots.view(len(self.slots), 1, -1, 1).expand(-1, heads, -1, width)
+        if (heads, width) not in self._indices:
+            self._indices[heads, width] = self.slots.view(len(self.slots), 1, -1, 1).expand(-1, heads, -1, width)
+        return self._indices[heads, width]
 
 
 class SlotLayer(CacheLayerMixin):
     """One attention layer's keys and values."""
 
-    is_compileable = True
+    is_compileable = False  # transformers makes a mask for every single column of such caches
     is_croppable = True
 
-    def __init__(self, cursor: Cursor):
+    def __init__(self, cursor: Cursor, slides: bool = False):
         super().__init__()
-        self.cursor = cursor
+        self.cursor, self.slides = cursor, slides
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the slots, from the shapes of the first keys and values."""
         batch, heads, _, width = key_states.shape
-        self.keys = key_states.new_zeros(batch, self.cursor.capacity, heads, width)
-        self.values = value_states.new_zeros(batch, self.cursor.capacity, heads, value_states.shape[-1])
+        self.keys = key_states.new_zeros(batch, heads, self.cursor.capacity, width)
+        self.values = value_states.new_zeros(batch, heads, self.cursor.capacity, value_states.shape[-1])
         if not torch.compiler.is_compiling():
             torch._dynamo.mark_static_address(self.keys)
             torch._dynamo.mark_static_address(self.values)
@@ -54,30 +70,32 @@ class SlotLayer(CacheLayerMixin):
         """Write new keys and values [B, heads, M, width] at the cursor; return the slots in view, [B, heads, view, width]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        cursor = self.cursor
+        first = cursor.near if self.slides else 0
+        found = []
         for store, new in ((self.keys, key_states), (self.values, value_states)):
-            new = new.transpose(1, 2)
-            store.view(-1, *store.shape[2:]).index_copy_(0, self.cursor.flat, new.reshape(-1, *new.shape[2:]))
-        view = self.cursor.view
-        keys, values = self.keys[:, :view].transpose(1, 2), self.values[:, :view].transpose(1, 2)  # pyright: ignore[reportOptionalSubscript]
-        return (keys.contiguous(), values.contiguous()) if self.cursor.contiguous else (keys, values)
+            store.scatter_(2, cursor.index(new.shape[1], new.shape[3]), new)
+            found.append(store.narrow(2, first, cursor.view - first))
+        return (found[0].contiguous(), found[1].contiguous()) if cursor.contiguous else (found[0], found[1])
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots `source` to `target`, both flat indices [B * K]."""
+        """Copy slots `source` [B, K] to `target` [B, K]."""
         for store in (self.keys, self.values):
-            rows = store.view(-1, *store.shape[2:])
-            rows.index_copy_(0, target, rows.index_select(0, source))
+            shape = (-1, store.shape[1], -1, store.shape[3])
+            store.scatter_(2, target[:, None, :, None].expand(shape), store.gather(2, source[:, None, :, None].expand(shape)))
 
     def grow(self, capacity: int) -> None:
         """More slots, contents kept; the scratch slot stays the last one."""
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_zeros(old.shape[0], capacity, *old.shape[2:])
-            new[:, : old.shape[1] - 1] = old[:, :-1]
+            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
+            new[:, :, : old.shape[2] - 1] = old[:, :, :-1]
             setattr(self, name, new)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(slots in view, 0), for transformers' masks."""
-        return self.cursor.view, 0
+        """(slots in view, the first of them), for transformers' masks."""
+        first = self.cursor.near if self.slides else 0
+        return self.cursor.view - first, first
 
     def get_seq_length(self) -> int:
         """0: positions are always given explicitly, never derived from a shared length."""
@@ -94,9 +112,10 @@ class SlotCache(Cache):
     Layers `crossing` attend to other inputs than the row's own past: they keep what their first forward gives them.
     """
 
-    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False):
-        self.cursor = Cursor(capacity, capacity, contiguous)
-        every: list[Any] = [DynamicLayer() if index in crossing else SlotLayer(self.cursor) for index in range(layers)]
+    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False, sliding: Collection[int] = ()):
+        self.cursor = Cursor(capacity, capacity, contiguous=contiguous)
+        self.slides = bool(sliding)
+        every: list[Any] = [DynamicLayer() if index in crossing else SlotLayer(self.cursor, index in sliding) for index in range(layers)]
         self.slot_layers = [layer for layer in every if isinstance(layer, SlotLayer)]
         self.crossing_layers = [layer for layer in every if isinstance(layer, DynamicLayer)]
         super().__init__(layers=every)
@@ -115,18 +134,16 @@ class SlotCache(Cache):
         """Slots a row, the scratch slot included."""
         return self.cursor.capacity
 
-    def point(self, slots: Tensor, view: int) -> None:
-        """The next forward writes its columns at `slots` [B, M] and reads the first `view` slots."""
-        self.cursor.view = view
-        rows = torch.arange(slots.shape[0], device=slots.device)[:, None]
-        self.cursor.flat = (rows * self.capacity + slots).flatten()
+    def point(self, slots: Tensor, view: int, near: int = 0) -> None:
+        """The next forward writes its columns at `slots` [B, M] and reads the slots before `view`, sliding layers those from `near` on."""
+        self.cursor.view, self.cursor.near = view, near
+        self.cursor.write(slots)
 
     def gather(self, source: Tensor, target: Tensor, layers: int | None = None) -> None:
         """Copy slots `source` [B, K] to `target` [B, K] in the first `layers` layers, by default in all."""
-        rows = torch.arange(source.shape[0], device=source.device)[:, None] * self.capacity
         for layer in self.slot_layers[:layers]:
             if layer.is_initialized:
-                layer.move((rows + source).flatten(), (rows + target).flatten())
+                layer.move(source, target)
 
     @contextmanager
     def lent(self, stores: Sequence[Store], capacity: int) -> Iterator[None]:

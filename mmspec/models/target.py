@@ -61,7 +61,7 @@ class HFTarget:
         parts, pending = self.opened(prompt)
         return HFSession(*parts), pending
 
-    def opened(self, prompt: Mapping[str, Tensor]) -> tuple[tuple["HFTarget", SlotCache, Any, Tensor, Tensor], Draft]:
+    def opened(self, prompt: Mapping[str, Tensor]) -> tuple[tuple["HFTarget", SlotCache, Any, Tensor, Tensor, int], Draft]:
         """Prepare what a session is made of, for sessions of other kinds.
 
         Args:
@@ -78,14 +78,14 @@ class HFTarget:
             raise ValueError(f"this {type(self.model).__name__} has changed since it was captured: call capture() again")
         model = own_copy(self.model)
         ids, mask = self.family.prompt(model, prompt)
-        _check_prompt(ids, mask, self.limit)
+        least = _check_prompt(ids, mask, self.limit)
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
         rows = torch.arange(len(ids), device=ids.device)
         packed, lengths = ids[rows[:, None], order], mask.sum(1)
         capacity = -(-(ids.shape[1] + self.reserve + 1) // ROUND) * ROUND
         cache, state = self.family.begin(model, prompt, capacity)
         last = packed[rows, lengths - 1]
-        return (self, cache, state, packed[:, :-1], lengths - 1), Draft.root(last, torch.zeros_like(lengths))
+        return (self, cache, state, packed[:, :-1], lengths - 1, least - 1), Draft.root(last, torch.zeros_like(lengths))
 
     def own(self) -> tuple[Family, Any]:
         """Return the family and this thread's copy of the model, on which hooks and changes for the length of a forward are made.
@@ -116,7 +116,8 @@ class HFTarget:
         return replace(self, static=True, reserve=reserve, captured=torch.compile(shared_copy(self.model), **options))
 
 
-def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
+def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> int:
+    """The length of the shortest prompt. ValueError for an empty batch or prompt, and for one longer than `limit`."""
     if ids.shape[0] == 0:
         raise ValueError("the batch is empty: give at least one prompt")
     lengths = mask.sum(1).tolist()
@@ -124,3 +125,4 @@ def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> None:
         raise ValueError(f"prompt {lengths.index(0)} is empty: every prompt needs at least one token that is not padding")
     if limit is not None and max(lengths) >= limit:
         raise ValueError(f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, but the model has {limit} positions: shorten it")
+    return min(lengths)

@@ -45,7 +45,8 @@ def _columns(ids: Tensor, count: int) -> Layout:
     text, same = (step == 0) & (place <= place[:, None]), (place == place[:, None]) & (step <= step[:, None])
     positions = (place + step).expand(len(ids), -1)
     blank = ids.new_zeros(len(ids), len(t) * count)
-    return Layout(torch.cat([ids, blank], 1), positions, positions, (text | same).expand(len(ids), -1, -1), positions)
+    mask = (text | same).expand(len(ids), -1, -1)
+    return Layout(torch.cat([ids, blank], 1), positions, positions, positions.shape[1], mask, positions)
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def cache_error(model, found, sessions, inputs=INPUTS) -> float:
             for column in range(scored):
                 if kept.valid[row, column]:
                     expected = stores(model, inputs, row, tokens_to(kept, row, column))
-                    own = torch.stack([torch.stack([store[row, slots[row, column]] for store in layer]) for layer in layers])
+                    own = torch.stack([torch.stack([store[row, :, slots[row, column]] for store in layer]) for layer in layers])
                     worst = max(worst, (expected - own).abs().max().item())
     return worst
 

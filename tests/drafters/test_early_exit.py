@@ -150,7 +150,7 @@ class Columns:
 
             def count(module, args, kwargs, index=index):
                 cursor = kwargs["past_key_values"].cursor
-                self.seen[index] += int((cursor.flat % cursor.capacity < cursor.capacity - 1).sum())
+                self.seen[index] += int((cursor.slots < cursor.capacity - 1).sum())
 
             self.handles.append(layer.self_attn.register_forward_pre_hook(count, with_kwargs=True))
         return cache
@@ -221,8 +221,8 @@ def test_the_cache_is_what_it_would_have_been(source, big, shape):
         caches.append(drafter.session)
     for own, other in zip(caches[0].cache.slot_layers, caches[1].cache.slot_layers, strict=True):
         for row, length in enumerate(torch.minimum(caches[0].lengths, caches[1].lengths).tolist()):
-            assert torch.allclose(own.keys[row, :length], other.keys[row, :length], atol=1e-4)
-            assert torch.allclose(own.values[row, :length], other.values[row, :length], atol=1e-4)
+            assert torch.allclose(own.keys[row, :, :length], other.keys[row, :, :length], atol=1e-4)
+            assert torch.allclose(own.values[row, :, :length], other.values[row, :, :length], atol=1e-4)
 
 
 # --- what must not happen ---------------------------------------------------------------------------------------------

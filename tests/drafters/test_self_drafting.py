@@ -209,11 +209,11 @@ def test_rows_may_leave_out_different_parts(big):
 
 def test_replay_with_nothing_left_out_foretells_what_the_target_said(big):
     session, pending = committed(big, RAGGED, new=10)
-    before = [layer.keys[:, : int(session.lengths.min())].clone() for layer in session.cache.slot_layers]
+    before = [layer.keys[:, :, : int(session.lengths.min())].clone() for layer in session.cache.slot_layers]
     since = session.lengths - 9  # the first value written stands behind the prompt's last
     assert foretold(PartialForward(session), pending, 32, since) == ([9, 9, 9], [9, 9, 9])
     assert foretold(PartialForward(session), pending, 4, since) == ([4, 4, 4], [4, 4, 4])
-    after = [layer.keys[:, : int(session.lengths.min())] for layer in session.cache.slot_layers]
+    after = [layer.keys[:, :, : int(session.lengths.min())] for layer in session.cache.slot_layers]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 

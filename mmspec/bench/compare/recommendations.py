@@ -77,7 +77,7 @@ def shared_bytes(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue,
         pass
     (session,) = target.sessions  # pyright: ignore[reportAttributeAccessIssue]
     used = session.bound + session.scored
-    return sum(_bytes(layer.keys[:, :used], layer.values[:, :used]) for layer in session.cache.slot_layers)
+    return sum(_bytes(layer.keys[:, :, :used], layer.values[:, :, :used]) for layer in session.cache.slot_layers)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,11 @@ class History:
     visible: Tensor  # [B, N, S] bool: the slot is on the node's path
     position: Tensor  # [B, N] output position of the value the node calls for
 
+    def rows(self, count: int) -> "History":
+        """Select the first `count` rows. The ids and the mask may not have been made, see `Pathless`."""
+        ids, visible = (None if part is None else part[:count] for part in (self.ids, self.visible))
+        return History(ids, visible, self.position[:count])  # type: ignore[arg-type]
+
     def seen(self, size: int) -> Tensor:
         """[B, N, V] bool: the value occurs on the node's path."""
         return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0
@@ -49,6 +54,12 @@ def tally(ids: Tensor, real: Tensor, size: int) -> Tensor:
     """Count how often each value occurs among the `real` ones of `ids` [B, N, W]: [B, N, V]."""
     real = real & (ids < size)  # a prompt may hold ids that have no logit
     return torch.zeros(*ids.shape[:2], size, device=ids.device).scatter_add_(2, ids.clamp(max=size - 1), real.float())
+
+
+class Pathless:
+    """Base of processors that read no more of a history than positions: with no others in a pipeline, paths are not made."""
+
+    reads_paths = False
 
 
 class Processor(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.history import History, Processor, ban, per_row
+from mmspec.core.processors.history import History, Pathless, Processor, ban, per_row
 
 
 def _one_of(ids: Sequence[int], scores: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def _among(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Temperature:
+class Temperature(Pathless):
     """Divide scores by the temperature; 0 leaves a point mass on the best value."""
 
     temperature: float | Sequence[float]
@@ -48,7 +48,7 @@ def _only_best(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Pathless):
     """Keep the k most likely values (ties with the k-th stay); 0 keeps all."""
 
     k: int | Sequence[int]
@@ -65,7 +65,7 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class TopP:
+class TopP(Pathless):
     """Nucleus sampling: keep the smallest set of values, at least one, whose mass reaches p. Sums are in double precision."""
 
     p: float | Sequence[float]
@@ -91,7 +91,7 @@ class TopP:
 
 
 @dataclass(frozen=True)
-class MinP:
+class MinP(Pathless):
     """Keep values at least `p` times as likely as the best one."""
 
     p: float | Sequence[float]
@@ -118,7 +118,7 @@ class RepetitionPenalty:
 
 
 @dataclass(frozen=True)
-class Suppress:
+class Suppress(Pathless):
     """Never produce these ids."""
 
     ids: tuple[int, ...]
@@ -128,7 +128,7 @@ class Suppress:
 
 
 @dataclass(frozen=True)
-class SuppressAt:
+class SuppressAt(Pathless):
     """Never produce these ids at output positions from `start` up to, but not including, `stop`."""
 
     ids: tuple[int, ...]
@@ -152,7 +152,7 @@ def min_length(ends: Sequence[int], least: int) -> SuppressAt:
 
 
 @dataclass(frozen=True)
-class ForceAt:
+class ForceAt(Pathless):
     """Produce one of these ids at output position `position`."""
 
     ids: tuple[int, ...]
@@ -174,6 +174,11 @@ class Pipeline:
     def idle(self) -> bool:
         """True if it leaves every distribution as it is."""
         return not self.steps
+
+    @property
+    def reads_paths(self) -> bool:
+        """True unless all of its processors are `Pathless`."""
+        return any(getattr(step, "reads_paths", True) for step in self.steps)
 
     @property
     def repairs(self) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, ban
+from mmspec.core.processors.pipeline import History, Pathless, ban
 
 FREE = -1
 """In `forced`: any code is allowed here. In `left` and `up`: there is no such neighbour."""
@@ -84,7 +84,7 @@ class Raster:
 
 
 @dataclass(frozen=True)
-class Grammar:
+class Grammar(Pathless):
     """The processor of a raster: controls stand where they are forced, and nowhere else."""
 
     raster: Raster

@@ -83,6 +83,8 @@ def commit(draft: Draft, leaf: Tensor, extra: Tensor) -> Verdict:
     Returns:
         The verdict, with all accepted tokens counted as judged.
     """
+    if draft.size == 1:
+        return _commit_root(draft, extra)
     n, roots, rows = draft.size, draft.roots, torch.arange(len(leaf), device=leaf.device)
     columns = torch.arange(n, device=leaf.device)
     alive = draft.parents[:, roots - 1] != PAD
@@ -103,6 +105,15 @@ def commit(draft: Draft, leaf: Tensor, extra: Tensor) -> Verdict:
     count = torch.where(alive, accepted + 1, 0)
     pending = Draft.root(extra, draft.start + count, alive, draft.drift)
     return Verdict(keep, values, count, pending, accepted, accepted)
+
+
+def _commit_root(draft: Draft, extra: Tensor) -> Verdict:
+    """`commit` for a draft of one root, whose parent is CONTEXT (-1), or PAD (-2) in finished rows."""
+    keep = draft.parents + 1
+    count = keep[:, 0] + 1
+    none = torch.zeros_like(count)
+    pending = Draft(extra[:, None], draft.parents, draft.start + count, drift=draft.drift)
+    return Verdict(keep, pending.nodes, count, pending, none, none)
 
 
 def with_meters(verdict: Verdict, judged: Tensor, drift: Tensor | None, expected: Tensor | None) -> Verdict:
@@ -156,6 +167,8 @@ def follow(draft: Draft, p: Any, keys: Keys | None) -> Verdict:
     Returns:
         The verdict.
     """
+    if draft.size == 1:
+        return commit(draft, draft.start, (p.mode() if keys is None else p.sample(keys))[:, 0])
     if draft.size == draft.roots:
         leaf, failed = _last_root(draft), torch.zeros_like(draft.start)
     elif keys is not None and getattr(p, "searched", False):

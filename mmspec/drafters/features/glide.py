@@ -220,7 +220,7 @@ class Reader:
     def across(self) -> Across:
         """Return the committed slots of the target; slots after them belong to drafts."""
         store, view = self.session.cache.slot_layers[-1], self.session.view(0)
-        keys, values = (x[:, :view].transpose(1, 2) for x in (store.keys, store.values))  # type: ignore[index]
+        keys, values = (x[:, :, :view] for x in (store.keys, store.values))  # type: ignore[index]
         committed = torch.arange(view, device=keys.device) < self.session.lengths[:, None]
         return Across(keys, values, committed[:, None], self.layer)
 

@@ -78,7 +78,7 @@ class ViewEnsemble:
         refresh(self.target.model)
         with rewired(_remembered(own_copy(self.target.model))):
             opened = [self.target.opened(own) for own in prompt]
-        (_, caches, states, contexts, lengths), (pending, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
+        (_, caches, states, contexts, lengths, _), (pending, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
         cache = max(caches, key=lambda cache: cache.capacity)
         longest = max(context.shape[1] for context in contexts)
         context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
@@ -118,8 +118,8 @@ class EnsembleSession(HFSession):
         if self.target.processors.idle:
             return mixed
         rows = said.shape[1]  # of the first view: what has been generated is the same in all
-        visible = layout.visible[:rows, first - draft.size :]
-        history = History(self.ids[:rows, : visible.shape[-1]], visible, draft.position()[:rows, first:])
+        paths = layout.paths(draft.size - first)[:rows]
+        history = History(self.ids[:rows, : layout.view], paths, draft.position()[:rows, first:])
         return distribution_of(self.target.processors, mixed.scores, history)
 
     def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:

@@ -78,20 +78,20 @@ class WindowView(PartialForward):
             slot = torch.arange(self.kept, device=length.device)
             newest = (length - self.kept).clamp_min(0) + slot
             self.taken = torch.where(slot < self.sinks, slot, newest)
-            rows = torch.arange(len(length), device=length.device)[:, None]
-            source = self.taken.clamp(max=cache.capacity - 1)
+            source = self.taken.clamp(max=cache.capacity - 1)[:, None, :, None]
             for layer, (keys, values) in zip(cache.slot_layers, self.stores, strict=True):
-                keys[:, : self.kept] = layer.keys[rows, source]  # pyright: ignore[reportOptionalSubscript]
-                values[:, : self.kept] = layer.values[rows, source]  # pyright: ignore[reportOptionalSubscript]
+                for copy, own in ((keys, layer.keys), (values, layer.values)):
+                    assert own is not None
+                    copy[:, :, : self.kept] = own.gather(2, source.expand(-1, own.shape[1], -1, own.shape[3]))
 
     def _grow(self, budget: int) -> None:
         old, self.capacity = self.stores, self.kept + budget
         self.stores = []
         for index, layer in enumerate(self.session.cache.slot_layers):
-            new = [store.new_zeros(store.shape[0], self.capacity, *store.shape[2:]) for store in (layer.keys, layer.values)]
+            new = [store.new_zeros(*store.shape[:2], self.capacity, store.shape[3]) for store in (layer.keys, layer.values)]
             if old:
                 for store, before in zip(new, old[index], strict=True):
-                    store[:, : before.shape[1] - 1] = before[:, :-1]  # the last slot is scratch
+                    store[:, :, : before.shape[2] - 1] = before[:, :, :-1]  # the last slot is scratch
             self.stores.append((new[0], new[1]))
 
     def _layout(self, draft: Draft, layout: Layout, fresh: int) -> Layout:
@@ -107,4 +107,4 @@ class WindowView(PartialForward):
         nowhere = (slice(None), slice(None), 0)
         visible[nowhere] |= ~valid[:, -fresh:]  # a PAD row needs a visible slot, or its softmax is NaN
         positions = torch.cat([self.taken, position, position.new_zeros(len(valid), empty)], 1)
-        return Layout(layout.ids, layout.positions, own[:, -fresh:], visible, positions)
+        return Layout(layout.ids, layout.positions, own[:, -fresh:], view, visible, positions)

@@ -35,6 +35,7 @@ class Alibi(DecoderOnly):
     """Decoders whose layers take the bias as an argument."""
 
     capturable: ClassVar[bool] = False
+    own_masks: ClassVar[bool] = True
 
     @classmethod
     def of(cls, model: Any) -> "Alibi":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,19 +13,34 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 
 _VIEWS_KEYS = ("gpt_neox_japanese",)  # whose attention takes `view`s of cached keys
+PIECE = 1024  # columns of a long prompt that one forward runs
+UNMASKED_PIECE = 16384  # columns of a prompt's beginning, for which SDPA's causal kernel needs no mask
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def attention_mask(visible: Tensor, model: Any) -> Tensor:
     """`visible` [B, M, S] as the 4-D mask the model's attention takes: bool for sdpa, additive for eager."""
     visible = visible[:, None]
-    if _attention(model) == "sdpa":
+    if attention_of_decoder(model) == "sdpa":
         return visible
     dtype = model.dtype
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-def _attention(model: Any) -> str:
+def causal_mask(layout: Layout, model: Any) -> Tensor | None:
+    """The mask of a layout's columns as the model's attention takes it; None where SDPA's causal kernel does the same."""
+    return None if layout.causal and attention_of_decoder(model) == "sdpa" else attention_mask(layout.visible, model)
+
+
+def additive_mask(layout: Layout, dtype: torch.dtype) -> Tensor | None:
+    """The mask of a layout's columns [B, 1, M, S] as SDPA adds it to the scores, made once for all layers; None where it needs none."""
+    if layout.causal:
+        return None
+    visible = layout.visible[:, None]
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+
+
+def attention_of_decoder(model: Any) -> str:
     """The decoder's own attention: the other parts of a multimodal model may run another one."""
     return attention_of(getattr(model.config, "text_config", model.config))
 
@@ -44,8 +59,10 @@ def refuse_unsupported(model: Any) -> None:
         chooses = kinds and all(kind.endswith(("indexed_attention", "compressed_attention", "sparse_attention")) for kind in kinds)
         why = "choose the keys they read, so that no mask can be given" if chooses else "cannot be rolled back after a rejected draft"
         raise ValueError(f"{name} has {what}, which {why}: use plain transformers generation for this model")
-    if _attention(model) not in ("sdpa", "eager"):
-        raise ValueError(f"{name} runs {_attention(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'")
+    if attention_of_decoder(model) not in ("sdpa", "eager"):
+        raise ValueError(
+            f"{name} runs {attention_of_decoder(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'"
+        )
 
 
 def text_prompt(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -93,6 +110,9 @@ class DecoderOnly:
     mixed: bool = False
     chunk: int | None = field(default=None, kw_only=True)
     keeps: bool = field(default=True, kw_only=True)  # the model's forward takes `logits_to_keep`
+    sliding: tuple[int, ...] = field(default=(), kw_only=True)  # the layers with a sliding window
+
+    own_masks: ClassVar[bool] = False  # `forward` makes masks of another kind, for every forward
 
     @classmethod
     def of(cls, model: Any) -> "DecoderOnly":
@@ -112,13 +132,20 @@ class DecoderOnly:
         chunk = getattr(config, "attention_chunk_size", None) if kinds is not None and "chunked_attention" in kinds else None
         mixed = bool(window or chunk) and kinds is not None and len(set(kinds)) > 1
         keeps = "logits_to_keep" in signature(model.forward).parameters
-        return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, **more)
+        each = ["sliding_attention"] * config.num_hidden_layers if kinds is None else kinds
+        slides = [layer for layer, kind in enumerate(each) if window and kind == "sliding_attention"]
+        return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, sliding=tuple(slides), **more)
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return text_prompt(inputs)
 
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
-        return SlotCache(self.layers, capacity, contiguous=model.config.model_type in _VIEWS_KEYS), None
+        return SlotCache(self.layers, capacity, contiguous=model.config.model_type in _VIEWS_KEYS, sliding=self.sliding), None
+
+    def pieces(self, model: Any, state: Any) -> tuple[int, int] | None:
+        """Long first pieces where attention needs no mask for them; a mask grows with columns times slots."""
+        unmasked = not self.own_masks and self.window is None and self.chunk is None and attention_of_decoder(model) == "sdpa"
+        return (UNMASKED_PIECE if unmasked else PIECE, PIECE)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
@@ -129,20 +156,30 @@ class DecoderOnly:
         self, model: Any, layout: Layout, cache: SlotCache, keep: int, states: Sequence[int], **extra: Any
     ) -> tuple[Tensor, Tensor | None]:
         """One call of `model` with this forward's ids, masks and cache, and `extra` arguments, which may replace `attention_mask`."""
-        extra = {"attention_mask": self._masks(model, layout)} | extra
+        if "attention_mask" not in extra:
+            extra["attention_mask"] = self._masks(model, layout, self._narrowed(layout, cache))
         if self.keeps:
             extra["logits_to_keep"] = keep
         out = model(input_ids=layout.ids, past_key_values=cache, use_cache=True, output_hidden_states=bool(states), **extra)
         return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
-    def _masks(self, model: Any, layout: Layout) -> Any:
-        full = attention_mask(layout.visible, model)
-        if self.window is None and self.chunk is None:
-            return full
-        masks = {"full_attention": full}
+    def _narrowed(self, layout: Layout, cache: SlotCache) -> int:
+        """The first slot that any column sees in a sliding window; from now on layers with such windows read no slot before it."""
+        if self.window is None or layout.mask is not None or not cache.slides:
+            return 0
+        first = max(0, layout.floor - self.window + 1)
+        cache.point(layout.slots, layout.view, first)
+        return first
+
+    def _masks(self, model: Any, layout: Layout, near: int = 0) -> Any:
+        """The masks of one forward; None where attention needs none. In sliding windows only the slots from `near` on are read."""
+        unmasked = layout.causal and attention_of_decoder(model) == "sdpa"
+        masks: dict[str, Tensor | None] = {}
+        if self.mixed or (self.window is None and self.chunk is None):
+            masks["full_attention"] = causal_mask(layout, model)
         if self.window is not None:
-            near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
-            masks["sliding_attention"] = attention_mask(layout.visible & near, model)
+            within = unmasked and layout.view - near < self.window + self.mixed  # transformers masks a view of the whole window itself
+            masks["sliding_attention"] = None if within else attention_mask(layout.near(self.window, near), model)
         if self.chunk is not None:
             same = layout.positions[:, :, None] // self.chunk == layout.slot_positions[:, None, :] // self.chunk
             masks["chunked_attention"] = attention_mask(layout.visible & same, model)

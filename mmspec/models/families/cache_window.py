@@ -21,6 +21,7 @@ class CacheWindow(DecoderOnly):
     """Decoders with full masks and a cache of `forgets` positions."""
 
     cached_reference: ClassVar[bool] = True
+    own_masks: ClassVar[bool] = True
     forgets: int = 0
 
     @classmethod

@@ -184,7 +184,7 @@ def learned(table: Any, layout: Layout, first: Any) -> Tensor:
 def sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
     """fairseq's sinusoids: rows begin after the padding id, and the table grows with the positions needed."""
     weights, padding = table.weights, table.padding_idx
-    size = layout.visible.shape[-1] + padding + 2
+    size = layout.view + padding + 2
     if size > len(weights):
         weights = table.get_embedding(size, table.embedding_dim, padding).to(weights)
     return nn.functional.embedding(_behind_padding(layout, padding), weights).detach()
@@ -193,7 +193,7 @@ def sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
 def fsmt_sinusoids(table: Any, layout: Layout, first: Any) -> Tensor:
     """FSMT's: as fairseq's, but a padding id has the position before its own."""
     weights, padding = table.weight, table.padding_idx
-    size = layout.visible.shape[-1] + padding + 2
+    size = layout.view + padding + 2
     if size > len(weights):
         more = table.get_embedding(size, table.embedding_dim, padding).to(weights)
         weights = torch.cat([weights, more[len(weights) :]])

@@ -141,8 +141,7 @@ class EncoderDecoder:
         full = attention_mask(layout.visible, attends)
         if self.window is None:
             return full
-        near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
-        return {"full_attention": full, "sliding_attention": attention_mask(layout.visible & near, attends)}
+        return {"full_attention": full, "sliding_attention": attention_mask(layout.near(self.window), attends)}
 
 
 _CROSS = "encoder_attention_mask"

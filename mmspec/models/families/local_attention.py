@@ -20,6 +20,7 @@ class LocalAttention(DecoderOnly):
     """GPT-Neo: layers of kind `local` see `window_size` positions; every layer gets its own mask."""
 
     capturable: ClassVar[bool] = False
+    own_masks: ClassVar[bool] = True
 
     @classmethod
     def drives(cls, model: Any) -> bool:
@@ -30,9 +31,8 @@ class LocalAttention(DecoderOnly):
         self, model: Any, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         model = own_copy(model)
-        layers, config, view = model.get_decoder().h, model.config, layout.visible.shape[-1]
-        near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < config.window_size
-        masks = {"global": attention_mask(layout.visible, model), "local": attention_mask(layout.visible & near, model)}
+        layers, config, view = model.get_decoder().h, model.config, layout.view
+        masks = {"global": attention_mask(layout.visible, model), "local": attention_mask(layout.near(config.window_size), model)}
         kind = dict(zip(layers, config.attention_layers, strict=True))
         open_table = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layout.ids.device).expand(1, 1, view, view)
         tables = [with_bias_table(layer.attn.attention, open_table) for layer in layers]

@@ -73,6 +73,9 @@ class Mllama(DecoderOnly):
         """A cache and the encoded images: `inputs["merged"]` if they were encoded before, else by running the vision tower."""
         return SlotCache(self.layers, capacity, self.crossing), inputs.get("merged") or self._encode_images(model, inputs)
 
+    def pieces(self, model: Any, state: EncodedImages) -> tuple[int, int] | None:
+        return None  # its first forward fills the layers that read images
+
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: EncodedImages, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:

@@ -168,6 +168,9 @@ class Multimodal(DecoderOnly):
         """A cache and the prompt as the decoder reads it: `inputs["merged"]` if it was encoded before, else encoded here."""
         return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
 
+    def pieces(self, model: Any, state: Merged) -> tuple[int, int] | None:
+        return super().pieces(model, state) if state.sees is None else None  # columns see later ones
+
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: Merged, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
@@ -196,10 +199,8 @@ class Multimodal(DecoderOnly):
     def _masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
         if state.sees is None or not layout.opening:
             return self._masks(model, layout)
-        seen = {"full_attention": layout.visible, "sliding_attention": layout.visible}
-        if self.window is not None:
-            near = layout.positions[:, :, None] - layout.slot_positions[:, None, :] < self.window
-            seen["sliding_attention"] = layout.visible & near
+        within = layout.visible if self.window is None else layout.near(self.window)
+        seen = {"full_attention": layout.visible, "sliding_attention": within}
         kinds = _KINDS if self.mixed else (_KINDS[self.window is not None],)
         masks = {kind: attention_mask(state.visible(kind, layout, seen[kind]), model) for kind in kinds}
         return masks if self.mixed else masks[kinds[0]]

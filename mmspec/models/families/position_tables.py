@@ -69,5 +69,5 @@ class PositionTable(DecoderOnly):
     ) -> tuple[Tensor, Tensor | None]:
         model = own_copy(model)
         table: Any = position_table(model)
-        with replaced((table, "forward", at_positions(table, layout.positions, layout.visible.shape[-1]))):
+        with replaced((table, "forward", at_positions(table, layout.positions, layout.view))):
             return self.run(model, layout, cache, keep, states)

@@ -58,7 +58,7 @@ class RopeLengths(DecoderOnly):
     ) -> tuple[Tensor, Tensor | None]:
         model, lengths = own_copy(model), self.lengths(layout, state)
         if self.switches:
-            lengths = torch.where(lengths > self.original, layout.visible.shape[-1] + self.original, self.original)
+            lengths = torch.where(lengths > self.original, layout.view + self.original, self.original)
         lengths = lengths.clamp(min=self.original)
         every = lengths.unique().tolist()
 

@@ -50,7 +50,7 @@ class RopeSwitch(RopeLengths):
             self._rerun(session, layout.positions[:, : draft.roots].amax(1) >= self.original)
         past = (layout.positions[:, -keep:] >= self.original) & ~state.long[:, None]
         beyond = self._beyond(session, keep, past.any(1)) if bool(past.any()) else None
-        session.cache.point(layout.slots, layout.visible.shape[-1])
+        session.cache.point(layout.slots, layout.view)
         logits, _ = self.forward(session.target.model, layout, session.cache, state, keep)
         return logits if beyond is None else torch.where(past[..., None], beyond, logits)
 
@@ -61,17 +61,16 @@ class RopeSwitch(RopeLengths):
         if bool(rows.any()):
             state.long = state.long | rows
             layout = self._committed(session, rows, session.view(session.draft.size))
-            session.cache.point(layout.slots, layout.visible.shape[-1])
+            session.cache.point(layout.slots, layout.view)
             self.forward(session.target.model, layout, session.cache, state, 1)
 
     def _beyond(self, session: Any, keep: int, rows: Tensor) -> Tensor:
         """Logits [B, keep, V] with the long factors throughout, in a temporary cache. Used for `rows` [B] only."""
-        view = session.view(session.draft.size)
+        view = session.state.round[-1].view
         whole = self._committed(session, rows & (not session.state.round[0].opening), view)
         for part in session.state.round:
-            missing = view - part.visible.shape[-1]
-            visible = torch.nn.functional.pad(part.visible, (0, missing))
-            whole = replace(part, visible=visible, slot_positions=session.state.round[-1].slot_positions).behind(whole)
+            visible = torch.nn.functional.pad(part.visible, (0, view - part.view))
+            whole = replace(part.seeing(visible), places=session.state.round[-1].slot_positions).behind(whole)
         cache = SlotCache(self.layers, session.cache.capacity)
         cache.point(whole.slots, view)
         return self.forward(session.target.model, whole, cache, Switch(torch.ones_like(rows)), keep)[0]

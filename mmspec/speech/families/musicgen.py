@@ -63,7 +63,7 @@ class Musicgen(DelayModel):
 
         def own(module: Any, args: tuple, output: Tensor) -> Tensor:
             """Each column's own position: the class derives one from a shared length."""
-            slots = layout.visible.shape[-1]
+            slots = layout.view
             table = module.weights if slots <= len(module.weights) else module.get_embedding(slots, module.embedding_dim)
             return nn.functional.embedding(layout.positions, table.to(output))
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, ban
+from mmspec.core.processors.pipeline import History, Pathless, ban
 
 
 @dataclass(frozen=True)
-class InterleavedCodebooks:
+class InterleavedCodebooks(Pathless):
     """At output position i allow the ids of book (i + `first`) mod K only: K half-open `ranges` of ids, one a book.
 
     `ends` are also allowed where a frame begins, so that none is left half done; before the books in `ends_before`, if those are
@@ -40,20 +40,20 @@ class InterleavedCodebooks:
         return InterleavedCodebooks(tuple(pairwise(edges)), tuple(ends))
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
-        allowed = _allowed(self, scores.shape[-1], scores.device)
-        return ban(scores, ~allowed[(history.position + self.first) % len(self.ranges)])
+        banned = _banned(self, scores.shape[-1], scores.device)
+        return ban(scores, banned[(history.position + self.first) % len(self.ranges)])
 
 
 @lru_cache(maxsize=64)
-def _allowed(books: InterleavedCodebooks, size: int, device: torch.device) -> Tensor:
-    """[K, V] bool: the ids that may stand at each book's positions."""
+def _banned(books: InterleavedCodebooks, size: int, device: torch.device) -> Tensor:
+    """[K, V] bool: the ids that may not stand at each book's positions."""
     if max(stop for _, stop in books.ranges) > size:
         raise ValueError(
             f"a book ends at id {max(stop for _, stop in books.ranges)}, but the distributions have {size} values: check the ranges"
         )
-    allowed = torch.zeros(len(books.ranges), size, dtype=torch.bool)
+    banned = torch.ones(len(books.ranges), size, dtype=torch.bool)
     for book, (start, stop) in enumerate(books.ranges):
-        allowed[book, start:stop] = True
+        banned[book, start:stop] = False
         if book in books.ends_before:
-            allowed[book, [end for end in books.ends if end < size]] = True
-    return allowed.to(device)
+            banned[book, [end for end in books.ends if end < size]] = False
+    return banned.to(device)

@@ -55,7 +55,7 @@ class RowSession:
         lanes, size = len(draft.start) // self.pictures, draft.size
         layout = self._layout(draft)
         fresh = lanes * size
-        self.cache.point(layout.slots, layout.visible.shape[-1])
+        self.cache.point(layout.slots, layout.view)
         logits, _ = self.target.family.forward(self.target.model, layout, self.cache, self.state, fresh)
         logits = logits.float()
         self.ids.scatter_(1, layout.slots, layout.ids)
@@ -80,7 +80,7 @@ class RowSession:
         chain = slot >= slots[:, :, :1].expand_as(slots).flatten(1)[..., None]  # a lane's columns stand side by side
         visible = self.sees(now[:, None], chain, slot <= own)
         ids, flat, self.slots = self._each(draft.nodes).flatten(1), slots.flatten(1), slots
-        layout = Layout(ids, torch.where(flat < view, flat, 0), flat, visible, slot.expand(len(flat), -1))
+        layout = Layout(ids, torch.where(flat < view, flat, 0), flat, view, visible)
         if self.context is None:
             return layout
         (context, lengths), self.context = self.context, None

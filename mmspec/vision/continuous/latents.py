@@ -22,6 +22,7 @@ from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.models.families.base import additive_mask
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -138,7 +139,7 @@ class Latents:
         """Return states [R, keep, D] of the last `keep` columns, the head's input."""
         cells = layout.positions - 1  # the class stands at position 0
         embeds = torch.where((cells < 0)[..., None], state, model.embed(tokens_of(layout.ids, self.width), cells))
-        return model(embeds, cells, layout.visible[:, None], cache)[0][:, -keep:], None
+        return model(embeds, cells, additive_mask(layout, embeds.dtype), cache)[0][:, -keep:], None
 
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Distribution:
         """Return the distributions for states [R, N, D]; for guided pairs [B, N, ...]."""

@@ -178,7 +178,8 @@ class ImageModel(ABC):
         self, model: Any, layout: Layout, cache: SlotCache, state: Prompt, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [R, keep, V] of the last `keep` columns. Hidden states are taken by hooks (`models.stack.tapped`), never here."""
-        hidden = self.hidden(self.embedded(layout.ids, state), layout, cache, state)
+        embeds = self.embedded(layout.ids, state) if layout.opening else self.embed(layout.ids)
+        hidden = self.hidden(embeds, layout, cache, state)
         return self.logits(hidden[:, -keep:]), None
 
     @property

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.processors.raster import Raster
+from mmspec.models.families.base import additive_mask
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, class_of, decoded, texts_of
@@ -93,7 +94,7 @@ class LlamaGenPictures(ImageModel):
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
         """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
         cells = (layout.positions - prompt.lengths[:, None]).clamp(min=-1, max=self.raster.length - 1)
-        return self.model(embeds, cells, layout.visible[:, None], cache)[0]
+        return self.model(embeds, cells, additive_mask(layout, embeds.dtype), cache)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""

@@ -121,11 +121,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor:
         """Return the attention output [R, M, D]."""
         qkv = self.wqkv(x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # [R, heads + 2 kv_heads, M, width]
-        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
-        q, k = rotate(q, *rope), rotate(k, *rope)
+        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
+        q, k = rotate(qk, *rope).split([self.heads, self.kv_heads], 1)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
-        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads)
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None and q.shape[2] > 1, enable_gqa=self.heads != self.kv_heads
+        )
         return self.wo(out.transpose(1, 2).flatten(-2))
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmspec.models.families.base import attention_mask, text_prompt
+from mmspec.models.families.base import causal_mask, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import texts_of
@@ -84,7 +84,7 @@ def states(decoder: Any, embeds: Tensor, layout: Layout, cache: SlotCache, posit
     """The last hidden states [R, M, D] of a transformers decoder; `positions` where they are more than logical ones."""
     return decoder(
         inputs_embeds=embeds,
-        attention_mask=attention_mask(layout.visible, decoder),
+        attention_mask=causal_mask(layout, decoder),
         position_ids=layout.positions if positions is None else positions,
         past_key_values=cache,
         use_cache=True,
