@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, fixed_shapes, token_chain, unread_by
 
 _LONGEST = 16  # tokens compared to tell places apart
 _NEAREST = 64  # places compared on either side of the expected one
@@ -30,7 +30,9 @@ class Copy:
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
         """Open the drafting session of one generation."""
-        return HostSession(prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session))
+        return HostSession(
+            prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session), padded=fixed_shapes(session)
+        )
 
     def _source(self, row: int, text: list[int]) -> list[int]:
         if self.source is None:
@@ -59,6 +61,13 @@ class CopyRow:
             self.output.append(token)
             expected = self.next < len(self.source) and self.source[self.next] == token
             self.next = self.next + 1 if expected else self._align(token)
+
+    def match(self) -> int:
+        """Return how many tokens before the place to copy are those of the output, 1 at least; see `MatchingRow.match`."""
+        if self.next >= len(self.source):
+            return 0
+        agrees = self.next > 0 and self.output[-1:] == self.source[self.next - 1 : self.next]
+        return self._agreement(self.next - 1) if agrees else 1
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Return draft tokens for one round; see `HostRow.draft_token`."""

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, fixed_shapes, token_chain, unread_by
 
 _REACH = 64  # contexts counted per token: bounds the work on long runs of one token, where every shorter run is a context
 
@@ -51,7 +51,7 @@ class Suffix:
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
         """Open the drafting session of one generation."""
-        return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session))
+        return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session), padded=fixed_shapes(session))
 
 
 class Automaton:
@@ -148,6 +148,11 @@ class SuffixRow:
         for token in tokens:
             self.own.append(token)
             self.state, self.matched = self.corpus.step(self.state, self.matched, token)
+
+    def match(self) -> int:
+        """Return the length of the match that the next draft tokens continue; see `MatchingRow.match`."""
+        size = max(self.own.length[max(0, self.own.link[self.own.last])], self.matched)
+        return size if size >= self.plan.min_match else 0
 
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Return draft tokens for one round; see `HostRow.draft_token`."""
