@@ -53,14 +53,16 @@ def replay(prompt: Sequence[int], output: Sequence[int], drafter: Drafter, contr
         The counts.
     """
     session: Any = drafter.begin({"input_ids": torch.tensor([list(prompt)])}, None)  # type: ignore[arg-type]
-    controller, noise, done = control.begin(), Noise.from_seed(0, 1), 0
+    controller: Any = control.begin()
+    reads, noise, done = isinstance(controller, ReadsMatches), Noise.from_seed(0, 1), 0
     columns: list[int] = []
     while done < len(output):
         pending = Draft.root(torch.tensor([output[done - 1] if done else prompt[-1]]), torch.tensor([done]))
-        if isinstance(controller, ReadsMatches) and hasattr(session, "matches"):
+        if reads and hasattr(session, "matches"):
             controller.read_matches(session.matches(pending))
-        length, left = controller.length(), len(output) - done
-        draft = session.propose(pending, Budget(torch.tensor([left]), length, min(length, left - 1)), noise)
+        left = len(output) - done
+        length = min(controller.length(), left - 1) if reads else controller.length()
+        draft = session.propose(pending, Budget(torch.tensor([left]), length), noise)
         drafted = draft.nodes[0, 1:][draft.valid[0, 1:]].tolist()
         accepted = next((n for n, token in enumerate(drafted) if token != output[done + n]), len(drafted))
         committed = _committed(list(output[done : done + accepted + 1]), accepted, len(drafted))

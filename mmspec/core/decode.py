@@ -51,7 +51,7 @@ def decode(
         proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
     else:
         proposer = drafter.begin(prompt, session)
-        length = _length(controller, proposer, pending)
+        length = _length(controller, proposer, pending, stopping)
     clock.lap("draft")
     while stopping.open:
         draft = proposer.propose(pending, stopping.budget(length), noise)
@@ -73,14 +73,17 @@ def decode(
         controller.observe(length, committed, seconds["total"])
         yield Step(draft, verdict, committed, seconds)
         if stopping.open:
-            length = _length(controller, proposer, pending)
+            length = _length(controller, proposer, pending, stopping)
 
 
-def _length(controller: ControlSession, proposer: DraftSession, pending: Draft) -> int:
+def _length(controller: ControlSession, proposer: DraftSession, pending: Draft, stopping: StoppingCriteria) -> int:
     """Return the draft length of the coming round."""
-    if isinstance(controller, ReadsMatches) and isinstance(proposer, Matches):
-        controller.read_matches(proposer.matches(pending))
-    return controller.length()
+    if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
+        return controller.length()
+    controller.read_matches(proposer.matches(pending))
+    length = controller.length()
+    most = stopping.budget(length).most
+    return length if most is None else most
 
 
 def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:

@@ -107,7 +107,7 @@ class ByMatchSession:
         open_rows = [row for row in rows if committed.values[row]]
         if not open_rows:
             return
-        columns = 1 + max(committed.drafted)
+        columns = 1 + length if any(committed.drafted) else 1
         classes = self._classes(len(rows))
         for row in open_rows:
             at = classes[row]

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, fixed_shapes, token_chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _LONGEST = 16  # tokens compared to tell places apart
 _NEAREST = 64  # places compared on either side of the expected one
@@ -30,9 +30,7 @@ class Copy:
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
         """Open the drafting session of one generation."""
-        return HostSession(
-            prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session), padded=fixed_shapes(session)
-        )
+        return HostSession(prompt, lambda row, text: CopyRow(self._source(row, text)), unread=unread_by(session))
 
     def _source(self, row: int, text: list[int]) -> list[int]:
         if self.source is None:

@@ -60,7 +60,6 @@ class HostSession:
         columns: number of columns for a round of a given draft length.
         width: largest number of siblings of any row; 1 if every row drafts a chain.
         unread: ids that are left out of the text.
-        padded: give every chain of one length the same number of columns, for captured targets.
     """
 
     def __init__(
@@ -70,10 +69,8 @@ class HostSession:
         columns: Callable[[int], int] = as_many,
         width: int = 1,
         unread: Sequence[int] = (),
-        padded: bool = False,
     ) -> None:
         self.texts, self.open_row, self.columns, self.width = prompt_ids(prompt, unread), open_row, columns, width
-        self.padded = padded
         self.rows: list[HostRow] = []
         self.ended: list[bool] = []
 
@@ -89,17 +86,14 @@ class HostSession:
         """Return the draft of this round; see `DraftSession.propose`."""
         if not self.rows:
             self._open(len(pending.start))
-        length = budget.length if self.padded or budget.most is None else min(budget.length, budget.most)
-        if length == 0:
+        if budget.length == 0:
             return pending
         behind = _behind(pending)
         rows = zip(self.rows, self.ended, behind, strict=True)
-        draft_tokens = [([], []) if ended else row.draft_token(length, *more) for row, ended, more in rows]
+        draft_tokens = [([], []) if ended else row.draft_token(budget.length, *more) for row, ended, more in rows]
         if not any(tokens for tokens, _ in draft_tokens):
             return pending  # no draft tokens: a plain step is cheaper than columns of PAD
-        fixed = self.padded or self.width > 1
-        size = self.columns(length) if fixed else max(len(tokens) for tokens, _ in draft_tokens)
-        table = [_columns(tokens, parents, size) for tokens, parents in draft_tokens]
+        table = [_columns(tokens, parents, self.columns(budget.length)) for tokens, parents in draft_tokens]
         nodes, parents, depth = to_device(table, pending.nodes.device).unbind(1)  # [B, G]
         fits = (depth <= budget.draft_tokens[:, None]) & (parents != PAD) & pending.valid[:, -1:]
         parents = torch.where(fits, parents + pending.roots, PAD)
@@ -126,11 +120,6 @@ def unread_by(session: Any) -> tuple[int, ...]:
     """Return the ids that stand for pictures or sound in the prompts of `session`, or enclose them."""
     family = getattr(getattr(session, "target", None), "family", None)
     return (*getattr(family, "placeholders", ()), *getattr(family, "never_generated_ids", ()))
-
-
-def fixed_shapes(session: Any) -> bool:
-    """Return True if the target of `session` runs captured, so that every number of columns is compiled on its own."""
-    return bool(getattr(getattr(session, "target", None), "static", False))
 
 
 def prompt_ids(prompt: Any, unread: Sequence[int] = ()) -> list[list[int]] | None:

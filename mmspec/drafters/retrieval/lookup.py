@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, fixed_shapes, token_chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _END = -1  # stands between references; no token has this id
 _KEY = 3  # n-grams of up to this size are indexed; longer matches are found by comparing the tokens before them
@@ -48,7 +48,7 @@ class Lookup:
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
         """Open the drafting session of one generation."""
-        return HostSession(prompt, lambda row, text: LookupRow(self, text), unread=unread_by(session), padded=fixed_shapes(session))
+        return HostSession(prompt, lambda row, text: LookupRow(self, text), unread=unread_by(session))
 
 
 class Match(NamedTuple):

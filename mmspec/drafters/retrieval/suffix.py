@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.protocols import TargetSession
-from mmspec.drafters.retrieval.host import DraftTokens, HostSession, fixed_shapes, token_chain, unread_by
+from mmspec.drafters.retrieval.host import DraftTokens, HostSession, token_chain, unread_by
 
 _REACH = 64  # contexts counted per token: bounds the work on long runs of one token, where every shorter run is a context
 
@@ -51,7 +51,7 @@ class Suffix:
 
     def begin(self, prompt: Any, session: TargetSession) -> HostSession:
         """Open the drafting session of one generation."""
-        return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session), padded=fixed_shapes(session))
+        return HostSession(prompt, lambda row, text: SuffixRow(self, text), unread=unread_by(session))
 
 
 class Automaton:
