@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from mmspec.core.control import Fixed, ReadsMatches
-from mmspec.core.draft_length.acceptance import Acceptance, match_class
+from mmspec.core.draft_length.acceptance import AcceptanceByMatch, match_class
 from mmspec.core.draft_length.by_match import ByMatch, MatchRecord
 from mmspec.core.draft_length.cost_curve import CostCurve
 from mmspec.core.records import Committed
@@ -161,14 +161,14 @@ def test_one_slow_round_does_not_change_a_cost():
 
 
 def test_acceptance_follows_what_is_seen():
-    fresh = Acceptance()
+    fresh = AcceptanceByMatch()
     assert fresh.values(match_class(1), 3) < fresh.values(match_class(5), 3) < fresh.values(match_class(50), 3) < 4
     for _ in range(40):
         fresh.add(match_class(1), 3, 3)
         fresh.add(match_class(50), 0, 1)
     assert fresh.values(match_class(1), 3) > 3.3
     assert fresh.values(match_class(50), 3) < 1.7
-    later = Acceptance(fresh.known)
+    later = AcceptanceByMatch(fresh.known)
     assert later.values(match_class(1), 3) > 3.3
     assert match_class(None) == 0
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.models import output_head
-from mmspec.models.output_head import head_product, transposes
+from mmspec.models.compat import output_head
+from mmspec.models.compat.output_head import head_product, transposes
 from mmspec.text import generate
 from tests.drafters.runs import prompt_of
 

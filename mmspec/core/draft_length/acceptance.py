@@ -44,7 +44,7 @@ def no_counts() -> Counts:
     return [[[0.0, 0.0] for _ in range(POSITIONS)] for _ in LEAST]
 
 
-class Acceptance:
+class AcceptanceByMatch:
     """Chances that a draft token is accepted when those before it were. Recent rounds count more.
 
     Args:

@@ -14,7 +14,7 @@ although short ones have failed.
 
 from dataclasses import dataclass, field
 
-from mmspec.core.draft_length.acceptance import LEAST, Acceptance, Counts, match_class, no_counts
+from mmspec.core.draft_length.acceptance import LEAST, AcceptanceByMatch, Counts, match_class, no_counts
 from mmspec.core.draft_length.cost_curve import CostCurve
 from mmspec.core.records import Committed
 
@@ -77,7 +77,7 @@ class ByMatchSession:
 
     def __init__(self, plan: ByMatch, record: MatchRecord):
         self.plan, self.record = plan, record
-        self.costs, self.acceptance = CostCurve(record.ratios), Acceptance(record.counts)
+        self.costs, self.acceptance = CostCurve(record.ratios), AcceptanceByMatch(record.counts)
         self.balances = [plan.head, plan.head]  # of short and of long matches, in values
         self.reach = [0] * len(LEAST)  # longest accepted draft, by class of match
         self.matches: list[int | None] | None = None

@@ -51,7 +51,7 @@ class Lookup:
         return HostSession(prompt, lambda row, text: LookupRow(self, text), unread=unread_by(session))
 
 
-class Match(NamedTuple):
+class Occurrence(NamedTuple):
     """An earlier occurrence of the end of a text."""
 
     size: int
@@ -86,19 +86,19 @@ class Index:
         """Return the tokens at the text's end that a match may hold, as if it continued with `behind`."""
         return [*self.tokens[-self.longest :], *behind][-self.longest :]
 
-    def find(self, end: Sequence[int]) -> Match:
+    def find(self, end: Sequence[int]) -> Occurrence:
         """Return the latest occurrence of the longest suffix of `end`, among the latest occurrences of its last tokens."""
         for size in range(min(self.key, len(end)), self.shortest - 1, -1):
             place = self.behind.get(tuple(end[-size:]), 0)
             if place:
-                return Match(size, place) if size < self.key else self._longest(place, end)
-        return Match(0, 0)
+                return Occurrence(size, place) if size < self.key else self._longest(place, end)
+        return Occurrence(0, 0)
 
-    def _longest(self, place: int, end: Sequence[int]) -> Match:
-        best = Match(0, 0)
+    def _longest(self, place: int, end: Sequence[int]) -> Occurrence:
+        best = Occurrence(0, 0)
         for _ in range(_PLACES):
             size = self._common(place, end)
-            best = max(best, Match(size, place), key=lambda match: match.size)
+            best = max(best, Occurrence(size, place), key=lambda match: match.size)
             place = self.earlier[place]
             if size == len(end) or place == 0:
                 break
@@ -133,7 +133,7 @@ class LookupRow:
             return token_chain(copied[: copied.index(_END)] if _END in copied else copied)
         return token_chain(self._repeat(own.place, limit, behind)) if own.size else ([], [])
 
-    def _found(self, behind: Sequence[int]) -> tuple[Match, Match]:
+    def _found(self, behind: Sequence[int]) -> tuple[Occurrence, Occurrence]:
         end = self.own.end(behind)
         return self.own.find(end), self.references.find(end)
 

@@ -11,15 +11,11 @@ For few rows of float32, BLAS computes W x^T faster than x W^T, which `F.linear`
 In bfloat16 `F.linear` is the faster one throughout. The rule reads sizes only, so equal requests take equal paths.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from mmspec.models.skipped_parts import rewired
 
 _LEAST_VALUES = {1: 131072, 2: 32000, 3: 32000, 4: 32000, 5: 32000, 6: 200000, 7: 200000, 8: 200000}
 """Smallest vocabulary for which W x^T is the faster product, by rows."""
@@ -56,23 +52,16 @@ def head_product(x: Tensor, weight: Tensor) -> Tensor:
     return (weight @ flat.T)[:, :rows].T.contiguous().view(*x.shape[:-1], -1)
 
 
-@contextmanager
-def chosen_product(model: Any) -> Iterator[None]:
-    """Run forwards of a copy with the product of its output head chosen by rows.
+def head_changes(model: Any) -> tuple[tuple[nn.Module, str, Any], ...]:
+    """Return the changes that choose the product of a model's output head by rows, for `models.changed.replaced`.
 
     Args:
-        model: a copy of a model, see `models.module_copy`. One whose head is no plain `nn.Linear` without bias runs unchanged.
+        model: a copy of a model, see `models.module_copy`.
 
-    Yields:
-        Nothing.
+    Returns:
+        (module, name, value); none for a head that is no plain `nn.Linear` without bias, or not on a CPU in float32.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head) or not transposes(2, head.weight):
-        yield
-        return
-
-    def change(real: Callable) -> Callable:
-        return lambda x: head_product(x, head.weight)
-
-    with rewired({head: change}):
-        yield
+        return ()
+    return ((head, "forward", lambda x: head_product(x, head.weight)),)
