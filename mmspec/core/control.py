@@ -59,6 +59,19 @@ class Charged(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsMatches(Protocol):
+    """A control session that reads the lengths of matches before it chooses the length of a round."""
+
+    def read_matches(self, matches: list[int | None] | None) -> None:
+        """Record the matches of the coming round; `length` follows.
+
+        Args:
+            matches: as returned by `core.protocols.Matches.matches`.
+        """
+        ...
+
+
 class Control(Protocol):
     """A controller, passed to the public calls as `draft_length=`."""
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.control import Charged, Control
+from mmspec.core.control import Charged, Control, ControlSession, ReadsMatches
 from mmspec.core.noise import Noise
-from mmspec.core.protocols import Drafter, Later, StoppingCriteria, Target
-from mmspec.core.records import Committed, Step
+from mmspec.core.protocols import Drafter, DraftSession, Later, Matches, StoppingCriteria, Target
+from mmspec.core.records import Committed, Draft, Step
 from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
 from mmspec.utils.renamed import old_names
@@ -46,11 +46,12 @@ def decode(
     session, pending = target.begin(prompt)
     clock.lap("encode")
     controller = control.begin()
-    length = controller.length()
-    if length == 0 and isinstance(drafter, Later):
-        proposer = drafter.later(prompt, session)
+    if isinstance(drafter, Later):
+        length = controller.length()
+        proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
     else:
         proposer = drafter.begin(prompt, session)
+        length = _length(controller, proposer, pending, stopping)
     clock.lap("draft")
     while stopping.open:
         draft = proposer.propose(pending, stopping.budget(length), noise)
@@ -72,7 +73,17 @@ def decode(
         controller.observe(length, committed, seconds["total"])
         yield Step(draft, verdict, committed, seconds)
         if stopping.open:
-            length = controller.length()
+            length = _length(controller, proposer, pending, stopping)
+
+
+def _length(controller: ControlSession, proposer: DraftSession, pending: Draft, stopping: StoppingCriteria) -> int:
+    """Return the draft length of the coming round."""
+    if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
+        return controller.length()
+    controller.read_matches(proposer.matches(pending))
+    length = controller.length()
+    most = stopping.budget(length).most
+    return length if most is None else most
 
 
 def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:

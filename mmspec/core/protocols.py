@@ -157,3 +157,19 @@ class Later(Protocol):
             The drafter's session.
         """
         ...
+
+
+@runtime_checkable
+class Matches(Protocol):
+    """A draft session that knows, before a draft length is chosen, how long the match is that its draft tokens would continue."""
+
+    def matches(self, pending: Draft) -> list[int | None] | None:
+        """Return the length of every row's match.
+
+        Args:
+            pending: the pending tokens of the coming round.
+
+        Returns:
+            Tokens by row: 0 where there are no draft tokens, None where the row has ended; or None if lengths are not known.
+        """
+        ...

@@ -246,6 +246,7 @@ class Budget:
 
     left: Tensor  # [B] output values each row may still commit; 0: finished
     length: int  # draft tokens requested for this round, the same for every row so that shapes stay fixed
+    most: int | None = None  # the largest of `draft_tokens`, or a bound on it, where it is known on the host
 
     @property
     def draft_tokens(self) -> Tensor:

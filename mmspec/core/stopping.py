@@ -48,7 +48,7 @@ class DefaultStopping:
 
     def budget(self, length: int) -> Budget:
         """Return the budget of a round of `length` draft tokens."""
-        return Budget(self.left, length)
+        return Budget(self.left, length, max(0, min(length, max(self.remaining) - 1)))
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
         """Cut `verdict` at every row's end and transfer the outcome to the host, the round's one synchronisation."""

@@ -12,7 +12,9 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.pipeline import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
+from mmspec.models.changed import replaced
 from mmspec.models.compat import many_shapes, with_whole_cache
+from mmspec.models.compat.output_head import head_changes
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.module_copy import uncompiled
@@ -196,7 +198,7 @@ class HFSession:
                 logits, hidden = with_whole_cache(partial(target.family.forward, *arguments))
             return logits.to(torch.float32, copy=True), hidden  # the next replay of the graph overwrites its output
         family, model = target.own()
-        with tapped(model, self.watched) as found:
+        with tapped(model, self.watched) as found, replaced(*head_changes(model)):
             if isinstance(family, OwnScoring):
                 logits = family.scored(self, layout, fresh)
             else:

@@ -5,12 +5,20 @@ from typing import Any
 
 from mmspec.core.control import Control, Fixed
 from mmspec.core.draft_length.break_even import BreakEven
+from mmspec.core.draft_length.by_match import ByMatch
 from mmspec.core.draft_length.thompson import Thompson
 from mmspec.core.draft_length.throughput import Throughput
 from mmspec.core.protocols import Drafter
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.retrieval.copy import Copy
+from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.drafters.retrieval.ngram import NGram
+from mmspec.drafters.retrieval.suffix import Suffix
+
+_MATCHING = (Lookup, Suffix, NGram, Copy)
+"""Drafters whose sessions report the lengths of matches."""
 
 
 def control_of(
@@ -28,7 +36,7 @@ def control_of(
         draft_length: a number of draft tokens a round; "auto"; "thompson" for Thompson sampling; or a controller.
         drafter: the drafter. With `NoDraft` nothing is drafted.
         auto: makes the controller of "auto". By default it maximises measured throughput, zero draft tokens included: up to a tree's own
-            depth, and starting from more draft tokens where they cost no model call.
+            depth, and by the lengths of matches for drafters that copy earlier text.
         thompson: False if Thompson sampling is not supported.
         name, unit: of the argument, for messages.
 
@@ -54,7 +62,9 @@ def control_of(
 
 def _throughput(drafter: Any) -> Control:
     """Return the controller that maximises measured throughput, with the break-even test."""
+    if isinstance(drafter, _MATCHING):
+        return ByMatch()
     depth = getattr(getattr(drafter, "shape", None), "depth", None)
     if depth is not None:
         return BreakEven(Throughput(lengths=tuple(range(depth + 1)), first=depth))
-    return BreakEven(Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=8))
+    return BreakEven(Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=3))

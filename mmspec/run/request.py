@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from mmspec.core.control import Control
+from mmspec.core.draft_length.by_match import ByMatch
 from mmspec.core.processors.pipeline import Pipeline, Processor
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
@@ -19,6 +20,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import CHECKS
 from mmspec.run.draft_length import control_of
 from mmspec.run.drafters import drafter_of
+from mmspec.run.match_records import match_record
 from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import shape_of, stopping_below
 
@@ -103,13 +105,14 @@ class Request(BaseModel):
         """Return the processors of p and q; `first` precede all others."""
         return distributions_for(rule, self.temperature, self.top_k, self.top_p, self.repetition_penalty, first)
 
-    def resolve(self, target: HFTarget, rule: Accept, model_of: Callable[[Any], Any] | None = None) -> Resolved:
+    def resolve(self, target: HFTarget, rule: Accept, model_of: Callable[[Any], Any] | None = None, rows: int | None = None) -> Resolved:
         """Resolve the drafter and the draft length.
 
         Args:
             target: the target, its processors included.
             rule: the accept rule, which determines how draft tokens are drawn.
             model_of: for modalities with model classes of their own: from `drafter` to a target that drafts, or None for other drafters.
+            rows: rows of the batch, if what earlier requests of the kind learnt about draft lengths is to be used.
 
         Returns:
             The engine objects.
@@ -123,4 +126,7 @@ class Request(BaseModel):
         else:
             drafter = drafter_of(self.drafter, target, rule, self.tree, self.view)
         drafter = stopping_below(drafter, self.stop_below)
-        return Resolved(drafter, control_of(self.draft_length, drafter))
+        control = control_of(self.draft_length, drafter)
+        if rows is not None and isinstance(control, ByMatch) and self.draft_length == "auto":
+            control = replace(control, record=match_record(target.model, drafter, rows, self.temperature != 0))
+        return Resolved(drafter, control)

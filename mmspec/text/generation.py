@@ -131,7 +131,7 @@ def generate(
     own = settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty)
     distributions = request.distributions(rule, (*own, *processors))
     target = HFTarget(model, family, distributions, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
-    resolved = request.resolve(target, rule)
+    resolved = request.resolve(target, rule, rows=rows)
     if capture:
         target = target.capture(max_new_tokens + 64)
         resolved = resolved.capture(max_new_tokens + 64)

@@ -60,6 +60,13 @@ class CopyRow:
             expected = self.next < len(self.source) and self.source[self.next] == token
             self.next = self.next + 1 if expected else self._align(token)
 
+    def match(self) -> int:
+        """Return how many tokens before the place to copy are those of the output, 1 at least; see `MatchingRow.match`."""
+        if self.next >= len(self.source):
+            return 0
+        agrees = self.next > 0 and self.output[-1:] == self.source[self.next - 1 : self.next]
+        return self._agreement(self.next - 1) if agrees else 1
+
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Return draft tokens for one round; see `HostRow.draft_token`."""
         there = self

@@ -5,7 +5,7 @@ values, as inside a cascade, are fetched from the device, with one synchronisati
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,15 @@ class HostRow(Protocol):
 
         `behind` is provisional: the row must not store it.
         """
+        ...
+
+
+@runtime_checkable
+class MatchingRow(HostRow, Protocol):
+    """A row that knows how long the match is that its draft tokens continue."""
+
+    def match(self) -> int:
+        """Return how many of the text's last tokens the source of the next draft tokens shares; 0 where there are no draft tokens."""
         ...
 
 
@@ -64,6 +73,14 @@ class HostSession:
         self.texts, self.open_row, self.columns, self.width = prompt_ids(prompt, unread), open_row, columns, width
         self.rows: list[HostRow] = []
         self.ended: list[bool] = []
+
+    def matches(self, pending: Draft) -> list[int | None] | None:
+        """Return the length of each row's match; see `core.protocols.Matches`."""
+        if not self.rows:
+            self._open(len(pending.start))
+        if not all(isinstance(row, MatchingRow) for row in self.rows):
+            return None
+        return [None if ended else row.match() for row, ended in zip(self.rows, self.ended, strict=True)]  # type: ignore[attr-defined]
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
         """Return the draft of this round; see `DraftSession.propose`."""

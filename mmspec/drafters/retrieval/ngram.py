@@ -70,6 +70,11 @@ class NGramRow:
                     self.best[context] = token
             self.recent = self._push(self.recent, token)
 
+    def match(self) -> int:
+        """Return the length of the context that the next draft tokens follow; see `MatchingRow.match`."""
+        known = next((context for context in self._contexts(self.recent) if context in self.best), ())
+        return len(known) or int(bool(self._tabled(self.recent)))
+
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Return draft tokens for one round; see `HostRow.draft_token`."""
         tokens: list[int] = []

@@ -149,6 +149,11 @@ class SuffixRow:
             self.own.append(token)
             self.state, self.matched = self.corpus.step(self.state, self.matched, token)
 
+    def match(self) -> int:
+        """Return the length of the match that the next draft tokens continue; see `MatchingRow.match`."""
+        size = max(self.own.length[max(0, self.own.link[self.own.last])], self.matched)
+        return size if size >= self.plan.min_match else 0
+
     def draft_token(self, limit: int, behind: Sequence[int] = ()) -> DraftTokens:
         """Return draft tokens for one round; see `HostRow.draft_token`."""
         own = max(0, self.own.link[self.own.last])  # the longest suffix that also occurs elsewhere

@@ -1,0 +1,55 @@
+"""The output head's product: the same logits by either way, tokens as `generate`, and the caller's model unchanged."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mmspec.models.compat import output_head
+from mmspec.models.compat.output_head import head_product, transposes
+from mmspec.text import generate
+from tests.drafters.runs import prompt_of
+
+
+@pytest.fixture(scope="module")
+def wide():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 32000, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=128)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(6)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 5), (2, 2), (3, 1), (1, 6), (2, 9)])
+@pytest.mark.parametrize("values", [32000, 131072, 262144])
+def test_both_products_agree(shape, values):
+    x, weight = torch.randn(*shape, 8), torch.randn(values, 8)
+    torch.testing.assert_close(head_product(x, weight), F.linear(x, weight))
+    assert head_product(x, weight).is_contiguous()
+
+
+def test_the_rule_reads_sizes_only():
+    large, middle, small = (torch.empty(values, 4) for values in (262144, 32000, 31999))
+    assert [transposes(rows, large) for rows in (1, 2, 5, 8, 9, 17)] == [True, True, True, True, False, False]
+    assert [transposes(rows, middle) for rows in (1, 2, 5, 6)] == [False, True, True, False]
+    assert not any(transposes(rows, weight) for rows in (1, 2, 5) for weight in (small, large.bfloat16(), large.to("meta")))
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup", "jacobi", "early-exit"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_are_those_of_generate_and_the_model_is_unchanged(wide, drafter, temperature, monkeypatch):
+    inputs, calls = prompt_of([5, 6, 7, 5, 6], [9, 8, 9]), []
+    real = output_head.head_product
+    monkeypatch.setattr(output_head, "head_product", lambda x, weight: calls.append(x.shape) or real(x, weight))
+    out = generate(wide, inputs, drafter, max_new_tokens=20, draft_length=2, temperature=temperature, seed=4)
+    assert calls
+    assert "forward" not in vars(wide.lm_head)
+    monkeypatch.setattr(output_head, "transposes", lambda rows, weight: False)
+    assert torch.equal(
+        out.tokens, generate(wide, inputs, drafter, max_new_tokens=20, draft_length=2, temperature=temperature, seed=4).tokens
+    )
+    if temperature == 0.0:
+        whole = wide.generate(**inputs, do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=None)
+        assert torch.equal(whole[:, inputs["input_ids"].shape[1] :], out.tokens)
