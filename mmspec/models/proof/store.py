@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mmspec.utils.cache_folder import cache_folder
+
 
 def folder() -> Path:
     """The folder of proofs. It need not exist."""
-    own = os.environ.get("MMSPEC_CACHE")
-    if own:
-        return Path(own).expanduser() / "proofs"
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "mmspec" / "proofs"
+    return cache_folder() / "proofs"
 
 
 def read_proof(fingerprint: str) -> dict[str, Any] | None:
