@@ -6,8 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.minis.card import as_stored
 from mmspec.minis.weights import llama, save_llama
-from mmspec.utils.packed_files import read_bytes, save_bytes
-from mmspec.utils.packing import packed, unpacked
+from mmspec.utils.packing import packed, read_bytes, save_bytes, unpacked
 
 
 def test_a_matrix_is_off_by_half_a_step_of_its_row_at_most(tmp_path):

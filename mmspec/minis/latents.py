@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import read_bytes, save_bytes
 
 
 def save_model(model: Any, folder: Path) -> None:

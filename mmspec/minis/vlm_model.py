@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.drafters.checkpoints.load import load_drafter
 from mmspec.minis import scenes
 from mmspec.minis.weights import llama
-from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import read_bytes, save_bytes
 
 IMAGE, PAD, UNKNOWN, END, LINE = "<image>", "<pad>", "<unk>", "<end>", "\n"
 PATCH = 16

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import read_bytes, save_bytes
 
 
 def save_llama(model: Any, folder: Path) -> None:

@@ -1,8 +1,11 @@
-"""Weights as bytes: a matrix keeps a byte a number and one scale a row, everything else is in half precision."""
+"""Weights as bytes, in memory and in files: a matrix keeps a byte a number and one scale a row, everything else is in half precision."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 _SCALE = ".scale"
@@ -30,6 +33,19 @@ def unpacked(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     scales = {name + _SCALE for name in scaled}
     kept = {name: tensor for name, tensor in stored.items() if name not in scales}
     return {name: _rows(tensor, stored[name + _SCALE]) if name in scaled else tensor for name, tensor in kept.items()}
+
+
+def save_bytes(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write `weights` to `path`, under a temporary name first. Packing is lossy: train drafters on the weights read back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    save_file({name: tensor.contiguous() for name, tensor in packed(weights).items()}, temporary, {"format": "pt"})
+    os.replace(temporary, path)
+
+
+def read_bytes(path: Path) -> dict[str, Tensor]:
+    """Weights in float32, from a file of `save_bytes` or any other safetensors file."""
+    return {name: tensor.float() for name, tensor in unpacked(load_file(path)).items()}
 
 
 def _rows(tensor: Tensor, scale: Tensor) -> Tensor:

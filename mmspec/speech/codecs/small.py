@@ -18,7 +18,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.speech.sound.audio import PhaseFinder, logs, mel_spectrogram
-from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import read_bytes, save_bytes
 
 
 @dataclass(frozen=True)

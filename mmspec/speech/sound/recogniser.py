@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchaudio.functional import edit_distance
 
 from mmspec.speech.sound.audio import logs, mel_spectrogram
-from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import read_bytes, save_bytes
 
 
 @dataclass(frozen=True)

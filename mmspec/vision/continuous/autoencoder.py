@@ -19,7 +19,7 @@ from einops import rearrange
 from PIL import Image
 from torch import Tensor, nn
 
-from mmspec.utils.packed_files import read_bytes, save_bytes
+from mmspec.utils.packing import read_bytes, save_bytes
 from mmspec.vision.codes.tokenizer import as_tensor, colours, patch
 from mmspec.vision.families.base import as_pictures
 
