@@ -14,7 +14,7 @@ from typing import Any
 from mmspec.models import compat
 from mmspec.models.checkpoint_loading import loaded
 
-_FETCH = "mmspec recipe text/fetch_gemma.py fetches a model"
+_FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
