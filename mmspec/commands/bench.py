@@ -1,14 +1,18 @@
-"""`mmspec bench`: mmspec and transformers, plain and assisted, in one process."""
+"""`mmspec bench`: mmspec and transformers, plain and assisted, in one process; `--suite` runs a larger benchmark by name."""
 
 import json
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.table import Table
 
+from mmspec.bench.suites.page import check_page, with_figures
 from mmspec.commands import common
 from mmspec.utils.files import whole
+from mmspec.utils.names import unknown
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -22,8 +26,14 @@ EXAMPLES = """Examples:
   mmspec bench --batch-size 8
   mmspec bench --model ./big --drafter ./small --prompts prompts.txt \\
       --device cuda --dtype bfloat16
+  mmspec bench --suite real --output real.json --page real.md
+  mmspec bench --suite real --temperature 0 --batch-size 1 \\
+      --kinds qa,gsm8k --limit 4
 """
-_DRAFT_TOKENS, _LIMIT, _NEW = 5, 8, 64
+_DRAFT_TOKENS, _LIMIT, _NEW, _REPEATS, _BATCH = 5, 8, 64, 3, 1
+_SUITE = "Suites"
+SUITES = {"real": "mmspec.bench.suites.real", "gpu": "mmspec.bench.suites.gpu"}
+"""Name -> the module with its `measure(**options) -> dict` and `render(found) -> str`."""
 
 
 def bench(
@@ -46,8 +56,21 @@ def bench(
     ] = None,
     prompts: common.PROMPTS = None,
     limit: common.LIMIT = None,
-    repeats: Annotated[int, common.option(common.FILES, "Runs of every prompt; 3 by default.", metavar="N")] = 3,
-    batch_size: Annotated[int, common.option(common.FILES, "Prompts run together; 1 by default.", metavar="N")] = 1,
+    repeats: Annotated[int | None, common.option(common.FILES, "Runs of every prompt; 3 by default.", metavar="N")] = None,
+    batch_size: Annotated[int | None, common.option(common.FILES, "Prompts run together; 1 by default.", metavar="N")] = None,
+    suite: Annotated[
+        str | None,
+        common.option(
+            _SUITE, "A larger benchmark: real (models people use, eight kinds of prompts) or gpu (what needs a GPU).", metavar="NAME"
+        ),
+    ] = None,
+    kinds: Annotated[
+        str | None, common.option(_SUITE, "real: kinds of prompts, such as qa,gsm8k; all by default.", metavar="NAMES")
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, common.option(_SUITE, "real: longer prompts are left out; 1024 by default.", metavar="N")
+    ] = None,
+    page: Annotated[str | None, common.option(_SUITE, "Write the tables into a Markdown page, between its marks.", metavar="FILE")] = None,
     output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE")] = None,
     html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE")] = None,
     as_json: common.JSON = False,
@@ -58,8 +81,13 @@ def bench(
 
 
 def _bench(given: dict[str, Any]) -> None:
-    common.check_counts(given, "repeats", "batch_size")
+    common.check_counts(given, "repeats", "batch_size", "max_prompt_tokens")
     common.check_counts(given, "limit", most=10**9)
+    if given["suite"] is not None:
+        _run_suite(given)
+        return
+    common.refuse_unread("belongs to a suite: give --suite real", "--kinds", "--max-prompt-tokens", "--page")
+    given = common.with_defaults(given, repeats=_REPEATS, batch_size=_BATCH)
     settings = common.config_of(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:
         sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}
@@ -75,6 +103,33 @@ def _bench(given: dict[str, Any]) -> None:
         common.emit(found)
     else:
         _show(found)
+
+
+def _run_suite(given: dict[str, Any]) -> None:
+    """Run a suite with the options that its `measure` takes; the others are refused by name."""
+    name = given["suite"]
+    if name not in SUITES:
+        raise unknown("suite", name, SUITES)
+    suite = import_module(SUITES[name])
+    taken = signature(suite.measure).parameters
+    unread = [key for key in given if key not in taken and key not in ("suite", "output", "page", "as_json", "verbose")]
+    common.refuse_unread(f"is not read by --suite {name}", *(f"--{key.replace('_', '-')}" for key in unread))
+    options = {key: value for key, value in given.items() if key in taken and value is not None}
+    with ExitStack() as stack:
+        if given["page"] is not None:
+            check_page(given["page"])
+        sinks = {key: stack.enter_context(whole(given[key])) for key in ("output", "page") if given[key] is not None}
+        common.begin(given["verbose"])
+        found = suite.measure(**options, **({"note": common.note} if "note" in taken else {}))
+        figures = suite.render(found)
+        if "output" in sinks:
+            json.dump(found, sinks["output"], indent=1)
+        if "page" in sinks:
+            sinks["page"].write(with_figures(str(given["page"]), figures))
+    if given["as_json"]:
+        common.emit(found)
+    else:
+        print(figures, end="")
 
 
 def _measure(config: "Config", given: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def option(panel: str, words: str, *names: str, metavar: str | None = None) -> A
     return typer.Option(*names, metavar=metavar, help=words, show_default=False, rich_help_panel=panel)
 
 
-MODEL = Annotated[str | None, option(WHAT, "Target: the shipped mini (default), a folder or a hub name.", metavar="PATH")]
+MODEL = Annotated[str | None, option(WHAT, "Target: the shipped mini (default), a folder, a GGUF file or a hub name.", metavar="PATH")]
 DEVICE = Annotated[str | None, option(WHAT, "auto (default: CUDA if available), cpu, cuda or cuda:N.", metavar="NAME")]
 DTYPE = Annotated[str | None, option(WHAT, "float32 (default), bfloat16, float16 or auto.", metavar="NAME")]
 CONFIG = Annotated[str | None, option(WHAT, "YAML settings; options on the command line override them.", metavar="FILE")]

@@ -139,14 +139,22 @@ def load_pair(config: Config) -> Pair:
             examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
     else:
         target, processor = load_model(name, config.target.dtype, device)
-    pair = Pair(
-        name, target, processor, None, config.drafter.kind, accept, config, examples=examples, chat=name == "vlm"
-    )  # whose template puts its questions
-    return _with_drafter(pair, mini, device)
+    chat = name == "vlm"  # whose template puts its questions
+    pair = Pair(name, target, processor, None, config.drafter.kind, accept, config, examples=examples, chat=chat)
+    return with_drafter(pair, mini, device)
 
 
-def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
-    """`pair` with the drafter its config names."""
+def with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
+    """Return `pair` with the drafter that its config names; the target is shared.
+
+    Args:
+        pair: without a drafter.
+        mini: the mini that the target is of; None for other models.
+        device: where a drafter's model is put.
+
+    Raises:
+        ValueError: for a drafter that cannot be loaded.
+    """
     from mmspec.run.composition import is_composed, named
 
     section = pair.config.drafter
@@ -174,7 +182,7 @@ def _with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
 def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any) -> Any:
     """The part `name` of a cascade, as `generate` takes a drafter."""
     kind, path = named_drafter(name)
-    found = _with_drafter(replace(pair, config=replace(pair.config, drafter=DrafterSection(kind=kind, path=path))), mini, device)
+    found = with_drafter(replace(pair, config=replace(pair.config, drafter=DrafterSection(kind=kind, path=path))), mini, device)
     if found.own_tokenizer is not None:
         raise ValueError(f"{name} has another vocabulary than {pair.name}, so it cannot be a part of {section.kind!r}")
     return found.drafter
@@ -214,9 +222,7 @@ def _trained(section: DrafterSection, target: Any) -> Any:
     from mmspec.drafters.checkpoints.load import load_drafter
 
     if section.path is None:
-        raise ValueError(
-            "drafter 'trained' needs path: the folder that mmspec recipe text/train_drafter.py wrote, or a published drafter's"
-        )
+        raise ValueError("drafter 'trained' needs path: what mmspec recipe text/train_drafter.py wrote, or a published drafter's folder")
     for key in section.options:
         if key not in _TRAINED:
             raise ValueError(f"unknown key {key!r} for drafter 'trained'; valid: {', '.join(_TRAINED)}")
@@ -277,9 +283,7 @@ def rule(config: Config) -> Any:
 
 
 def named_drafter(name: str) -> tuple[str, str | None]:
-    """Return (kind, path) of a drafter named on the command line: a kind, the folder of a trained one, or the path or hub name of a
-    model.
-    """
+    """Return (kind, path) of a drafter named on the command line: a kind, a trained one's folder, or a model's path or hub name."""
     if name in ("none", *DRAFTERS, *_owned()) or ":" in name:
         return name, None
     if name.endswith(".npy"):

@@ -1,15 +1,20 @@
-"""transformers models with their tokenizers or processors, by local path or hub name: in eval mode, with every weight found.
+"""transformers models with their tokenizers or processors, by local path, GGUF file or hub name: in eval mode, with every weight found.
 
 `trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
 """
 
+import importlib.util
 import logging
 import os
+import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmspec.models import compat
 from mmspec.models.checkpoint_loading import loaded
 
+_FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
@@ -22,20 +27,39 @@ def dtype_of(name: str) -> Any:
     return None if name == "auto" else getattr(torch, name)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where `from_pretrained` finds a checkpoint: a folder or hub name, and its options for configs and tokenizers, and for models."""
+
+    where: str
+    reading: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
+
+
 def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
-    """A transformers model in eval mode, and its tokenizer or processor, by local path or hub name."""
+    """A transformers model in eval mode, and its tokenizer or processor.
+
+    Args:
+        name: a folder with config.json and weights, a GGUF file (*.gguf), or a hub name.
+        dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. Weights of a GGUF file are dequantized to it.
+        device: a torch device.
+
+    Returns:
+        The model, and its tokenizer or processor, ready for batches.
+
+    Raises:
+        FileNotFoundError: for a path where nothing is.
+        ValueError: for a checkpoint that cannot be loaded or does not serve, with the reason in one line.
+    """
     import transformers as hf
 
     from mmspec.models.families.registry import HEARS, SEES
     from mmspec.text.settings.generation_config import one_path
 
-    weights = dtype_of(dtype) or "auto"
-    path = Path(name).expanduser()
-    if not path.exists() and is_path(name):
-        raise FileNotFoundError(f"model path {name} does not exist: give a folder with config.json and weights, or a hub name")
-    where = str(path) if path.exists() else name
+    weights, place = dtype_of(dtype) or "auto", _place(name)
     try:
-        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
+        config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
+        compat.forget_gguf(config)
         hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
         writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
         sees = config.model_type in SEES
@@ -43,13 +67,31 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
             _refuse_other_sight(config.model_type)
         reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
-        model = loaded(kind, where, dtype=weights, trust_remote_code=False).to(device).eval()
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"model {name} cannot be loaded: {_first_line(error)}") from None
+        with compat.progress_as_set():
+            model = loaded(kind, place.where, config=config, dtype=weights, trust_remote_code=False, **place.weights)
+        model = model.to(device).eval()
+    except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+        raise ValueError(f"model {name} cannot be loaded: {_reason(error)}") from None
     changed = one_path(model)
     if changed is not None:
         logging.getLogger(__name__).warning("%s: %s", name, changed)
-    return model, _processor(where, hears or sees, "right" if config.is_encoder_decoder else "left")
+    return model, _processor(name, place, hears or sees, "right" if config.is_encoder_decoder else "left")
+
+
+def _place(name: str) -> _Place:
+    """Where `name` leads. FileNotFoundError for a path where nothing is; ValueError for GGUF files that cannot be read here."""
+    path = Path(name).expanduser()
+    gguf = path.suffix == ".gguf"
+    if not path.exists() and is_path(name):
+        kind = "GGUF file" if gguf else "model path"
+        raise FileNotFoundError(
+            f"{kind} {name} does not exist: give a folder with config.json and weights, a GGUF file (*.gguf) or a hub name; {_FETCH}"
+        )
+    if not gguf or path.is_dir():
+        return _Place(str(path) if path.exists() else name)
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(f"model {name} is a GGUF file, and reading it needs the package gguf: pip install 'mmspec[gguf]'")
+    return _Place(str(path.parent), {"gguf_file": path.name}, compat.gguf_options(path.name))
 
 
 def _refuse_other_sight(model_type: str) -> None:
@@ -62,16 +104,18 @@ def _refuse_other_sight(model_type: str) -> None:
         raise ValueError(f"models of type {model_type!r} read pictures in a way that is not supported; supported: {', '.join(SEES)}")
 
 
-def _processor(where: str, senses: bool, side: str) -> Any:
+def _processor(name: str, place: _Place, senses: bool, side: str) -> Any:
     """A checkpoint's tokenizer or processor, ready for batches."""
     import transformers as hf
 
     try:
-        processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(where, trust_remote_code=False)
+        processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(
+            place.where, trust_remote_code=False, **place.reading
+        )
     except (OSError, ValueError, KeyError, ImportError) as error:
         if isinstance(error, ImportError) and "torchvision" in str(error).lower():
-            raise ValueError(f"the processor of {where} reads video and needs torchvision: pip install 'mmspec[video]'") from None
-        raise ValueError(f"the tokenizer of {where} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
+            raise ValueError(f"the processor of {name} reads video and needs torchvision: pip install 'mmspec[video]'") from None
+        raise ValueError(f"the tokenizer of {name} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None
     tokenizer = getattr(processor, "tokenizer", processor)
     tokenizer.padding_side = side
     if tokenizer.pad_token is None:
@@ -80,8 +124,16 @@ def _processor(where: str, senses: bool, side: str) -> Any:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name can only mean a place on this machine; hub names are `name` or `owner/name`."""
-    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or "\\" in name
+    """Whether a name can only mean a place on this machine; hub names are `name` or `owner/name`, without the ending of a GGUF file."""
+    return name.startswith((".", "~", os.sep)) or name.endswith(".gguf") or name.count("/") > 1 or "\\" in name
+
+
+def _reason(error: Exception) -> str:
+    """Why a checkpoint cannot be loaded, in one line."""
+    line = _first_line(error)
+    if isinstance(error, OSError) and "couldn't connect" in line:
+        return f"it is no folder here, it is not in the hub's cache, and the hub cannot be reached; {_FETCH}"
+    return line
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,3 +112,25 @@ def prompt_argument(given: str | None) -> str:
     if not prompt.strip():
         raise ValueError("the prompt is empty: give some text to continue")
     return prompt
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """Yield an empty folder that takes its name only when the block ends without an error, in place of what has the name then.
+
+    Raises:
+        ValueError: when the folder cannot be made.
+    """
+    path = Path(path).expanduser()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose a folder that can be made") from None
+    try:
+        yield temporary
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

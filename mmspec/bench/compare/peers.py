@@ -43,9 +43,9 @@ def contenders(pair: Pair, draft_tokens: int) -> dict[str, Contender]:
     assist = assistance(pair, draft_tokens)
     if assist is not None:
         found[ASSISTED] = lambda inputs, seed: _assisted(pair, inputs, seed, assist, draft_tokens)
-    found[ENGINE] = lambda inputs, seed: _mmspec(pair, inputs, seed, drafter=None, tree=None, accept="exact")
+    found[ENGINE] = lambda inputs, seed: run_mmspec(pair, inputs, seed, drafter=None, tree=None, accept="exact")
     if pair.drafter is not None:
-        found[DRAFTED] = lambda inputs, seed: _mmspec(pair, inputs, seed)
+        found[DRAFTED] = lambda inputs, seed: run_mmspec(pair, inputs, seed)
     return found
 
 
@@ -57,7 +57,8 @@ def assistance(pair: Pair, draft_tokens: int) -> dict[str, Any] | None:
     return {"prompt_lookup_num_tokens": draft_tokens} if pair.drafter_name == "lookup" else None
 
 
-def _mmspec(pair: Pair, inputs: dict[str, Any], seed: int, **changes: Any) -> Outcome:
+def run_mmspec(pair: Pair, inputs: dict[str, Any], seed: int, **changes: Any) -> Outcome:
+    """Run `mmspec.text.generate` with the pair's settings; `changes` override them."""
     synchronize(pair.target.device)
     start = perf_counter()
     out = pair.generate(inputs, seed=seed, **changes)
@@ -76,12 +77,13 @@ def _assisted(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict[str, A
 
 
 def run_transformers(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict[str, Any]) -> Outcome:
-    """Run transformers' own `generate`; `assist` holds the options of assisted generation."""
-    calls = 0
+    """Run transformers' own `generate`; `assist` holds the options of assisted generation. Forwards of its first layers are not calls."""
+    calls, config = 0, pair.target.config.get_text_config()
+    layers = config.num_hidden_layers
 
     def count(module: Any, args: Any, kwargs: Any) -> None:
         nonlocal calls
-        calls += 1
+        calls += config.num_hidden_layers == layers  # which early exit lowers for its drafts
 
     handle = pair.target.register_forward_pre_hook(count, with_kwargs=True)
     try:

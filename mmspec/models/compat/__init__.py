@@ -19,6 +19,7 @@ from mmspec.models.compat.generation import (
     weighs_timestamps,
     whisper_opening,
 )
+from mmspec.models.compat.gguf import forget_gguf, gguf_options, progress_as_set
 from mmspec.models.compat.models import (
     ask_attention,
     attention_of,
@@ -53,9 +54,11 @@ __all__ = [
     "eager_configs",
     "encodec_frame",
     "encoder_source",
+    "forget_gguf",
     "frame_of",
     "generate_call",
     "generation_defaults",
+    "gguf_options",
     "has_weights",
     "hooks_of",
     "inputs_replaced",
@@ -68,6 +71,7 @@ __all__ = [
     "plain_sample",
     "pocket_placeholders",
     "prefix_function",
+    "progress_as_set",
     "recomputes_at_rope_switch",
     "relative_buckets",
     "rope_at_length",

@@ -1,0 +1,108 @@
+"""The contenders of the suite of real models: transformers' ways to generate, and mmspec's drafters under draft length "auto"."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import process_time
+from typing import Any
+
+from mmspec.bench.compare.peers import Outcome, assistance, run_mmspec, run_transformers
+from mmspec.loading.text import Pair, named_drafter, with_drafter
+from mmspec.run.config import changed
+
+PLAIN, LOOKUP, EARLY_EXIT = "transformers", "transformers lookup", "transformers early exit"
+ENGINE = "mmspec plain"
+MODEL_FREE = ("lookup", "suffix", "recycling")
+LOOKUP_TOKENS = 10
+"""`prompt_lookup_num_tokens` of transformers' prompt lookup, as its documentation has it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One contender on one batch.
+
+    Attributes:
+        tokens: the new tokens of each row.
+        calls: target forwards.
+        row_calls: target forwards, summed over the rows that took part.
+        seconds: wall-clock seconds.
+        cpu: seconds of the process on all cores.
+        refused: why the contender did not run, in one line.
+    """
+
+    tokens: list[list[int]]
+    calls: int
+    row_calls: int
+    seconds: float
+    cpu: float
+    refused: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of new tokens, over all rows."""
+        return sum(map(len, self.tokens))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, ready for JSON."""
+        return asdict(self)
+
+
+Run = Callable[[Pair, dict[str, Any], int], Measured]
+"""(pair with the settings of the run, inputs, seed) -> Measured."""
+
+
+def real_contenders(pair: Pair, drafters: Sequence[str], mini: Any = None) -> dict[str, Run]:
+    """Return every contender by name.
+
+    Args:
+        pair: the target, without a drafter.
+        drafters: small models' and trained drafters' folders or names, each a contender; a model is transformers' assistant, too.
+        mini: the shipped mini that `pair` is of, for names of its drafters.
+
+    Raises:
+        ValueError: for a drafter that cannot be loaded, or has another vocabulary than the target.
+    """
+    layers = pair.target.config.get_text_config().num_hidden_layers
+    found: dict[str, Run] = {
+        PLAIN: _transformers({}),
+        LOOKUP: _transformers({"prompt_lookup_num_tokens": LOOKUP_TOKENS}),
+        EARLY_EXIT: _transformers({"assistant_early_exit": max(1, layers // 4)}),
+        ENGINE: _mmspec(None),
+    }
+    found |= {f"mmspec {name}": _mmspec(name) for name in MODEL_FREE}
+    for name in drafters:
+        kind, path = named_drafter(name)
+        own = with_drafter(replace(pair, config=changed(pair.config, "drafter", kind=kind, path=path)), mini, pair.target.device)
+        if own.own_tokenizer is not None:
+            raise ValueError(f"{name} has another vocabulary than {pair.name}: this suite takes drafters with the target's tokenizer")
+        assist = assistance(own, 0) if own.model is not None else None
+        if assist is not None:
+            found[f"transformers assisted by {name}"] = _transformers(assist)
+        found[f"mmspec {name}"] = _mmspec(own.drafter)
+    return found
+
+
+def _transformers(options: dict[str, Any]) -> Run:
+    """transformers' `generate`; whatever it cannot do is a refusal, with its reason."""
+
+    def run(pair: Pair, inputs: dict[str, Any], seed: int) -> Measured:
+        try:
+            return _timed(lambda: run_transformers(pair, inputs, seed, options))
+        except Exception as error:  # a peer's fault must not end the benchmark
+            if not options:
+                raise
+            return Measured([], 0, 0, 0.0, 0.0, refused=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+    return run
+
+
+def _mmspec(drafter: Any) -> Run:
+    def run(pair: Pair, inputs: dict[str, Any], seed: int) -> Measured:
+        return _timed(lambda: run_mmspec(pair, inputs, seed, drafter=drafter, tree=None, accept="exact", draft_length="auto"))
+
+    return run
+
+
+def _timed(work: Callable[[], Outcome]) -> Measured:
+    start = process_time()
+    done = work()
+    return Measured(done.tokens, done.calls, done.row_calls, done.seconds, process_time() - start)
