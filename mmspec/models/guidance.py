@@ -14,6 +14,7 @@ from torch import Tensor
 from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.models.target import HFSession, HFTarget
+from mmspec.utils.devices import to_device
 
 
 def twice(draft: Draft) -> Draft:
@@ -63,8 +64,9 @@ class Guided(Pipeline):
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Conditional and unconditional scores [B, N, *value] as one."""
-        scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
-        scale = scale.view(-1, *[1] * (cond.dim() - 1))
+        if isinstance(self.scale, (int, float)):
+            return cond if self.scale == 1 else uncond + self.scale * (cond - uncond)
+        scale = to_device(list(self.scale), cond.device, cond.dtype).view(-1, *[1] * (cond.dim() - 1))
         return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
 
 
