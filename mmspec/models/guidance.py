@@ -80,6 +80,10 @@ class Pairs:
         if not isinstance(self.doubled.processors, Guided):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
+    def capture(self, reserve: int) -> "Pairs":
+        """Return these pairs with their forwards captured; see `HFTarget.capture`."""
+        return Pairs(self.doubled.capture(reserve))
+
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """Open a session.
 

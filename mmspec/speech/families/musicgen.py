@@ -25,6 +25,8 @@ class Musicgen(DelayModel):
     `codec`, anything with `stream`, `rate` and `pace`, takes the place of its own.
     """
 
+    capturable = False
+
     def __init__(self, model: Any, processor: Any = None, codec: Any = None):
         self.model, config, generation = model, model.config.decoder, model.generation_config
         if config.audio_channels != 1:
