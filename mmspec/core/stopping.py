@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.utils.devices import to_device
 
 Stop = Callable[[int, list[Any]], bool]
 """(row, values the row has committed so far) -> True if the row ends here."""
@@ -107,8 +108,8 @@ class DefaultStopping:
         accepted = [min(now, len(kept)) for now, kept in zip(committed.accepted, values, strict=True)]
         judged = [seen - was + now for seen, was, now in zip(committed.judged, committed.accepted, accepted, strict=True)]
         ended = [before or now for before, now in zip(committed.ended, stopped, strict=True)]
-        counts = torch.tensor([[len(kept) for kept in values], accepted, judged], device=self.left.device)
-        halt = torch.tensor(stopped, device=self.left.device)
+        counts = to_device([[len(kept) for kept in values], accepted, judged], self.left.device)
+        halt = to_device(stopped, self.left.device)
         self.left = torch.where(halt, 0, self.left)
         parents = torch.where(halt[:, None], PAD, verdict.pending.parents)
         pending = replace(verdict.pending, parents=parents)

@@ -19,6 +19,10 @@ class BeamTarget:
     target: HFTarget
     trie: Trie
 
+    def capture(self) -> "BeamTarget":
+        """Return this target with its forwards captured; see `HFTarget.capture`."""
+        return replace(self, target=self.target.capture(self.target.reserve))
+
     def begin(self, prompt: Mapping[str, Tensor]) -> tuple["BeamSession", Draft]:
         parts, root = self.target.opened(prompt)
         state = torch.zeros_like(root.nodes)

@@ -14,6 +14,7 @@ from torch import Tensor
 from mmspec.core.processors.pipeline import History, Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.models.target import HFSession, HFTarget
+from mmspec.utils.devices import to_device
 
 
 def twice(draft: Draft) -> Draft:
@@ -60,8 +61,7 @@ class Guided(Pipeline):
         """Conditional and unconditional scores [B, N, *value] as one."""
         if isinstance(self.scale, (int, float)):
             return cond if self.scale == 1 else uncond + self.scale * (cond - uncond)
-        scale = torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device).expand(len(cond))
-        scale = scale.view(-1, *[1] * (cond.dim() - 1))
+        scale = to_device(list(self.scale), cond.device, cond.dtype).view(-1, *[1] * (cond.dim() - 1))
         return torch.where(scale == 1, cond, uncond + scale * (cond - uncond))
 
 
@@ -74,6 +74,10 @@ class Pairs:
     def __post_init__(self):
         if not isinstance(self.doubled.processors, Guided):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
+
+    def capture(self, reserve: int) -> "Pairs":
+        """Return these pairs with their forwards captured; see `HFTarget.capture`."""
+        return Pairs(self.doubled.capture(reserve))
 
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """Open a session.

@@ -64,19 +64,22 @@ def is_copy(module: Any) -> bool:
     return _MARK in vars(module)
 
 
-def on_copy(holder: Any, model: Any) -> Any:
+def on_copy(holder: Any, model: Any, shared: bool = False) -> Any:
     """Replace the modules that an object refers to by those of this thread's copy.
 
     Args:
         holder: an object whose attributes are modules of `model`, their methods, or lists, tuples and dicts of modules.
         model: the model.
+        shared: by those of the process's copy, `shared_copy`.
 
     Returns:
         A changed copy of `holder`; `holder` itself where it refers to no module.
     """
     if not isinstance(model, nn.Module) or is_copy(model) or not hasattr(holder, "__dict__"):
         return holder
-    found = _entry(uncompiled(model)).found
+    if shared:
+        shared_copy(model)
+    found = (_shared[uncompiled(model)] if shared else _entry(uncompiled(model))).found
     changed = {name: new for name, value in vars(holder).items() if (new := _rebound(value, found, depth=1)) is not value}
     if not changed:
         return holder

@@ -179,8 +179,8 @@ class PartlyRun:
             yield
 
     def _completed(self, session: HFSession, layout: Layout, states: Tensor, missing: Tensor) -> Tensor:
-        """`states` [B, N, H] with those of the `missing` nodes [B, N] computed. One host synchronisation where the draft is a tree."""
-        count = self.draft.size - self.slots.shape[1] if self.draft.linear else int(missing.sum(1).max())
+        """`states` [B, N, H] with those of the `missing` nodes [B, N] computed."""
+        count = self.draft.size - self.slots.shape[1] if self.draft.linear else _most(missing)
         if count <= 0:
             return states
         order = torch.argsort((~missing).long(), dim=1, stable=True)[:, :count]
@@ -191,6 +191,11 @@ class PartlyRun:
             run_uncaptured(session, part, 1)
         index = order[..., None].expand(-1, -1, states.shape[-1])
         return states.scatter(1, index, torch.where(real[..., None], found[0], states.gather(1, index)))
+
+
+def _most(missing: Tensor) -> int:
+    """The largest number of `missing` nodes [B, N] of a row. On a GPU, where the host would wait, all but the root, which is never one."""
+    return int(missing.sum(1).max()) if missing.device.type == "cpu" else missing.shape[1] - 1
 
 
 def _columns(layout: Layout, order: Tensor, real: Tensor, scratch: int) -> Layout:

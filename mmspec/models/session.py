@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,18 +12,15 @@ from mmspec.core.processors.pipeline import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.changed import replaced
-from mmspec.models.compat import many_shapes, with_whole_cache
 from mmspec.models.compat.output_head import head_changes
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
-from mmspec.models.module_copy import uncompiled
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import numbered, stack, tapped
 
 if TYPE_CHECKING:
     from mmspec.models.target import HFTarget
 
-_SHAPES = 128  # that a process may compile of one model
 ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
 
 
@@ -63,7 +59,14 @@ class HFSession:
 
         Args:
             states: their numbers, as in `models.stack`.
+
+        Raises:
+            ValueError: for a captured target of a family that holds its network.
         """
+        if states and self.target.captured is not None and not self.target.captured.states:
+            raise ValueError(
+                f"a captured {type(self.target.model).__name__} returns no hidden states, which this drafter reads: leave capture out"
+            )
         self.watched = numbered(states, len(stack(self.target.model)))
 
     @torch.no_grad()
@@ -192,11 +195,7 @@ class HFSession:
             layout = replace(layout, **own)
         self.cache.point(layout.slots, layout.view)
         if target.captured is not None:  # hooks would become part of the captured graph: it returns every state
-            model = target.captured if captured else uncompiled(target.captured)  # the prompt's run sets up transformers' recorders
-            with many_shapes(_SHAPES):
-                arguments = (model, layout, self.cache, self.state, fresh, self.watched)
-                logits, hidden = with_whole_cache(partial(target.family.forward, *arguments))
-            return logits.to(torch.float32, copy=True), hidden  # the next replay of the graph overwrites its output
+            return target.captured.forward(layout, self.cache, self.state, fresh, self.watched, prompt=not captured)
         family, model = target.own()
         with tapped(model, self.watched) as found, replaced(*head_changes(model)):
             if isinstance(family, OwnScoring):

@@ -4,19 +4,84 @@ The padding side of a prompt has no effect: prompts are packed, positions are lo
 sees. The prompt is cached lazily, by the first `score`, in the same forward as the first draft.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft
-from mmspec.models.family import Family
-from mmspec.models.module_copy import on_copy, own_copy, refresh, shared_copy, uncompiled
+from mmspec.models.compat import many_shapes, with_whole_cache
+from mmspec.models.family import Family, OwnScoring
+from mmspec.models.layout import Layout
+from mmspec.models.module_copy import on_copy, own_copy, refresh, shared_copy
 from mmspec.models.session import ROUND, HFSession
 from mmspec.models.slot_cache import SlotCache
+
+_SHAPES = 128  # that a process may compile of one model
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The forward of a family over the process's copy of a model, compiled and as it is.
+
+    Args:
+        root: the copy.
+        compiled: runs a forward whose shapes repeat.
+        plain: the same, not compiled, for the prompt's.
+        states: hidden states can be returned.
+    """
+
+    root: nn.Module
+    compiled: Callable[..., tuple[Tensor, Tensor | None]]
+    plain: Callable[..., tuple[Tensor, Tensor | None]]
+    states: bool
+
+    @staticmethod
+    def of(family: Family, model: Any, options: dict[str, Any]) -> "Captured":
+        """Compile a family's forward.
+
+        Args:
+            family: drives `model`. Adapters of pictures and of frames hold their network: then the whole forward is compiled.
+            model: the model.
+            options: of `torch.compile`.
+
+        Returns:
+            The captured forward; nothing is compiled before it is first called.
+
+        Raises:
+            ValueError: for families whose forward cannot be captured.
+        """
+        name = type(model).__name__
+        if not getattr(family, "capturable", True):
+            raise ValueError(f"{name} cannot be captured: its positions or layers are put in place anew for every forward")
+        if isinstance(family, OwnScoring):
+            raise ValueError(f"{name} cannot be captured: it scores a draft by several forwards; leave capture out")
+        root, own = shared_copy(model), on_copy(family, model, shared=True)
+        if own is family:
+            quick = torch.compile(root, **options)
+            return Captured(root, lambda *parts: family.forward(quick, *parts), lambda *parts: family.forward(root, *parts), True)
+        whole = torch.compile(own.forward, **options)
+        return Captured(root, lambda *parts: whole(root, *parts), lambda *parts: own.forward(root, *parts), False)
+
+    def forward(
+        self, layout: Layout, cache: SlotCache, state: Any, keep: int, states: Sequence[int], prompt: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run one forward; see `Family.forward`.
+
+        Args:
+            layout, cache, state, keep, states: as `Family.forward` takes them.
+            prompt: the columns hold a prompt, whose length differs from request to request: it is not worth compiling.
+
+        Returns:
+            Logits, a copy, since the next replay of a graph overwrites its output, and the hidden states.
+        """
+        run = self.plain if prompt else self.compiled  # the prompt's run also sets up transformers' recorders
+        with many_shapes(_SHAPES):
+            logits, hidden = with_whole_cache(lambda: run(layout, cache, state, keep, states))
+        return logits.to(torch.float32, copy=True), hidden
 
 
 @dataclass(frozen=True)
@@ -32,7 +97,7 @@ class HFTarget:
         processors: applied to its logits.
         reserve: slots allocated beyond the prompt; longer generations grow by doubling.
         static: fixed shapes and addresses.
-        captured: the compiled model that runs every forward but the prompt's.
+        captured: the compiled forward that runs every one but the prompt's.
         limit: the model's number of positions; None for no limit.
         trees: False refuses branching drafts, as does a family with `trees = False`.
     """
@@ -42,7 +107,7 @@ class HFTarget:
     processors: Pipeline = field(default_factory=Pipeline)
     reserve: int = 192
     static: bool = False
-    captured: Any = None
+    captured: Captured | None = None
     limit: int | None = None
     trees: bool = True
 
@@ -74,7 +139,7 @@ class HFTarget:
             ValueError: as `begin`; also for a model that has changed since it was captured.
         """
         refresh(self.model)
-        if self.captured is not None and uncompiled(self.captured) is not shared_copy(self.model):
+        if self.captured is not None and self.captured.root is not shared_copy(self.model):
             raise ValueError(f"this {type(self.model).__name__} has changed since it was captured: call capture() again")
         model = own_copy(self.model)
         ids, mask = self.family.prompt(model, prompt)
@@ -110,10 +175,8 @@ class HFTarget:
         Raises:
             ValueError: for families whose forward cannot be captured.
         """
-        if not getattr(self.family, "capturable", True):
-            raise ValueError(f"{type(self.model).__name__} cannot be captured: its positions are put in place anew for every forward")
         options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
-        return replace(self, static=True, reserve=reserve, captured=torch.compile(shared_copy(self.model), **options))
+        return replace(self, static=True, reserve=reserve, captured=Captured.of(self.family, self.model, options))
 
 
 def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> int:

@@ -74,6 +74,7 @@ def recommend(
     allowed: Tensor | None = None,
     unseen: bool = False,
     on_step: OnStep = None,
+    capture: bool = False,
 ) -> Recommendations:
     """The `k` best items for every history, by speculative beam search.
 
@@ -95,6 +96,7 @@ def recommend(
         temperature: of the methods that sample, by default 1.
         seed: of the methods that sample; an int (row r gets seed + r) or one per row.
         on_step: called with every round.
+        capture: fix all shapes and compile the target's scoring step, as in `mmspec.text.generate`: one shape a level.
 
     Returns:
         The items with their scores, the beams as `tokens` [B, K, L], and `stats`.
@@ -106,7 +108,7 @@ def recommend(
     if catalogue is None:
         raise ValueError("catalogue is missing: pass catalogue=Catalogue.read(path), the items and their paths")
     request = Request.of(drafter=drafter, draft_length=draft_length, seed=seed, temperature=1.0 if temperature is None else temperature)
-    check(histories=histories, k=k, catalogue=catalogue, width=width, allowed=allowed, unseen=unseen, on_step=on_step)
+    check(histories=histories, k=k, catalogue=catalogue, width=width, allowed=allowed, unseen=unseen, on_step=on_step, capture=capture)
     check_items(k, width, len(catalogue))
     family_of(model)  # refuses what is no model
     chosen, device = method_of(_one(method, mode)), model.device
@@ -127,6 +129,7 @@ def recommend(
     target = _target(model, trie, k, width if drafter is not None else 0)
     proposer = _drafter(request.drafter, target, chosen, k, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, k, device)
+    target = target.capture() if capture else target
     rule = chosen.rule(trie, k, request.temperature)
     stats = Stats(exactness=rule.exactness)
     control = _control(request.draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], k, width, trie.levels))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isnan
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +12,6 @@ from mmspec.core.control import Control
 from mmspec.core.decode import OnStep, committed, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline, Processor
-from mmspec.core.records import Committed
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
@@ -21,10 +19,11 @@ from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check, check_drafted, shown
 from mmspec.run.guidance import scale_of
-from mmspec.run.request import Request
+from mmspec.run.request import Request, refuse
 from mmspec.run.shapes import Tree
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
+from mmspec.speech.sound.pieces import Sounds
 from mmspec.speech.sound.speech import Speech
 from mmspec.utils.renamed import once_positional
 
@@ -66,6 +65,7 @@ def synthesize(
     max_seconds: float | None = None,
     on_sound: Callable[[int, Tensor], None] | None = None,
     on_step: OnStep = None,
+    capture: bool = False,
 ) -> Speech:
     """Synthesize speech from `texts` with `model`, drafting with `drafter`.
 
@@ -82,6 +82,7 @@ def synthesize(
         max_seconds: longest duration of the sound in seconds; by default what the model has room for.
         on_sound: called with (row, samples [T]) as soon as a piece of sound is final. All pieces of a row make up its waveform.
         on_step: called with every round.
+        capture: fix all shapes and compile the target's scoring step and a drafter model's steps, as in `mmspec.text.generate`.
 
     Returns:
         `tokens` LongTensor [B, S, ...], right-padded; `lengths` LongTensor [B]; `waveforms`, one float [samples] per row, at
@@ -91,14 +92,24 @@ def synthesize(
         ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the target's logits hold NaN or infinity, naming the row and the output position.
     """
-    check(texts=texts, guidance=guidance, samplers=samplers, voice=voice, max_seconds=max_seconds, on_sound=on_sound, on_step=on_step)
+    check(
+        texts=texts,
+        guidance=guidance,
+        samplers=samplers,
+        voice=voice,
+        max_seconds=max_seconds,
+        on_sound=on_sound,
+        on_step=on_step,
+        capture=capture,
+    )
     drawing = dict(zip(_DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
     model = speech_model(model)
     if isinstance(model, Staged):
+        refuse("models of one network, and this one has several", capture=capture or None)
         asked = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
         return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **asked, **drawing)
     sampling = _changed(model.sampling, **drawing)
-    saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step)
+    saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step, capture)
     for row, piece in saying:
         if on_sound is not None:
             on_sound(row, piece)
@@ -175,6 +186,7 @@ class _Saying:
         draft_length: int | str | Control = "auto",
         tree: Tree = None,
         on_step: OnStep = None,
+        capture: bool = False,
     ):
         clock = perf_counter()
         sampling = model.sampling if sampling is None else sampling
@@ -192,12 +204,14 @@ class _Saying:
             distributions, prompt = model.guided(distributions.steps, sampling), model.paired(prompt)
         trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
         own = HFTarget(model.model, model.family, distributions, reserve=min(steps + 32, 1024), trees=trees)
-        target = _whole(own)
         resolved = request.resolve(own, rule, lambda drafter: _drafting(drafter, own))
+        if capture:
+            own, resolved = own.capture(steps + 64), resolved.capture(steps + 64)
+        target = _whole(own)
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.stats = model, Stats(exactness=rule.exactness)
         self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
-        self.sounds = _Sounds(model, len(texts), clock)
+        self.sounds = Sounds(model, len(texts), clock)
         self.on_step = on_step  # called after the sound of the round
         counted = {"control": resolved.control, "stats": self.stats}
         self.rounds = run(target, resolved.drafter, rule, prompt, stopping=self.stopping, noise=noise, **counted)
@@ -232,45 +246,8 @@ def _whole(target: HFTarget) -> HFTarget | Pairs:
     return Pairs(target) if isinstance(target.processors, Guided) else target
 
 
-class _Sounds:
-    """The sound of every row, decoded as rounds commit. The stream of a row is closed as soon as the row ends."""
-
-    def __init__(self, model: SpeechModel, rows: int, clock: float):
-        self.streams, self.pieces = [model.stream() for _ in range(rows)], [[] for _ in range(rows)]
-        self.clock, self.seconds, self.open = clock, float("nan"), set(range(rows))
-        self.first, self.last, self.worst = ([float("nan")] * rows for _ in range(3))
-
-    def push(self, found: Committed) -> Iterator[tuple[int, Tensor]]:
-        """Yield (row, piece) for every piece that `found` completes."""
-        for row in sorted(self.open):
-            yield from self._told(row, self.streams[row].push(found.values[row]))
-            if found.ended[row]:
-                yield from self._end(row)
-
-    def close(self) -> Iterator[tuple[int, Tensor]]:
-        """Close the streams of all rows."""
-        for row in sorted(self.open):
-            yield from self._end(row)
-        self.seconds = perf_counter() - self.clock
-
-    def _end(self, row: int) -> Iterator[tuple[int, Tensor]]:
-        self.open.remove(row)
-        yield from self._told(row, self.streams[row].close())
-
-    def _told(self, row: int, pieces: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
-        for piece in pieces:
-            now = perf_counter() - self.clock
-            if self.pieces[row]:
-                self.worst[row] = max(now - self.last[row], 0.0 if isnan(self.worst[row]) else self.worst[row])
-            else:
-                self.first[row] = now
-            self.last[row] = now
-            self.pieces[row].append(piece)
-            yield row, piece
-
-
 _DRAWING = ("temperature", "top_k", "top_p", "repetition_penalty", "guidance", "samplers")
-_OPTIONS = ("draft_length", "tree", "voice", "max_seconds", "on_step")
+_OPTIONS = ("draft_length", "tree", "voice", "max_seconds", "on_step", "capture")
 
 
 def _changed(sampling: SpeechSampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers) -> SpeechSampling:

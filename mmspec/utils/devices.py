@@ -23,3 +23,20 @@ def device_of(name: str) -> Any:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name} is not here: torch sees {torch.cuda.device_count()} CUDA devices; give cpu or another one")
     return device
+
+
+def to_device(numbers: Any, device: Any, dtype: Any = None) -> Any:
+    """Copy numbers from the host to a device. The host does not wait for the device: a GPU is given pinned memory.
+
+    Args:
+        numbers: a number, or nested lists of numbers.
+        device: a torch device.
+        dtype: dtype of the result; that of `torch.tensor` by default.
+
+    Returns:
+        A tensor on `device`.
+    """
+    import torch
+
+    host = torch.tensor(numbers, dtype=dtype)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

@@ -16,7 +16,6 @@ from mmspec.core.draft_length.hill_climb import LADDER, HillClimb, in_flight
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.processors.raster import Grammar
-from mmspec.core.records import Step
 from mmspec.core.result import Generation, Result
 from mmspec.core.rules.base import GROUP_EXACT, LOSSY, Accept
 from mmspec.core.stopping import DefaultStopping
@@ -35,6 +34,7 @@ from mmspec.utils.names import unknown
 from mmspec.utils.renamed import once_positional
 from mmspec.vision.codes.methods import Method, method_of
 from mmspec.vision.codes.rows import generate_rows
+from mmspec.vision.codes.runs import CommittedRuns
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.generation import generate_continuous
 from mmspec.vision.continuous.latents import Sampling
@@ -92,6 +92,7 @@ def generate(
     drift_budget: float | None = None,
     sampling: Sampling | None = None,
     on_step: OnStep = None,
+    capture: bool = False,
 ) -> Pictures:
     """Generate one picture per prompt.
 
@@ -119,6 +120,8 @@ def generate(
         drift_budget: the total variation that a lossy rule may spend on an image; after that it is exact for the rest of the image.
         sampling: of the heads of continuous models: steps, the noise `sigma_out` on every token, a diffusers scheduler.
         on_step: called with every round, for progress bars and previews.
+        capture: fix all shapes and compile the target's forward, as in `mmspec.text.generate`. For methods that draft from the target or
+            not at all.
 
     Returns:
         `images` list of PIL pictures, `tokens` LongTensor [B, height, width] (of continuous tokens floats [B, height, width, d]),
@@ -132,14 +135,14 @@ def generate(
         drafter=drafter, tree=tree, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p,
         **({"accept": accept} if isinstance(accept, str) else {}), **({} if draft_length is None else {"draft_length": draft_length}),
     )  # fmt: skip
-    check(prompts=prompts, window=window, guidance=guidance, couple=couple, drift_budget=drift_budget, on_step=on_step)
+    check(prompts=prompts, window=window, guidance=guidance, couple=couple, drift_budget=drift_budget, on_step=on_step, capture=capture)
     if accept is not None and not isinstance(accept, str) and not callable(accept):
         raise ValueError(f"accept is {shown(accept)}: give the name of a rule, a rule, or a function from the adapter to a rule")
     window = window if draft_length is None else _window(window, request.draft_length)
     if (vectors := continuous_model(model)) is not None:
         refuse(
             "picture codes, and this model writes continuous tokens",
-            top_k=top_k, top_p=top_p, tree=tree, size=size, couple=couple, init=init, drift_budget=drift_budget,
+            top_k=top_k, top_p=top_p, tree=tree, size=size, couple=couple, init=init, drift_budget=drift_budget, capture=capture or None,
         )  # fmt: skip
         return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept, on_step)
     refuse("models of continuous tokens, and this one writes codes", sampling=sampling)
@@ -155,8 +158,9 @@ def generate(
     check_rows(rows, guidance=guidance, temperature=temperature, top_k=top_k, top_p=top_p)
     device = prompt.embeds.device
     noise = Noise.from_seed(seed, rows, device)
-    watch = _Runs(found, rows)
+    watch = CommittedRuns(found.raster, rows)
     if plan.rows is not None:
+        refuse("methods that write cell by cell, and this one writes rows side by side", capture=capture or None)
         out = generate_rows(found, prompt, plan=plan.rows, processors=distributions, guidance=scale, noise=noise, on_step=on_step)
         return _pictures(found, out, None)
     rule = _budgeted(plan.rule(found), drift_budget)
@@ -166,6 +170,7 @@ def generate(
     distributions = distributions if scale is None else Guided(distributions.steps, scale)
     family: Any = found  # its prompts are `Prompt`s
     target = HFTarget(found.model, family, distributions, reserve=found.raster.length + most)
+    target = target.capture(target.reserve) if capture else target
     out = run(
         target if scale is None else Pairs(target),
         proposer,
@@ -281,17 +286,3 @@ def _control(window: int | str | Control, rows: int, device: torch.device, work:
         return control_of(window - 1), window
     first = in_flight(rows, device.type == "cuda") - 1
     return control_of(window, auto=lambda: HillClimb(first=first), thompson=False, name="window", unit="tokens"), LADDER[-1] + 1
-
-
-class _Runs:
-    """Records for every position how many values its forward committed."""
-
-    def __init__(self, model: ImageModel, rows: int):
-        self.raster, self.lengths = model.raster, [[] for _ in range(rows)]
-
-    def __call__(self, step: Step) -> None:
-        for row, values in zip(self.lengths, step.committed.values, strict=True):
-            row += [len(values)] * len(values)
-
-    def picture(self) -> Tensor:
-        return self.raster.picture(torch.tensor(self.lengths))

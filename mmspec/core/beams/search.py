@@ -194,13 +194,14 @@ def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Win
     forest: Forest = draft.aux
     roots, device = draft.roots, draft.nodes.device
     alive, columns = draft.valid.any(1), torch.arange(draft.roots, device=device)
-    bases = torch.tensor([roots - forest.beams, *(roots + k * level for level in range(len(kept)))], device=device)  # where beams begin
+    bases = [roots - forest.beams, *(roots + k * level for level in range(len(kept)))]  # the column where each level's beams begin
     nodes, parents, states, scores = ([table[:, :roots]] for table in (draft.nodes, draft.parents, forest.state, path_scores(draft)))
     keep = [torch.where(draft.valid[:, :roots], columns, -1)]
     for base, (winners, column) in zip(bases, kept, strict=False):
         _append((nodes, parents, states, scores), winners, base, column >= 0)
         keep.append(column)
-    _append((nodes, parents, states, scores), last, bases[accepted][:, None], (last.state != NOWHERE) & alive[:, None])
+    base = torch.where(accepted == 0, bases[0], roots + k * (accepted - 1))
+    _append((nodes, parents, states, scores), last, base[:, None], (last.state != NOWHERE) & alive[:, None])
     count = torch.where(alive, accepted + 1, 0)
     pending = replace(
         draft,
@@ -216,7 +217,7 @@ def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Win
     return Verdict(torch.cat(keep, 1), draft.start[:, None] + levels, count, pending, accepted, accepted)
 
 
-def _append(tables: tuple[list[Tensor], ...], winners: Winners, base: Tensor, there: Tensor) -> None:
+def _append(tables: tuple[list[Tensor], ...], winners: Winners, base: Tensor | int, there: Tensor) -> None:
     """Append winners as columns whose parents begin at column `base`; PAD where they are not `there` [B, K]."""
     nodes, parents, states, scores = tables
     nodes.append(winners.token)

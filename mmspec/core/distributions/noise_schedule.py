@@ -9,6 +9,7 @@ T steps, d channels of a token.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class NoiseSchedule:
         """Number of steps T."""
         return len(self.std)
 
-    @property
+    @cached_property
     def sigma_out(self) -> float:
         """The noise of the last step."""
         return self.std[-1].item()

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
 from mmspec.core.processors.pipeline import History, Pathless, ban
+from mmspec.utils.devices import to_device
 
 FREE = -1
 """In `forced`: any code is allowed here. In `left` and `up`: there is no such neighbour."""
@@ -83,6 +84,12 @@ class Raster:
         return sequences[:, cells].unflatten(1, (self.height, self.width))
 
 
+@lru_cache(maxsize=64)
+def _forced(forced: tuple[int, ...], device: torch.device) -> Tensor:
+    """[T] `forced` on a device, cached, since every round reads it."""
+    return to_device(forced, device)
+
+
 @dataclass(frozen=True)
 class Grammar(Pathless):
     """The processor of a raster: controls stand where they are forced, and nowhere else."""
@@ -96,7 +103,7 @@ class Grammar(Pathless):
         """Process `scores` [B, N, V] at output positions [B, N]: a forced control becomes a point mass, elsewhere controls are banned."""
         if self.raster.controls == 0:
             return scores
-        table = torch.tensor(self.raster.forced, device=scores.device)
+        table = _forced(self.raster.forced, scores.device)
         forced = table[position.clamp(max=len(table) - 1)][..., None]
         value = torch.arange(scores.shape[-1], device=scores.device)
         free = ban(scores, value >= self.raster.codes)

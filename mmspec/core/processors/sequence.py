@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.core.processors.history import History, ban, tally
 from mmspec.core.processors.pipeline import penalised
+from mmspec.utils.devices import to_device
 
 
 def sequences(history: History, prompt: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -108,13 +109,13 @@ class SequenceBias:
         self._check(scores.shape[-1])
         total = torch.zeros_like(scores)
         for length, group in self._by_length().items():
-            last = torch.tensor([ids[-1] for ids, _ in group], device=scores.device)
-            numbers = torch.tensor([number for _, number in group], dtype=scores.dtype, device=scores.device)
+            last = to_device([ids[-1] for ids, _ in group], scores.device)
+            numbers = to_device([number for _, number in group], scores.device, scores.dtype)
             if length == 1:
                 total = total.index_add(2, last, numbers.expand(*scores.shape[:2], -1))
                 continue
             ids, lengths = sequences(history, self.prompt)
-            prefixes = torch.tensor([ids[:-1] for ids, _ in group], device=scores.device)
+            prefixes = to_device([ids[:-1] for ids, _ in group], scores.device)
             match = (last_ids(ids, lengths, length - 1)[:, :, None] == prefixes).all(-1) & (lengths >= length - 1)[..., None]
             total = total.index_add(2, last, torch.where(match, numbers, 0.0))
         return scores + total
@@ -142,9 +143,8 @@ class LengthPenalty:
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         late = history.position - self.start
-        factor = torch.tensor(self.factor, dtype=torch.float64, device=scores.device)
-        growth = (torch.pow(factor, late.double()) - 1).to(scores.dtype)[..., None]
-        ends = list(self.ends)
+        growth = (torch.pow(self.factor, late.double()) - 1).to(scores.dtype)[..., None]
+        ends = to_device(list(self.ends), scores.device)
         added = (scores[..., ends].abs() * growth).masked_fill(~scores[..., ends].isfinite(), 0.0)
         out = scores.clone()
         out[..., ends] = torch.where((late > 0)[..., None], scores[..., ends] + added, scores[..., ends])

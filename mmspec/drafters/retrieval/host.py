@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.utils.devices import to_device
 
 DraftTokens = tuple[list[int], list[int]]
 """Tokens, and the draft token each hangs on: an earlier index, or -1 for the last committed token."""
@@ -154,9 +154,3 @@ def _columns(tokens: list[int], parents: list[int], size: int) -> list[list[int]
         depth.append(1 if parent < 0 else depth[parent] + 1)
     padding = size - len(tokens)
     return [tokens + [0] * padding, parents + [PAD] * padding, depth + [0] * padding]
-
-
-def to_device(table: list, device: torch.device) -> Tensor:
-    """Return nested lists of integers as a tensor, through pinned memory so that the copy to a GPU is asynchronous."""
-    host = torch.tensor(table)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

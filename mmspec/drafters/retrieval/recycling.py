@@ -12,6 +12,7 @@ from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import Level
+from mmspec.utils.devices import to_device
 
 _FALL = 0.4  # a token's candidate of rank r is taken to be right with chance (1 - _FALL) * _FALL ** r: shapes the tree only
 
@@ -91,7 +92,7 @@ class RecyclingSession:
     def _shape(self, length: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         if length not in self.shapes:
             levels = likeliest_tree(self.plan.width, self.plan.nodes, length)
-            self.shapes[length] = [(torch.tensor(above, device=device), torch.tensor(rank, device=device)) for above, rank in levels]
+            self.shapes[length] = [(to_device(above, device), to_device(rank, device)) for above, rank in levels]
         return self.shapes[length]
 
 

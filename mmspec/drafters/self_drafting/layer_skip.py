@@ -20,6 +20,7 @@ from mmspec.models.partial_forward import PartialForward, leaving
 from mmspec.models.skipped_parts import Skips
 from mmspec.models.stack import stack
 from mmspec.models.target import HFSession
+from mmspec.utils.devices import to_device
 
 Part = tuple[str, int]
 """What may be left out: ("layers" | "attention" | "mlp", the layer's number)."""
@@ -138,7 +139,7 @@ def skips_of(rows: Sequence[Parts], session: HFSession) -> Skips:
     found: dict[str, dict[int, Tensor | None]] = {"layers": {}, "attention": {}, "mlp": {}}
     for kind, index in sorted(frozenset().union(*rows)):
         inside = [(kind, index) in row for row in rows]
-        found[kind][index] = None if all(inside) else torch.tensor(inside, device=session.lengths.device)
+        found[kind][index] = None if all(inside) else to_device(inside, session.lengths.device)
     return Skips(**found)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Budget, Draft
 from mmspec.drafters.shapes import UNRUN, Pick, Score, at_most, concatenate_distributions, draw_without_replacement
+from mmspec.utils.devices import to_device
 
 MOST_NODES = 4096
 """The most nodes of a tree: all are scored in one forward of the target."""
@@ -231,7 +232,7 @@ def _stages(template: Template, length: int, device: torch.device) -> tuple[_Sta
     inner = {path: index for index, path in enumerate(path for path in [(), *paths] if path in parents)}
 
     def tensor(numbers: Any) -> Tensor:
-        return torch.tensor(list(numbers), dtype=torch.long, device=device)
+        return to_device(list(numbers), device, torch.long)
 
     stages: list[_Stage] = []
     above: list[NodePath] = [()]
@@ -239,13 +240,13 @@ def _stages(template: Template, length: int, device: torch.device) -> tuple[_Sta
         nodes, places = list(level), {path: index for index, path in enumerate(above)}
         speaking, children = [path for path in above if path in parents], Counter(node[:-1] for node in nodes)
         counts = [children[path] for path in speaking]
-        groups = [(tensor(i for i, own in enumerate(counts) if own == count), count) for count in sorted(set(counts))]
-        grouped: list[NodePath] = [(*speaking[i], rank) for which, count in groups for i in which.tolist() for rank in range(count)]
+        groups = [([i for i, own in enumerate(counts) if own == count], count) for count in sorted(set(counts))]
+        grouped: list[NodePath] = [(*speaking[i], rank) for which, count in groups for i in which for rank in range(count)]
         inside = [node for node in nodes if node in parents]
         stages.append(
             _Stage(
                 keys=tensor(column[path] for path in speaking),
-                groups=tuple(groups),
+                groups=tuple((tensor(which), count) for which, count in groups),
                 order=tensor(grouped.index(node) for node in nodes),
                 above=tensor(places[node[:-1]] for node in nodes),
                 parents=tensor(column[node[:-1]] for node in nodes),

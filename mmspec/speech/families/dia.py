@@ -29,7 +29,7 @@ class DiaGuided(Guided):
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Return the guided scores from conditional and unconditional ones."""
-        mixed = cond + (cond - uncond) * torch.as_tensor(self.scale, dtype=cond.dtype, device=cond.device)
+        mixed = cond + (cond - uncond) * self.scale
         if not self.top_k:
             return mixed
         best = mixed.topk(min(self.top_k, mixed.shape[-1]), -1).indices

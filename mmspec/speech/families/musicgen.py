@@ -3,6 +3,7 @@
 A row never ends by itself: it has as many steps as it is given room for, of which the books that are done early sit out the last ones.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class Musicgen(DelayModel):
 
     `codec`, anything with `stream`, `rate` and `pace`, takes the place of its own.
     """
+
+    capturable = False
 
     def __init__(self, model: Any, processor: Any = None, codec: Any = None):
         self.model, config, generation = model, model.config.decoder, model.generation_config
@@ -64,8 +67,11 @@ class Musicgen(DelayModel):
         def own(module: Any, args: tuple, output: Tensor) -> Tensor:
             """Each column's own position: the class derives one from a shared length."""
             slots = layout.view
-            table = module.weights if slots <= len(module.weights) else module.get_embedding(slots, module.embedding_dim)
-            return nn.functional.embedding(layout.positions, table.to(output))
+            if slots <= len(module.weights):
+                table = module.weights.to(output)
+            else:
+                table = _longer(type(module), slots, module.embedding_dim, output.device, output.dtype)
+            return nn.functional.embedding(layout.positions, table)
 
         decoder = own_copy(self.decoder)
         with decoder.model.decoder.embed_positions.register_forward_hook(own):
@@ -91,3 +97,9 @@ class Musicgen(DelayModel):
     def ends(self) -> tuple[int, ...]:
         """No id ends a row."""
         return ()
+
+
+@lru_cache(maxsize=16)
+def _longer(kind: Any, slots: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[slots, width] sinusoidal positions of the class, which makes them on the host; cached, since every forward reads them."""
+    return kind.get_embedding(slots, width).to(device, dtype)

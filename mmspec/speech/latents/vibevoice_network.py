@@ -27,6 +27,7 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.speech.latents.base import PLACE, Inputs, Scale
+from mmspec.utils.devices import to_device
 
 _RING = 64
 """Number of positions whose encoder states are kept, more than the columns of a round."""
@@ -203,7 +204,7 @@ class VibeVoiceFamily:
     def begin(self, model: Any, inputs: Inputs, capacity: int) -> tuple[SlotCache, Session]:
         """Open the cache and the state of one generation; see the family protocol."""
         embedded, word = embed_vibevoice_prompt(model, inputs), model.get_input_embeddings()
-        start = word(torch.tensor(model.config.audio_bos_token_id, device=model.device)).expand_as(embedded)
+        start = word(to_device(model.config.audio_bos_token_id, model.device)).expand_as(embedded)
         embeds = torch.cat([embedded, start, word(inputs["input_ids"].to(model.device))][: self.streams])
         said = torch.full((len(embedded), capacity), self.ids.start, device=model.device)
         return SlotCache(model.config.text_config.num_hidden_layers, capacity), Session(embeds, Hearing(model, len(embedded)), said)
@@ -237,7 +238,7 @@ class VibeVoiceFamily:
         real = slots < cache.capacity - 1
         frames = (number == self.ids.frame) & ~prompt[:rows, -keep:, 0] & real
         latents = torch.where(frames[..., None], self.sampler.scale.back(said[..., 1:]), 0.0)
-        word = own = model.get_input_embeddings()(torch.tensor(self.ids.all, device=number.device)[number])
+        word = own = model.get_input_embeddings()(to_device(self.ids.all, number.device)[number])
         features = state.hearing(latents, frames, slots, real)
         if features is not None:
             heard = net.multi_modal_projector(latents.to(model.dtype)) + net.semantic_connector(features)

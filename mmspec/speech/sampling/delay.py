@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.core.distributions.frame import Frame
 from mmspec.core.processors.pipeline import History, Pipeline, ban
 from mmspec.models.guidance import Guided
+from mmspec.utils.devices import to_device
 
 
 def frame_distribution(scores: Tensor, history: History, processors: Pipeline) -> Frame:
@@ -117,7 +118,7 @@ class EndsInFirst:
 
 
 def _on(delays: Sequence[int], scores: Tensor) -> Tensor:
-    return torch.tensor(tuple(delays), device=scores.device)
+    return to_device(list(delays), scores.device)
 
 
 def undelayed(steps: Sequence[Sequence[int]], delays: Sequence[int], first: int = 0) -> list[list[int]]:

@@ -52,6 +52,8 @@ class ImageGPT(ImageModel):
     Prompts are None, one a picture.
     """
 
+    capturable = False
+
     def __init__(self, model: Any, clusters: Any = None, size: Size | None = None):
         refuse_unsupported(model)
         config, self.model = model.config, model

@@ -142,8 +142,8 @@ def absorbed(p: Categorical, x: Tensor, neighbours: Neighbours, k: int, most: Te
     near = neighbours.near(x, k)
     scores = p.scores.gather(-1, near.clamp_min(0)) - p.scores.logsumexp(-1, keepdim=True)
     mass = torch.where(near >= 0, scores.exp(), 0).cumsum(-1)  # monotone, so what fits is a prefix
-    most = torch.as_tensor(most, dtype=mass.dtype, device=mass.device)[..., None]
-    return torch.where(mass <= most, mass, 0).amax(-1)
+    fits = mass <= (most[..., None].to(mass.dtype) if isinstance(most, Tensor) else most)
+    return torch.where(fits, mass, 0).amax(-1)
 
 
 def _checked(rule: Any) -> None:
