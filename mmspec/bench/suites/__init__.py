@@ -1,0 +1,1 @@
+"""Benchmarks of many runs each: `mmspec bench --suite NAME`."""
