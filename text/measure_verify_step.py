@@ -10,97 +10,23 @@ addresses. On a CPU, or with --smoke, a tiny model shows that everything runs; i
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
-from statistics import quantiles
-from time import perf_counter
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.bench.compare.peers import synchronize
-from mmspec.core.records import Draft
-from mmspec.models.families.base import DecoderOnly
-from mmspec.models.target import HFTarget
+from mmspec.bench.suites.verify_step import SEVEN_B, TINY, random_llama, verify_steps
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
-
-SEVEN_B = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 32000}
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 256}
-
-
-def build(shape: dict, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
-    """A Llama with random weights, made on the device itself."""
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            return LlamaForCausalLM(LlamaConfig(**shape, max_position_embeddings=8192)).eval()
-    finally:
-        torch.set_default_dtype(before)
-
-
-def timed(step: Callable[[], object], device: torch.device, repeats: int, warm: int) -> tuple[float, float, float]:
-    """Median and quartiles of the milliseconds a step takes."""
-    seconds = []
-    for turn in range(warm + repeats):
-        synchronize(device)
-        start = perf_counter()
-        step()
-        synchronize(device)
-        if turn >= warm:
-            seconds.append(1000 * (perf_counter() - start))
-    low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    return middle, low, high
-
-
-def bandwidth(device: torch.device, size: int) -> float:
-    """Bytes a second that a copy of `size` bytes reads and writes."""
-    source = torch.empty(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / (timed(lambda: target.copy_(source), device, 20, 5)[0] / 1000)
-
-
-def opened(target: HFTarget, context: int) -> tuple:
-    """A session with `context` positions cached, and the pending token behind them."""
-    device = target.model.device
-    ids = torch.randint(target.model.config.vocab_size, (1, context), generator=torch.Generator().manual_seed(0)).to(device)
-    session, pending = target.begin({"input_ids": ids})
-    session.score(pending)
-    session.commit(torch.zeros(1, 1, dtype=torch.long, device=device), 1)
-    return session, Draft.root(ids[:, 0], torch.ones(1, dtype=torch.long, device=device))
-
-
-def step_of(session, pending: Draft, tokens: int) -> Callable[[], object]:
-    """A verify step of `tokens` nodes that leaves the session as it was."""
-    device = pending.nodes.device
-    budget, nothing = torch.full((1,), tokens, device=device), torch.full((1, tokens), -1, device=device)
-    draft = pending.extend_chain(pending.nodes.expand(1, tokens - 1), budget) if tokens > 1 else pending
-
-    def step() -> None:
-        session.score(draft)
-        session.commit(nothing, 0)
-
-    return step
 
 
 def measure(args: argparse.Namespace, device: torch.device) -> dict:
     """Every figure of the table."""
     real = device.type == "cuda" and not args.smoke
     shape = SEVEN_B | ({} if args.layers is None else {"num_hidden_layers": args.layers}) if real else TINY
-    model = build(shape, device, torch.bfloat16 if real else torch.float32)
-    size = sum(p.numel() * p.element_size() for p in model.parameters()) - model.model.embed_tokens.weight.nbytes
-    speed = bandwidth(device, 2**30 if real else 2**22)
-    eager = HFTarget(model, DecoderOnly.of(model), reserve=256)
+    model = random_llama(shape, device, torch.bfloat16 if real else torch.float32)
     options = {} if real else {"backend": "eager", "mode": None}  # a CPU has no graphs to capture
-    rows, floor = [], 1000 * size / speed
-    for name, target in (("eager", eager), ("captured", eager.capture(256, **options))):
-        session, pending = opened(target, args.context)
-        for tokens in args.tokens:
-            middle, low, high = timed(step_of(session, pending, tokens), device, args.repeats, 5)
-            rows.append({"run": name, "tokens": tokens, "ms": middle, "low": low, "high": high, "times_floor": middle / floor})
-    return {"weight_bytes": size, "bytes_per_second": speed, "floor_ms": floor, "context": args.context, "shape": shape, "rows": rows}
+    rows, floor = verify_steps(model, args.tokens, args.context, args.repeats, options)
+    return floor | {"context": args.context, "shape": shape, "rows": rows}
 
 
 def main() -> None:

@@ -77,9 +77,7 @@ def on_copy(holder: Any, model: Any, shared: bool = False) -> Any:
     """
     if not isinstance(model, nn.Module) or is_copy(model) or not hasattr(holder, "__dict__"):
         return holder
-    if shared:
-        shared_copy(model)
-    found = (_shared[uncompiled(model)] if shared else _entry(uncompiled(model))).found
+    found = _shared_entry(model).found if shared else _entry(uncompiled(model)).found
     changed = {name: new for name, value in vars(holder).items() if (new := _rebound(value, found, depth=1)) is not value}
     if not changed:
         return holder
@@ -112,12 +110,16 @@ def shared_copy(model: nn.Module) -> nn.Module:
     Returns:
         The copy.
     """
+    return _shared_entry(model).root
+
+
+def _shared_entry(model: nn.Module) -> _Copied:
     model = uncompiled(model)
     state = state_of(model)
     with _lock:
         if model not in _shared or _shared[model].state != state:
             _shared[model] = _copied(model, state)
-        return _shared[model].root
+        return _shared[model]
 
 
 def throwaway_copy(model: nn.Module) -> Any:
@@ -129,8 +131,7 @@ def throwaway_copy(model: nn.Module) -> Any:
     Returns:
         The copy.
     """
-    model = uncompiled(model)
-    return _copied(model, state_of(model)).root
+    return _copied(uncompiled(model), state_of(model)).root
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
@@ -246,7 +247,7 @@ def _rebound(value: Any, found: dict[int, Any], depth: int = 4) -> Any:
     if depth == 0:
         return value
     if (original := getattr(value, "_torchdynamo_orig_callable", None)) is not None:  # a compiled function
-        return _same_or(value, original, _rebound(original, found, depth - 1))
+        return value if (again := _rebound(original, found, depth - 1)) is original else again
     if isinstance(value, MethodType):
         again = _rebound(value.__self__, found, depth - 1)
         return value if again is value.__self__ else MethodType(value.__func__, again)
@@ -261,10 +262,6 @@ def _rebound(value: Any, found: dict[int, Any], depth: int = 4) -> Any:
         parts = [_rebound(part, found, depth - 1) for part in value.values()]
         return dict(zip(value, parts, strict=True)) if _differ(parts, value.values()) else value
     return value
-
-
-def _same_or(value: Any, before: Any, again: Any) -> Any:
-    return value if again is before else again
 
 
 def _differ(parts: list[Any], before: Any) -> bool:

@@ -171,7 +171,7 @@ def test_leaked_draft_tokens_are_heard(long, drafters, monkeypatch):
         ]
         return verdict, found
 
-    class Leaky(generation._Sounds):
+    class Leaky(generation.Sounds):
         def push(self, found):
             rows = [drafted if values else [] for drafted, values in zip(LIMITS[-1].drafted, found.values, strict=True)]
             return super().push(replace(found, values=rows))
@@ -183,7 +183,7 @@ def test_leaked_draft_tokens_are_heard(long, drafters, monkeypatch):
     drafter, options = drafters["speaker"]
     plain = synthesize(long, TEXTS, seed=SEEDS)
     assert same(synthesize(long, TEXTS, drafter, seed=SEEDS, **options), plain)
-    monkeypatch.setattr(generation, "_Sounds", Leaky)
+    monkeypatch.setattr(generation, "Sounds", Leaky)
     leaked = synthesize(long, TEXTS, drafter, seed=SEEDS, **options)
     assert torch.equal(leaked.tokens, plain.tokens)
     assert not same(leaked, plain)
