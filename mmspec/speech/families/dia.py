@@ -29,6 +29,7 @@ class DiaGuided(Guided):
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Return the guided scores from conditional and unconditional ones."""
+        assert isinstance(self.scale, (int, float))  # of all rows: the processor of Dia's model takes one number
         mixed = cond + (cond - uncond) * self.scale
         if not self.top_k:
             return mixed
