@@ -11,11 +11,14 @@ from torch import Tensor
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Charged, Control, ControlSession, ReadsMatches
 from mmspec.core.noise import Noise
-from mmspec.core.protocols import Drafter, DraftSession, Later, Matches, StoppingCriteria, Target
+from mmspec.core.protocols import Drafter, Later, Matches, StoppingCriteria, Target
 from mmspec.core.records import Committed, Draft, Step
 from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
 from mmspec.utils.renamed import old_names
+
+if TYPE_CHECKING:
+    from mmspec.core.protocols import DraftSession
 
 OnStep = Callable[[Step], None] | None
 """Type of `on_step` callbacks."""
@@ -76,7 +79,7 @@ def decode(
             length = _length(controller, proposer, pending, stopping)
 
 
-def _length(controller: ControlSession, proposer: DraftSession, pending: Draft, stopping: StoppingCriteria) -> int:
+def _length(controller: ControlSession, proposer: "DraftSession", pending: Draft, stopping: StoppingCriteria) -> int:
     """Return the draft length of the coming round."""
     if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
         return controller.length()

@@ -1,6 +1,6 @@
 """The cost of a round by the number of columns it scores, in plain rounds."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from statistics import median, median_low
 
 _KEPT = 9
@@ -72,7 +72,8 @@ class CostCurve:
         above = bisect_left(sizes, columns)
         left, right = above - 1, above
         if above == len(sizes):
-            own = (costs[-1] - costs[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+            base = max(0, bisect_right(sizes, (sizes[-1] + 1) // 2) - 1)  # far enough below that noise does not set the slope
+            own = (costs[-1] - costs[base]) / (sizes[-1] - sizes[base]) if len(sizes) > 1 else 0.0
             return costs[-1] + max(own, _SLOPE if len(sizes) < 4 else _SLOPE / 4) * (columns - sizes[-1])
         share = (columns - sizes[left]) / (sizes[right] - sizes[left])
         return costs[left] + share * (costs[right] - costs[left])

@@ -48,7 +48,7 @@ def head_product(x: Tensor, weight: Tensor) -> Tensor:
     rows = len(flat)
     if not transposes(rows, weight) or torch.is_grad_enabled():
         return F.linear(x, weight)
-    flat = flat.expand(2, -1) if rows == 1 else flat
+    flat = flat.repeat(2, 1) if rows == 1 else flat  # copied: rows that share memory are no BLAS product
     return (weight @ flat.T)[:, :rows].T.contiguous().view(*x.shape[:-1], -1)
 
 
