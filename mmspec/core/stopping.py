@@ -83,13 +83,14 @@ class DefaultStopping:
         return replace(verdict, count=count, accepted=accepted, judged=judged, pending=pending)
 
     def _cut_single(self, verdict: Verdict) -> Verdict:
-        """`_cut` for one value a row: it is committed, and may be the last."""
-        left = self.left - verdict.count
+        """`_cut` for one value a row at most, no draft tokens accepted."""
+        count = torch.minimum(verdict.count, self.left)
+        left = self.left - count
         if self.ends is not None:
-            left = left.masked_fill(self.ends(verdict.values)[:, 0], 0)
+            left = left.masked_fill(self.ends(verdict.values)[:, 0] & (count > 0), 0)
         self.left = left
         parents = verdict.pending.parents.masked_fill((left <= 0)[:, None], PAD)
-        return replace(verdict, pending=replace(verdict.pending, parents=parents))
+        return replace(verdict, count=count, pending=replace(verdict.pending, parents=parents))
 
     def _stop(self, verdict: Verdict, committed: Committed) -> tuple[Verdict, Committed]:
         """Cut rows where a host stop ends them."""
