@@ -29,7 +29,7 @@ class DiaGuided(Guided):
 
     def mix(self, cond: Tensor, uncond: Tensor) -> Tensor:
         """Return the guided scores from conditional and unconditional ones."""
-        mixed = cond + (cond - uncond) * self.scale
+        mixed = cond + (cond - uncond) * self.scale  # pyright: ignore[reportOperatorIssue]  one number: `guided` refuses others
         if not self.top_k:
             return mixed
         best = mixed.topk(min(self.top_k, mixed.shape[-1]), -1).indices
