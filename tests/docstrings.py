@@ -171,6 +171,7 @@ SHARED_NAMES = {
     "method_of": "a method by its name, of each modality's own table",
     "recommend": "the public call, and the command of that name",
     "refuse": "both raise ValueError for arguments that do not apply",
+    "render": "the HTML report, and every suite's table",
     "run": "the engine's driver, and the public call that runs a job",
     "section": "the demo's modules, one a modality, have the same three functions",
     "there": "see section",

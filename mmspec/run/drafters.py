@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from mmspec.core.processors.pipeline import Pipeline, Suppress, SuppressAt, Temperature
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
@@ -38,6 +40,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
     made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
     if isinstance(made, str):
         made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
+    _check_device(made, target)
     if hasattr(made, "guide"):  # a source of distributions: heads, feature nets, the target itself run short
         return GuidedDrafter(made, shape_of(tree, rule))  # pyright: ignore[reportArgumentType]
     if tree is not None and (made is None or hasattr(made, "begin")):
@@ -70,6 +73,16 @@ def _check_draws(drafter: Any, rule: Accept) -> None:
             f"{type(rule.transform).__name__} reads distributions before temperature and truncation, and {type(drafter).__name__} does not "
             "apply these to its draws: pass the drafter's model itself, or sample at temperature 1 without truncation"
         )
+
+
+def _check_device(drafter: Any, target: HFTarget) -> None:
+    """Raise ValueError for a net on another device than the target's."""
+    if not isinstance(drafter, nn.Module) or not isinstance(target.model, nn.Module):
+        return
+    theirs, mine = ({p.device for p in module.parameters() if p.device.type != "meta"} for module in (drafter, target.model))
+    if theirs and mine and not theirs & mine:
+        here, there = next(iter(mine)), next(iter(theirs))
+        raise ValueError(f"the target is on {here} and the drafter, a {_named(drafter)}, on {there}: move it with .to('{here}')")
 
 
 def _named(drafter: Any) -> str:

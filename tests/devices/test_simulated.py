@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.heads.medusa import Medusa
 from mmspec.models.session import HFSession
 from tests.devices.runs import simulated, unexplained
 from tests.devices.simulated import FIRST, SECOND, MixedDevices, put, simulated_devices
@@ -85,6 +86,15 @@ def test_devices_mix_as_on_a_gpu():
             one.numpy()
     with pytest.raises((RuntimeError, AssertionError)):
         torch.zeros(1, device="cuda:0")
+
+
+@pytest.mark.parametrize("make", [lambda small: small, lambda small: Medusa(32, 3)], ids=["model", "heads"])
+def test_a_drafter_on_another_device_is_refused_in_one_line(make, big, small):
+    with simulated_devices():
+        target, drafter = put(big, FIRST), put(make(small), SECOND)
+        with pytest.raises(ValueError, match=r"target is on cuda:0 and the drafter, a .*, on cuda:1: move it with") as caught:
+            written(target, INPUTS, lambda step: None, drafter)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_copy_shares_nothing_with_its_model(big):

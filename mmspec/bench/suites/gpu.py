@@ -19,7 +19,7 @@ from mmspec.vision import LlamaGen, LlamaGenConfig
 
 
 @dataclass(frozen=True)
-class Scale:
+class SuiteSizes:
     """Sizes of a run: those of a GPU, or tiny ones that show that everything runs.
 
     Args:
@@ -45,7 +45,7 @@ class Scale:
     compile: Mapping[str, Any]
 
 
-REAL = Scale(
+REAL = SuiteSizes(
     target=SEVEN_B,
     drafter=SEVEN_B | {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_hidden_layers": 8},
     picture={"vocab_size": 16384, "grid": 24, "hidden_size": 1280, "num_hidden_layers": 36, "num_attention_heads": 20}
@@ -57,7 +57,7 @@ REAL = Scale(
     dtypes=(torch.bfloat16, torch.float16),
     compile={},
 )
-SMALL = Scale(
+SMALL = SuiteSizes(
     target=TINY,
     drafter=TINY | {"num_hidden_layers": 1},
     picture={"vocab_size": 32, "grid": 3, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48},
@@ -135,7 +135,7 @@ def _compared(runs: Mapping[str, Callable[[], object]], device: torch.device, re
 # --- the lines --------------------------------------------------------------------------------------------------------
 
 
-def _verify(scale: Scale, device: torch.device, repeats: int, dtype: torch.dtype) -> list[Row]:
+def _verify(scale: SuiteSizes, device: torch.device, repeats: int, dtype: torch.dtype) -> list[Row]:
     """A verify step of 1, 8 and 16 tokens against the floor of memory bandwidth."""
     model = random_llama(scale.target, device, dtype)
     rows, floor = verify_steps(model, (1, 8, 16), scale.context, 6 * repeats, scale.compile)
@@ -144,13 +144,14 @@ def _verify(scale: Scale, device: torch.device, repeats: int, dtype: torch.dtype
     return [bound, *steps]
 
 
-def _verify_in(number: int, scale: Scale, device: torch.device, repeats: int) -> list[Row]:
+def _verify_in(number: int, scale: SuiteSizes, device: torch.device, repeats: int) -> list[Row]:
     return _verify(scale, device, repeats, scale.dtypes[number]) if number < len(scale.dtypes) else []
 
 
-def _text(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
+def _text(scale: SuiteSizes, device: torch.device, repeats: int) -> list[Row]:
     """A text: transformers' generate, mmspec plain, by lookup and with a drafter model, and captured."""
-    model, small = (random_llama(shape, device, scale.dtypes[0]) for shape in (scale.target, scale.drafter))
+    model: Any = random_llama(scale.target, device, scale.dtypes[0])
+    small = random_llama(scale.drafter, device, scale.dtypes[0])
     ids = torch.randint(3, scale.target["vocab_size"], (1, scale.context), generator=torch.Generator().manual_seed(1)).to(device)
     own = {"max_new_tokens": scale.new, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
     write = partial(text.generate, model, {"input_ids": ids}, max_new_tokens=scale.new)
@@ -170,7 +171,7 @@ def _text(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
     )
 
 
-def _pictures(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
+def _pictures(scale: SuiteSizes, device: torch.device, repeats: int) -> list[Row]:
     """A guided picture: plain and by a Jacobi window, and both captured."""
     torch.manual_seed(0)
     with device:
@@ -189,7 +190,7 @@ def _pictures(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
     )
 
 
-def _items(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
+def _items(scale: SuiteSizes, device: torch.device, repeats: int) -> list[Row]:
     """Ten items for 32 users: plain beam search, and drafted by a smaller model."""
     levels, size = 4, 256
     codes = torch.randint(0, size, (scale.items, levels), generator=torch.Generator().manual_seed(0))
@@ -209,7 +210,7 @@ def _items(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
     )
 
 
-def _sampling(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
+def _sampling(scale: SuiteSizes, device: torch.device, repeats: int) -> list[Row]:
     """Making distributions of 8 columns and drawing from them, without a network: truncated and not."""
     scores = 4 * torch.randn(1, 8, scale.vocabulary, generator=torch.Generator().manual_seed(0)).to(device)
     position = torch.arange(8, device=device)[None]
@@ -224,7 +225,7 @@ def _sampling(scale: Scale, device: torch.device, repeats: int) -> list[Row]:
     return _compared(runs, device, 6 * repeats)
 
 
-LINES: dict[str, Callable[[Scale, torch.device, int], list[Row]]] = {
+LINES: dict[str, Callable[[SuiteSizes, torch.device, int], list[Row]]] = {
     "verify step": partial(_verify_in, 0),
     "text": _text,
     "pictures": _pictures,
