@@ -244,7 +244,7 @@ class HFSession:
             (_, self.lengths), self.context = prompt, None
             self.bound = prompt[0].shape[1]
         chain = self._continues(draft) and (prompt is not None or not self.target.static)
-        view = self.bound + draft.size if chain else self.view(draft.size)
+        view = self.view(draft.size) if self.target.static and not chain else self.bound + draft.size
         whole = chain and prompt is not None and begun == 0  # nothing is cached yet
         causal = whole or (chain and draft.size - first == 1)
         floor = 0 if self.target.static else max(self.floor, 0)  # windows of static targets read all slots
