@@ -168,6 +168,7 @@ SHARED_NAMES = {
     "load": "the public loaders, and the imports that commands put off",
     "load_drafter": "the public loader, and what it imports when it is called",
     "main": "entry points",
+    "measure": "every suite's measurement",
     "method_of": "a method by its name, of each modality's own table",
     "recommend": "the public call, and the command of that name",
     "refuse": "both raise ValueError for arguments that do not apply",

@@ -205,6 +205,7 @@ def test_a_delay_off_by_one_is_seen(rule):
         ([{"input_ids": torch.tensor([[60]])}], {}, "prompt 0 holds id 60, but the text encoder knows 60"),
         ({"input_ids": torch.tensor([[1], [2]])}, {}, "list of one prompt or more"),
         (music_prompts(1), {"guidance": float("inf")}, "guidance is inf"),
+        (music_prompts(1), {"drafter": "lookup"}, "copies single ids, but steps here are frames"),
     ],
 )
 def test_bad_requests_are_told_in_one_line(prompts, options, message):

@@ -77,7 +77,7 @@ class HostSession:
     def matches(self, pending: Draft) -> list[int | None] | None:
         """Return the length of each row's match; see `core.protocols.Matches`."""
         if not self.rows:
-            self._open(len(pending.start))
+            self._open(pending)
         if not all(isinstance(row, MatchingRow) for row in self.rows):
             return None
         return [None if ended else row.match() for row, ended in zip(self.rows, self.ended, strict=True)]  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ class HostSession:
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
         """Return the draft of this round; see `DraftSession.propose`."""
         if not self.rows:
-            self._open(len(pending.start))
+            self._open(pending)
         if budget.length == 0:
             return pending
         behind = _behind(pending)
@@ -106,7 +106,10 @@ class HostSession:
                 row.extend(values)
         self.ended = committed.ended
 
-    def _open(self, rows: int) -> None:
+    def _open(self, pending: Draft) -> None:
+        rows = len(pending.start)
+        if pending.nodes.dim() > 2:
+            raise ValueError("this drafter copies single ids, but steps here are frames of codes or vectors: take a model, or none")
         texts = self.texts if self.texts is not None else [[] for _ in range(rows)]
         if len(texts) != rows:
             raise ValueError(
