@@ -21,9 +21,10 @@ def test_every_module_of_0_1_can_be_imported(module):
     ("old", "name", "new"),
     [
         ("mmspec.core.accept", "Token", "mmspec.core.rules.token:Token"),
-        ("mmspec.core.laws", "Law", "mmspec.core.distributions.categorical:Distribution"),
+        ("mmspec.core.laws", "Law", "mmspec.core.distributions.protocol:Distribution"),
         ("mmspec.core.hf", "HFTarget", "mmspec.models.target:HFTarget"),
         ("mmspec.core.limits", "Limits", "mmspec.core.stopping:DefaultStopping"),
+        ("mmspec.core.processors", "tally", "mmspec.core.processors.history:tally"),
         ("mmspec.core.processors", "Suppress", "mmspec.core.processors.pipeline:Suppress"),
         ("mmspec.drafters.trees", "Template", "mmspec.drafters.trees.static:Template"),
         ("mmspec.drafters.cascade", "Cascade", "mmspec.drafters.model.vertical_cascade:VerticalCascade"),

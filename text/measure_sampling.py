@@ -30,10 +30,12 @@ from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
 
 PROMPT = "The history of the city begins with a small harbour at the mouth of the river, where"
-SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 16384}
-"""LlamaGen-B: 111 M parameters and 16,384 image codes."""
-ALWAYS = 1 << 40
-TABLES = ("mmspec.core.gumbel", "mmspec.core.distributions.categorical", "mmspec.core.processors.truncation")
+LLAMAGEN_B = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 16384}
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 9000}
+
+
+def now() -> tuple[float, float]:
+    return perf_counter(), process_time()
 
 
 class Clock:
@@ -41,16 +43,12 @@ class Clock:
 
     def __init__(self):
         self.inside, self.rounds = [0.0, 0.0], []
-        self.last = self.now()
-
-    @staticmethod
-    def now() -> tuple[float, float]:
-        return perf_counter(), process_time()
+        self.last = now()
 
     def round(self, step: Any) -> None:
-        now = self.now()
-        self.rounds.append([(total - before, inside) for total, before, inside in zip(now, self.last, self.inside, strict=True)])
-        self.last, self.inside = now, [0.0, 0.0]
+        ended = now()
+        self.rounds.append([(total - before, inside) for total, before, inside in zip(ended, self.last, self.inside, strict=True)])
+        self.last, self.inside = ended, [0.0, 0.0]
 
     def share(self, kind: int) -> float:
         """Median share of the time outside forwards: 0 wall-clock, 1 processor."""
@@ -62,21 +60,12 @@ def timed(clock: Clock) -> Iterator[None]:
     forward = HFSession._forward
 
     def counted(session: HFSession, *given: Any, **named: Any) -> Any:
-        before = clock.now()
+        before = now()
         out = forward(session, *given, **named)
-        clock.inside = [inside + now - then for inside, now, then in zip(clock.inside, clock.now(), before, strict=True)]
+        clock.inside = [inside + after - then for inside, after, then in zip(clock.inside, now(), before, strict=True)]
         return out
 
     with patch.object(HFSession, "_forward", counted):
-        yield
-
-
-@contextmanager
-def tables() -> Iterator[None]:
-    """Use tables of the whole vocabulary and all of the noise."""
-    with ExitStack() as stack:
-        for module in TABLES:
-            stack.enter_context(patch(f"{module}.LARGE", ALWAYS))
         yield
 
 
@@ -101,17 +90,39 @@ def run(model: Any, inputs: Any, drafter: Any, length: int, new: int, **sampling
 def compare(name: str, *given: Any, **sampling: Any) -> dict:
     """One line of the table."""
     tokens, clock = run(*given, **sampling)
-    with tables():
+    with ExitStack() as stack:  # tables of the whole vocabulary and all of the noise
+        for module in ("core.gumbel", "core.distributions.categorical", "core.processors.truncation"):
+            stack.enter_context(patch(f"mmspec.{module}.LARGE", 1 << 40))
         expected, before = run(*given, **sampling)
-    total = median(each[0][0] for each in clock.rounds[1:])
-    row = {"setting": name, "round_ms": 1000 * total, "same": tokens == expected, "rounds": len(clock.rounds)}
-    row |= {"share": clock.share(0), "cpu_share": clock.share(1), "tables": before.share(0), "cpu_tables": before.share(1)}
-    print(
-        f"| {name} | {row['round_ms']:.0f} | {row['share']:.1%} ({row['cpu_share']:.1%}) | {row['tables']:.1%} ({row['cpu_tables']:.1%}) | "
-        f"{'yes' if row['same'] else 'no'} |",
-        flush=True,
-    )
-    return row
+    spent, shares = median(each[0][0] for each in clock.rounds[1:]), [each.share(kind) for each in (clock, before) for kind in (0, 1)]
+    new, old = (f"{wall:.1%} ({cpu:.1%})" for wall, cpu in (shares[:2], shares[2:]))
+    print(f"| {name} | {1000 * spent:.0f} | {new} | {old} | {'yes' if tokens == expected else 'no'} |", flush=True)
+    return {"setting": name, "round_ms": 1000 * spent, "same": tokens == expected, "shares": shares, "rounds": len(clock.rounds)}
+
+
+def language_model(args: argparse.Namespace) -> tuple[list, dict[str, dict]]:
+    """The model, its prompt, a drafter of its first layers and the draft length; and the settings by name."""
+    if args.smoke:
+        model, inputs = random_model(TINY), {"input_ids": torch.ones(1, 4, dtype=torch.long)}
+    else:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+        inputs = AutoTokenizer.from_pretrained(args.model)(PROMPT, return_tensors="pt")
+    settings = {(rule, p): {"accept": rule, "temperature": 0.7, "top_p": p} for rule in ("coupled", "token") for p in (0.9, None)}
+    names = {f"{rule}, T = 0.7{', top-p 0.9' if p else ''}": each for (rule, p), each in settings.items()}
+    return [model, inputs, first_layers(model, args.layers), 7, args.new], names
+
+
+def jacobi(args: argparse.Namespace) -> tuple[list, dict[str, dict]]:
+    """The same for Jacobi windows. Scores have a standard deviation of 2.2, which gives about 7 nats, as image codes have."""
+    model = random_model(LLAMAGEN_B)
+    model.lm_head.weight.data *= 4
+    settings = {f"jacobi, {name}": {"temperature": 1.0, "top_k": k} for name, k in (("all codes", None), ("top-k 2000", 2000))}
+    return [model, {"input_ids": torch.ones(1, 1, dtype=torch.long)}, Jacobi(32, drawn), 32, args.new], settings
+
+
+def random_model(sizes: dict[str, int]) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=1024)).eval()
 
 
 def main() -> None:
@@ -121,28 +132,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="layers of the drafter")
     parser.add_argument("--new", type=int, default=24, help="new tokens")
     parser.add_argument("--out", type=Path, help="JSON with every figure and its provenance")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model of random weights")
     args = parser.parse_args()
-    if (args.model is None) != args.jacobi:
+    if args.smoke:
+        args.layers, args.new = 1, 32
+    elif (args.model is None) != args.jacobi:
         parser.error("give --model with a folder, or --jacobi")
+    given, settings = jacobi(args) if args.jacobi and not args.smoke else language_model(args)
     print("| setting | ms a round | share outside forwards (processor time) | with tables | same tokens |\n|---|---|---|---|---|")
-    if args.jacobi:
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=1024)).eval()
-        model.lm_head.weight.data *= 4  # scores of a standard deviation of 2.2: distributions of about 7 nats, as image codes have
-        inputs, drafter, length = {"input_ids": torch.ones(1, 1, dtype=torch.long)}, Jacobi(32, drawn), 32
-        settings: dict[str, dict] = {"all codes": {}, "top-k 2000": {"top_k": 2000}}
-        settings = {f"jacobi, {name}": each | {"temperature": 1.0} for name, each in settings.items()}
-    else:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
-        inputs = AutoTokenizer.from_pretrained(args.model)(PROMPT, return_tensors="pt")
-        drafter, length = first_layers(model, args.layers), 7
-        settings = {
-            f"{rule}, T = 0.7{', top-p 0.9' if p else ''}": {"accept": rule, "temperature": 0.7, "top_p": p}
-            for rule in ("coupled", "token")
-            for p in (0.9, None)
-        }
-    rows = [compare(name, model, inputs, drafter, length, args.new, **each) for name, each in settings.items()]
-    found = {"rows": rows, "provenance": provenance(torch.device("cpu"))}
+    found = {"rows": [compare(name, *given, **each) for name, each in settings.items()], "provenance": provenance(torch.device("cpu"))}
     print(f"\n{machine(found['provenance'])}; torch {torch.__version__}")
     if args.out is not None:
         write_json(args.out, found)

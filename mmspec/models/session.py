@@ -193,6 +193,7 @@ class HFSession:
         if target.captured is not None:  # strides would depend on the draft
             own = {name: getattr(layout, name).clone(memory_format=torch.contiguous_format) for name in ("ids", "positions", "slots")}
             layout = replace(layout, **own)
+            _ = layout.visible, layout.slot_positions  # made before the graph, which cannot make cached properties
         self.cache.point(layout.slots, layout.view)
         if target.captured is not None:  # hooks would become part of the captured graph: it returns every state
             return target.captured.forward(layout, self.cache, self.state, fresh, self.watched, prompt=not captured)

@@ -270,4 +270,4 @@ def test_diffusers_is_not_imported():
     for module in (kernel_module, scheduler_probe):
         lines = inspect.getsource(module).splitlines()
         named = {line.split()[1].split(".")[0] for line in lines if line.startswith(("import ", "from "))}
-        assert named <= {"copy", "dataclasses", "typing", "torch", "mmspec"}
+        assert named <= {"copy", "dataclasses", "functools", "typing", "torch", "mmspec"}

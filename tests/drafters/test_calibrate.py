@@ -162,7 +162,7 @@ def worst_gap(model, drafter, rule, seen):
                 fresh = model(torch.tensor([(prompts[row] + stopping.outputs[row])[:length]]), use_cache=True).past_key_values
             for mine, own in zip(session.cache.layers, fresh.layers, strict=True):
                 for stored, wanted in ((mine.keys, own.keys), (mine.values, own.values)):
-                    worst = max(worst, (stored[row, :length].transpose(0, 1) - wanted[0]).abs().max().item())
+                    worst = max(worst, (stored[row, :, :length] - wanted[0]).abs().max().item())
     return worst
 
 
