@@ -12,6 +12,7 @@ from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import Captured, HFTarget
 from mmspec.speech.families.csm import CsmModel
 from tests import beam_world
+from tests.compiler import reset_compiler
 from tests.devices.cases import HISTORIES, SHOP, codes_model, muted
 from tests.devices.runs import plain
 from tests.speech import small_csm, small_delay, small_models
@@ -25,7 +26,7 @@ def compiling(monkeypatch: Any, backend: str = "eager"):
     """Inside, `torch.compile` uses `backend`. Yields the counters of graphs."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend=backend, fullgraph=True, dynamic=False))
-    torch._dynamo.reset()
+    reset_compiler()
     torch._dynamo.utils.counters.clear()
     yield torch._dynamo.utils.counters["stats"]
     monkeypatch.undo()

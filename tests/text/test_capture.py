@@ -24,6 +24,7 @@ from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from tests.companions import llama, perturbed
+from tests.compiler import reset_compiler
 from tests.families import FAMILIES, build, inputs_for
 from tests.sizes import VOCAB
 
@@ -111,7 +112,7 @@ def test_the_scoring_step_traces_whole_and_only_once_per_shape(name):
     model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
     model.generation_config.eos_token_id = None
     expected = mmspec.text.generate(model, inputs, max_new_tokens=30)
-    torch._dynamo.reset()
+    reset_compiler()
     target = HFTarget(model, DecoderOnly.of(model)).capture(100, backend="eager", mode=None)
     drafter = ModelDrafter(HFTarget(model, DecoderOnly.of(model)), Chain(most_likely))
     stopping = DefaultStopping(3, 30)
@@ -141,7 +142,7 @@ def test_drafter_models_are_captured_with_their_target_once_for_all_requests(kin
     expected = [mmspec.text.generate(model, inputs, **settings) for inputs in requests]
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", fullgraph=True, dynamic=False))
-    torch._dynamo.reset()
+    reset_compiler()
     torch._dynamo.utils.counters.clear()
     for inputs, plain in zip(requests, expected, strict=True):
         out = mmspec.text.generate(model, inputs, capture=True, **settings)

@@ -29,6 +29,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.config import Config
 from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
+from tests.compiler import reset_compiler
 from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for
 
 TOKENS = 20
@@ -240,7 +241,7 @@ def test_the_scoring_step_traces_whole(name):
     model, inputs = build(FAMILIES[name]), inputs_for(name, 3)
     model.generation_config.eos_token_id = None
     expected = mmspec.text.generate(model, inputs, max_new_tokens=12)
-    torch._dynamo.reset()
+    reset_compiler()
     distributions = Pipeline(constraints(model.generation_config, 0, 12, [AUDIO]))
     own = HFTarget(model, family_of(model), distributions)
     drafter, stopping = ModelDrafter(own, Chain(most_likely), shared_modalities), DefaultStopping(3, 12)

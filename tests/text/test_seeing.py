@@ -27,6 +27,7 @@ from mmspec.models.slot_cache import SlotLayer
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
+from tests.compiler import reset_compiler
 from tests.crossing import as_one_batch, generated_alone, row_of
 from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
 from tests.sizes import VOCAB, build
@@ -442,7 +443,7 @@ def test_the_scoring_step_traces_whole(name):
     model, inputs = model_of(name), seen(name)
     with endless(model):
         expected = run(model, inputs, max_new_tokens=12)
-    torch._dynamo.reset()
+    reset_compiler()
     own, stopping = HFTarget(model, family_of(model), distributions(model, 12)), DefaultStopping(3, 12)
     torch._dynamo.utils.counters.clear()
     target = own.capture(100, backend="eager", mode=None)
