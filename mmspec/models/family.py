@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from mmspec.core.distributions.protocol import Distribution
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.utils.devices import to_device

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.changed import replaced

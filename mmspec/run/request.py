@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from mmspec.core.control import Control
 from mmspec.core.draft_length.by_match import ByMatch
-from mmspec.core.processors.pipeline import Pipeline, Processor
+from mmspec.core.processors.history import Processor
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.drafters.model.drafter import ModelDrafter

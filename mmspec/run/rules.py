@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mmspec.core.processors.pipeline import Pipeline, Processor, pipeline
+from mmspec.core.processors.history import Processor
+from mmspec.core.processors.pipeline import Pipeline, pipeline
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy

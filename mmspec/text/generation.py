@@ -11,7 +11,7 @@ from mmspec.core.control import Control
 from mmspec.core.decode import OnStep, each
 from mmspec.core.decode import generate as run
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import Processor
+from mmspec.core.processors.history import Processor
 from mmspec.core.records import Step
 from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept

@@ -5,7 +5,7 @@ import torch
 from transformers.generation.logits_process import AlternatingCodebooksLogitsProcessor
 
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.match import Match
 from mmspec.core.rules.sibling_rules import without_replacement_rule

@@ -15,6 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.video_utils import VideoMetadata
 
 from mmspec.models import compat
+from mmspec.models.compat.compiler import reset_compiler
 from tests.conftest import llama
 from tests.families import FAMILIES, LLAMA, build, inputs_for
 from tests.films import batch, row
@@ -274,6 +275,22 @@ def test_the_compilers_limits_are_put_back():
         assert torch._dynamo.config.recompile_limit == 1000
         assert torch._dynamo.config.accumulated_recompile_limit == 4000
     assert (torch._dynamo.config.recompile_limit, torch._dynamo.config.accumulated_recompile_limit) == before
+
+
+def test_the_compiler_is_reset_although_a_reset_drops_other_compiled_functions(monkeypatch):
+    table: dict = {}
+
+    class Backend:
+        def reset(self):
+            table.pop("second", None)
+
+    monkeypatch.setattr(torch._dynamo.eval_frame, "cached_backends", table)
+    table |= {"first": Backend(), "second": Backend()}
+    with pytest.raises(RuntimeError, match="changed size"):
+        torch._dynamo.reset()
+    table |= {"first": Backend(), "second": Backend()}
+    reset_compiler()
+    assert not table
 
 
 def test_video_processors_sample_as_assumed():

@@ -14,7 +14,8 @@ from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.rules.base import commit, deepest, parents_distribution
 from mmspec.core.rules.block import Block, _Weighted

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as known
 
+from mmspec.core.processors.history import History, per_row
 from mmspec.core.processors.pipeline import (
     ForceAt,
-    History,
     MinP,
     Pipeline,
     RepetitionPenalty,
@@ -17,7 +17,6 @@ from mmspec.core.processors.pipeline import (
     Temperature,
     TopK,
     TopP,
-    per_row,
     pipeline,
 )
 from mmspec.core.records import CONTEXT, PAD, Draft

@@ -10,7 +10,8 @@ import torch
 from mmspec.core.control import Fixed
 from mmspec.core.decode import generate
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, Pipeline, SuppressAt, min_length, pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline, SuppressAt, min_length, pipeline
 from mmspec.core.rules.base import commit
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled

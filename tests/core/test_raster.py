@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.processors.raster import FREE, Grammar, Raster
 
 CLOSED = Raster.grid(2, 3, 5, row_end=5, tail=(6, 7))

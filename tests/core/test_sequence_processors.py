@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as known
 
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.processors.sequence import (
     EncoderNoRepeatNGram,
     LengthPenalty,

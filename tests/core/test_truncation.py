@@ -10,7 +10,8 @@ from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
 from mmspec.core.noise import Noise
 from mmspec.core.processors import truncation
-from mmspec.core.processors.pipeline import History, Pipeline, Suppress, TopK, TopP, pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline, Suppress, TopK, TopP, pipeline
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.models.guidance import Guided
 

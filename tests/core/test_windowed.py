@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from mmspec.core.processors.pipeline import History, RepetitionPenalty
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import RepetitionPenalty
 from mmspec.speech.sampling.windowed_penalty import WindowedPenalty
 
 B, N, V, S = 3, 6, 17, 20

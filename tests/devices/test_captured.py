@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mmspec import recsys, speech, vision
+from mmspec.models.compat.compiler import reset_compiler
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import Captured, HFTarget
 from mmspec.speech.families.csm import CsmModel
 from tests import beam_world
-from tests.compiler import reset_compiler
 from tests.devices.cases import HISTORIES, SHOP, codes_model, muted
 from tests.devices.runs import plain
 from tests.speech import small_csm, small_delay, small_models

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
-from mmspec.core.processors.pipeline import History, Pipeline, Processor
+from mmspec.core.processors.history import History, Processor
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.protocols import Drafter
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models.slot_cache import SlotCache

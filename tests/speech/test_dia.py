@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers as hf
 
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft
 from mmspec.core.rules.per_code import PerCode
 from mmspec.core.rules.token import Token

@@ -20,11 +20,11 @@ from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, drawn, most_likely, top
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.drafters.views.base import view_of
+from mmspec.models.compat.compiler import reset_compiler
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from tests.companions import llama, perturbed
-from tests.compiler import reset_compiler
 from tests.families import FAMILIES, build, inputs_for
 from tests.sizes import VOCAB
 

@@ -14,7 +14,6 @@ from mmspec.models import compat
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from tests import small_gguf
 
-pytest.importorskip("gguf")
 PROMPTS = ["the rain in", "a tiger. the tiger, the"]
 
 

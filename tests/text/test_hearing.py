@@ -23,13 +23,13 @@ from mmspec.drafters.views.base import own_encoder, same_prompt, shared_encoder,
 from mmspec.loading.hearing import hear
 from mmspec.loading.text import Pair
 from mmspec.loading.transformers import load_model
+from mmspec.models.compat.compiler import reset_compiler
 from mmspec.models.families.multimodal import HEARING, Multimodal
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config
 from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
-from tests.compiler import reset_compiler
 from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for
 
 TOKENS = 20

@@ -20,6 +20,7 @@ from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import Chain, drawn, most_likely
 from mmspec.drafters.views.base import same_prompt, shared_modalities
+from mmspec.models.compat.compiler import reset_compiler
 from mmspec.models.families.mllama import EncodedImages
 from mmspec.models.families.multimodal import Merged, never_generated_ids_of, placeholders_of
 from mmspec.models.families.registry import SEES, family_of
@@ -27,7 +28,6 @@ from mmspec.models.slot_cache import SlotLayer
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
-from tests.compiler import reset_compiler
 from tests.crossing import as_one_batch, generated_alone, row_of
 from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
 from tests.sizes import VOCAB, build

@@ -10,7 +10,7 @@ import transformers as hf
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 import mmspec
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.models.families.registry import family_of
 from mmspec.models.families.whisper import Timestamps
 from tests.companions import counted, perturbed

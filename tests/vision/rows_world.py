@@ -10,7 +10,8 @@ from mmspec.core.control import Fixed
 from mmspec.core.decode import Generation, generate
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, Pipeline, pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline, pipeline
 from mmspec.core.processors.raster import FREE, Grammar, Raster
 from mmspec.core.rules.match import Match
 from mmspec.core.stopping import DefaultStopping

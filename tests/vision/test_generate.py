@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.token import Token
 from mmspec.drafters.features.eagle import Eagle1

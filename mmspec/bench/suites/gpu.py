@@ -10,9 +10,10 @@ import torch
 
 from mmspec import recsys, text, vision
 from mmspec.bench.suites.verify_step import SEVEN_B, TINY, random_llama, timed, verify_steps
-from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import pipeline
+from mmspec.core.processors.truncation import distribution_of
 from mmspec.utils.devices import device_of
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision import LlamaGen, LlamaGenConfig
@@ -219,7 +220,7 @@ def _sampling(scale: SuiteSizes, device: torch.device, repeats: int) -> list[Row
 
     def draw(**settings: Any) -> Callable[[], object]:
         steps = pipeline(temperature=0.7, **settings)
-        return lambda: Categorical(steps(scores, history)).sample(noise.value(position))
+        return lambda: distribution_of(steps, scores, history).sample(noise.value(position))
 
     runs = {"untruncated": draw(), "top-p 0.9": draw(top_p=0.9), "top-k 50, top-p 0.9": draw(top_k=50, top_p=0.9)}
     return _compared(runs, device, 6 * repeats)

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Pathless, ban
+from mmspec.core.processors.history import History, Pathless, ban
 from mmspec.utils.devices import to_device
 
 FREE = -1

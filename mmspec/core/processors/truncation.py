@@ -20,7 +20,8 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
 from mmspec.core.masks import at_least, in_groups, true_columns
-from mmspec.core.processors.pipeline import History, MinP, Pipeline, Processor, Temperature, TopK, TopP, per_row
+from mmspec.core.processors.history import History, Processor, per_row
+from mmspec.core.processors.pipeline import MinP, Pipeline, Temperature, TopK, TopP
 
 _ORDER = (Temperature, TopK, TopP, MinP)
 _SHARE = 4  # with more than a quarter of the values left, tables are used

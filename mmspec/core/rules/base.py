@@ -257,9 +257,21 @@ def emitted(rule: SingleDraft, p: Categorical, q: Categorical) -> Categorical:
     Returns:
         Distribution [V].
     """
-    size = p.scores.shape[-1]
-    x = torch.arange(size, device=p.scores.device)
-    many_p, many_q = (Categorical(distribution.scores.expand(size, size)) for distribution in (p, q))
+    x, many_p, many_q = for_every_value(p, q)
     weight, accept = q.probs(), rule.accept_prob(many_p, many_q, x).nan_to_num()  # 0 / 0 where neither distribution has mass
     replaced = rule.replacement(many_p, many_q, x).probs()
     return Categorical.of(weight * accept + (weight * (1 - accept)) @ replaced)
+
+
+def for_every_value(p: Categorical, *others: Categorical) -> tuple[Tensor, *tuple[Categorical, ...]]:
+    """Repeat distributions once for every value.
+
+    Args:
+        p: a distribution [V].
+        others: further distributions [V].
+
+    Returns:
+        The values [V], then each distribution [V] times.
+    """
+    x = torch.arange(p.size, device=p.scores.device)
+    return x, *(Categorical(distribution.scores.expand(p.size, p.size)) for distribution in (p, *others))

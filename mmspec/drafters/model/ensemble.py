@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Draft, Scored
 from mmspec.drafters.model.mixing import Adaptive, Weights

@@ -1,10 +1,11 @@
 """torch's compiler: limits changed for a block, and a cache on disk that a killed process left broken.
 
-Relies on `torch._dynamo.config.patch` and its two limits, `torch._dynamo.exc.BackendCompilerFailed` and
-`torch._inductor.runtime.cache_dir_utils.cache_dir` (torch 2.11).
+Relies on `torch._dynamo.config.patch` and its two limits, `torch._dynamo.exc.BackendCompilerFailed`,
+`torch._dynamo.eval_frame.cached_backends` and `torch._inductor.runtime.cache_dir_utils.cache_dir` (torch 2.11).
 """
 
 import ast
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -47,8 +48,23 @@ def with_whole_cache(run: Callable[[], R]) -> R:
         for path in broken:
             path.unlink(missing_ok=True)
         warnings.warn(f"{len(broken)} truncated files of torch's compile cache are deleted, and compiled again", stacklevel=2)
-        torch._dynamo.reset()
+        reset_compiler()
         return run()
+
+
+def reset_compiler() -> None:
+    """Forget everything that torch compiled in this process.
+
+    `torch._dynamo.reset` alone fails when resetting one compiled function changes the table of them that it iterates over.
+    """
+    from torch._dynamo import eval_frame
+
+    gc.collect()
+    for backend in list(eval_frame.cached_backends.values()):
+        if hasattr(backend, "reset"):
+            backend.reset()
+    eval_frame.cached_backends.clear()
+    torch._dynamo.reset()
 
 
 def truncated_files(folder: Path) -> Iterator[Path]:

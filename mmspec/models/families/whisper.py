@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmspec.core.processors.pipeline import History, ban
+from mmspec.core.processors.history import History, ban
 from mmspec.models import compat
 from mmspec.models.families.encoder_decoder import Encoded, EncoderDecoder, start_ids
 from mmspec.models.slot_cache import SlotCache

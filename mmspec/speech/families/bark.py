@@ -27,7 +27,8 @@ from mmspec.core.control import Control
 from mmspec.core.decode import run
 from mmspec.core.hashing import mix
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import Pipeline, Processor
+from mmspec.core.processors.history import Processor
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats

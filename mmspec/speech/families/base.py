@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import Processor
+from mmspec.core.processors.history import Processor
 from mmspec.core.stopping import EndTest
 from mmspec.models.family import Family
 from mmspec.models.guidance import Guided

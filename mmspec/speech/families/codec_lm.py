@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Processor, ban
+from mmspec.core.processors.history import History, Processor, ban
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.family import Family
 from mmspec.models.proof.require import require

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.core.distributions.depth_frame import Choose, DepthFrame, FrameWriter, one_by_one
-from mmspec.core.processors.pipeline import History, MinP, Pipeline, pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import MinP, Pipeline, pipeline
 from mmspec.core.stopping import EndTest
 from mmspec.models.compat import csm_embeddings
 from mmspec.models.families.base import attention_mask, refuse_unsupported

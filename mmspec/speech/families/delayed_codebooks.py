@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmspec.core.distributions.frame import Frame
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.models.families.base import attention_mask
 from mmspec.models.family import Family
 from mmspec.models.layout import Layout

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import Processor, ban
+from mmspec.core.processors.history import Processor, ban
 from mmspec.core.stopping import EndTest
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.guidance import Guided

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.models.family import Family
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache

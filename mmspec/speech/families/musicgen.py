@@ -10,7 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from mmspec.core.processors.pipeline import Processor
+from mmspec.core.processors.history import Processor
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy

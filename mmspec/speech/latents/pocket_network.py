@@ -16,7 +16,8 @@ from torch import Tensor
 from mmspec.core.distributions.aligned import aligned
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.models.compat import pocket_placeholders
 from mmspec.models.families.base import attention_mask, text_prompt
 from mmspec.models.layout import Layout

@@ -20,7 +20,8 @@ from torch import Tensor
 from mmspec.core.distributions.aligned import aligned
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored
 from mmspec.models.families.base import attention_mask, text_prompt
 from mmspec.models.layout import Layout

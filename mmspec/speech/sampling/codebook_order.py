@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.pipeline import History, Pathless, ban
+from mmspec.core.processors.history import History, Pathless, ban
 
 
 @dataclass(frozen=True)

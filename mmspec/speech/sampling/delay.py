@@ -15,7 +15,8 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from mmspec.core.distributions.frame import Frame
-from mmspec.core.processors.pipeline import History, Pipeline, ban
+from mmspec.core.processors.history import History, ban
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.models.guidance import Guided
 from mmspec.utils.devices import to_device
 

@@ -14,7 +14,7 @@ from transformers.generation import logits_process as known
 
 from mmspec.core.processors import pipeline as native
 from mmspec.core.processors import sequence as whole
-from mmspec.core.processors.pipeline import History, Processor
+from mmspec.core.processors.history import History, Processor
 from mmspec.models.compat import prefix_function
 
 

@@ -20,7 +20,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from mmspec.core.control import Control
 from mmspec.core.decode import generate
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import MinP, Pipeline, Processor, Temperature, TopK, TopP
+from mmspec.core.processors.history import Processor
+from mmspec.core.processors.pipeline import MinP, Pipeline, Temperature, TopK, TopP
 from mmspec.core.records import Step
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.greedy import Greedy

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import LogitsProcessor
 from transformers.generation import logits_process as known
 
-from mmspec.core.processors.pipeline import History, Processor, pipeline
+from mmspec.core.processors.history import History, Processor
+from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.processors.sequence import SequenceBias, biases_of
 from mmspec.models.families.whisper import Timestamps, writes_timestamps
 from mmspec.text.settings.processors import constraints, end_ids

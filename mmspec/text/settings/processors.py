@@ -7,7 +7,7 @@ from typing import Any
 from transformers.generation import logits_process as known
 
 from mmspec.core.processors import pipeline as native
-from mmspec.core.processors.pipeline import Processor
+from mmspec.core.processors.history import Processor
 from mmspec.core.processors.sequence import NoRepeatNGram, SequenceBias, biases_of
 
 

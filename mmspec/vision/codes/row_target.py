@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.processors.pipeline import History
+from mmspec.core.processors.history import History
 from mmspec.core.records import Draft, Scored
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout, prompt_layout

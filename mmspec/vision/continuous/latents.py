@@ -21,7 +21,8 @@ from mmspec.core.distributions.mixture import Mixture
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import History, Pipeline
+from mmspec.core.processors.history import History
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.models.families.base import additive_mask
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rules.base import LOSSY, deepest, emitted, over_judged, parents_distribution, with_meters
+from mmspec.core.rules.base import LOSSY, deepest, emitted, for_every_value, over_judged, parents_distribution, with_meters
 from mmspec.core.rules.paths import equals_parent
 from mmspec.core.rules.token import judge_chain, ratio
 
@@ -202,8 +202,7 @@ class GreedyLike(ABC):
         Returns:
             Distribution [V].
         """
-        size = p.scores.shape[-1]
-        x = torch.arange(size, device=p.scores.device)
-        passes = self.passes(Categorical(p.scores.expand(size, size)), x) | (x == p.mode())
+        x, many = for_every_value(p)
+        passes = self.passes(many, x) | (x == p.mode())
         kept = q.probs() * passes
         return Categorical.of(kept + (1 - kept.sum()) * (x == p.mode()))
