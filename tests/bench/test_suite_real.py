@@ -102,6 +102,15 @@ def test_every_contender_runs_on_every_kind_in_every_setting(found):
     assert len(lines) == 1 + 8 * len(names)
 
 
+def test_contenders_can_be_named():
+    asked = SMALL | {"kinds": "qa", "temperature": 0.0, "batch_size": 1}
+    done = measure(**asked, contenders="mmspec lookup, transformers early exit", note=lambda line: None)
+    assert list(done["turns"][0]["outcomes"]) == ["transformers", "transformers early exit", "mmspec lookup"]
+    assert [row["to_lookup"] for row in done["rows"]] == [None] * 3
+    with pytest.raises(ValueError, match="unknown contender 'lookup'"):
+        measure(**asked, contenders="lookup", note=lambda line: None)
+
+
 def test_contenders_take_turns_in_being_first(found):
     _, lines = found
     firsts = {}

@@ -67,6 +67,8 @@ def _count(outcome: Mapping[str, Any]) -> int:
 
 def _ratio(turns: Turns, name: str, base: str, unit: str) -> dict[str, float] | None:
     """How many times as many tokens a second as `base`, paired by turn: median and quartiles. When sampling, texts differ in length."""
+    if base not in turns[0]["outcomes"]:
+        return None
     pairs = [(turn["outcomes"][name], turn["outcomes"][base]) for turn in turns]
     ratios = [_speed(own, unit) / _speed(other, unit) for own, other in pairs if not other["refused"]]
     spread = Spread.of(ratios)
