@@ -66,13 +66,22 @@ def _count(outcome: Mapping[str, Any]) -> int:
 
 
 def _ratio(turns: Turns, name: str, base: str, unit: str) -> dict[str, float] | None:
-    """How many times as many tokens a second as `base`, paired by turn: median and quartiles. When sampling, texts differ in length."""
+    """How many times as many tokens a second as `base`, paired by turn: median and quartiles.
+
+    Sampled texts differ in length. Turns in which one wrote less than half of what the other wrote are left out: a text that ends at once
+    takes the time of its prompt.
+    """
     if base not in turns[0]["outcomes"]:
         return None
     pairs = [(turn["outcomes"][name], turn["outcomes"][base]) for turn in turns]
-    ratios = [_speed(own, unit) / _speed(other, unit) for own, other in pairs if not other["refused"]]
+    ratios = [_speed(own, unit) / _speed(other, unit) for own, other in pairs if not other["refused"] and _comparable(own, other)]
     spread = Spread.of(ratios)
     return None if spread is None else asdict(spread)
+
+
+def _comparable(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    less, more = sorted((_count(own), _count(other)))
+    return 2 * less >= more
 
 
 def _speed(outcome: Mapping[str, Any], unit: str) -> float:
