@@ -67,7 +67,7 @@ class ReadsMatches(Protocol):
         """Record the matches of the coming round; `length` follows.
 
         Args:
-            matches: as returned by `core.protocols.Matches.matches`.
+            matches: as returned by `core.protocols.Matches.matches`; None also for rows that are far ahead of the slowest one.
         """
         ...
 

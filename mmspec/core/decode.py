@@ -20,6 +20,8 @@ from mmspec.utils.renamed import old_names
 if TYPE_CHECKING:
     from mmspec.core.protocols import DraftSession
 
+_LEAD = 16  # values by which a row is far ahead of the slowest one
+
 OnStep = Callable[[Step], None] | None
 """Type of `on_step` callbacks."""
 
@@ -93,10 +95,19 @@ def next_length(controller: ControlSession, proposer: "DraftSession", pending: D
     """
     if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
         return controller.length()
-    controller.read_matches(proposer.matches(pending))
+    controller.read_matches(_of_slow_rows(proposer.matches(pending), stopping.outputs))
     length = controller.length()
     most = stopping.budget(length).most
     return length if most is None else most
+
+
+def _of_slow_rows(matches: list[int | None] | None, outputs: Sequence[Sequence[Any]]) -> list[int | None] | None:
+    """`matches` without rows that are far ahead: the batch ends with its slowest row, which pays for their columns."""
+    if matches is None or len(matches) == 1:
+        return matches
+    sizes = [len(values) for values in outputs]
+    least = min((size for size, match in zip(sizes, matches, strict=True) if match is not None), default=0)
+    return [match if size <= least + _LEAD else None for size, match in zip(sizes, matches, strict=True)]
 
 
 def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:

@@ -6,12 +6,14 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
+import torch
 
+from mmspec.core import decode
 from mmspec.core.control import Fixed, ReadsMatches
 from mmspec.core.draft_length.acceptance import AcceptanceByMatch, match_class
 from mmspec.core.draft_length.by_match import ByMatch, MatchRecord
 from mmspec.core.draft_length.cost_curve import CostCurve
-from mmspec.core.records import Committed
+from mmspec.core.records import Budget, Committed
 
 STEEP, FLAT, CONVEX = (
     lambda columns: 1 + 0.4 * (columns - 1),
@@ -145,6 +147,35 @@ def test_rows_without_a_match_commit_one_value():
     session.read_matches([30, *[0] * 31])
     assert session._rate(Counter([7]), 32, 1) < 1
     assert session.length() == 0
+
+
+class Rows:
+    """Two rows of which one has matches, of which two draft tokens are accepted, and the other none: drafter and stopping criteria."""
+
+    def __init__(self, tokens):
+        self.tokens, self.outputs = tokens, [[], []]
+
+    def matches(self, pending):
+        return [None if len(values) >= self.tokens else match for values, match in zip(self.outputs, (6, 0), strict=True)]
+
+    def budget(self, length):
+        return Budget(torch.tensor([self.tokens]), length, length)
+
+
+@pytest.mark.parametrize("lead", [16, 10**6])
+def test_a_batch_ends_with_its_slowest_row(lead, monkeypatch):
+    monkeypatch.setattr(decode, "_LEAD", lead)
+    rows, session, seconds = Rows(64), ByMatch().begin(), 0.0
+    while any(len(values) < 64 for values in rows.outputs):
+        length = decode.next_length(session, rows, None, rows)
+        accepted = [min(2, length), 0]
+        new = [[0] * min(number + 1, 64 - len(values)) for number, values in zip(accepted, rows.outputs, strict=True)]
+        drafted, cost = [length if values else 0 for values in new], 1 + 0.15 * length
+        seconds += cost
+        done = Committed(new, accepted, [min(3, length), 0], drafted, [not v for v in new], [True] * 2, [0.0] * 2, [0.0] * 2)
+        rows.outputs = [values + more for values, more in zip(rows.outputs, new, strict=True)]
+        session.observe(length, done, cost)
+    assert (seconds < 64 * 1.06) == (lead == 16), seconds
 
 
 def test_one_slow_round_does_not_change_a_cost():

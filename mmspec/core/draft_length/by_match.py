@@ -105,7 +105,7 @@ class ByMatchSession:
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
         self.rounds += 1
         rows = range(len(committed.values))
-        open_rows = [row for row in rows if committed.values[row]]
+        open_rows = [row for row in rows if committed.values[row] and (self.matches is None or self.matches[row] is not None)]
         if not open_rows:
             return
         columns = 1 + length if any(committed.drafted) else 1

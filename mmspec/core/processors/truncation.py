@@ -120,7 +120,7 @@ class _Table:
         top = torch.maximum(top, rest.amax(-1, keepdim=True)) if rest.shape[1] else top
         found = _Table(flat, best, top, 1.0, nodes)
         degree = found.each(temperature, "temperature")
-        return replace(found, degree=max(degree, 1e-6) if isinstance(degree, float) else degree.clamp(min=1e-6))
+        return replace(found, degree=degree.clamp(min=1e-6) if isinstance(degree, Tensor) else max(degree, 1e-6))
 
     def each(self, value: float | Sequence[float], name: str) -> float | Tensor:
         """A setting for every distribution, one or [C, 1]."""
@@ -133,7 +133,7 @@ class _Table:
     def mass(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The sums of all weights relative to the best value's [C, 1]. One distribution at a time: its weights stay in the cache."""
         weights, top = torch.empty_like(self.flat[0]), self.top / self.degree
-        degrees = [self.degree] * len(top) if isinstance(self.degree, float) else self.degree
+        degrees = self.degree if isinstance(self.degree, Tensor) else [self.degree] * len(top)
         rows = zip(self.flat, degrees, top, strict=True)
         sums = [torch.div(scores, degree, out=weights).sub_(most).exp_().sum(dtype=dtype) for scores, degree, most in rows]
         return torch.stack(sums)[:, None]
@@ -155,7 +155,7 @@ def _bound(table: _Table, total: Tensor | None, named: dict[type, Any]) -> Tenso
     if total is None:
         return torch.as_tensor(table.each(named[MinP].p, "min_p")).log()
     p = table.each(named[TopP].p, "top_p")
-    dropped = max(1 - p, _SLACK) if isinstance(p, float) else (1 - p).clamp(min=_SLACK)
+    dropped = (1 - p).clamp(min=_SLACK) if isinstance(p, Tensor) else max(1 - p, _SLACK)
     relative, goal = table.relative(), p * total * (1 + _SLACK)
     for count in _LIKELY:
         likely = relative.topk(min(count, relative.shape[1]), -1).values
