@@ -5,11 +5,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+
+from mmspec.utils.weights import first_not_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,10 @@ def fit(
     `loss(model, turn)` gives the scalar loss of one batch and must draw that batch from `turn` alone: a run killed and resumed
     from `checkpoint` then ends with the same weights as an undisturbed one. Works unchanged under `accelerate launch`: each process
     gets turns of its own, and gradients are shared when `loss` calls the model. `validate(model, step)` runs at every checkpoint.
+
+    Raises:
+        FloatingPointError: naming the step and what is not finite: the loss, a gradient or a weight. Nothing of that step is saved.
+        ValueError: if `checkpoint` belongs to another model, or what it holds is not finite.
     """
     accelerator = Accelerator(mixed_precision=plan.mixed_precision)
     optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
@@ -85,11 +92,11 @@ def fit(
             with accelerator.autocast():
                 value = loss(model, step * accelerator.num_processes + accelerator.process_index)
             accelerator.backward(value)
-            accelerator.clip_grad_norm_(model.parameters(), plan.clip)
+            norm = accelerator.clip_grad_norm_(model.parameters(), plan.clip)
+            losses.append(_finite_loss(step + 1, value, norm, accelerator.unwrap_model(model), accelerator.scaler))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-            losses.append(value.item())
             progress.update(bar, advance=1, loss=losses[-1])
             if accelerator.is_main_process and ((step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps):
                 _save(checkpoint, step + 1, accelerator.unwrap_model(model), optimizer, schedule)
@@ -98,6 +105,23 @@ def fit(
     accelerator.wait_for_everyone()
     accelerator.unwrap_model(model).eval()
     return losses
+
+
+def _finite_loss(step: int, loss: Tensor, norm: Any, model: nn.Module, scaler: Any) -> float:
+    """Return the loss as a number. FloatingPointError unless it and the gradient are finite.
+
+    A scaler of half precision skips steps whose gradient overflows, and lowers its scale: only at a scale below 1 is that an error.
+    """
+    value = loss.item()
+    if not math.isfinite(value):
+        raise FloatingPointError(f"the loss of step {step} is {value}: training stopped; lower the rate, or train in another precision")
+    if not math.isfinite(float(norm)) and (scaler is None or scaler.get_scale() < 1):
+        name = first_not_finite((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+        raise FloatingPointError(
+            f"the gradient of {name or 'all weights together'} holds NaN or infinity at step {step}: training stopped; lower the rate, "
+            "or train in another precision"
+        )
+    return value
 
 
 def _in_eval(validate: Callable[[nn.Module, int], object], model: nn.Module, step: int) -> None:
@@ -129,6 +153,9 @@ def _groups(model: nn.Module, plan: Fit) -> list[dict]:
 
 
 def _save(path: Path, step: int, model, optimizer, schedule) -> None:
+    broken = first_not_finite(model.state_dict().items())
+    if broken is not None:
+        raise FloatingPointError(f"weight {broken} holds NaN or infinity after step {step}: training stopped, and {path} is not written")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
@@ -141,6 +168,10 @@ def _load(path: Path, model, optimizer, schedule) -> int:
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     _same_model(path, state["model"], model.state_dict())
+    moments = ((f"{part} of the optimiser", moment) for each in state["optimizer"]["state"].values() for part, moment in each.items())
+    broken = first_not_finite((name, tensor) for name, tensor in (*state["model"].items(), *moments) if isinstance(tensor, Tensor))
+    if broken is not None:
+        raise ValueError(f"{path}: tensor {broken} holds NaN or infinity; delete it and train again")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
