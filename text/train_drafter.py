@@ -2,11 +2,12 @@
 
     python text/train_drafter.py eagle3 --model ./big --prompts prompts.txt --out ./big-eagle3
     python text/train_drafter.py medusa                       # for the shipped mini, on openings from its training corpus
-    accelerate launch text/train_drafter.py eagle3 ...        # several GPUs, unchanged
+    torchrun --nproc-per-node 2 text/train_drafter.py eagle3 ...          # or accelerate launch --num_processes 2: the same weights
 
 Three stages, each resumed where it was stopped (delete --work to start again): the target writes text under the sampling settings it
-will be used with, its hidden states there are recorded once, and the drafter learns the target's distributions on them. Every checkpoint
-prints held-out acceptance per draft token, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written.
+will be used with, its hidden states there are recorded once, and the drafter learns the target's distributions on them. Several processes
+share every stage: chunks of text, batches of states, and the windows of a step. Every checkpoint prints held-out acceptance per draft
+token, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written; its card has the command again.
 """
 
 import argparse
@@ -27,8 +28,10 @@ from mmspec.run.config import Config, TargetSection
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
 from mmspec.train.on_policy_text import Writing, write_own_text
+from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
 from mmspec.utils.files import read_prompts
+from mmspec.utils.recipe_files import recipe_command
 
 AIMS = {"eagle1": Aim(depth=2, states=1.0), "eagle3": Aim(depth=4)}  # heads: every level they have
 
@@ -63,7 +66,7 @@ def aim_of(args: argparse.Namespace, net) -> Aim:
     return Aim(depth=args.depth or base.depth, distributions=args.loss or base.distributions, states=base.states)
 
 
-def parsed() -> argparse.Namespace:
+def parsed() -> tuple[argparse.Namespace, PartialState]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", default="eagle3", choices=sorted(NETS))
     parser.add_argument("--model", default="mini")
@@ -92,21 +95,29 @@ def parsed() -> argparse.Namespace:
     args = parser.parse_args()
     if args.smoke:
         args.windows, args.opening, args.new, args.chunk, args.steps, args.rows, args.checkpoint_every = 40, 8, 12, 20, 2, 2, 1
-    return args
+    try:
+        here = join_processes(args.device)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.rows < here.num_processes:
+        parser.error(f"--rows is {args.rows} for {here.num_processes} processes: give every process a window")
+    return args, here
 
 
 def main() -> None:
-    args, here = parsed(), PartialState()
+    args, here = parsed()
     pair = load_pair(Config(target=TargetSection(path=args.model, device=str(here.device) if args.device == "auto" else args.device)))
     target = pair.target.requires_grad_(False)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
-    with here.main_process_first():  # the others read what the first one has made
-        ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
-        net = untrained(args, target, ids[own])
-        data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}")
+    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
+    net = untrained(args, target, ids[own])
+    data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}")
     held, device = max(args.rows, len(data) // 16), target.device
     aim = aim_of(args, net)
     example, log = DistillationLoss(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
+
+    def loss(module: torch.nn.Module, turn: int) -> torch.Tensor:
+        return module(data.draw(turn, args.rows, held, device, here.num_processes))
 
     def validate(module: torch.nn.Module, step: int) -> None:
         levels = module.acceptance(data.window(range(held), device))
@@ -116,13 +127,15 @@ def main() -> None:
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
     path = args.work / f"{args.kind}.pt"
-    fit(example, lambda m, turn: m(data.draw(turn, args.rows, held, device)), fitting, path, title=args.kind, validate=validate)
+    fit(example, loss, fitting, path, title=args.kind, validate=validate)
     if here.is_main_process:
         out = args.out or args.work / args.kind
         save_drafter(example.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
         example.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
         levels = example.acceptance(data.window(range(held), device))
-        (out / "card.md").write_text(drafter_card(args, aim, sum(p.numel() for p in net.parameters()), held, levels), encoding="utf-8")
+        command = recipe_command("text/train_drafter.py", vars(args), ("kind",), leave_out=("work", "out"), processes=here.num_processes)
+        card = drafter_card(args, command, aim, sum(p.numel() for p in net.parameters()), held, levels)
+        (out / "card.md").write_text(card, encoding="utf-8")
 
 
 if __name__ == "__main__":

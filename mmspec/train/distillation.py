@@ -18,6 +18,7 @@ from mmspec.drafters.features.reading import Columns, VisionView
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
 from mmspec.train.losses import Loss, weighted_loss
+from mmspec.train.parallel import shared_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +152,12 @@ class DistillationLoss(nn.Module):
         loss, total = window.last.new_zeros(()), 0.0
         for depth, (level, log_p, log_q, value, counted) in enumerate(self._compared(window)):
             weight = self.aim.decay**depth
-            value_loss = _mean(self._loss(log_p, log_q, value), counted)
+            count = shared_count(counted)
+            value_loss = (self._loss(log_p, log_q, value) * counted).sum() / count
             if self.aim.states and level.state is not None:
                 goal = window.last[:, level.after : level.after + counted.shape[1]]
                 gap = nn.functional.smooth_l1_loss(level.state, goal, reduction="none").mean(-1)
-                value_loss = value_loss + self.aim.states * _mean(gap, counted)
+                value_loss = value_loss + self.aim.states * (gap * counted).sum() / count
             loss, total = loss + weight * value_loss, total + weight
         return self.aim.decay * loss if self.aim.summed else loss / total
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+
+from mmspec.train.parallel import join_processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +66,11 @@ def fit(
     """Train `model` in place and return the loss of every step run by this call.
 
     `loss(model, turn)` gives the scalar loss of one batch and must draw that batch from `turn` alone: a run killed and resumed
-    from `checkpoint` then ends with the same weights as an undisturbed one. Works unchanged under `accelerate launch`: each process
-    gets turns of its own, and gradients are shared when `loss` calls the model. `validate(model, step)` runs at every checkpoint.
+    from `checkpoint` then ends with the same weights as an undisturbed one. Under `torchrun` and `accelerate launch` step s of process r
+    of W has the turn s * W + r, and gradients are averaged over the processes when `loss` calls the model; the losses returned are
+    averages, too. The first process alone saves and runs `validate(model, step)`, at every checkpoint.
     """
-    accelerator = Accelerator(mixed_precision=plan.mixed_precision)
+    accelerator = _accelerator(plan)
     optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -85,6 +89,7 @@ def fit(
             with accelerator.autocast():
                 value = loss(model, step * accelerator.num_processes + accelerator.process_index)
             accelerator.backward(value)
+            value: Tensor = accelerator.reduce(value.detach(), "mean")  # pyright: ignore[reportAssignmentType]
             accelerator.clip_grad_norm_(model.parameters(), plan.clip)
             optimizer.step()
             schedule.step()
@@ -97,7 +102,15 @@ def fit(
                     _in_eval(validate, accelerator.unwrap_model(model), step + 1)
     accelerator.wait_for_everyone()
     accelerator.unwrap_model(model).eval()
+    if accelerator.num_processes > 1:
+        accelerator.free_memory()  # the wrapper's hooks on the parameters would disturb a second training
     return losses
+
+
+def _accelerator(plan: Fit) -> Accelerator:
+    here = join_processes()
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)  # levels that are not unrolled, parts that are frozen at first
+    return Accelerator(mixed_precision=plan.mixed_precision, cpu=here.device.type == "cpu", kwargs_handlers=[unused])
 
 
 def _in_eval(validate: Callable[[nn.Module, int], object], model: nn.Module, step: int) -> None:

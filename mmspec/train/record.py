@@ -2,15 +2,14 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from mmspec.drafters.features.reading import sight_of
@@ -19,6 +18,7 @@ from mmspec.models.module_copy import own_copy, refresh
 from mmspec.models.stack import numbered, stack, tapped
 from mmspec.models.target import HFTarget
 from mmspec.train.distillation import RecordedWindow
+from mmspec.train.parallel import fill_arrays, join_processes
 
 _IN_MEMORY = 4 << 30  # bytes; larger recordings are memory-mapped
 Ask = Callable[[int, int], Mapping[str, Any]]
@@ -53,18 +53,24 @@ class Recorded:
             else RecordedWindow(*parts, of(self.embeds, np.float32), of(self.pictures, np.int64))
         )
 
-    def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu") -> RecordedWindow:
-        """`rows` windows from number `first` on, a function of `turn` alone so that a resumed run sees the same ones."""
-        generator = torch.Generator().manual_seed(turn)
-        chosen = torch.randint(first, len(self), (rows,), generator=generator)
-        return self.window(chosen.sort().values.tolist(), device)
+    def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu", processes: int = 1) -> RecordedWindow:
+        """`rows` windows from number `first` on, a function of `turn` alone so that a resumed run sees the same ones.
+
+        Several processes, which `fit` gives turns of their own, draw parts of the windows that one process draws at the same step.
+        """
+        if rows < processes:
+            raise ValueError(f"rows is {rows} for {processes} processes: give every process a window")
+        step, part = divmod(turn, processes)
+        chosen = torch.randint(first, len(self), (rows,), generator=torch.Generator().manual_seed(step))
+        return self.window(chosen.sort().values[part::processes].tolist(), device)
 
 
 @torch.no_grad()
 def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder: Path, rows: int = 16) -> Recorded:
     """Run `target` over windows `ids` [N, W] and store hidden states `states` and the last; `own` [N, W] bool marks its own text.
 
-    The folder is written atomically; an existing recording of the same states is read instead.
+    The folder is written atomically; an existing recording of the same states is read instead, and one that was stopped is finished.
+    Several processes share the work.
     """
     layers = len(stack(target))
     wanted = [*numbered(states, layers), layers]
@@ -78,7 +84,7 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
         features = torch.cat([found[state] for state in wanted[:-1]], -1) if states else found[layers][..., :0]
         return RecordedWindow(batch, features, found[layers], own[first:end])
 
-    return _recorded(folder, wanted, len(ids), rows, windows)
+    return _recorded(folder, wanted, ids, rows, windows)
 
 
 def record_answers(
@@ -98,7 +104,7 @@ def record_answers(
             raise ValueError(f"a prompt has {longest} positions, but windows have room for {opening}: raise opening")
         return found.widened(width)
 
-    return _recorded(folder, wanted, len(answers), rows, windows)
+    return _recorded(folder, wanted, answers, rows, windows)
 
 
 @torch.no_grad()
@@ -124,23 +130,16 @@ def record_window(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengt
     return found if vision is None else replace(found, embeds=vision.embeds, pictures=vision.pictures).widened(len(place))
 
 
-def _recorded(folder: Path, wanted: list[int], count: int, rows: int, windows: Callable[[int, int], RecordedWindow]) -> Recorded:
-    """The recording in `folder`, made of `windows` where it is not there yet."""
+def _recorded(folder: Path, wanted: list[int], values: Tensor, rows: int, windows: Callable[[int, int], RecordedWindow]) -> Recorded:
+    """The recording of `values` [N, L] in `folder`, made of `windows` where it is not there yet; every process records its share."""
     if not folder.exists():
-        temporary = folder.with_name(folder.name + ".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        kept: dict[str, Any] = {}
-        for first in track(range(0, count, rows), "record"):
-            for name, part in _parts(windows(first, min(first + rows, count))):
-                if name not in kept:
-                    shape, path = (count, *part.shape[1:]), temporary / f"{name}.npy"
-                    kept[name] = np.lib.format.open_memmap(path, mode="w+", dtype=part.dtype, shape=shape)
-                kept[name][first : first + len(part)] = part
-        for file in kept.values():
-            file.flush()
-        (temporary / "states.json").write_text(json.dumps(wanted), encoding="utf-8")
-        os.replace(temporary, folder)
+        here, temporary = join_processes(), folder.with_name(folder.name + ".tmp")
+        key = {"states": wanted, "values": sha256(values.cpu().numpy().tobytes()).hexdigest()}
+        fill_arrays(temporary, key, len(values), rows, lambda first, end: _parts(windows(first, end)))
+        if here.is_main_process:
+            (temporary / "states.json").write_text(json.dumps(wanted), encoding="utf-8")
+            os.replace(temporary, folder)
+        here.wait_for_everyone()
     return read_recording(folder, wanted)
 
 
