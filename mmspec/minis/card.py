@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def drafter_card(args: Any, command: str, aim: Any, parameters: int, held: int, 
         rows_a_step=args.rows,
         lr=args.lr,
         depth=aim.depth,
-        distributions=" + ".join(f"{weight:g} x {name}" for name, weight in aim.distributions.items()),
+        distributions=loss_text(aim.distributions),
         states=f", {aim.states:g} x SmoothL1 on states" if aim.states else "",
         windows=args.windows,
         length=args.opening + args.new,
@@ -91,6 +92,11 @@ def picture_drafter_card(args: Any, command: str, parameters: int, held: int, le
     facts = {name: getattr(args, name) for name in ("set", "kind", "pictures", "guidance", "steps", "rows", "lr", "depth")}
     facts |= {"command": command, "versions": _versions(), "parameters": parameters / 1e6, "held": held, "table": table}
     return PICTURE_DRAFTER_CARD.format(**facts)
+
+
+def loss_text(losses: Mapping[str, float]) -> str:
+    """Return a mixture of losses by name as text, such as "1 x kl + 0.5 x tv"."""
+    return " + ".join(f"{weight:g} x {name}" for name, weight in losses.items()) or "none"
 
 
 def _versions() -> str:

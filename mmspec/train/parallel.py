@@ -65,19 +65,6 @@ def join_processes(device: str = "auto") -> PartialState:
     return state
 
 
-def one_process_only(name: str) -> None:
-    """Refuse several processes.
-
-    Args:
-        name: of the recipe, for the message.
-
-    Raises:
-        ValueError: if this is one of several processes.
-    """
-    if _started() > 1 or (_alone_instead_of_several() and _asked_for() != 1):
-        raise ValueError(f"{name} trains in one process: start it with python, without torchrun or accelerate launch")
-
-
 def _started() -> int:
     """The number of processes of this launch."""
     return get_int_from_env(_SIZES, 1)

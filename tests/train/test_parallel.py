@@ -18,7 +18,7 @@ from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.train import Fit, distillation, fit, parallel
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_text import Writing, write_own_text
-from mmspec.train.parallel import join_processes, one_process_only, own_share, shared_count
+from mmspec.train.parallel import join_processes, own_share, shared_count
 from mmspec.train.record import record
 from tests.conftest import llama
 from tests.forked import Started
@@ -172,7 +172,6 @@ def test_one_process_does_everything():
     assert list(own_share(range(5))) == [0, 1, 2, 3, 4]
     assert shared_count(torch.tensor([True, False, True])).item() == 2
     assert shared_count(torch.tensor([False])).item() == 1
-    one_process_only("this test")
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
@@ -219,8 +218,6 @@ def test_what_cannot_be_one_job_is_refused(monkeypatch):
         given.setenv("MASTER_PORT", "29500")
         with pytest.raises(ValueError, match="accelerate launch started one process instead of several"):
             join_processes()
-        with pytest.raises(ValueError, match="recipe trains in one process"):
-            one_process_only("recipe")
     join_processes()
     with monkeypatch.context() as given:  # the state of this process stands already
         given.setenv("WORLD_SIZE", "2")
