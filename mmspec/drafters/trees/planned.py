@@ -41,7 +41,7 @@ class NodeAcceptance:
 
     def on_path(self) -> dict[NodePath, float]:
         """Return the chance that each node is kept, its ancestors included: the product of `shares` along its path."""
-        shares, found = self.shares(), {(): 1.0}
+        shares, found = self.shares(), dict[NodePath, float]({(): 1.0})
         for path in self.template.paths:
             found[path] = found[path[:-1]] * shares.get(path, 0.0)
         del found[()]
