@@ -4,24 +4,28 @@
     python text/train_drafter.py medusa                       # for the shipped mini, on openings from its training corpus
     torchrun --nproc-per-node 2 text/train_drafter.py eagle3 ...          # or accelerate launch --num_processes 2: the same weights
 
-Three stages, each resumed where it was stopped (delete --work to start again): the target writes text under the sampling settings it
-will be used with, its hidden states there are recorded once, and the drafter learns the target's distributions on them. Several processes
-share every stage: chunks of text, batches of states, and the windows of a step. Every checkpoint prints held-out acceptance per draft
-token, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written; its card has the command again.
+Three stages, shared by all processes and resumed where they stopped (delete --work to start again): the target writes text under the
+sampling settings it will be used with, its hidden states there are recorded, and the drafter learns the target's distributions on them.
+Checkpoints print held-out acceptance per draft token, sampled/greedy. mmspec.load_drafter reads the result; its card has the command again.
+Of vocabularies above 65,536 values eagle3 drafts the 32,768 that the target writes most, and its head is the target's rows for them.
 """
 
 import argparse
 import json
 import os
 import random
+import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
 
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
-from mmspec.drafters.checkpoints.nets import NETS, new_net
+from mmspec.drafters.checkpoints.nets import NETS, begin_training, net_to_train
 from mmspec.loading.text import load_pair
+from mmspec.loading.transformers import DTYPES
 from mmspec.minis.card import drafter_card
 from mmspec.minis.corpus import documents
 from mmspec.run.config import Config, TargetSection
@@ -30,13 +34,15 @@ from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
 from mmspec.train.on_policy_text import Writing, write_own_text
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
+from mmspec.train.states.disk import STATE_DTYPES
+from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
 
 AIMS = {"eagle1": Aim(depth=2, states=1.0), "eagle3": Aim(depth=4)}  # heads: every level they have
 
 
-def openings(args: argparse.Namespace, tokenizer) -> list[list[int]]:
+def openings(args: argparse.Namespace, pair) -> list[list[int]]:
     """The ids the target goes on from: given prompts, or the beginnings of the mini's training documents."""
     if args.prompts is not None:
         texts = [record["prompt"] for record in read_prompts(args.prompts)]
@@ -45,20 +51,12 @@ def openings(args: argparse.Namespace, tokenizer) -> list[list[int]]:
     else:
         texts = [t for i, t in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))) if i % 20 and len(t) > 200]
     random.Random(0).shuffle(texts)
-    ids = [tokenizer(text)["input_ids"] for text in texts[: args.windows]]
+    ids = [pair.tokenizer(pair.wrapped(text), add_special_tokens=not args.chat)["input_ids"] for text in texts[: args.windows]]
+    if args.chat:  # a template that is cut off is none
+        ids = [each for each in ids if len(each) <= args.opening]
+        if not ids:
+            raise ValueError(f"in its chat template every prompt is longer than {args.opening} tokens: raise --opening")
     return [ids[i % len(ids)] for i in range(args.windows)]
-
-
-def untrained(args: argparse.Namespace, target, written: torch.Tensor):
-    """The net as training begins; `written` are the values the target wrote."""
-    torch.manual_seed(0)
-    net = new_net(args.kind, target, args.options | ({"values": args.vocabulary} if args.vocabulary else {}))
-    if args.vocabulary:
-        counts = torch.bincount(written, minlength=target.config.get_text_config(decoder=True).vocab_size)
-        net.know(counts.topk(args.vocabulary).indices.sort().values)
-    if hasattr(net, "start_from"):
-        net.start_from(target)
-    return net
 
 
 def aim_of(args: argparse.Namespace, net) -> Aim:
@@ -66,15 +64,18 @@ def aim_of(args: argparse.Namespace, net) -> Aim:
     return Aim(depth=args.depth or base.depth, distributions=args.loss or base.distributions, states=base.states)
 
 
-def parsed() -> tuple[argparse.Namespace, PartialState]:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", default="eagle3", choices=sorted(NETS))
     parser.add_argument("--model", default="mini")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target")
+    parser.add_argument("--device-map", help="where from_pretrained puts the target, such as auto or cuda:1")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines")
+    parser.add_argument("--chat", action="store_true", help="wrap prompts in the target's chat template")
     parser.add_argument("--work", type=Path, default=Path("build/drafters"), help="text and recordings, shared by all kinds")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
     parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 3}')
-    parser.add_argument("--vocabulary", type=int, help="eagle3: draft only the N values the target writes most")
+    parser.add_argument("--vocabulary", type=int, help="eagle3: draft only the N values the target writes most; 0: all")
     parser.add_argument("--loss", type=json.loads, help='such as {"kl": 1, "tv": 1, "top-k": 0.1}; default {"kl": 1}')
     parser.add_argument("--depth", type=int, help="levels unrolled in training")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, chunk by chunk")
@@ -83,6 +84,8 @@ def parsed() -> tuple[argparse.Namespace, PartialState]:
     parser.add_argument("--opening", type=int, default=48, help="most prompt tokens of a window")
     parser.add_argument("--new", type=int, default=208, help="most tokens the target adds")
     parser.add_argument("--chunk", type=int, default=64)
+    parser.add_argument("--states", choices=STATE_DTYPES, default="bfloat16", help="dtype of the target's states on disk")
+    parser.add_argument("--force-memory", action="store_true", help="begin even if the memory or disk space may not suffice")
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--rows", type=int, default=8, help="windows a step")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -95,29 +98,36 @@ def parsed() -> tuple[argparse.Namespace, PartialState]:
     args = parser.parse_args()
     if args.smoke:
         args.windows, args.opening, args.new, args.chunk, args.steps, args.rows, args.checkpoint_every = 40, 8, 12, 20, 2, 2, 1
-    try:
-        here = join_processes(args.device)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.rows < here.num_processes:
-        parser.error(f"--rows is {args.rows} for {here.num_processes} processes: give every process a window")
-    return args, here
+    return args
 
 
 def main() -> None:
-    args, here = parsed()
-    pair = load_pair(Config(target=TargetSection(path=args.model, device=str(here.device) if args.device == "auto" else args.device)))
-    target = pair.target.requires_grad_(False)
-    plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
-    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
-    net = untrained(args, target, ids[own])
-    data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}")
-    held, device = max(args.rows, len(data) // 16), target.device
-    aim = aim_of(args, net)
-    example, log = DistillationLoss(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
+    args = parsed()
+    try:
+        run(args, join_processes(args.device))
+    except (OSError, ValueError, FloatingPointError) as error:
+        print(f"train_drafter: {error}", file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
 
-    def loss(module: torch.nn.Module, turn: int) -> torch.Tensor:
-        return module(data.draw(turn, args.rows, held, device, here.num_processes))
+
+def run(args: argparse.Namespace, here: PartialState) -> None:
+    device = str(here.device) if args.device == "auto" else args.device
+    pair = load_pair(Config(target=TargetSection(path=args.model, device=device, dtype=args.dtype)), args.device_map)
+    target, pair = pair.target.requires_grad_(False), replace(pair, chat=args.chat)
+    torch.manual_seed(0)
+    net = net_to_train(args.kind, target, args.options, args.vocabulary)
+    aim, length, out = aim_of(args, net), args.opening + args.new, args.out or args.work / args.kind
+    size = TrainingSize(windows=args.windows, length=length, rows=args.rows, levels=aim.depth, states=args.states)
+    estimate = training_memory(net, target, size, args.work)
+    here.print(estimate, flush=True)
+    if not args.force_memory:
+        estimate.check()
+    plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
+    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair), plan, args.work)
+    begin_training(net, target, ids[own])
+    data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}", dtype=args.states)
+    held, device = max(args.rows, len(data) // 16), target.device
+    example, log = DistillationLoss(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
 
     def validate(module: torch.nn.Module, step: int) -> None:
         levels = module.acceptance(data.window(range(held), device))
@@ -126,16 +136,14 @@ def main() -> None:
             file.write(json.dumps({"step": step, "acceptance": levels}) + "\n")
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
-    path = args.work / f"{args.kind}.pt"
-    fit(example, loss, fitting, path, title=args.kind, validate=validate)
+    draw = partial(data.draw, rows=args.rows, first=held, device=device, processes=here.num_processes)
+    fit(example, lambda m, turn: m(draw(turn)), fitting, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
     if here.is_main_process:
-        out = args.out or args.work / args.kind
         save_drafter(example.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
         example.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
         levels = example.acceptance(data.window(range(held), device))
         command = recipe_command("text/train_drafter.py", vars(args), ("kind",), leave_out=("work", "out"), processes=here.num_processes)
-        card = drafter_card(args, command, aim, sum(p.numel() for p in net.parameters()), held, levels)
-        (out / "card.md").write_text(card, encoding="utf-8")
+        (out / "card.md").write_text(drafter_card(args, command, aim, net, held, levels), encoding="utf-8")
 
 
 if __name__ == "__main__":

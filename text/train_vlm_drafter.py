@@ -6,8 +6,8 @@
     python text/train_vlm_drafter.py --kind text --model ./big --pictures photos --prompts questions.txt
     torchrun --nproc-per-node 2 text/train_vlm_drafter.py ...                         # or accelerate launch --num_processes 2
 
-The drafter learns the target's distributions on the target's own answers, greedy and sampled in turn. text: a small language model that
-sees a newline where a picture was. vlm: one behind the target's vision tower. Stages resume; delete --work to start again.
+The drafter learns the target's distributions on its own answers, greedy and sampled in turn. text: a small language model that sees a
+newline where a picture was. vlm: one behind the target's vision tower. Stages resume; delete --work to start again.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec.drafters.checkpoints.load import save_drafter
-from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.checkpoints.nets import begin_training, net_to_train
 from mmspec.loading.text import load_pair
 from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
@@ -36,6 +36,7 @@ from mmspec.train.on_policy_data import Course, with_eyes_of
 from mmspec.train.on_policy_text import Writing, write_own_answers
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record_answers
+from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.utils.files import read_prompts
 
 SEEN = 2 * 10**9  # the scenes' first seed: neither trained on by the target nor held out from it
@@ -58,6 +59,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new", type=int, default=sights.LONGEST, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, batch by batch")
+    parser.add_argument("--states", choices=STATE_DTYPES, default="bfloat16", help="nets: dtype of the target's states on disk")
     parser.add_argument("--hard", action="store_true", help="text, vlm: learn the answers alone, not the target's distributions on them")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--projector-steps", type=int, default=200, help="vlm: of the projector alone, before the others")
@@ -75,7 +77,7 @@ def parsed() -> argparse.Namespace:
 def requests(args: argparse.Namespace) -> list[tuple[tuple, str]]:
     """Pictures (paths, or scenes to draw) and what is asked about them."""
     if args.model == "mini":
-        batches = [sights.batch(SEEN + turn, args.rows)[: args.rows] for turn in range(args.chunks)]
+        batches = (sights.batch(SEEN + turn, args.rows)[: args.rows] for turn in range(args.chunks))
         return [(each.pictures, each.question.text) for batch in batches for each in batch]
     names = pictures_in(args.pictures)
     asked = [((args.pictures / name,), record["prompt"]) for record in read_prompts(args.prompts) for name in names]
@@ -83,13 +85,9 @@ def requests(args: argparse.Namespace) -> list[tuple[tuple, str]]:
     return [asked[i % len(asked)] for i in range(args.chunks * args.rows)]
 
 
-def shown(picture):
-    return read_picture(picture) if isinstance(picture, Path) else scenes.draw_scene(picture)
-
-
-def read(pair, asked: list[tuple[tuple, str]], first: int, end: int) -> dict:
-    """What the processor makes of requests `first` to `end` - 1."""
-    return pair.inputs([VisionPrompt(text, tuple(shown(each) for each in pictures)) for pictures, text in asked[first:end]])
+def read(pair, draw, asked: list[tuple[tuple, str]], first: int, end: int) -> dict:
+    """What the processor makes of requests `first` to `end` - 1; `draw` gives their pictures."""
+    return pair.inputs([VisionPrompt(text, tuple(map(draw, pictures))) for pictures, text in asked[first:end]])
 
 
 def untrained(args: argparse.Namespace, target, processor):
@@ -105,15 +103,14 @@ def untrained(args: argparse.Namespace, target, processor):
 
 def main() -> None:
     args, here = parsed(), join_processes()
-    args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     asked, mini, out = requests(args), args.model == "mini", args.out or args.work / args.kind
     pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device))))
-    target, processor = pair.target.requires_grad_(False), pair.processor
-    ask, last = partial(read, replace(pair, chat=True), asked), len(asked) - args.rows
+    target, processor, pad = pair.target.requires_grad_(False), pair.processor, pair.tokenizer.pad_token_id or 0
+    ask, last = partial(read, replace(pair, chat=True), scenes.draw_scene if mini else read_picture, asked), len(asked) - args.rows
     writing = Writing(temperatures=args.temperature, opening=args.opening, new=args.new, chunk=args.rows)
     ids, sizes = write_own_answers(target, ask, len(asked), writing, args.work)
-    drafter = new_net(args.kind, target, args.options).to(target.device) if args.kind in NETS else untrained(args, target, processor)
+    drafter = net_to_train(args.kind, target, args.options) if args.kind in NETS else untrained(args, target, processor)
 
     def validate(module: torch.nn.Module, step: int) -> None:
         stats = mmspec.text.generate(target, ask(last, len(asked)), drafter, max_new_tokens=args.new, draft_length=5).stats
@@ -124,16 +121,16 @@ def main() -> None:
         fit(module, loss, plan, args.work / f"{name}.pt", title=name, validate=validate)
 
     if args.kind in NETS:
+        begin_training(drafter, target, torch.cat([row[:size] for row, size in zip(ids, sizes, strict=True)])).to(target.device)
         states = args.work / f"states-{'-'.join(map(str, drafter.reads))}"
-        data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows)
+        data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows, args.states)
         example = DistillationLoss(drafter, target, Aim(depth=5, states=1.0))
         draw = partial(data.draw, rows=args.rows, device=target.device, processes=here.num_processes)
         train(args.steps, args.kind, example, lambda m, turn: m(draw(turn).trimmed()))
         return save_drafter(drafter, out, torch.int8 if mini else None) if here.is_main_process else None
     words = [mmspec.text.view(name, processor) for name in ("newline", "newline", "newline", "drop")]
     said = [[ids[i, : sizes[i]] for i in range(at, at + args.rows)] for at in range(0, len(ids), args.rows)]
-    course = Course(target, processor.tokenizer.pad_token_id or 0, words, lambda turn: ask(turn * args.rows, (turn + 1) * args.rows), said)
-    course.sees, course.hard = args.kind == "vlm", args.hard
+    course = Course(target, pad, words, lambda turn: ask(turn * args.rows, (turn + 1) * args.rows), said, args.kind == "vlm", args.hard)
     if args.kind == "vlm":
         learning = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
         drafter.requires_grad_(False).model.multi_modal_projector.requires_grad_(True)
@@ -146,4 +143,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError, FloatingPointError) as error:
+        raise SystemExit(f"train_vlm_drafter: {error}") from None

@@ -206,6 +206,26 @@ def head_of(model: Any) -> Any:
     return head if cap is None else lambda hidden: cap * torch.tanh(head(hidden) / cap)
 
 
+def head_rows(model: Any, ids: Tensor) -> Any:
+    """Return the map of `model` from last hidden states [..., H] to the logits [..., R] of `ids` [R] alone, including its soft cap."""
+    head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+    if type(head) is not torch.nn.Linear or head.weight.is_meta:  # of another form, or brought in by a hook
+        return lambda hidden: head_of(model)(hidden)[..., ids]
+    weight, bias = head.weight[ids], None if head.bias is None else head.bias[ids]
+    rows = partial(torch.nn.functional.linear, weight=weight, bias=bias)
+    return rows if cap is None else lambda hidden: cap * torch.tanh(rows(hidden) / cap)
+
+
+def final_scale(model: Any) -> Tensor | None:
+    """Return the scale [H] of the RMS norm before the head of `model`; None where the norm is of another kind."""
+    norm = getattr(model.get_decoder(), "norm", None)
+    weight = getattr(norm, "weight", None)
+    if norm is None or weight is None or weight.is_meta or "RMSNorm" not in type(norm).__name__:
+        return None
+    with torch.no_grad():
+        return norm(torch.ones_like(weight))  # some families add 1 to the weight
+
+
 def words_of(session: HFSession) -> tuple[Any, Any, int]:
     """Return the input embedding of a session's target, its map from last hidden states to logits, and its vocabulary size."""
     family, model = session.target.family, session.target.model

@@ -123,12 +123,14 @@ class Pair:
         return text.generate(self.target, inputs, **(settings | changes))
 
 
-def load_pair(config: Config) -> Pair:
-    """Return the target, drafter and rule that `config` names. ValueError for what cannot be loaded."""
+def load_pair(config: Config, device_map: str | None = None) -> Pair:
+    """Return the target, drafter and rule of `config`. ValueError for what cannot be loaded. `device_map`: see `load_model`."""
     device = device_of(config.target.device)
     accept = rule(config)
     name, examples, mini = config.target.path, (), None
     if name in MINIS:
+        if device_map is not None:
+            raise ValueError(f"device_map is {device_map!r}, but {name} stands on one device: leave it out")
         mini = minis.load(MINIS[name])
         target, processor = mini.target.to(device, dtype_of(config.target.dtype)), mini.processor
         if name == "vlm":
@@ -138,7 +140,7 @@ def load_pair(config: Config) -> Pair:
         else:
             examples = tuple(processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True))
     else:
-        target, processor = load_model(name, config.target.dtype, device)
+        target, processor = load_model(name, config.target.dtype, device, device_map)
     chat = name == "vlm"  # whose template puts its questions
     pair = Pair(name, target, processor, None, config.drafter.kind, accept, config, examples=examples, chat=chat)
     return with_drafter(pair, mini, device)
@@ -277,19 +279,16 @@ def _aligned(pair: Pair, tokenizer: Any) -> Pair:
 def rule(config: Config) -> Any:
     """Return the accept rule of `config`: "exact", or an object."""
     kind, options = config.accept.kind, config.accept.options
-    if kind == "exact" and not options:
-        return kind
-    return build(kind, {"exact": "", **ACCEPT}, "accept rule", options, allow_code=config.allow_code)
+    plain = kind == "exact" and not options
+    return kind if plain else build(kind, {"exact": "", **ACCEPT}, "accept rule", options, allow_code=config.allow_code)
 
 
 def named_drafter(name: str) -> tuple[str, str | None]:
     """Return (kind, path) of a drafter named on the command line: a kind, a trained one's folder, or a model's path or hub name."""
     if name in ("none", *DRAFTERS, *_owned()) or ":" in name:
         return name, None
-    if name.endswith(".npy"):
-        return "datastore", name
-    if name.endswith(".npz"):
-        return "pools", name
+    if name.endswith((".npy", ".npz")):
+        return "datastore" if name.endswith(".npy") else "pools", name
     if (Path(name).expanduser() / "config.json").exists():
         from mmspec.drafters.checkpoints.load import is_drafter
 

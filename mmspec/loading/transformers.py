@@ -36,13 +36,14 @@ class _Place:
     weights: dict[str, Any] = field(default_factory=dict)
 
 
-def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
+def load_model(name: str, dtype: str, device: Any, device_map: str | None = None) -> tuple[Any, Any]:
     """A transformers model in eval mode, and its tokenizer or processor.
 
     Args:
         name: a folder with config.json and weights, a GGUF file (*.gguf), or a hub name.
         dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. Weights of a GGUF file are dequantized to it.
         device: a torch device.
+        device_map: as in `from_pretrained`, such as "auto" or "cuda:1", instead of `device`. It must lead to one device.
 
     Returns:
         The model, and its tokenizer or processor, ready for batches.
@@ -68,14 +69,23 @@ def load_model(name: str, dtype: str, device: Any) -> tuple[Any, Any]:
         reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
         with compat.progress_as_set():
-            model = loaded(kind, place.where, config=config, dtype=weights, trust_remote_code=False, **place.weights)
-        model = model.to(device).eval()
+            placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+            model = loaded(kind, place.where, config=config, dtype=weights, trust_remote_code=False, **place.weights, **placed)
+        model = (model.to(device) if device_map is None else _on_one_device(model)).eval()
     except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
         raise ValueError(f"model {name} cannot be loaded: {_reason(error)}") from None
     changed = one_path(model)
     if changed is not None:
         logging.getLogger(__name__).warning("%s: %s", name, changed)
     return model, _processor(name, place, hears or sees, "right" if config.is_encoder_decoder else "left")
+
+
+def _on_one_device(model: Any) -> Any:
+    """`model`. ValueError if its parts are on several devices."""
+    places = sorted({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()})
+    if len(places) > 1:
+        raise ValueError(f"the device map spreads it over {', '.join(places)}, but models run on one device here: give one of them")
+    return model
 
 
 def _place(name: str) -> _Place:

@@ -59,7 +59,7 @@ speculative decoding on a machine without a GPU; what they say is not to be reli
 """
 
 
-def drafter_card(args: Any, command: str, aim: Any, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
+def drafter_card(args: Any, command: str, aim: Any, net: Any, held: int, levels: list[tuple[float, float]]) -> str:
     """Return the card of a drafter trained by `text/train_drafter.py` with `args`; `command` gives the same weights again."""
     source = args.prompts.name if args.prompts else "openings of the mini's training documents (see its card)"
     options = {**args.options, **({"values": args.vocabulary} if args.vocabulary else {})}
@@ -67,7 +67,7 @@ def drafter_card(args: Any, command: str, aim: Any, parameters: int, held: int, 
     return DRAFTER_CARD.format(
         kind=args.kind,
         target="mini text" if args.model == "mini" else Path(args.model).name,
-        parameters=f"{parameters / 1e6:.2f}",
+        parameters=f"{sum(weight.numel() for weight in net.parameters()) / 1e6:.2f}",
         options=f" with {options}" if options else "",
         command=command,
         versions=_versions(),

@@ -8,6 +8,7 @@ from torch import nn
 
 from mmspec.models.compat import has_weights
 from mmspec.models.module_copy import uncompiled
+from mmspec.utils.weights import first_not_finite
 
 _CAUSAL_ALL_THE_SAME = ("gpt_neox", "gpt_neox_japanese")  # their configs have is_decoder, which their attention does not read
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -38,6 +39,25 @@ def check_model_ready(model: Any, unit: str = "model") -> None:
         if not has_weights(module):
             raise ValueError(f"{place or name} of the {unit} ({name}) has no data (meta device): load its weights first")
     _refuse_bidirectional(model, unit)
+
+
+def check_finite_weights(model: Any, unit: str = "target") -> None:
+    """Refuse a model whose weights hold NaN or infinity. All of them are read.
+
+    Args:
+        model: a transformers model; anything that is no `nn.Module` passes.
+        unit: what the message calls it.
+
+    Raises:
+        ValueError: naming the first such weight.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    broken = first_not_finite(model.named_parameters())
+    if broken is not None:
+        raise ValueError(
+            f"weight {broken} of the {unit} ({model_name(model)}) holds NaN or infinity: load it in another dtype, or get its file again"
+        )
 
 
 def _random(module: nn.Module) -> bool:

@@ -4,9 +4,9 @@
 two.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
+from functools import partial, singledispatch
 from typing import Any
 
 import torch
@@ -14,56 +14,49 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from mmspec.drafters.features.eagle import FeatureNet
-from mmspec.drafters.features.reading import Columns, VisionView
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
-from mmspec.train.losses import Loss, weighted_loss
-from mmspec.train.parallel import shared_count
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedWindow:
-    """Windows of text with the target's hidden states."""
-
-    ids: Tensor  # [B, W]
-    features: Tensor  # [B, W, F] the hidden states the net reads, side by side
-    last: Tensor  # [B, W, H] the last hidden state, which the head reads
-    own: Tensor  # [B, W] bool: did the target write this value? Only its own text is a lesson
-    embeds: Tensor | None = None  # [B, W, H] what the target's decoder read at pictures; None: it saw none
-    pictures: Tensor | None = None  # [B, W] which picture of its row a position is of, from 1 on; 0 where there is text
-
-    def widened(self, size: int) -> "RecordedWindow":
-        """The windows with zeros behind, `size` values long: nothing there is a lesson."""
-
-        def wide(x: Tensor) -> Tensor:
-            return nn.functional.pad(x, (0, 0) * (x.dim() - 2) + (0, size - x.shape[1]))
-
-        embeds, pictures = (None if x is None else wide(x) for x in (self.embeds, self.pictures))
-        return RecordedWindow(wide(self.ids), wide(self.features), wide(self.last), wide(self.own), embeds, pictures)
-
-    def trimmed(self, behind: int = 8) -> "RecordedWindow":
-        """The windows without what no row needs: `behind` values stay behind the last lesson of all. Looks at the device once."""
-        size = min(self.ids.shape[1], int(self.own.any(0).nonzero().max()) + 1 + behind)
-        parts = (self.ids, self.features, self.last, self.own, self.embeds, self.pictures)
-        return RecordedWindow(*(part if part is None else part[:, :size] for part in parts))  # type: ignore[arg-type]
-
-    def columns(self, embed: Any) -> Columns:
-        """Everything but the last value as a prompt's columns: value t + 1 beside the state at t."""
-        vision = None
-        if self.pictures is not None and self.embeds is not None:
-            vision = VisionView(torch.where((self.pictures > 0)[..., None], self.embeds, embed(self.ids)), self.pictures)
-        lengths = self.ids.new_full((len(self.ids),), self.ids.shape[1] - 1)
-        return Columns.of(self.ids[:, 1:], lengths, self.features[:, :-1], vision)
+from mmspec.train.losses import ComparedPositions, Comparison, Loss, Predicted, TargetSide, weighted_loss
+from mmspec.train.parallel import shared_counts
+from mmspec.train.states.memory import LOGITS
+from mmspec.train.states.window import RecordedWindow
 
 
 @dataclass(frozen=True, slots=True)
 class LevelDrafts:
     """A net's predictions at one level, for M places of every window."""
 
-    logits: Tensor  # [B, M, V] over the net's own values
+    hidden: Tensor  # [B, M, H] what `head` reads
+    head: Callable[[Tensor], Tensor]  # gives logits [..., V] over the net's own values for `hidden` [..., H], by parameters alone
     after: int  # the first draft token is for the distribution after window position `after`, the next for the one after that, ...
     blind: int = 0  # the first places have no states: not counted
     state: Tensor | None = None  # [B, M, H] the net's draft token of the target's last hidden state at those positions
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits [B, M, V] of all places at once."""
+        return self.head(self.hidden)
+
+    @staticmethod
+    def of_logits(logits: Tensor, after: int) -> "LevelDrafts":
+        """Return the level whose logits [B, M, V] are at hand."""
+        return LevelDrafts(logits, lambda logits: logits, after)
+
+    def counted(self, own: Tensor) -> Tensor:
+        """Return [B, W] bool, the positions after which this level predicts a value that is the target's `own` [B, W]."""
+        places = min(self.hidden.shape[1], own.shape[1] - 1 - self.after)
+        first, end = self.after + self.blind, self.after + places
+        found = torch.zeros_like(own)
+        if first < end:
+            found[:, first:end] = own[:, first + 1 : end + 1]
+        return found
+
+    def state_gap(self, last: Tensor, counted: Tensor) -> Tensor:
+        """Return SmoothL1 between the net's states and the target's `last` [B, W, H], summed over the `counted` [B, W] positions."""
+        assert self.state is not None
+        row, place = counted.nonzero(as_tuple=True)
+        gap = nn.functional.smooth_l1_loss(self.state[row, place - self.after], last[row, place], reduction="none")
+        return gap.mean(-1).sum()
 
 
 @singledispatch
@@ -83,14 +76,14 @@ def _(net: Heads, window: RecordedWindow, embed: Any, head: Any, depth: int) -> 
     for level in range(depth):
         if level:
             state = net.advance(state, values[:, 1 + level : 1 + level + places], level)
-        yield LevelDrafts(net.logits(net.read(state, level), level, head), 1 + level)
+        yield LevelDrafts(net.read(state, level), partial(net.logits, level=level, head=head), 1 + level)
 
 
 @unroll.register
 def _(net: FeatureNet, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
     """Column t holds value t + 1 and a state at t: the target's at level 1, the net's own of the level before from then on.
 
-    Where a window holds pictures, the net's `reading` says which columns there are. Places without one get logits of zero.
+    Where a window holds pictures, the net's `reading` says which columns there are. Places without one get a state of zero.
     A column of level j sees the level-1 columns up to t - j + 1 and one column of each level between, as on a chain of j draft tokens
     (EAGLE-3's training-time test; HASS's context alignment).
     """
@@ -105,7 +98,8 @@ def _(net: FeatureNet, window: RecordedWindow, embed: Any, head: Any, depth: int
         mask = torch.cat(blocks, 1)
         mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
         state = net(net.enter(state, level - 1, beside), value, positions, mask[None, None], cache)
-        yield LevelDrafts(columns.spread(net.own_logits(state, head), places), 1, level - 1, columns.spread(state, places))
+        spread = columns.spread(state, places)
+        yield LevelDrafts(spread, partial(net.own_logits, head=head), 1, level - 1, spread)
         state = torch.cat([state[:, :1], state[:, :-1]], 1)
 
 
@@ -140,72 +134,70 @@ class DistillationLoss(nn.Module):
 
     `target` is neither trained nor saved. Freeze it (`requires_grad_(False)`), or its head accumulates unused gradients. See `Joint` for
     training both.
+
+    Logits are made and compared chunk by chunk (`mmspec.train.losses.Comparison`). A net with a part of the vocabulary is compared with the
+    target's own probabilities of these values. What the target gives to others counts as rejected in `acceptance`.
+
+    Args:
+        net: the drafter net.
+        target: the transformers model it drafts for.
+        aim: the loss.
+        logits: about how many logits stand in memory at once.
     """
 
-    def __init__(self, net: nn.Module, target: Any, aim: Aim):
+    def __init__(self, net: nn.Module, target: Any, aim: Aim, logits: int = LOGITS):
         super().__init__()
-        self.net, self.aim = net, aim
+        self.net, self.aim, self.most_logits = net, aim, logits
         self._target = (target,)  # in a tuple, or it would be a submodule
+        if getattr(net, "shared_head", False):
+            net.attach(target)  # type: ignore[operator]
 
     def forward(self, window: RecordedWindow) -> Tensor:
         """Return the loss of `window`, a scalar."""
-        loss, total = window.last.new_zeros(()), 0.0
-        for depth, (level, log_p, log_q, value, counted) in enumerate(self._compared(window)):
-            weight = self.aim.decay**depth
-            count = shared_count(counted)
-            value_loss = (self._loss(log_p, log_q, value) * counted).sum() / count
+        levels = [(level, level.counted(window.own)) for level in self._unrolled(window)]
+        decay = self.aim.decay ** torch.arange(len(levels), device=window.last.device)
+        counts = shared_counts(torch.stack([counted.sum() for _, counted in levels]))
+        weights = decay * (self.aim.decay if self.aim.summed else 1 / decay.sum()) / counts
+        leaves = [each for part in (self.net, *self._target) for each in part.parameters() if each.requires_grad]
+        of = weighted_loss(self.aim.distributions)
+        loss = self._comparison(of, window, levels, window.ids.roll(-1, 1)).loss(weights, leaves)
+        for weight, (level, counted) in zip(weights, levels, strict=True):
             if self.aim.states and level.state is not None:
-                goal = window.last[:, level.after : level.after + counted.shape[1]]
-                gap = nn.functional.smooth_l1_loss(level.state, goal, reduction="none").mean(-1)
-                value_loss = value_loss + self.aim.states * (gap * counted).sum() / count
-            loss, total = loss + weight * value_loss, total + weight
-        return self.aim.decay * loss if self.aim.summed else loss / total
+                loss = loss + weight * self.aim.states * level.state_gap(window.last, counted)
+        return loss
 
     @torch.no_grad()
     def acceptance(self, window: RecordedWindow) -> list[tuple[float, float]]:
         """Return for every level the acceptance of the token rule (1 - TV), and how often the most likely values agree."""
-        found = []
-        for _, log_p, log_q, _, counted in self._compared(window, whole=True):
-            taken = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
-            agree = (log_p.argmax(-1) == log_q.argmax(-1)).float()
-            found.append((_mean(taken, counted).item(), _mean(agree, counted).item()))
-        return found
+        levels = [(level, level.counted(window.own)) for level in self._unrolled(window)]
+        sums = self._comparison(_taken_and_agreed, window, levels, window.best).sums()
+        means = sums / torch.stack([counted.sum().clamp_min(1) for _, counted in levels])[:, None]
+        return [(taken, agreed) for taken, agreed in means.tolist()]
 
-    @property
-    def _loss(self) -> Loss:
-        return weighted_loss(self.aim.distributions)
-
-    def _compared(self, window: RecordedWindow, whole: bool = False) -> Iterator[tuple[LevelDrafts, Tensor, Tensor, Tensor, Tensor]]:
-        """Every level with log p, log q, the value that came and which places count, over the net's values or the target's `whole`."""
+    def _unrolled(self, window: RecordedWindow) -> Iterator[LevelDrafts]:
+        """The levels of the net, which computes in the windows' dtype whatever the target's is."""
         (target,) = self._target
-        head, embed = head_of(target), target.get_input_embeddings()
-        with torch.no_grad():
-            logits = head(window.last).float()
-        known = getattr(self.net, "vocabulary", None)
-        for level in unroll(self.net, window, embed, head, self.aim.depth):
-            places = min(level.logits.shape[1], window.ids.shape[1] - 1 - level.after)  # the last distribution has no value after it
-            at = slice(level.after, level.after + places)
-            log_p, log_q = logits[:, at], level.logits[:, :places].float().log_softmax(-1)
-            value = window.ids[:, level.after + 1 : level.after + 1 + places]
-            counted = window.own[:, level.after + 1 : level.after + 1 + places].clone()
-            counted[:, : level.blind] = False
-            if known is not None and whole:
-                log_q = torch.full_like(log_p, -torch.inf).index_copy_(-1, known, log_q)
-            elif known is not None:
-                log_p, value = log_p[..., known], _within(value, known, log_p.shape[-1])
-            level = level if level.state is None else LevelDrafts(level.logits, level.after, level.blind, level.state[:, :places])
-            yield level, log_p.log_softmax(-1), log_q, value, counted
+        embed, head = target.get_input_embeddings(), head_of(target)
+        dtype, theirs = window.last.dtype, getattr(target.get_output_embeddings(), "weight", window.last).dtype
+        return unroll(self.net, window, lambda ids: embed(ids).to(dtype), lambda hidden: head(hidden.to(theirs)), self.aim.depth)
+
+    def _comparison(
+        self, of: Loss, window: RecordedWindow, levels: Sequence[tuple[LevelDrafts, Tensor]], value: Tensor | None
+    ) -> Comparison:
+        """The target's and the net's distributions at the places that count."""
+        row, place = torch.stack([counted for _, counted in levels]).any(0).nonzero(as_tuple=True)
+        predicted = []
+        for level, counted in levels:
+            at = counted[row, place]
+            predicted.append(Predicted(level.hidden[row[at], place[at] - level.after], level.head, at))
+        total, value = (None if x is None else x[row, place] for x in (window.total, value))
+        theirs = TargetSide(self._target[0], getattr(self.net, "vocabulary", None))
+        return Comparison(of, theirs, ComparedPositions(window.last[row, place], total, value), predicted, self.most_logits)
 
 
-def _within(value: Tensor, known: Tensor, size: int) -> Tensor:
-    """`value` by its place among `known` ids, -1 where it is not there."""
-    places = torch.full((size,), -1, dtype=torch.long, device=value.device)
-    places[known] = torch.arange(len(known), device=value.device)
-    return places[value]
-
-
-def _mean(x: Tensor, counted: Tensor) -> Tensor:
-    return (x * counted).sum() / counted.sum().clamp_min(1)
+def _taken_and_agreed(log_p: Tensor, log_q: Tensor, likeliest: Tensor) -> Tensor:
+    """What the token rule accepts [M], and whether the target's likeliest value is the drafter's, side by side [M, 2]."""
+    return torch.stack([torch.minimum(log_p.exp(), log_q.exp()).sum(-1), (log_q.argmax(-1) == likeliest).float()], -1)
 
 
 class Joint(nn.Module):
@@ -218,6 +210,8 @@ class Joint(nn.Module):
 
     def __init__(self, net: nn.Module, target: nn.Module, aim: Aim, weight: float = 0.2, own_only: bool = False):
         super().__init__()
+        if getattr(net, "shared_head", False):
+            raise ValueError("a drafter that shares the head of a target cannot be trained together with it: give it a head of its own")
         self.example, self.target, self.weight, self.own_only = DistillationLoss(net, target, aim), target, weight, own_only
         self._trained = [parameter for parameter in target.parameters() if parameter.requires_grad]
 

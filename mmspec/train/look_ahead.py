@@ -34,7 +34,7 @@ def _(net: MaskTokens, window: RecordedWindow, embed: Any, head: Any, depth: int
         logits, _ = DecoderOnly.of(model).forward(model, _columns(window.ids[:, :places], count), None, None, places * count)  # type: ignore[arg-type]
     logits = logits.unflatten(1, (places, count))
     for level in range(min(depth, count)):
-        yield LevelDrafts(logits[:, :, level], level + 1)
+        yield LevelDrafts.of_logits(logits[:, :, level], level + 1)
 
 
 def _columns(ids: Tensor, count: int) -> Layout:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from mmspec.train.parallel import join_processes
+from mmspec.utils.weights import first_not_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,10 @@ def fit(
     from `checkpoint` then ends with the same weights as an undisturbed one. Under `torchrun` and `accelerate launch` step s of process r
     of W has the turn s * W + r, and gradients are averaged over the processes when `loss` calls the model; the losses returned are
     averages, too. The first process alone saves and runs `validate(model, step)`, at every checkpoint.
+
+    Raises:
+        FloatingPointError: naming the step and what is not finite: the loss, a gradient or a weight. Nothing of that step is saved.
+        ValueError: if `checkpoint` belongs to another model, or what it holds is not finite.
     """
     accelerator = _accelerator(plan)
     optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
@@ -90,11 +96,11 @@ def fit(
                 value = loss(model, step * accelerator.num_processes + accelerator.process_index)
             accelerator.backward(value)
             value: Tensor = accelerator.reduce(value.detach(), "mean")  # pyright: ignore[reportAssignmentType]
-            accelerator.clip_grad_norm_(model.parameters(), plan.clip)
+            norm = accelerator.clip_grad_norm_(model.parameters(), plan.clip)
+            losses.append(_finite_loss(step + 1, value, norm, accelerator.unwrap_model(model), accelerator.scaler))
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
-            losses.append(value.item())
             progress.update(bar, advance=1, loss=losses[-1])
             if accelerator.is_main_process and ((step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps):
                 _save(checkpoint, step + 1, accelerator.unwrap_model(model), optimizer, schedule)
@@ -111,6 +117,23 @@ def _accelerator(plan: Fit) -> Accelerator:
     here = join_processes()
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)  # levels that are not unrolled, parts that are frozen at first
     return Accelerator(mixed_precision=plan.mixed_precision, cpu=here.device.type == "cpu", kwargs_handlers=[unused])
+
+
+def _finite_loss(step: int, loss: Tensor, norm: Any, model: nn.Module, scaler: Any) -> float:
+    """Return the loss as a number. FloatingPointError unless it and the gradient are finite.
+
+    A scaler of half precision skips steps whose gradient overflows, and lowers its scale: only at a scale below 1 is that an error.
+    """
+    value = loss.item()
+    if not math.isfinite(value):
+        raise FloatingPointError(f"the loss of step {step} is {value}: training stopped; lower the rate, or train in another precision")
+    if not math.isfinite(float(norm)) and (scaler is None or scaler.get_scale() < 1):
+        name = first_not_finite((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+        raise FloatingPointError(
+            f"the gradient of {name or 'all weights together'} holds NaN or infinity at step {step}: training stopped; lower the rate, "
+            "or train in another precision"
+        )
+    return value
 
 
 def _in_eval(validate: Callable[[nn.Module, int], object], model: nn.Module, step: int) -> None:
@@ -142,6 +165,9 @@ def _groups(model: nn.Module, plan: Fit) -> list[dict]:
 
 
 def _save(path: Path, step: int, model, optimizer, schedule) -> None:
+    broken = first_not_finite(model.state_dict().items())
+    if broken is not None:
+        raise FloatingPointError(f"weight {broken} holds NaN or infinity after step {step}: training stopped, and {path} is not written")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
@@ -154,6 +180,10 @@ def _load(path: Path, model, optimizer, schedule) -> int:
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
     _same_model(path, state["model"], model.state_dict())
+    moments = ((f"{part} of the optimiser", moment) for each in state["optimizer"]["state"].values() for part, moment in each.items())
+    broken = first_not_finite((name, tensor) for name, tensor in (*state["model"].items(), *moments) if isinstance(tensor, Tensor))
+    if broken is not None:
+        raise ValueError(f"{path}: tensor {broken} holds NaN or infinity; delete it and train again")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.models.model_checks import check_finite_weights
 from mmspec.text.generation import generate
 from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.record import Ask
@@ -32,8 +33,9 @@ def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]],
     """Return windows [N, W] of ids, in a fixed random order, and which of them the target wrote [N, W] bool; padding comes last.
 
     One file a chunk is kept in `folder`, so that a stopped run resumes. Several processes share the chunks, and all return all windows.
-    ValueError if the folder holds text of other settings.
+    ValueError if the folder holds text of other settings, or a weight of `model` is not finite.
     """
+    check_finite_weights(model)
     _same_settings(folder / "writing.json", plan, len(prompts))
 
     def written(first: int, end: int, temperature: float) -> tuple[Tensor, Tensor]:
@@ -49,6 +51,7 @@ def write_own_answers(model: Any, ask: Ask, requests: int, plan: Writing, folder
 
     In the order of the requests: `record_answers` asks for them once more. Files are kept as `write_own_text` keeps them.
     """
+    check_finite_weights(model)
     _same_settings(folder / "answering.json", plan, requests)
 
     def written(first: int, end: int, temperature: float) -> tuple[Tensor, Tensor]:

@@ -3,32 +3,23 @@
 Processes are started by `torchrun` or `accelerate launch`; without either there is one, and every function here does the plain thing.
 """
 
-import json
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import get_int_from_env, parse_flag_from_env
-from rich.progress import track
 from torch import Tensor, distributed
-
-from mmspec.utils.files import write_json
 
 _PATIENCE = timedelta(days=2)  # for what one process does alone, such as a validation; a launcher ends the others of one that died
 _SIZES = ["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"]  # of torchrun, and of launchers for MPI
-_KEY, _DONE = "job.json", "done.npy"
 
 Item = TypeVar("Item")
-Parts = Callable[[int, int], Iterable[tuple[str, np.ndarray]]]
-"""(first, end) -> the names of arrays and their rows first to end - 1."""
 
 
 # --- the processes ----------------------------------------------------------------------------------------------------
@@ -127,83 +118,23 @@ def own_share(items: Sequence[Item]) -> Sequence[Item]:
     return items[here.process_index :: here.num_processes]
 
 
-# --- arrays on disk ---------------------------------------------------------------------------------------------------
-
-
-def fill_arrays(folder: Path, key: Mapping[str, Any], count: int, rows: int, parts: Parts, title: str = "record") -> None:
-    """Fill arrays of `count` rows in `folder`, a file NAME.npy each, batch by batch; each process fills its share of the batches.
-
-    Finished batches are kept: a stopped run goes on with what is missing, with any number of processes. A folder of another `key` is
-    emptied first.
-
-    Args:
-        folder: shared by all processes.
-        key: what the arrays depend on, as JSON data.
-        count: number of rows.
-        rows: rows of a batch.
-        parts: makes the rows of a batch; called with its first row and the row after its last.
-        title: of the progress bar.
-    """
-    here, starts = join_processes(), range(0, count, rows)
-    key = {**key, "count": count, "rows": rows}
-    if here.is_main_process and not _is_of(folder, key):
-        _begin(folder, key, len(starts), parts(0, min(rows, count)))
-    here.wait_for_everyone()
-    done = np.load(folder / _DONE)
-    for number in track(own_share(range(len(starts))), title, disable=not here.is_main_process):
-        if not done[number]:
-            first = starts[number]
-            for name, part in parts(first, min(first + rows, count)):
-                _put(folder / f"{name}.npy", first, part)
-            _put(folder / _DONE, number, np.ones(1, dtype=np.bool_))
-    here.wait_for_everyone()
-
-
-def _is_of(folder: Path, key: dict[str, Any]) -> bool:
-    """Whether `folder` holds arrays that were begun for `key`."""
-    try:
-        return json.loads((folder / _KEY).read_text(encoding="utf-8")) == key
-    except (OSError, ValueError):
-        return False
-
-
-def _begin(folder: Path, key: dict[str, Any], batches: int, first: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Make the files in the shapes and dtypes of the `first` batch, and write that. The key comes last: without it nothing counts."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, part in first:
-        shape = (key["count"], *part.shape[1:])
-        np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=part.dtype, shape=shape)
-        _put(folder / f"{name}.npy", 0, part)
-    np.save(folder / _DONE, np.arange(batches) == 0)
-    write_json(folder / _KEY, key)
-
-
-def _put(path: Path, first: int, part: np.ndarray) -> None:
-    """Write rows `first` and following of an array in a file. No mapped pages: processes of several machines write side by side."""
-    kept = np.load(path, mmap_mode="r")
-    with path.open("r+b") as file:
-        file.seek(kept.offset + first * kept.strides[0])
-        file.write(np.ascontiguousarray(part, dtype=kept.dtype).tobytes())
-
-
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def shared_count(counted: Tensor) -> Tensor:
-    """Return how many places count, on average over the processes: the divisor of a sum whose gradients are averaged.
+def shared_counts(counts: Tensor) -> Tensor:
+    """Return how many places count, on average over the processes: the divisors of sums whose gradients are averaged.
 
-    A loss that is a sum over its places divided by this has the gradients of one process with the windows of all, however the places
-    are spread. Without gradients, as in validation, only the own places count and no other process is waited for.
+    A sum over places divided by this has the gradients of one process with the windows of all, however the places are spread. Without
+    gradients, as in validation, only the own places count and no other process is waited for.
 
     Args:
-        counted: bool, of any shape.
+        counts: LongTensor [L], places of this process by level.
 
     Returns:
-        A scalar; at least 1 over all processes together.
+        FloatTensor [L]; over all processes together at least 1 each.
     """
-    total, processes = counted.sum(), 1
+    counts, processes = counts.clone(), 1
     if torch.is_grad_enabled() and distributed.is_available() and distributed.is_initialized():
-        distributed.all_reduce(total)
+        distributed.all_reduce(counts)
         processes = distributed.get_world_size()
-    return total.clamp_min(1) / processes
+    return counts.clamp_min(1) / processes

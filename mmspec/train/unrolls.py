@@ -1,6 +1,7 @@
 """How drafters with a shape of their own are unrolled over recorded windows: multi-token prediction, adapters."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def _(net: ChainedMTP, window: RecordedWindow, embed: Any, head: Any, depth: int
         committed = net.sees(k, chain[None, :, : len(t)], slots[:1], slots[:1])[0]
         mask = torch.cat([committed, chain[:, len(t) :]], 1)
         state = net(k, state, value, slots, mask[None, None], cache)
-        yield LevelDrafts(head(state), 1, level)
+        yield LevelDrafts(state, head, 1, level)
         state = torch.cat([state[:, :1], state[:, :-1]], 1)
 
 
@@ -43,7 +44,7 @@ def _(net: ParallelMTP, window: RecordedWindow, embed: Any, head: Any, depth: in
     for level in range(min(depth, net.most)):
         mask = net.blocks.visible(level, t[None] <= t[None, :, None], slots[:1], slots[:1])
         out, state = net(level, state, slots, mask[None], cache)
-        yield LevelDrafts(head(out), 1 + level)
+        yield LevelDrafts(out, head, 1 + level)
 
 
 @unroll.register
@@ -52,7 +53,7 @@ def _(net: Adapter, window: RecordedWindow, embed: Any, head: Any, depth: int) -
     is."""
     positions, t = _places(window.features)
     mask = (t <= t[:, None])[None, None]
-    yield LevelDrafts(net.own_logits(net(window.features, positions.expand(len(window.ids), -1), mask), head), 0)
+    yield LevelDrafts(net(window.features, positions.expand(len(window.ids), -1), mask), partial(net.own_logits, head=head), 0)
 
 
 @unroll.register
@@ -68,7 +69,7 @@ def _(net: Glide, window: RecordedWindow, embed: Any, head: Any, depth: int) -> 
     for level in range(depth):
         across = Across(keys, values, (t < t[:, None] - level)[None], net.layer)
         out = net(value, slots, (t <= t[:, None])[None, None], None, across)
-        yield LevelDrafts(head(out), 0, level)  # no pending token that far before the window's beginning: the first places are not counted
+        yield LevelDrafts(out, head, 0, level)  # no pending token that far before the window's beginning: the first places are not counted
 
 
 @unroll.register
@@ -85,7 +86,7 @@ def _(net: CTC, window: RecordedWindow, embed: Any, head: Any, depth: int) -> It
         if level:
             value = window.ids[:, 1 + level : 1 + level + places].reshape(-1, 1)
             state, last = frames.advance(state, last, value), value
-        yield LevelDrafts(frames.next_logits(state, last).view(rows, places, -1), 1 + level)
+        yield LevelDrafts.of_logits(frames.next_logits(state, last).view(rows, places, -1), 1 + level)
 
 
 def _on_a_chain(t: Tensor, steps: int) -> Tensor:

@@ -6,7 +6,7 @@ Pickles are opened with `weights_only=True`, so nothing in a file is executed.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -88,8 +88,11 @@ def weights_file(folder: Path) -> Path:
 def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], replaceable: Callable[[Path], bool]) -> None:
     """Write `config.json` and `model.safetensors` to `folder`, which is replaced completely or not at all.
 
-    An existing folder is replaced if it is empty or `replaceable`, else refused with a ValueError.
+    An existing folder is replaced if it is empty or `replaceable`, else refused with a ValueError, as are weights that are not finite.
     """
+    broken = first_not_finite(weights.items())
+    if broken is not None:
+        raise ValueError(f"tensor {broken} holds NaN or infinity in {weights[broken].dtype}: nothing is written to {folder}")
     if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or replaceable(folder))):
         raise ValueError(f"{folder} exists and is no drafter: it would be replaced; give a new folder")
     new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
@@ -132,6 +135,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
+def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the name of the first of `tensors` that holds NaN or infinity, None if there is none.
+
+    Integers and tensors without data pass. No memory of a tensor's size is allocated.
+    """
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.numel() and not tensor.is_meta and not _is_finite(tensor.detach()):
+            return name
+    return None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    ends = torch.aminmax(tensor.float() if tensor.itemsize == 1 else tensor)  # float8 has no aminmax
+    return all(bool(torch.isfinite(end)) for end in ends)
+
+
 @contextmanager
 def _in_one_line(path: Path) -> Iterator[None]:
     """Turn errors of reading `path` into a ValueError of one line."""
@@ -167,6 +186,9 @@ def fill(net: Any, weights: Mapping[str, Tensor], source: Path, theirs: Callable
     for name in weights:
         if name not in needed:
             raise ValueError(f"{source}: tensor {name} of shape {tuple(weights[name].shape)} belongs to no part of this {net.kind} drafter")
+    broken = first_not_finite(weights.items())
+    if broken is not None:
+        raise ValueError(f"{source}: tensor {broken} holds NaN or infinity: the file is damaged, or its training failed")
     state = {ours: weights[name].to(tensor.dtype) for name, (ours, tensor) in needed.items()}
     if hasattr(net, "check"):
         try:

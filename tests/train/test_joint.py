@@ -130,7 +130,7 @@ def test_joint_training_leads_to_acceptance_and_stays_exact(make, tmp_path):
     target, inputs = trainable(), random_prompt(5, 5, 5, 5, seed=3)
     ids = torch.cat([inputs["input_ids"], (20 + torch.arange(16) % 5).expand(4, -1)], 1)
     joint = Joint(make(), target, Aim(depth=3, distributions={"ce": 1.0}, summed=True), own_only=True)
-    plan = Fit(steps=60, lr=3e-3, warmup=2, rates={"example.": 4.0})
+    plan = Fit(steps=80, lr=3e-3, warmup=2, rates={"example.": 4.0})
     fit(joint, lambda m, turn: m(ids, ids >= CODES, frozen=turn < 10), plan, tmp_path / "joint.pt")
     out = run(target, GuidedDrafter(joint.example.net.eval(), Chain(most_likely)), inputs, length=3, new=16)
     assert out.sequences.tolist() == greedy(target, inputs, new=16)

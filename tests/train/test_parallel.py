@@ -9,7 +9,6 @@ from pathlib import Path
 from subprocess import run
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import BatchEncoding
@@ -18,7 +17,7 @@ from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.train import Fit, distillation, fit, parallel
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_text import Writing, write_own_text
-from mmspec.train.parallel import join_processes, own_share, shared_count
+from mmspec.train.parallel import join_processes, own_share, shared_counts
 from mmspec.train.record import record
 from tests.conftest import llama
 from tests.forked import Started
@@ -60,15 +59,16 @@ def trained(target, data, checkpoint: Path, stop_at: int | None = None) -> dict[
         if stop_at is not None and turn // here.num_processes >= stop_at:
             raise InterruptedError
         window = data.draw(turn, 6, 2, processes=here.num_processes)
-        return module(replace(window, features=window.features.double(), last=window.last.double()))
+        total = None if window.total is None else window.total.double()
+        return module(replace(window, features=window.features.double(), last=window.last.double(), total=total))
 
     fit(example, loss, PLAN, checkpoint)
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
 
 
-def local_count(counted):
+def local_counts(counts):
     """A mutant: every process divides by its own count."""
-    return counted.sum().clamp_min(1)
+    return counts.clamp_min(1)
 
 
 SCRIPT = """
@@ -86,7 +86,7 @@ try:
     t.trained(target, data, root / "stopped.pt", stop_at=3)
 except InterruptedError:
     found["resumed"] = t.trained(target, data, root / "stopped.pt")
-distillation.shared_count = t.local_count
+distillation.shared_counts = t.local_counts
 found["mutant"] = t.trained(target, data, root / "mutant.pt")
 torch.save(found, root / f"rank{join_processes().process_index}.pt")
 """
@@ -170,8 +170,7 @@ def test_shares_of_a_draw_are_the_windows_of_one_process(alone):
 
 def test_one_process_does_everything():
     assert list(own_share(range(5))) == [0, 1, 2, 3, 4]
-    assert shared_count(torch.tensor([True, False, True])).item() == 2
-    assert shared_count(torch.tensor([False])).item() == 1
+    assert shared_counts(torch.tensor([2, 0])).tolist() == [2, 1]
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------
@@ -226,31 +225,7 @@ def test_what_cannot_be_one_job_is_refused(monkeypatch):
             join_processes()
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
-def rows_of(first, end):
-    yield "squares", np.arange(first, end, dtype=np.int64)[:, None] ** [1, 2]
-    yield "odd", np.arange(first, end) % 2 == 1
-
-
-def test_arrays_stopped_and_resumed_are_whole(tmp_path):
-    calls = []
-
-    def stopping(first, end):
-        calls.append(first)
-        if len(calls) == 3:
-            raise InterruptedError
-        yield from rows_of(first, end)
-
-    with pytest.raises(InterruptedError):
-        parallel.fill_arrays(tmp_path / "a", {"x": 1}, 11, 4, stopping)
-    parallel.fill_arrays(tmp_path / "a", {"x": 1}, 11, 4, stopping)
-    assert calls == [0, 4, 8, 8]
-    for name, whole in rows_of(0, 11):
-        assert np.array_equal(np.load(tmp_path / "a" / f"{name}.npy"), whole)
-    parallel.fill_arrays(tmp_path / "a", {"x": 2}, 11, 4, stopping)
-    assert calls[4:] == [0, 4, 8]
+# --- losses ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_loss_divides_by_the_shared_count(monkeypatch, alone):
@@ -259,5 +234,5 @@ def test_the_loss_divides_by_the_shared_count(monkeypatch, alone):
     example, window = DistillationLoss(new_net("medusa", target), target, Aim(depth=2)), alone.data.window([1, 2])
     window = replace(window, features=window.last)
     plain = example(window)
-    monkeypatch.setattr(distillation, "shared_count", lambda counted: 2 * local_count(counted))
+    monkeypatch.setattr(distillation, "shared_counts", lambda counts: 2 * local_counts(counts))
     assert torch.allclose(example(window), plain / 2)

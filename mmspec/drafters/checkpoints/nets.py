@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.features.glide import Glide
@@ -29,6 +30,12 @@ BEAM_NETS: dict[str, type[nn.Module]] = {RecurrentHead.kind: RecurrentHead}
 """Those that draft item paths for a beam search, and no text."""
 
 
+LARGE_VOCABULARY = 65_536
+"""Vocabularies above this size are drafted in part, and their head is shared."""
+DRAFTED_VALUES = 32_768
+"""Values that are drafted of a larger vocabulary, unless another number is asked for."""
+
+
 def net_class(kind: str) -> Any:
     """Return the class called `kind`. ValueError lists the known kinds."""
     known = NETS | BEAM_NETS
@@ -42,3 +49,47 @@ def new_net(kind: str, target: Any, options: Mapping[str, Any] | None = None) ->
     config = target.config.get_text_config(decoder=True)
     made = net_class(kind)
     return made(**(made.fit(config) | dict(options or {})))
+
+
+def net_to_train(kind: str, target: Any, options: Mapping[str, Any] | None = None, vocabulary: int | None = None) -> Any:
+    """Return a net of `kind` that fits `target`, for `begin_training`.
+
+    EAGLE-3 nets for more than `LARGE_VOCABULARY` values draft `DRAFTED_VALUES` of them, and their head is the rows of the target's.
+
+    Args:
+        kind: one of `NETS`.
+        target: a transformers model.
+        options: of the net's class.
+        vocabulary: number of values that are drafted; 0 for all.
+
+    Raises:
+        ValueError: for an unknown kind, and for a `vocabulary` that the kind does not have.
+    """
+    size = target.config.get_text_config(decoder=True).vocab_size
+    if not hasattr(net_class(kind), "know"):
+        if vocabulary is not None:
+            raise ValueError(f"vocabulary is {vocabulary}, but {kind} drafts all {size} values: leave it out, or train eagle3")
+        return new_net(kind, target, options)
+    if vocabulary is not None and not 0 <= vocabulary <= size:
+        raise ValueError(f"vocabulary is {vocabulary}: give 1 to {size} values, or 0 for all")
+    values = (DRAFTED_VALUES if size > LARGE_VOCABULARY else 0) if vocabulary is None else vocabulary
+    return new_net(kind, target, {"values": values, "shared_head": size > LARGE_VOCABULARY} | dict(options or {}))
+
+
+def begin_training(net: Any, target: Any, written: Tensor) -> Any:
+    """Set what `net` begins with: the drafted values, and copies of parts of `target`.
+
+    Args:
+        net: from `net_to_train`.
+        target: the transformers model it is for.
+        written: [N] values that the target wrote; the most frequent ones are drafted.
+
+    Returns:
+        `net`.
+    """
+    if getattr(net, "vocabulary", None) is not None:
+        counts = torch.bincount(written, minlength=len(net.t2d))
+        net.know(counts.sort(descending=True, stable=True).indices[: len(net.vocabulary)].sort().values)
+    if hasattr(net, "start_from"):
+        net.start_from(target)
+    return net

@@ -11,11 +11,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from mmspec.drafters.features.eagle3_parts import MidLayer, SharedHead
 from mmspec.drafters.features.eagle_guide import FeatureGuide
 from mmspec.drafters.features.reading import Columns
-from mmspec.drafters.guided import llama_sizes
+from mmspec.drafters.guided import final_scale, llama_sizes
 from mmspec.models.target import HFSession
 
 
@@ -151,31 +152,6 @@ class Eagle1(FeatureNet):
         return head(state)
 
 
-class MidLayer(nn.Module):
-    """EAGLE-3's layer: attention reads the value and the state concatenated; the residual stream is the state's."""
-
-    def __init__(self, config: LlamaConfig, norm_before_residual: bool):
-        super().__init__()
-        self.norm_before_residual = norm_before_residual
-        self.self_attn = LlamaAttention(config, 0)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            old = getattr(self.self_attn, name)
-            setattr(self.self_attn, name, nn.Linear(2 * config.hidden_size, old.out_features, bias=old.bias is not None))
-        self.mlp = LlamaMLP(config)
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, state: Tensor, value: Tensor, mask: Tensor, rope: tuple[Tensor, Tensor], cache: Any) -> Tensor:
-        """Return the layer's output [B, M, H] for `state` and `value` [B, M, H]; `mask` is [B, 1, M, S] bool."""
-        normed = self.hidden_norm(state)
-        residual = normed if self.norm_before_residual else state
-        both = torch.cat([self.input_layernorm(value), normed], -1)
-        found, _ = self.self_attn(both, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
-        x = residual + found
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
 class Eagle3(FeatureNet):
     """EAGLE-3 (Li et al. 2025): reads low, middle and high hidden states, predicts no features, and may draft over a part of the
     vocabulary.
@@ -192,6 +168,7 @@ class Eagle3(FeatureNet):
         norm_before_fc: one norm over the concatenated states.
         fc_norm: one norm per state.
         norm_output: the state passed on is the normed one.
+        shared_head: the rows of the target's head for the drafter's values, not trained and not saved, instead of a head of its own.
 
     Raises:
         ValueError: for options that contradict one another.
@@ -213,14 +190,17 @@ class Eagle3(FeatureNet):
         norm_before_fc: bool = False,
         fc_norm: bool = False,
         norm_output: bool = False,
+        shared_head: bool = False,
     ):
         values = values or size
         options = {"size": size, "values": values, "norm_before_residual": norm_before_residual, "own_embedding": own_embedding}
-        variants = {"norm_before_fc": norm_before_fc, "fc_norm": fc_norm, "norm_output": norm_output}
+        variants = {"norm_before_fc": norm_before_fc, "fc_norm": fc_norm, "norm_output": norm_output, "shared_head": shared_head}
         super().__init__(reads, sizes, **options, target_hidden=target_hidden, **variants)
         if values > size:
             raise ValueError(f"values is {values}, but the target has {size}: the drafter's vocabulary must be a part of the target's")
-        self.width, self.norm_output = target_hidden or self.hidden, norm_output
+        self.width, self.norm_output, self.shared_head = target_hidden or self.hidden, norm_output, shared_head
+        if shared_head and self.width != self.hidden:
+            raise ValueError(f"the target is {self.width} wide, the drafter {self.hidden}: it cannot share the head; shared_head=False")
         if self.width != self.hidden and not own_embedding:
             raise ValueError(
                 f"the target is {self.width} wide, the drafter {self.hidden}: it cannot share the embedding; own_embedding=True"
@@ -231,7 +211,7 @@ class Eagle3(FeatureNet):
         self.fc = nn.Linear(wide, self.hidden, bias=False)
         self.midlayer = MidLayer(self.llama, norm_before_residual)
         self.norm = LlamaRMSNorm(self.hidden, self.llama.rms_norm_eps)
-        self.lm_head = nn.Linear(self.hidden, values, bias=False)
+        self.lm_head = SharedHead(values) if shared_head else nn.Linear(self.hidden, values, bias=False)
         if own_embedding:
             self.embed_tokens = nn.Embedding(size, self.hidden)
         self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
@@ -239,11 +219,11 @@ class Eagle3(FeatureNet):
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
-        """Return options for a target with transformers' `config`; see `FeatureNet.fit`."""
+        """Return options for a target with transformers' `config`; see `FeatureNet.fit`. Every state is normed: sizes differ widely."""
         layers = config.num_hidden_layers
         middle = layers // 2
         low, high = (2, layers - 3) if layers > 6 else (max(middle - 1, 0), middle + 1)  # the papers' choice, or its neighbours
-        return {**super().fit(config), "reads": (low, middle, high), "size": config.vocab_size}
+        return {**super().fit(config), "reads": (low, middle, high), "size": config.vocab_size, "fc_norm": True}
 
     def know(self, ids: Tensor) -> None:
         """Make `ids` [values], ascending, the drafter's vocabulary."""
@@ -266,9 +246,24 @@ class Eagle3(FeatureNet):
             raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
 
     def start_from(self, target: Any) -> None:
-        """Initialise with the rows of the target's head for the drafter's vocabulary. Call `know` first."""
-        weight = target.get_output_embeddings().weight.detach()
-        self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
+        """Initialise the head with the target's rows, and the final norm with its scale. Call `know` first."""
+        scale = final_scale(target)
+        if scale is not None and scale.shape == self.norm.weight.shape:
+            self.norm.weight.data.copy_(scale)
+        self.attach(target)
+        if isinstance(self.lm_head, nn.Linear):
+            weight = target.get_output_embeddings().weight.detach()
+            self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
+
+    def attach(self, target: Any) -> None:
+        """Take the shared head's rows of `target`; nothing for a head of its own. ValueError if the target has none to share."""
+        if isinstance(self.lm_head, SharedHead):
+            self.lm_head.attach(target, None if self.vocabulary is None else self.d2t, self.norm.weight)
+
+    def guide(self, session: HFSession) -> FeatureGuide:
+        """Return the guide of one generation on the target session `session`."""
+        self.attach(session.target.model)
+        return super().guide(session)
 
     @property
     def vocabulary(self) -> Tensor | None:

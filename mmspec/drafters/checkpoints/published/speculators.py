@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
 from mmspec.drafters.checkpoints.published.records import Hints, Reading, prefixed, require_values
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
+from mmspec.drafters.features.eagle3_parts import SharedHead
 from mmspec.models.compat import config_path
 from mmspec.models.stack import numbered, stack
 from mmspec.utils.weights import read_config, write_folder
@@ -149,6 +150,9 @@ def _eagle3_parts(net: Eagle3, target: Any) -> tuple[dict[str, Any], dict[str, T
         **{flag: True for flag in ("fc_norm", "norm_output") if net.config[flag]},  # older readers do not know these
     }
     weights = {prefixed(("midlayer.", "layers.0."))(name): tensor for name, tensor in _in_order(net, reads).items()}
+    if isinstance(net.lm_head, SharedHead):
+        net.attach(target)
+        weights["lm_head.weight"] = net.lm_head.rows()
     if net.vocabulary is None:
         del weights["d2t"], weights["t2d"]
     embed = target.get_input_embeddings()
