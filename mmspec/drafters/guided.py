@@ -216,16 +216,6 @@ def head_rows(model: Any, ids: Tensor) -> Any:
     return rows if cap is None else lambda hidden: cap * torch.tanh(rows(hidden) / cap)
 
 
-def final_scale(model: Any) -> Tensor | None:
-    """Return the scale [H] of the RMS norm before the head of `model`; None where the norm is of another kind."""
-    norm = getattr(model.get_decoder(), "norm", None)
-    weight = getattr(norm, "weight", None)
-    if norm is None or weight is None or weight.is_meta or "RMSNorm" not in type(norm).__name__:
-        return None
-    with torch.no_grad():
-        return norm(torch.ones_like(weight))  # some families add 1 to the weight
-
-
 def words_of(session: HFSession) -> tuple[Any, Any, int]:
     """Return the input embedding of a session's target, its map from last hidden states to logits, and its vocabulary size."""
     family, model = session.target.family, session.target.model

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from mmspec.drafters.features.eagle3_parts import MidLayer, SharedHead
 from mmspec.drafters.features.eagle_guide import FeatureGuide
 from mmspec.drafters.features.reading import Columns
-from mmspec.drafters.guided import final_scale, llama_sizes
+from mmspec.drafters.guided import llama_sizes
 from mmspec.models.target import HFSession
 
 
@@ -246,10 +246,7 @@ class Eagle3(FeatureNet):
             raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
 
     def start_from(self, target: Any) -> None:
-        """Initialise the head with the target's rows, and the final norm with its scale. Call `know` first."""
-        scale = final_scale(target)
-        if scale is not None and scale.shape == self.norm.weight.shape:
-            self.norm.weight.data.copy_(scale)
+        """Initialise with the rows of the target's head for the drafter's vocabulary. Call `know` first."""
         self.attach(target)
         if isinstance(self.lm_head, nn.Linear):
             weight = target.get_output_embeddings().weight.detach()
