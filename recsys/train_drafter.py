@@ -5,10 +5,11 @@
     python recsys/train_drafter.py --kind retriever       (counts; nothing is trained)
     python recsys/train_drafter.py --loss '{"atspeed-s": 0.7}' --past '{"ce": 0.3}'
     python recsys/train_drafter.py --data amazon-beauty --target build/recsys-amazon-beauty/mini
+    torchrun --nproc-per-node 2 recsys/train_drafter.py
 
 The target searches its best items for training users; the drafter learns the target's distributions along them (--loss) and inside the
-histories before them (--past; {} for none); mmspec.train.losses has the names. Printed are target calls a user on users held
-out, and how often each level's draft tokens held all of the target's beams. A stopped run goes on; delete the work folder to start again.
+histories before them (--past; {} for none). Printed are target calls a user on users held out, and how often each level's draft tokens
+held all of the target's beams. A stopped run goes on; delete the work folder to start again.
 """
 
 import argparse
@@ -27,12 +28,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.minis import HOME
+from mmspec.minis.card import loss_text
 from mmspec.minis.items import write_counts, write_facts, write_model
 from mmspec.minis.shop import examples
 from mmspec.recsys import Catalogue
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.train import Fit, fit
 from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, draft_coverage
+from mmspec.train.parallel import join_processes, own_share
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
 SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -61,11 +64,13 @@ def model_example(args: argparse.Namespace, target: nn.Module, data: Data) -> tu
     """A small model of the target's kind, its lesson, and the loss of one batch: users next to each other in length."""
     tokens = {name: getattr(target.config, name) for name in ("vocab_size", "bos_token_id", "pad_token_id", "max_position_embeddings")}
     drafter = LlamaForCausalLM(LlamaConfig(**SIZES | args.sizes, **tokens, eos_token_id=None, tie_word_embeddings=True))
-    example, users = BeamExample(drafter, target, data.catalogue.trie, args.loss, args.past), searched(args, target, data)
+    example = BeamExample(drafter, target, data.catalogue.trie, args.loss, args.past)
+    with join_processes().main_process_first():
+        users = searched(args, target, data)
 
     def loss(module: nn.Module, turn: int) -> Tensor:
-        start = random.Random(turn).randrange(len(users) - args.rows + 1)
-        histories, best = zip(*users[start : start + args.rows], strict=True)
+        start = random.Random(turn // join_processes().num_processes).randrange(len(users) - args.rows + 1)
+        histories, best = zip(*own_share(users[start : start + args.rows]), strict=True)
         return module(beam_rows(data.catalogue, histories, best).to(target.device))
 
     return drafter, example, loss
@@ -76,10 +81,6 @@ def head_example(args: argparse.Namespace, target: nn.Module, data: Data) -> tup
     head, batch = RecurrentHead.of(target, data.catalogue.paths), batches(data, args.rows)
     example = HeadExample(head, target, len(data.catalogue.before), data.catalogue.levels)
     return head, example, lambda module, turn: module({name: table.to(target.device) for name, table in batch(turn).items()})
-
-
-def named(losses: dict[str, float]) -> str:
-    return " + ".join(f"{weight:g} x {name}" for name, weight in losses.items()) or "none"
 
 
 def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn.Module, str]:
@@ -94,12 +95,9 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=max(1, args.steps // 4), mixed_precision=args.precision)
     fit(example.to(target.device), loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
-    learnt = f"{args.steps} steps of {args.rows} users, peak rate {args.lr:g}"
-    if args.kind == "head":
-        learnt += "; KL to the target over all items of their histories"
-    else:
-        learnt += f", on the {args.k} best items of {args.users} users; loss {named(args.loss)}, inside histories {named(args.past)}"
-    return drafter.half().float().eval(), learnt
+    losses = f", on the {args.k} best items of {args.users} users; loss {loss_text(args.loss)}, inside histories {loss_text(args.past)}"
+    data_and_loss = "; KL to the target over all items of their histories" if args.kind == "head" else losses
+    return drafter.half().float().eval(), f"{args.steps} steps of {args.rows} users, peak rate {args.lr:g}{data_and_loss}"
 
 
 def main() -> None:
@@ -120,26 +118,27 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=500, help="users held out to count calls on")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps for the mini on a few users")
-    args = parser.parse_args()
+    args, here = parser.parse_args(), join_processes()
     args.work = args.work or Path(f"build/recsys-drafter-{args.data}")
     args.work.mkdir(parents=True, exist_ok=True)
     if args.smoke:
         args.target = HOME / "recsys"
         args.out, args.users, args.k, args.steps, args.rows, args.held = args.work / "mini", 8, 4, 2, 4, 8
-    args.out, device = args.out or args.target, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = AutoModelForCausalLM.from_pretrained(args.target / "target", dtype=torch.float32).to(device).eval().requires_grad_(False)
+    args.out, target = args.out or args.target, AutoModelForCausalLM.from_pretrained(args.target / "target", dtype=torch.float32)
+    target = target.to(here.device).eval().requires_grad_(False)
     data = read(args)
     begun = time.perf_counter()
-    if args.kind == "retriever":
-        drafter = write_counts(args.out, data.catalogue, data.past, data.test)
-        size, learnt = drafter.near.weight.numel(), f"what followed what in {len(data.past)} histories"
-    else:
+    if args.kind != "retriever":
         drafter, learnt = trained(args, target, data)
-        size = sum(weight.numel() for weight in drafter.parameters())
-        if args.kind == "head":
-            save_drafter(drafter, args.out / "drafters" / "head", torch.float16)
-        else:
-            write_model(args.out / "drafter", drafter)
+    if not here.is_main_process:
+        return
+    if args.kind == "retriever":
+        drafter, learnt = write_counts(args.out, data.catalogue, data.past, data.test), f"what followed what in {len(data.past)} histories"
+    elif args.kind == "head":
+        save_drafter(drafter, args.out / "drafters" / "head", torch.float16)
+    else:
+        write_model(args.out / "drafter", drafter)
+    size = drafter.near.weight.numel() if args.kind == "retriever" else sum(weight.numel() for weight in drafter.parameters())
     minutes, test = round((time.perf_counter() - begun) / 60, 1), [items[:-1] for items in data.test[: args.held]]
     facts = {f"k {k}, width {width}": draft_coverage(target, drafter, data.catalogue, test, k, width) for k, width in SETTINGS}
     print("\n".join(f"{name}: {row['calls']:.3f} calls a user, levels {row['levels']}" for name, row in facts.items()))

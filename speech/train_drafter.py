@@ -2,6 +2,7 @@
 
     python speech/train_drafter.py medusa        (10 minutes on one CPU core)
     python speech/train_drafter.py model         (10 minutes)
+    torchrun --nproc-per-node 2 speech/train_drafter.py medusa
     python speech/train_drafter.py medusa --joint --out build/speech/joint    (the target learns to foretell, too: another target)
 
 Three stages, each resumed where it was stopped (delete --work to start again): the target says numbers and sentences under the settings
@@ -10,6 +11,7 @@ it is drawn with, its hidden states there are recorded once, and the drafter lea
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,6 +28,7 @@ from mmspec.minis.weights import save_llama
 from mmspec.speech import synthesize
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, acceptance_text
+from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
 
 
@@ -82,18 +85,21 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--joint", action="store_true", help="train the target as well (Medusa-2, VADUSA): its distribution changes")
     parser.add_argument("--smoke", action="store_true", help="a few short utterances, two steps")
-    args = parser.parse_args()
-    seconds = None
+    args, here, seconds = parser.parse_args(), join_processes("cpu"), None
     if args.smoke:
         args.count, args.window, args.steps, args.rows, seconds = 8, 64, 2, 2, 0.4
+    if args.rows < here.num_processes:
+        parser.error(f"--rows is {args.rows} for {here.num_processes} processes: give every process an utterance")
     torch.manual_seed(0)
     said = speaker(args.mini)
     target = said.model.requires_grad_(args.joint)
-    ids, own = own_words(said, args.count, args.window, args.work / "own", seconds)
+    with here.main_process_first():
+        ids, own = own_words(said, args.count, args.window, args.work / "own", seconds)
     held, out = max(args.rows, args.count // 16), args.out or args.work / args.kind
 
     def drawn(turn: int, size: int) -> Tensor:
-        return torch.randint(held, size, (args.rows,), generator=torch.Generator().manual_seed(turn))
+        step, part = divmod(turn, here.num_processes)
+        return torch.randint(held, size, (args.rows,), generator=torch.Generator().manual_seed(step))[part :: here.num_processes]
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=250, rates={"target.": 0.25} if args.joint else {})
     path = args.work / f"drafter-{args.kind}{'-joint' if args.joint else ''}.pt"
@@ -106,22 +112,27 @@ def main() -> None:
             path,
             title="model",
         )
-        print(json.dumps({"nats apart, held out": distributions_apart(drafter, target, ids[:held], own[:held]).item()}))
-        return save_llama(drafter, out)
+        if here.is_main_process:
+            print(json.dumps({"nats apart, held out": distributions_apart(drafter, target, ids[:held], own[:held]).item()}))
+            save_llama(drafter, out)
+        return
     net = new_net(args.kind, target, args.options)
     aim = Aim(depth=getattr(net, "most", None) or 4)
     if args.joint:
         joint = Joint(net, target, Aim(depth=aim.depth, distributions={"ce": 1.0}, summed=True), own_only=True)
-        warm = args.steps // 10
+        warm = args.steps // 10 * here.num_processes
         fit(joint, lambda m, turn: m(*(x[drawn(turn, len(ids))] for x in (ids, own)), frozen=turn < warm), plan, path, title="joint")
-        save_llama(target, out / "target")
+        if here.is_main_process:
+            save_llama(target, out / "target")
     states = args.work / f"states-{'-'.join(map(str, net.reads))}{'-joint' if args.joint else ''}"
     data = record(target, ids, own, net.reads, states)
     example = DistillationLoss(net, target, aim)
     if not args.joint:
-        fit(example, lambda m, turn: m(data.draw(turn, args.rows, held)), plan, path, title=args.kind)
-    print(f"held-out acceptance {acceptance_text(example.acceptance(data.window(range(held))))}")
-    save_drafter(net, out, torch.float16)
+        draw = partial(data.draw, rows=args.rows, first=held, processes=here.num_processes)
+        fit(example, lambda m, turn: m(draw(turn)), plan, path, title=args.kind)
+    if here.is_main_process:
+        print(f"held-out acceptance {acceptance_text(example.acceptance(data.window(range(held))))}")
+        save_drafter(net, out, torch.float16)
 
 
 if __name__ == "__main__":

@@ -2,60 +2,46 @@
 
     python text/plan_tree.py --out tree.json                                   # the shipped mini on its examples
     python text/plan_tree.py prompts.txt --model ./big --drafter ./small --nodes 32 --depth 6 --temperature 0.8 --out tree.json
+    python text/plan_tree.py prompts.txt --model ./big --drafter ./big-eagle3       # a trained drafter: ./big-eagle3/tree.json
     mmspec text "Once upon a time" --tree tree.json
 
-Calibration runs a broad tree and counts how often the rank-r draft token of each level is the one kept. From that two trees are planned:
-`sparse`, the likeliest paths up to --nodes (Medusa), and `sequoia`, the tree of least predicted seconds a token at the costs of
-drafting and verifying measured on this machine (Sequoia). Both then run, on prompts the calibration did not see where there are
-two or more: expected against measured tokens a call. Few prompts make for promises that are too good: the plan then follows what
-was lucky. --out gets the tree named by --plan, whole or not at all.
+--drafter is a model, the folder of a trained drafter, or a name of the mini's own. Calibration runs a broad tree and counts how often the
+rank-r draft token of each level is the one kept. From that two trees are planned: `sparse`, the likeliest paths up to --nodes (Medusa),
+and `sequoia`, the tree of least predicted seconds a token at the costs of drafting and verifying measured on this machine (Sequoia). Both
+then run, on prompts the calibration did not see where there are two or more: expected against measured tokens a call. Few prompts make for
+promises that are too good: the plan then follows what was lucky. Of the tree named by --plan the acceptance of every node is printed, and
+--out gets it, whole or not at all.
 """
 
 import argparse
 from pathlib import Path
 
+from mmspec.bench.planned_trees import measure_pair_costs, measure_tree, most_levels, node_table
 from mmspec.core.rules.base import Accept
-from mmspec.core.stats import Stats
-from mmspec.drafters.trees.calibration import Calibration, Costs, broad, calibrate, measure_costs
+from mmspec.drafters.trees.calibration import broad
 from mmspec.drafters.trees.planners import expected_length, sequoia, sparse_tree
 from mmspec.drafters.trees.static import Template
-from mmspec.loading.text import Pair, load_pair
-from mmspec.models.families.registry import family_of
-from mmspec.models.target import HFTarget
+from mmspec.loading.text import Pair, load_pair, named_drafter, shaped
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
-from mmspec.run.rules import distributions_for, rule_of
+from mmspec.run.rules import rule_of
 from mmspec.utils.files import read_prompts, write_json
-
-
-def play(pair: Pair, prompts: list[str], tree: Template, batch_size: int, seed: int) -> tuple[Stats, Calibration]:
-    """What `tree` brings over all prompts."""
-    batches = (pair.inputs(prompts[first : first + batch_size]) for first in range(0, len(prompts), batch_size))
-    return calibrate(pair.generate, batches, tree, seed)
-
-
-def costs_of(pair: Pair, prompts: list[str], nodes: int) -> Costs:
-    """Seconds of a drafter's level and of verify steps behind the first prompt."""
-    run = pair.config.run
-    rule = rule_of(pair.accept, run.temperature, run.top_k, run.top_p)
-    distributions = distributions_for(rule, run.temperature, run.top_k, run.top_p, run.repetition_penalty, ())
-    target, drafter = (HFTarget(model, family_of(model), distributions) for model in (pair.target, pair.model))
-    sizes = sorted({0, 1, *(size for size in (2, 4, 8, 16, 32, 64, 128) if size < nodes), nodes})
-    return measure_costs(target, drafter, pair.inputs(prompts[:1]), sizes)
 
 
 def plan(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[dict]:
     """One row per planner."""
     seen, unseen = (prompts[::2], prompts[1::2]) if len(prompts) > 1 else (prompts, prompts)
-    _, calibration = play(pair, seen, broad(args.nodes, args.depth, args.decay), args.batch_size, args.seed)
-    accuracy, costs = calibration.accuracy(args.least), costs_of(pair, prompts, args.nodes)
+    depth = most_levels(pair, args.depth)
+    _, calibration, _ = measure_tree(pair, seen, broad(args.nodes, depth, args.decay), batch_size=args.batch_size, seed=args.seed)
+    accuracy, costs = calibration.accuracy(args.least), measure_pair_costs(pair, prompts[0], args.nodes)
     planned = {
         "sparse": sparse_tree(accuracy, args.nodes),
-        "sequoia": sequoia(accuracy, args.nodes, args.depth, costs.draft_seconds, costs.verify_seconds)[0],
+        "sequoia": sequoia(accuracy, args.nodes, depth, costs.draft_seconds, costs.verify_seconds)[0],
     }
     rows = []
     for name, tree in planned.items():
-        stats, _ = play(pair, unseen, tree, args.batch_size, args.seed + len(prompts))
-        rows.append({"plan": name, "tree": tree, "expected": expected_length(tree, accuracy), "measured": stats.tokens_per_call})
+        stats, _, nodes = measure_tree(pair, unseen, tree, batch_size=args.batch_size, seed=args.seed + len(prompts))
+        facts = {"expected": expected_length(tree, accuracy), "measured": stats.tokens_per_call, "nodes": nodes}
+        rows.append({"plan": name, "tree": tree, **facts})
     verify = ", ".join(f"{size}: {1000 * seconds:.2f}" for size, seconds in costs.verify_seconds.items())
     print(f"Costs: a drafter's level {1000 * costs.draft_seconds:.2f} ms; verifying by draft tokens, ms: {verify}")
     print(f"Calibrated on {len(seen)} prompts, {calibration.tries[0][0]} rounds; measured on {len(unseen)}\n")
@@ -72,10 +58,15 @@ def markdown(rows: list[dict]) -> str:
 
 
 def load(args: argparse.Namespace) -> tuple[Pair, list[str]]:
-    """The pair and its prompts. ValueError where there is no drafter model, no tree rule or no prompt."""
+    """The pair and its prompts. ValueError where there is no drafter of trees, no tree rule or no prompt."""
+    kind, path = ("model", None) if args.drafter is None else named_drafter(args.drafter)
+    if not shaped(kind):
+        raise ValueError(f"drafter {args.drafter!r} grows no trees: give a model or a trained drafter")
+    if kind == "trained" and args.out is None:
+        args.out = Path(args.drafter) / "tree.json"
     config = Config(
         target=TargetSection(path=args.model, dtype=args.dtype, device=args.device),
-        drafter=DrafterSection(kind="model", path=args.drafter),
+        drafter=DrafterSection(kind=kind, path=path),
         accept=AcceptSection(kind=args.accept),
         run=RunSection(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed),
     )
@@ -97,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path, nargs="?", help="one prompt a line, or JSON lines; the mini's examples by default")
     parser.add_argument("--model", default="mini")
-    parser.add_argument("--drafter", help="a model's folder or hub name; the mini's own by default")
+    parser.add_argument("--drafter", help="a model's folder or hub name, a trained drafter's folder, or a name; the mini's own by default")
     parser.add_argument("--accept", default="exact")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--nodes", type=int, default=24, help="the most draft tokens a round")
@@ -111,18 +102,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--out", type=Path, help="JSON for --tree: the list of the template's paths")
+    parser.add_argument("--out", type=Path, help="JSON for --tree: the template's paths; for a trained drafter by default FOLDER/tree.json")
     parser.add_argument("--smoke", action="store_true", help="two prompts, a few tokens, a tree of six")
     args = parser.parse_args()
     if args.smoke:
         args.limit, args.max_new_tokens, args.nodes, args.depth, args.least = 2, 12, 6, 3, 1
     try:
         rows = plan(*load(args), args)
+        chosen = next(row for row in rows if row["plan"] == args.plan)
         if args.out is not None:
-            write_json(args.out, next(row["tree"].to_json() for row in rows if row["plan"] == args.plan))
+            write_json(args.out, chosen["tree"].to_json())
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    print(markdown(rows))
+    print(f"{markdown(rows)}\n\nThe nodes of {args.plan}, by ranks:\n\n{node_table(chosen['nodes'])}")
+    if args.out is not None:
+        print(f"\ngenerate(..., tree={str(args.out)!r})")
 
 
 if __name__ == "__main__":

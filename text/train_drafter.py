@@ -2,11 +2,11 @@
 
     python text/train_drafter.py eagle3 --model ./big --prompts prompts.txt --out ./big-eagle3
     python text/train_drafter.py medusa                       # for the shipped mini, on openings from its training corpus
-    accelerate launch text/train_drafter.py eagle3 ...        # several GPUs, unchanged
+    torchrun --nproc-per-node 2 text/train_drafter.py eagle3 ...          # or accelerate launch --num_processes 2: the same weights
 
-Three stages, each resumed where it was stopped (delete --work to start again): the target writes text under the sampling settings it
-will be used with, its hidden states there are recorded once, and the drafter learns the target's distributions on them. Every checkpoint
-prints held-out acceptance per draft token, when sampling and (after the slash) greedily. mmspec.load_drafter reads what is written.
+Three stages, shared by all processes and resumed where they stopped (delete --work to start again): the target writes text under the
+sampling settings it will be used with, its hidden states there are recorded, and the drafter learns the target's distributions on them.
+Checkpoints print held-out acceptance per draft token, sampled/greedy. mmspec.load_drafter reads the result; its card has the command again.
 Of vocabularies above 65,536 values eagle3 drafts the 32,768 that the target writes most, and its head is the target's rows for them.
 """
 
@@ -16,6 +16,7 @@ import os
 import random
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,10 +32,12 @@ from mmspec.run.config import Config, TargetSection
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
 from mmspec.train.on_policy_text import Writing, write_own_text
+from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
 from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
+from mmspec.utils.recipe_files import recipe_command
 
 AIMS = {"eagle1": Aim(depth=2, states=1.0), "eagle3": Aim(depth=4)}  # heads: every level they have
 
@@ -101,7 +104,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     args = parsed()
     try:
-        run(args, PartialState())
+        run(args, join_processes(args.device))
     except (OSError, ValueError, FloatingPointError) as error:
         print(f"train_drafter: {error}", file=sys.stderr)
         raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
@@ -113,18 +116,16 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     target, pair = pair.target.requires_grad_(False), replace(pair, chat=args.chat)
     torch.manual_seed(0)
     net = net_to_train(args.kind, target, args.options, args.vocabulary)
-    aim, length = aim_of(args, net), args.opening + args.new
+    aim, length, out = aim_of(args, net), args.opening + args.new, args.out or args.work / args.kind
     size = TrainingSize(windows=args.windows, length=length, rows=args.rows, levels=aim.depth, states=args.states)
     estimate = training_memory(net, target, size, args.work)
-    if here.is_main_process:
-        print(estimate, flush=True)
+    here.print(estimate, flush=True)
     if not args.force_memory:
         estimate.check()
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
-    with here.main_process_first():  # the others read what the first one has made
-        ids, own = write_own_text(target, pair.tokenizer, openings(args, pair), plan, args.work)
-        begin_training(net, target, ids[own])
-        data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}", dtype=args.states)
+    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair), plan, args.work)
+    begin_training(net, target, ids[own])
+    data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}", dtype=args.states)
     held, device = max(args.rows, len(data) // 16), target.device
     example, log = DistillationLoss(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
 
@@ -135,14 +136,14 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
             file.write(json.dumps({"step": step, "acceptance": levels}) + "\n")
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
-    path = args.work / f"{args.kind}.pt"
-    fit(example, lambda m, turn: m(data.draw(turn, args.rows, held, device)), fitting, path, title=args.kind, validate=validate)
+    draw = partial(data.draw, rows=args.rows, first=held, device=device, processes=here.num_processes)
+    fit(example, lambda m, turn: m(draw(turn)), fitting, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
     if here.is_main_process:
-        out = args.out or args.work / args.kind
         save_drafter(example.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
         example.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
         levels = example.acceptance(data.window(range(held), device))
-        (out / "card.md").write_text(drafter_card(args, aim, sum(p.numel() for p in net.parameters()), held, levels), encoding="utf-8")
+        command = recipe_command("text/train_drafter.py", vars(args), ("kind",), leave_out=("work", "out"), processes=here.num_processes)
+        (out / "card.md").write_text(drafter_card(args, command, aim, net, held, levels), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     python text/train_vlm_drafter.py --kind vlm --text build/vlm-drafters/text        # its own projector, the target's frozen tower
     python text/train_vlm_drafter.py --kind vispec --options '{"queries": 5}'         # or hivis, eagle1, eagle3: docs/drafters.md
     python text/train_vlm_drafter.py --kind text --model ./big --pictures photos --prompts questions.txt
-    accelerate launch text/train_vlm_drafter.py ...                                   # several GPUs, unchanged
+    torchrun --nproc-per-node 2 text/train_vlm_drafter.py ...                         # or accelerate launch --num_processes 2
 
 The drafter learns the target's distributions on its own answers, greedy and sampled in turn. text: a small language model that sees a
 newline where a picture was. vlm: one behind the target's vision tower. Stages resume; delete --work to start again.
@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import mmspec
@@ -35,6 +34,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_data import Course, with_eyes_of
 from mmspec.train.on_policy_text import Writing, write_own_answers
+from mmspec.train.parallel import join_processes
 from mmspec.train.record import record_answers
 from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.utils.files import read_prompts
@@ -102,15 +102,14 @@ def untrained(args: argparse.Namespace, target, processor):
 
 
 def main() -> None:
-    args, here = parsed(), PartialState()
+    args, here = parsed(), join_processes()
     torch.manual_seed(0)
     asked, mini, out = requests(args), args.model == "mini", args.out or args.work / args.kind
     pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device))))
     target, processor, pad = pair.target.requires_grad_(False), pair.processor, pair.tokenizer.pad_token_id or 0
     ask, last = partial(read, replace(pair, chat=True), scenes.draw_scene if mini else read_picture, asked), len(asked) - args.rows
     writing = Writing(temperatures=args.temperature, opening=args.opening, new=args.new, chunk=args.rows)
-    with here.main_process_first():
-        ids, sizes = write_own_answers(target, ask, len(asked), writing, args.work)
+    ids, sizes = write_own_answers(target, ask, len(asked), writing, args.work)
     drafter = net_to_train(args.kind, target, args.options) if args.kind in NETS else untrained(args, target, processor)
 
     def validate(module: torch.nn.Module, step: int) -> None:
@@ -124,10 +123,10 @@ def main() -> None:
     if args.kind in NETS:
         begin_training(drafter, target, torch.cat([row[:size] for row, size in zip(ids, sizes, strict=True)])).to(target.device)
         states = args.work / f"states-{'-'.join(map(str, drafter.reads))}"
-        with here.main_process_first():
-            data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows, args.states)
+        data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows, args.states)
         example = DistillationLoss(drafter, target, Aim(depth=5, states=1.0))
-        train(args.steps, args.kind, example, lambda m, turn: m(data.draw(turn, args.rows, device=target.device).trimmed()))
+        draw = partial(data.draw, rows=args.rows, device=target.device, processes=here.num_processes)
+        train(args.steps, args.kind, example, lambda m, turn: m(draw(turn).trimmed()))
         return save_drafter(drafter, out, torch.int8 if mini else None) if here.is_main_process else None
     words = [mmspec.text.view(name, processor) for name in ("newline", "newline", "newline", "drop")]
     said = [[ids[i, : sizes[i]] for i in range(at, at + args.rows)] for at in range(0, len(ids), args.rows)]

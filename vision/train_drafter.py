@@ -1,6 +1,7 @@
 """Train an EAGLE-type drafter of a mini vision target on pictures that the target drew itself.
 
     python vision/train_drafter.py --set fashion        (15 minutes on one CPU core)
+    torchrun --nproc-per-node 2 vision/train_drafter.py --set fashion
 
 The target draws its pictures from classes or captions under guidance; the net learns the target's distributions and last hidden states over
 them, with the class or caption and, for the unconditional rows that guidance needs, without. Drawn pictures are kept in the work folder,
@@ -21,10 +22,12 @@ from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.minis import pictures
 from mmspec.minis.captions import captions_of
-from mmspec.minis.card import PICTURE_DRAFTER_CARD
+from mmspec.minis.card import picture_drafter_card
 from mmspec.minis.images import load_images
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, acceptance_text
+from mmspec.train.parallel import join_processes, own_share
+from mmspec.utils.recipe_files import recipe_command
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
@@ -84,15 +87,18 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps on a few pictures of a tiny random target")
-    args = parser.parse_args()
+    args, here = parser.parse_args(), join_processes("cpu")
     args.work, args.out = args.work or Path(f"build/drafter-{args.set}"), args.out or Path(f"mmspec/minis/vision/{args.set}")
     args.work.mkdir(parents=True, exist_ok=True)
     if args.smoke:
         args.pictures, args.steps, args.rows, args.out = 12, 2, 2, args.work / "mini"
+    if args.rows < here.num_processes:
+        parser.error(f"--rows is {args.rows} for {here.num_processes} processes: give every process a picture")
     model = tiny() if args.smoke else load_images(args.out)["target"]
     target = model.model.requires_grad_(False)
     prompts = prompts_of(model, args.pictures)
-    codes = drawn(model, prompts, args.guidance, 64, args.work / "drawn.pt")
+    with here.main_process_first():
+        codes = drawn(model, prompts, args.guidance, 64, args.work / "drawn.pt")
     torch.manual_seed(0)
     net = new_net(args.kind, target, {})
     if net.reads != (-1,):
@@ -100,9 +106,10 @@ def main() -> None:
     example, held = DistillationLoss(net, target, Aim(depth=args.depth, states=0.1)), max(args.rows, args.pictures // 16)
 
     def loss(module: nn.Module, turn: int) -> Tensor:
-        pick = random.Random(turn)
+        step = turn // here.num_processes
+        pick = random.Random(step)
         rows = [pick.randrange(held, args.pictures) if not args.smoke else pick.randrange(args.pictures) for _ in range(args.rows)]
-        return module(window(model, prompts, codes, rows, conditional=turn % 3 != 0))
+        return module(window(model, prompts, codes, list(own_share(rows)), conditional=step % 3 != 0))
 
     def validate(module: nn.Module, step: int) -> list:
         levels = module.acceptance(window(model, prompts, codes, list(range(held)), conditional=True))
@@ -111,13 +118,14 @@ def main() -> None:
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=min(100, args.steps), mixed_precision=args.precision)
     fit(example, loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    if not here.is_main_process:
+        return
     levels = validate(example, args.steps)
     folder = args.out / "drafters" / args.kind
     save_drafter(net, folder, torch.float16)
-    rows = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
-    facts = {name: getattr(args, name) for name in ("set", "kind", "pictures", "guidance", "steps", "rows", "lr", "depth")}
-    parameters = sum(p.numel() for p in net.parameters()) / 1e6
-    (folder / "card.md").write_text(PICTURE_DRAFTER_CARD.format(**facts, parameters=parameters, held=held, table=rows), encoding="utf-8")
+    command = recipe_command("vision/train_drafter.py", vars(args), leave_out=("work",), processes=here.num_processes)
+    card = picture_drafter_card(args, command, sum(p.numel() for p in net.parameters()), held, levels)
+    (folder / "card.md").write_text(card, encoding="utf-8")
     (args.work / "facts.json").write_text(json.dumps({"levels": levels}) + "\n", encoding="utf-8")
 
 

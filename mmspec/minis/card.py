@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +59,23 @@ speculative decoding on a machine without a GPU; what they say is not to be reli
 """
 
 
-def drafter_card(args: Any, aim: Any, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
-    """Return the card of a drafter trained by `text/train_drafter.py` with `args`."""
+def drafter_card(args: Any, command: str, aim: Any, net: Any, held: int, levels: list[tuple[float, float]]) -> str:
+    """Return the card of a drafter trained by `text/train_drafter.py` with `args`; `command` gives the same weights again."""
     source = args.prompts.name if args.prompts else "openings of the mini's training documents (see its card)"
     options = {**args.options, **({"values": args.vocabulary} if args.vocabulary else {})}
     rows = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
     return DRAFTER_CARD.format(
         kind=args.kind,
         target="mini text" if args.model == "mini" else Path(args.model).name,
-        parameters=f"{parameters / 1e6:.2f}",
+        parameters=f"{sum(weight.numel() for weight in net.parameters()) / 1e6:.2f}",
         options=f" with {options}" if options else "",
-        flags=" --bytes" if args.bytes else "",
+        command=command,
+        versions=_versions(),
         steps=args.steps,
         rows_a_step=args.rows,
         lr=args.lr,
         depth=aim.depth,
-        distributions=" + ".join(f"{weight:g} x {name}" for name, weight in aim.distributions.items()),
+        distributions=loss_text(aim.distributions),
         states=f", {aim.states:g} x SmoothL1 on states" if aim.states else "",
         windows=args.windows,
         length=args.opening + args.new,
@@ -83,12 +86,29 @@ def drafter_card(args: Any, aim: Any, parameters: int, held: int, levels: list[t
     )
 
 
+def picture_drafter_card(args: Any, command: str, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
+    """Return the card of a drafter trained by `vision/train_drafter.py` with `args`; `command` gives the same weights again."""
+    table = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
+    facts = {name: getattr(args, name) for name in ("set", "kind", "pictures", "guidance", "steps", "rows", "lr", "depth")}
+    facts |= {"command": command, "versions": _versions(), "parameters": parameters / 1e6, "held": held, "table": table}
+    return PICTURE_DRAFTER_CARD.format(**facts)
+
+
+def loss_text(losses: Mapping[str, float]) -> str:
+    """Return a mixture of losses by name as text, such as "1 x kl + 0.5 x tv"."""
+    return " + ".join(f"{weight:g} x {name}" for name, weight in losses.items()) or "none"
+
+
+def _versions() -> str:
+    return ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+
+
 DRAFTER_CARD = """# {kind} drafter for {target}
 
 {parameters} M parameters{options}. It only proposes: what is said is the target's, whatever the drafter.
 
-- Recipe: `python text/train_drafter.py {kind}{flags}` ({steps} steps of {rows_a_step} windows, peak rate {lr:g}, {depth} levels unrolled;
-  loss {distributions}{states}).
+- Recipe: {steps} steps of {rows_a_step} windows, peak rate {lr:g}, {depth} levels unrolled; loss {distributions}{states}. With {versions}
+  the command below gives these weights again.
 - Data: {windows} windows of up to {length} tokens that the target wrote at temperatures {temperatures}, from {source}.
 - Weights made for mini text are under Apache-2.0; others follow their target's terms.
 
@@ -98,6 +118,10 @@ the likeliest tokens agree.
 | draft token | sampled | greedy |
 |---|---|---|
 {rows}
+
+```sh
+{command}
+```
 """
 
 
@@ -105,8 +129,8 @@ PICTURE_DRAFTER_CARD = """# {kind} drafter for the {set} target of mini vision
 
 {parameters:.2f} M parameters. It only proposes: under an exact rule the picture's distribution is the target's, whatever the drafter.
 
-- Recipe: `python vision/train_drafter.py --set {set} --kind {kind}` ({steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels
-  unrolled; loss kl + 0.1 x SmoothL1 on states; every third step without class or caption).
+- Recipe: {steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels unrolled; loss kl + 0.1 x SmoothL1 on states; every third
+  step without class or caption. With {versions} the command below gives these weights again.
 - Data: {pictures} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
 - Weights: Apache-2.0.
 
@@ -116,4 +140,8 @@ accepts, and how often the likeliest codes agree.
 | draft token | sampled | greedy |
 |---|---|---|
 {table}
+
+```sh
+{command}
+```
 """

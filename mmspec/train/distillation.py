@@ -17,6 +17,7 @@ from mmspec.drafters.features.eagle import FeatureNet
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
 from mmspec.train.losses import ComparedPositions, Comparison, Loss, Predicted, TargetSide, weighted_loss
+from mmspec.train.parallel import shared_counts
 from mmspec.train.states.memory import LOGITS
 from mmspec.train.states.window import RecordedWindow
 
@@ -155,7 +156,7 @@ class DistillationLoss(nn.Module):
         """Return the loss of `window`, a scalar."""
         levels = [(level, level.counted(window.own)) for level in self._unrolled(window)]
         decay = self.aim.decay ** torch.arange(len(levels), device=window.last.device)
-        counts = torch.stack([counted.sum().clamp_min(1) for _, counted in levels])
+        counts = shared_counts(torch.stack([counted.sum() for _, counted in levels]))
         weights = decay * (self.aim.decay if self.aim.summed else 1 / decay.sum()) / counts
         leaves = [each for part in (self.net, *self._target) for each in part.parameters() if each.requires_grad]
         of = weighted_loss(self.aim.distributions)

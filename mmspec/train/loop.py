@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from mmspec.train.parallel import join_processes
 from mmspec.utils.weights import first_not_finite
 
 
@@ -66,14 +68,15 @@ def fit(
     """Train `model` in place and return the loss of every step run by this call.
 
     `loss(model, turn)` gives the scalar loss of one batch and must draw that batch from `turn` alone: a run killed and resumed
-    from `checkpoint` then ends with the same weights as an undisturbed one. Works unchanged under `accelerate launch`: each process
-    gets turns of its own, and gradients are shared when `loss` calls the model. `validate(model, step)` runs at every checkpoint.
+    from `checkpoint` then ends with the same weights as an undisturbed one. Under `torchrun` and `accelerate launch` step s of process r
+    of W has the turn s * W + r, and gradients are averaged over the processes when `loss` calls the model; the losses returned are
+    averages, too. The first process alone saves and runs `validate(model, step)`, at every checkpoint.
 
     Raises:
         FloatingPointError: naming the step and what is not finite: the loss, a gradient or a weight. Nothing of that step is saved.
         ValueError: if `checkpoint` belongs to another model, or what it holds is not finite.
     """
-    accelerator = Accelerator(mixed_precision=plan.mixed_precision)
+    accelerator = _accelerator(plan)
     optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -92,6 +95,7 @@ def fit(
             with accelerator.autocast():
                 value = loss(model, step * accelerator.num_processes + accelerator.process_index)
             accelerator.backward(value)
+            value: Tensor = accelerator.reduce(value.detach(), "mean")  # pyright: ignore[reportAssignmentType]
             norm = accelerator.clip_grad_norm_(model.parameters(), plan.clip)
             losses.append(_finite_loss(step + 1, value, norm, accelerator.unwrap_model(model), accelerator.scaler))
             optimizer.step()
@@ -104,7 +108,15 @@ def fit(
                     _in_eval(validate, accelerator.unwrap_model(model), step + 1)
     accelerator.wait_for_everyone()
     accelerator.unwrap_model(model).eval()
+    if accelerator.num_processes > 1:
+        accelerator.free_memory()  # the wrapper's hooks on the parameters would disturb a second training
     return losses
+
+
+def _accelerator(plan: Fit) -> Accelerator:
+    here = join_processes()
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)  # levels that are not unrolled, parts that are frozen at first
+    return Accelerator(mixed_precision=plan.mixed_precision, cpu=here.device.type == "cpu", kwargs_handlers=[unused])
 
 
 def _finite_loss(step: int, loss: Tensor, norm: Any, model: nn.Module, scaler: Any) -> float:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from mmspec.models.model_checks import check_finite_weights
 from mmspec.text.generation import generate
+from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.record import Ask
+from mmspec.utils.files import write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,8 @@ class Writing:
 def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], plan: Writing, folder: Path) -> tuple[Tensor, Tensor]:
     """Return windows [N, W] of ids, in a fixed random order, and which of them the target wrote [N, W] bool; padding comes last.
 
-    One file a chunk is kept in `folder`, so that a stopped run resumes. ValueError if the folder holds text of other settings, or a weight
-    of `model` is not finite.
+    One file a chunk is kept in `folder`, so that a stopped run resumes. Several processes share the chunks, and all return all windows.
+    ValueError if the folder holds text of other settings, or a weight of `model` is not finite.
     """
     check_finite_weights(model)
     _same_settings(folder / "writing.json", plan, len(prompts))
@@ -65,26 +67,27 @@ def write_own_answers(model: Any, ask: Ask, requests: int, plan: Writing, folder
 def _in_chunks(
     written: Callable[[int, int, float], tuple[Tensor, Tensor]], name: str, count: int, plan: Writing, folder: Path
 ) -> tuple[Tensor, Tensor]:
-    """What `written` gives for (first, end, temperature), a chunk at a time, each kept in a file."""
-    pieces = []
-    for first in range(0, count, plan.chunk):
+    """What `written` gives for (first, end, temperature), a chunk at a time, each kept in a file; every process makes its share."""
+    starts = range(0, count, plan.chunk)
+    for first in own_share(starts):
         path, end = folder / f"{name}-{first}.pt", min(first + plan.chunk, count)
         if not path.exists():
             temperature = plan.temperatures[first // plan.chunk % len(plan.temperatures)]
             torch.save(written(first, end, temperature), path.with_suffix(".tmp"))
             path.with_suffix(".tmp").rename(path)
             print(f"written {end} of {count} windows at temperature {temperature:g}", flush=True)
-        pieces.append(torch.load(path))
-    first, second = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    return first, second
+    join_processes().wait_for_everyone()
+    pieces = [torch.load(folder / f"{name}-{first}.pt") for first in starts]
+    one, other = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return one, other
 
 
 def _same_settings(path: Path, plan: Writing, prompts: int) -> None:
-    settings = {**asdict(plan), "temperatures": list(plan.temperatures), "prompts": prompts}
+    settings, here = {**asdict(plan), "temperatures": list(plan.temperatures), "prompts": prompts}, join_processes()
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_text(json.dumps(settings), encoding="utf-8")
-        return
+    if here.is_main_process and not path.exists():
+        write_json(path, settings)
+    here.wait_for_everyone()
     found = json.loads(path.read_text(encoding="utf-8"))
     for key, value in settings.items():
         if found.get(key) != value:

@@ -16,6 +16,7 @@ from mmspec.models.model_checks import check_finite_weights
 from mmspec.models.module_copy import own_copy, refresh
 from mmspec.models.stack import numbered, stack, tapped
 from mmspec.models.target import HFTarget
+from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.states.disk import STATE_DTYPES, Recorded, RecordingSettings, chunk_file, open_recording, read_recording, write_chunk
 from mmspec.train.states.memory import chunk_of_positions
 from mmspec.train.states.window import RecordedWindow
@@ -115,12 +116,14 @@ def record_window(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengt
 
 
 def _recorded(target: Any, folder: Path, settings: RecordingSettings, windows: Callable[[int, int], RecordedWindow]) -> Recorded:
-    """The recording in `folder`; chunks that are not there yet are made of `windows`."""
+    """The recording in `folder`; chunks that are not there yet are made of `windows`, by every process its share."""
     check_finite_weights(target)
     open_recording(folder, settings)
-    missing = [chunk for chunk in settings.chunks() if not chunk_file(folder, chunk[0]).exists()]
-    for first, end in track(missing, "record", disable=not missing):
+    here, own = join_processes(), own_share(list(settings.chunks()))
+    missing = [chunk for chunk in own if not chunk_file(folder, chunk[0]).exists()]
+    for first, end in track(missing, "record", disable=not missing or not here.is_main_process):
         write_chunk(folder, first, _with_totals(windows(first, end), target, STATE_DTYPES[settings.dtype]), settings)
+    here.wait_for_everyone()
     return read_recording(folder, settings)
 
 

@@ -1,11 +1,15 @@
 """Recipes and configs that ship with mmspec: found in a checkout and in an installed wheel, under the same names."""
 
 import ast
+import json
 import re
+import shlex
 import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 FOLDERS = {"text": "*.py", "vision": "*.py", "speech": "*.py", "recsys": "*.py", "configs": "**/*.yaml"}
 """Top-level folder of the repository -> which of its files ship. `mmspec._build` copies them into the wheel as `mmspec/recipes/`."""
@@ -96,3 +100,31 @@ def find_recipe(name: str) -> Recipe:
     near = get_close_matches(name, known, 3, 0.5) or [each for each in known if Path(each).stem == Path(name).stem]
     hint = f"did you mean {' or '.join(near)}?" if near else "mmspec recipe lists them"
     raise ValueError(f"unknown recipe {name!r}: {hint}")
+
+
+def recipe_command(
+    name: str, options: Mapping[str, Any], positional: Sequence[str] = (), *, leave_out: Collection[str] = (), processes: int = 1
+) -> str:
+    """Return the command that runs a recipe with the same options again, each written out: defaults may change later.
+
+    Args:
+        name: of the recipe, such as "text/train_drafter.py".
+        options: as argparse read them, by destination. None and False are left out, True is a bare flag, mappings are written as JSON.
+        positional: names of options that have no dashes, in their order.
+        leave_out: names of options that do not matter, such as where files are written.
+        processes: how many trained; more than one are started by `torchrun`.
+
+    Returns:
+        One line for a POSIX shell.
+    """
+    words = ["python"] if processes == 1 else ["torchrun", "--nproc-per-node", str(processes)]
+    words += [name, *(str(options[each]) for each in positional)]
+    for key, value in options.items():
+        if value is None or value is False or key in positional or key in leave_out:
+            continue
+        words.append(f"--{key.replace('_', '-')}")
+        if isinstance(value, Mapping):
+            words.append(json.dumps(value))
+        elif value is not True:
+            words += map(str, value if isinstance(value, (list, tuple)) else [value])
+    return shlex.join(words)

@@ -2,6 +2,7 @@
 hand."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import linear, silu
 from transformers import DynamicCache
 
 from mmspec.drafters.checkpoints.load import is_drafter, load_drafter, save_drafter
-from mmspec.drafters.checkpoints.published import export_speculators
+from mmspec.drafters.checkpoints.published import Hints, export_speculators, read_published
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads.medusa import Medusa
@@ -361,6 +362,17 @@ def test_eagle3_in_the_speculators_format(deep, tmp_path, variant):
     }
     close(of_net(net, deep), expected3(w, deep, (1, 3, 5), fuse=fuse, **options))
     drafts(net, deep)
+
+
+def test_sizes_of_a_default_llama_may_be_left_out():
+    """The package writes what differs from transformers' defaults only: 4096 wide, 32 heads, 32,000 values."""
+    with torch.device("meta"):
+        weights = {"fc.weight": torch.empty(4096, 3 * 4096), "layers.0.hidden_norm.weight": torch.empty(4096)}
+    config = speculators(transformer_layer_config={"model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 8})
+    options = read_published(config, weights, Hints(), Path("d")).options
+    found = {name: options["sizes"][name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")}
+    assert found == {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "vocab_size": 32000}
+    assert (options["size"], options["target_hidden"]) == (32000, 4096)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Measurements for planners: acceptance by level and rank, and the seconds of drafting and verifying."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import median
@@ -38,22 +38,9 @@ class Calibration:
 
     def __call__(self, step: Step) -> None:
         """Count the draft tokens of one round."""
-        draft = step.draft
-        rows = torch.cat([draft.parents, step.verdict.keep], 1).tolist()
-        for row, values in zip(rows, step.committed.values, strict=True):
-            if values:
-                path = [draft.roots - 1, *(column for column in row[draft.size + draft.roots :] if column >= 0)]
-                self._count(row[: draft.size], draft.roots, path, len(values))
-
-    def _count(self, parents: list[int], roots: int, path: list[int], committed: int) -> None:
-        """One row: the parent of every column, the kept path from the last root on, and how many values were committed."""
-        children: dict[int, list[int]] = {}
-        for column in range(roots, len(parents)):
-            children.setdefault(parents[column], []).append(column)
-        for level, (node, kept) in enumerate(zip_longest(path[:committed], path[1 : committed + 1])):
-            for rank, column in enumerate(children.get(node, ())):
-                _bump(self.tries, level, rank, 1)
-                _bump(self.hits, level, rank, int(column == kept))
+        for level, rank, _, kept in judged_nodes(step):
+            _bump(self.tries, level, rank, 1)
+            _bump(self.hits, level, rank, int(kept))
 
     def accuracy(self, least: int = 1) -> list[list[float]]:
         """Return the share of draft tokens kept, `[level][rank]`; 0 where fewer than `least` were judged."""
@@ -81,6 +68,22 @@ class Calibration:
         if any(hit > tried for pair in zip(hits, tries, strict=True) for hit, tried in zip(*pair, strict=True)):
             raise ValueError("a calibration counts more hits than tries: measure it again")
         return Calibration([list(row) for row in hits], [list(row) for row in tries])
+
+
+def judged_nodes(step: Step) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield (level, rank, column, kept) of every draft token of a round whose parent was kept, row by row; see `Calibration`."""
+    draft = step.draft
+    rows = torch.cat([draft.parents, step.verdict.keep], 1).tolist()
+    for row, values in zip(rows, step.committed.values, strict=True):
+        if not values:
+            continue
+        children: dict[int, list[int]] = {}
+        for column in range(draft.roots, draft.size):
+            children.setdefault(row[column], []).append(column)
+        path = [draft.roots - 1, *(column for column in row[draft.size + draft.roots :] if column >= 0)]
+        for level, (node, kept) in enumerate(zip_longest(path[: len(values)], path[1 : len(values) + 1])):
+            for rank, column in enumerate(children.get(node, ())):
+                yield level, rank, column, column == kept
 
 
 def _bump(counts: list[list[int]], level: int, rank: int, by: int) -> None:
@@ -209,12 +212,17 @@ def measure_costs(
     Raises:
         ValueError: for sizes or repeats out of range.
     """
+    verify = verify_seconds(target, prompt, sizes, repeats)
+    session, pending = _opened(drafter, prompt)
+    return Costs(_seconds(_growing(session, pending), repeats) / _LEVELS.depth, verify)
+
+
+def verify_seconds(target: Target, prompt: Any, sizes: Sequence[int], repeats: int = 9) -> dict[int, float]:
+    """Measure the seconds of scoring drafts with `target` after `prompt`, by number of draft tokens; see `measure_costs`."""
     if repeats < 1 or not sizes or min(sizes) < 0:
         raise ValueError(f"sizes are {tuple(sizes)} and repeats {repeats}: give sizes from 0 and at least 1 repeat")
     session, pending = _opened(target, prompt)
-    verify = {size: _seconds(_scoring(session, _star(pending, size)), repeats) for size in sizes}
-    session, pending = _opened(drafter, prompt)
-    return Costs(_seconds(_growing(session, pending), repeats) / _LEVELS.depth, verify)
+    return {size: _seconds(_scoring(session, _star(pending, size)), repeats) for size in sizes}
 
 
 _LEVELS = Template.branching((4, 1, 1, 1))  # what drafting is timed on: a few nodes a level, the first one alone

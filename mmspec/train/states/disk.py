@@ -146,16 +146,19 @@ class Recorded:
         more = {name: parts[name] for name in ("embeds", "pictures", "total", "best") if name in parts}
         return RecordedWindow(parts["ids"], torch.cat(reads, -1) if reads else last[..., :0], last, parts["own"], **more)
 
-    def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu") -> RecordedWindow:
+    def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu", processes: int = 1) -> RecordedWindow:
         """`rows` windows from number `first` on, a function of `turn` alone so that a resumed run sees the same ones.
 
-        ValueError if there are no windows from `first` on.
+        Several processes, which `fit` gives turns of their own, draw parts of the windows that one process draws at the same step.
+        ValueError if there are no windows from `first` on, or fewer rows than processes.
         """
         if first >= len(self):
             raise ValueError(f"{len(self)} windows leave none to train on beside the {first} that are held out: record more of them")
-        generator = torch.Generator().manual_seed(turn)
-        chosen = torch.randint(first, len(self), (rows,), generator=generator)
-        return self.window(chosen.sort().values.tolist(), device)
+        if rows < processes:
+            raise ValueError(f"rows is {rows} for {processes} processes: give every process a window")
+        step, part = divmod(turn, processes)
+        chosen = torch.randint(first, len(self), (rows,), generator=torch.Generator().manual_seed(step))
+        return self.window(chosen.sort().values[part::processes].tolist(), device)
 
 
 def _dtype_in_memory(part: Tensor) -> torch.dtype:

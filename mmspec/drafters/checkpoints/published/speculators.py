@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
 from mmspec.drafters.checkpoints.published.records import Hints, Reading, prefixed, require_values
@@ -28,11 +29,18 @@ def read_speculators(config: Mapping[str, Any], weights: Mapping[str, Tensor], h
     if not isinstance(layer, Mapping):
         raise ValueError("config.json has no mapping called transformer_layer_config: it is incomplete")
     require_values(layer, model_type="llama")
+    layer = {**_left_out(), **layer}
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
     if kind == "eagle":
         require_values(config, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer")
         return eagle1({**layer, "bias": config.get("fusion_bias", False)}, kept, hints, _EAGLE1)
     return eagle3({**layer, **{key: value for key, value in config.items() if value is not None}}, kept, hints)
+
+
+def _left_out() -> dict[str, int]:
+    """Sizes that the package leaves out of `transformer_layer_config` where they are those of transformers' default Llama."""
+    usual = LlamaConfig()
+    return {name: getattr(usual, name) for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")}
 
 
 def export_speculators(
