@@ -41,7 +41,7 @@ def small_model(target: Any, size: str = "small", *, layers: int | None = None, 
     if size != "small":
         if layers is not None:
             raise ValueError(f"layers is {layers}, but {size} says how many there are: give one of them")
-        return _with_ends(_made(config_of(Path(size), config)), target)
+        return _with_ends(_made(causal_config(Path(size), config)), target)
     total = config.num_hidden_layers
     layers = max(1, total // _SHARE) if layers is None else layers
     if not 1 <= layers <= total:
@@ -75,7 +75,7 @@ def evenly_spaced(total: int, count: int) -> tuple[int, ...]:
     return tuple(round(place * (total - 1) / max(1, count - 1)) for place in range(count))
 
 
-def config_of(path: Path, target: Any) -> Any:
+def causal_config(path: Path, target: Any) -> Any:
     """Return the config of a causal model in a file, with the special ids of a target's config.
 
     Args:
