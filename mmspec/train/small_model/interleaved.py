@@ -14,7 +14,6 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.rules.base import UNMETERED, commit, emitted, parents_distribution
-from mmspec.core.rules.lossy.membership import Membership
 from mmspec.core.rules.paths import longest, with_roots
 
 
@@ -45,8 +44,7 @@ class Interleaved:
         keys, roots = noise.value(draft.position()), draft.roots
         if draft.size == roots:
             return commit(draft, torch.full_like(draft.start, roots - 1), scored.p.sample(keys)[:, -1])
-        inside = Membership(self.k).members(parents_distribution(draft, scored))
-        passes = with_roots(draft, inside.gather(-1, draft.draft_tokens[..., None])[..., 0])
+        passes = with_roots(draft, self._likely(parents_distribution(draft, scored), draft.draft_tokens))
         leaf, failed = longest(draft, passes)
         kept_whole = ~failed & (leaf >= roots)
         rows = torch.arange(len(leaf), device=leaf.device)
@@ -55,9 +53,15 @@ class Interleaved:
         verdict = commit(draft, leaf - kept_whole.long(), extra)
         return replace(verdict, judged=verdict.accepted + failed)
 
+    def _likely(self, p: Categorical, x: Tensor) -> Tensor:
+        """Whether values are among the `k` most likely of `p`, and possible. Equally likely ones rank alike."""
+        least = p.top(min(self.k, p.size))[0][..., -1]
+        own = p.scores.gather(-1, x[..., None])[..., 0]
+        return (own >= least) & (own > -torch.inf)
+
     def accept_prob(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:
         """Compute the probability of keeping draft tokens; see `SingleDraft.accept_prob`."""
-        return Membership(self.k).accept_prob(p, q, x)
+        return self._likely(p, x).to(p.scores.dtype)
 
     def replacement(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         """Make the distributions to draw from where draft tokens are replaced; see `SingleDraft.replacement`."""
