@@ -3,7 +3,6 @@
     python text/distil_model.py --model ./big --prompts prompts.txt --out ./small        (an eighth of its layers, which begin as they are)
     python text/distil_model.py --model ./big --prompts prompts.txt --size config.json   (any causal architecture with its vocabulary size)
     python text/distil_model.py --text speculative --loss jsd                            (for the shipped mini)
-    accelerate launch text/distil_model.py ...                                           (several GPUs, unchanged)
 
 The target writes text after the prompts under the sampling settings it will be used with, and the small model learns the target's
 distributions on that text, or partly on text of its own (on-policy, DistillSpec), or on its own text in which the target replaces every
@@ -99,20 +98,18 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> None:
-    here, out = PartialState(), (args.out or args.work / "model").expanduser()
+    out = (args.out or args.work / "model").expanduser()
     given = {key: value for key, value in (("share", args.share), ("k", args.rank)) if value is not None}
     source, settings, log = TextSource(kind=args.text, new=args.new, **given), settings_of(args), args.work / "acceptance.jsonl"
     check_replaceable(out)
-    device = str(here.device) if args.device == "auto" else args.device
-    pair = load_pair(Config(target=TargetSection(path=args.model, device=device), drafter=DrafterSection(kind="none")))
+    pair = load_pair(Config(target=TargetSection(path=args.model, device=args.device), drafter=DrafterSection(kind="none")))
     target = pair.target.requires_grad_(False)
     torch.manual_seed(0)
     model = small_model(target, args.size, layers=args.layers, fresh=args.fresh).to(target.device)
     example = SmallModelLoss(model, target, args.loss)
-    with here.main_process_first():  # the others read what the first one has written
-        claim_work(args.work, {key: value for key, value in settings.items() if key != "command"})
-        plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new)
-        ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
+    claim_work(args.work, {key: value for key, value in settings.items() if key != "command"})
+    plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new)
+    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
     if not args.fresh:
         start_embeddings(model, target, counted_ids(ids, own, model.config.vocab_size))
     text = TrainingText(target, ids, own, max(args.rows, len(ids) // 16), source)
@@ -126,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
     fit(example, loss, fitting, args.work / "model.pt", title="distil", validate=validate)
-    if here.is_main_process:
+    if PartialState().is_main_process:
         save_small_model(model, pair.tokenizer, out, settings, noted_acceptance(log))
         print(f"{out}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters; mmspec text PROMPT --drafter {out}")
 
