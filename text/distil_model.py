@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def openings(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     kept = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items() if key not in PLACES}
-    return kept | {"command": " ".join(["python text/distil_model.py", *sys.argv[1:]])}
+    return kept | {"command": shlex.join(["python", "text/distil_model.py", *sys.argv[1:]])}
 
 
 def run(args: argparse.Namespace) -> None:

@@ -147,7 +147,7 @@ def test_a_multilingual_target_is_told_its_language(home, monkeypatch):
 # --- faster-whisper ---------------------------------------------------------------------------------------------------
 
 
-def test_faster_whisper_is_asked_for_the_same_and_its_end_is_added(monkeypatch, tmp_path):
+def test_faster_whisper_is_asked_for_the_same(monkeypatch, tmp_path):
     asked = []
 
     class WhisperModel:
@@ -167,8 +167,11 @@ def test_faster_whisper_is_asked_for_the_same_and_its_end_is_added(monkeypatch, 
     (tmp_path / "model.bin").write_bytes(b"")
     config = SimpleNamespace(suppress_tokens=[3], eos_token_id=9)
     pair = SimpleNamespace(target=SimpleNamespace(generation_config=config), config=Config(run=RunSection(max_new_tokens=4)))
-    out = faster_whisper_run(tmp_path)(pair, ClipInputs({}, [torch.tensor([1.0, 0.0]), torch.tensor([2.0])]), 0)
-    assert out.tokens == [[5, 6, 7, 9], [5, 6, 7, 7]]  # the second one came to its limit
+    run, clips = faster_whisper_run(tmp_path), ClipInputs({}, [torch.tensor([1.0, 0.0]), torch.tensor([2.0])])
+    out = run(pair, clips, 0)
+    assert out.tokens == [[5, 6, 7], [5, 6, 7, 7]]
+    assert whisper._ended(run)(pair, clips, 0).tokens == [[5, 6, 7, 9], [5, 6, 7, 7]]  # the second one came to its limit
+    asked[2:] = asked[2:4]
     assert asked[0] == (str(tmp_path), {"device": "cpu", "compute_type": "float32", "cpu_threads": torch.get_num_threads()})
     assert [shape for shape, _ in asked[1:]] == [(2,), (1,)]
     options = asked[1][1]

@@ -132,6 +132,12 @@ def test_of_a_vision_language_model_the_language_model_is_taken():
     assert example(TextWindow(ids, ids > 4)).item() > 0
 
 
+def test_a_codec_language_model_is_a_causal_model_like_others():
+    target = mmspec.load("speech").target.model
+    model, ids = small_model(target, layers=2), torch.arange(3, 40)[None]
+    assert SmallModelLoss(model, target, {"kl": 1.0}).acceptance(TextWindow(ids, ids > 9))[0] > 0
+
+
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 

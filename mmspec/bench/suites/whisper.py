@@ -5,10 +5,11 @@ continues.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmspec.bench.suites.contenders import ENGINE, PLAIN, Run, drafter_contenders, mmspec_run, transformers_run
+from mmspec.bench.suites.contenders import ENGINE, PLAIN, Measured, Run, drafter_contenders, mmspec_run, transformers_run
 from mmspec.bench.suites.faster_whisper import NAME, ClipInputs, faster_whisper_run
 from mmspec.bench.suites.journal import Journal
 from mmspec.bench.suites.prompts import BenchPrompt, spread_out
@@ -20,6 +21,7 @@ from mmspec.loading.text import Pair, load_pair
 from mmspec.loading.wheels import model_folder
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.speech.sound.recogniser import word_errors
+from mmspec.text.settings.processors import end_ids
 from mmspec.utils.provenance import provenance
 
 __all__ = ["measure", "render"]
@@ -87,7 +89,7 @@ def measure(
 
 
 def recogniser_contenders(pair: Pair, drafters: Sequence[str]) -> dict[str, Run]:
-    """Return every contender by name.
+    """Return every contender by name. Rows that came to their end have an end token, which some contenders leave out.
 
     Args:
         pair: the target, without a drafter.
@@ -101,7 +103,16 @@ def recogniser_contenders(pair: Pair, drafters: Sequence[str]) -> dict[str, Run]
     found[ENGINE] = mmspec_run(None)
     for name in drafters:
         found |= drafter_contenders(pair, name, _called(name), other_ids=True)
-    return found
+    return {name: _ended(run) for name, run in found.items()}
+
+
+def _ended(run: Run) -> Run:
+    def wrapped(pair: Pair, inputs: dict[str, Any], seed: int) -> Measured:
+        done, ends, most = run(pair, inputs, seed), end_ids(pair.target.generation_config), pair.config.run.max_new_tokens
+        rows = [ids if len(ids) >= most or ids[-1:] == ends[:1] else [*ids, *ends[:1]] for ids in done.tokens]
+        return replace(done, tokens=rows)
+
+    return wrapped
 
 
 def _called(name: str) -> str:
