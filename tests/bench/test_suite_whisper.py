@@ -100,7 +100,7 @@ def test_every_contender_hears_the_same_and_writes_the_same(home):
     found = small(home)
     rows = {row["contender"]: row for row in found["rows"]}
     assert list(rows) == [PLAIN, "faster-whisper", "mmspec plain", "transformers assisted by drafter", "mmspec drafter"]
-    assert "is not installed" in rows.pop("faster-whisper")["refused"]
+    assert rows.pop("faster-whisper")["refused"]  # its model is not kept here
     for row in rows.values():
         assert row["refused"] is None, row
         assert row["same_text"] == {"same": 2, "of": 2}
@@ -171,9 +171,8 @@ def test_faster_whisper_is_asked_for_the_same(monkeypatch, tmp_path):
     out = run(pair, clips, 0)
     assert out.tokens == [[5, 6, 7], [5, 6, 7, 7]]
     assert whisper._ended(run)(pair, clips, 0).tokens == [[5, 6, 7, 9], [5, 6, 7, 7]]  # the second one came to its limit
-    asked[2:] = asked[2:4]
     assert asked[0] == (str(tmp_path), {"device": "cpu", "compute_type": "float32", "cpu_threads": torch.get_num_threads()})
-    assert [shape for shape, _ in asked[1:]] == [(2,), (1,)]
+    assert [shape for shape, _ in asked[1:3]] == [(2,), (1,)]
     options = asked[1][1]
     assert (options["beam_size"], options["temperature"], options["language"], options["suppress_tokens"]) == (1, 0.0, "en", [3])
 
