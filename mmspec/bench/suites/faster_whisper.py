@@ -1,6 +1,7 @@
 """faster-whisper (CTranslate2) as a contender, where it is installed: the mark from outside."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter, process_time
@@ -45,9 +46,8 @@ def faster_whisper_run(folder: Path) -> Run:
 
 
 def _runs(folder: Path) -> Run:
-    from faster_whisper import WhisperModel  # pyright: ignore[reportMissingImports]
-
-    model = WhisperModel(str(folder), device="cpu", compute_type="float32", cpu_threads=torch.get_num_threads())
+    package = import_module("faster_whisper")
+    model = package.WhisperModel(str(folder), device="cpu", compute_type="float32", cpu_threads=torch.get_num_threads())
 
     def run(pair: Pair, inputs: dict[str, Any], seed: int) -> Measured:
         assert isinstance(inputs, ClipInputs)
