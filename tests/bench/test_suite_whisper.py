@@ -163,7 +163,7 @@ def test_faster_whisper_is_asked_for_the_same(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "faster_whisper", module)
     monkeypatch.setattr(faster_whisper, "find_spec", lambda name: True)
     nothing = faster_whisper_run(tmp_path)(None, {}, 0)
-    assert "speech/fetch_whisper.py --ctranslate2" in nothing.refused
+    assert "speech/fetch_whisper.py --unconverted" in nothing.refused
     (tmp_path / "model.bin").write_bytes(b"")
     config = SimpleNamespace(suppress_tokens=[3], eos_token_id=9)
     pair = SimpleNamespace(target=SimpleNamespace(generation_config=config), config=Config(run=RunSection(max_new_tokens=4)))

@@ -39,7 +39,7 @@ def faster_whisper_run(folder: Path) -> Run:
     if find_spec("faster_whisper") is None:
         why = "faster_whisper is not installed: pip install faster-whisper"
     elif not (folder / "model.bin").is_file():
-        why = f"{folder} holds no model.bin: speech/fetch_whisper.py --ctranslate2 keeps one"
+        why = f"{folder} holds no model.bin: speech/fetch_whisper.py --unconverted keeps one"
     if why is not None:
         return lambda pair, inputs, seed: Measured([], 0, 0, 0.0, 0.0, refused=why)
     return _runs(folder)
