@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from mmspec.core.control import Control, ReadsMatches
+from mmspec.core.control import Control
+from mmspec.core.decode import next_length
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import Drafter
-from mmspec.core.records import Budget, Committed, Draft
+from mmspec.core.records import Committed, Draft
+from mmspec.core.stopping import DefaultStopping
 
 Cost = Callable[[int], float]
 """Seconds of a forward, by the number of columns it scores."""
@@ -54,15 +56,13 @@ def replay(prompt: Sequence[int], output: Sequence[int], drafter: Drafter, contr
     """
     session: Any = drafter.begin({"input_ids": torch.tensor([list(prompt)])}, None)  # type: ignore[arg-type]
     controller: Any = control.begin()
-    reads, noise, done = isinstance(controller, ReadsMatches), Noise.from_seed(0, 1), 0
+    noise, done = Noise.from_seed(0, 1), 0
     columns: list[int] = []
     while done < len(output):
         pending = Draft.root(torch.tensor([output[done - 1] if done else prompt[-1]]), torch.tensor([done]))
-        if reads and hasattr(session, "matches"):
-            controller.read_matches(session.matches(pending))
-        left = len(output) - done
-        length = min(controller.length(), left - 1) if reads else controller.length()
-        draft = session.propose(pending, Budget(torch.tensor([left]), length), noise)
+        stopping = DefaultStopping(1, len(output) - done)
+        length = next_length(controller, session, pending, stopping)
+        draft = session.propose(pending, stopping.budget(length), noise)
         drafted = draft.nodes[0, 1:][draft.valid[0, 1:]].tolist()
         accepted = next((n for n, token in enumerate(drafted) if token != output[done + n]), len(drafted))
         committed = _committed(list(output[done : done + accepted + 1]), accepted, len(drafted))

@@ -71,6 +71,9 @@ def bench(
         str | None,
         common.option(_SUITE, "real: kinds of prompts, such as qa,gsm8k; whisper: ljspeech,digits; all by default.", metavar="NAMES"),
     ] = None,
+    contenders: Annotated[
+        str | None, common.option(_SUITE, "Names of the tables, such as 'mmspec lookup'; all by default.", metavar="NAMES")
+    ] = None,
     max_prompt_tokens: Annotated[
         int | None, common.option(_SUITE, "real: longer prompts are left out; 1024 by default.", metavar="N")
     ] = None,
@@ -90,7 +93,7 @@ def _bench(given: dict[str, Any]) -> None:
     if given["suite"] is not None:
         _run_suite(given)
         return
-    common.refuse_unread("belongs to a suite: give --suite real", "--kinds", "--max-prompt-tokens", "--page")
+    common.refuse_unread("belongs to a suite: give --suite real", "--kinds", "--contenders", "--max-prompt-tokens", "--page")
     given = common.with_defaults(given, repeats=_REPEATS, batch_size=_BATCH)
     settings = common.config_of(common.with_defaults(given, max_new_tokens=_NEW, draft_length=str(_DRAFT_TOKENS), limit=_LIMIT))
     with ExitStack() as stack:

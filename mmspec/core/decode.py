@@ -54,7 +54,7 @@ def decode(
         proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
     else:
         proposer = drafter.begin(prompt, session)
-        length = _length(controller, proposer, pending, stopping)
+        length = next_length(controller, proposer, pending, stopping)
     clock.lap("draft")
     while stopping.open:
         draft = proposer.propose(pending, stopping.budget(length), noise)
@@ -76,11 +76,21 @@ def decode(
         controller.observe(length, committed, seconds["total"])
         yield Step(draft, verdict, committed, seconds)
         if stopping.open:
-            length = _length(controller, proposer, pending, stopping)
+            length = next_length(controller, proposer, pending, stopping)
 
 
-def _length(controller: ControlSession, proposer: "DraftSession", pending: Draft, stopping: StoppingCriteria) -> int:
-    """Return the draft length of the coming round."""
+def next_length(controller: ControlSession, proposer: "DraftSession", pending: Draft, stopping: StoppingCriteria) -> int:
+    """Return the draft length of the coming round.
+
+    Args:
+        controller: chooses it; one that reads matches gets the drafter's.
+        proposer: the drafter's session.
+        pending: the pending tokens.
+        stopping: where rows end.
+
+    Returns:
+        Draft tokens; for a controller that reads matches, no more than the longest row can commit.
+    """
     if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
         return controller.length()
     controller.read_matches(proposer.matches(pending))

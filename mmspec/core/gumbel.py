@@ -1,13 +1,17 @@
 """Gumbel-max draws over large vocabularies: the values with the largest sum of score and noise, with little of the noise computed.
 
-A draw needs the largest of V sums of a score s and a Gumbel number g = -log(-log u). Most values cannot win, and it is cheap to see: with
-L the sum of some value, another one wins only if g > L - s, that is -log u < exp(s - L), and -log u >= 1 - u. So values with
-1 - u >= exp(s - L) are left out, which needs the random bits and one exponential in single precision; sums are computed in double
-precision for the others only, about as many as exp(logsumexp(s) - L). The draws are the same as those of all V sums, bit for bit.
+A draw needs the largest of V sums of a score s and a Gumbel number g = -log(-log u). As -log u >= 1 - u, no sum is larger than
+s - log(1 - u), which needs the random bits and one logarithm in single precision. The sum of the value where that is largest is a bound:
+sums are computed in double precision only for the values whose s - log(1 - u) reaches it, a few. The draws are the same as those of all V
+sums, bit for bit.
+
+log(1 - u) depends on the stream alone, so that of the last streams is kept: a drafter and its target draw a position with the same noise,
+and Jacobi decoding draws it again in every round.
 
 On a GPU one Triton kernel computes all sums without storing them (`core.gumbel_triton`).
 """
 
+from collections import OrderedDict
 from functools import lru_cache
 
 import torch
@@ -20,7 +24,8 @@ from mmspec.core.masks import GROUP, in_groups, true_columns
 LARGE = 8192
 """Vocabularies from this size on are searched block by block; below it, computing every sum takes fewer operations."""
 _BLOCK = 1 << 15  # values hashed at once by a thread: their bits stay in the cache of a core
-_GROUPS = 16  # groups whose best values give the first bound
+_SUMS = 1 << 19  # upper limits of sums held at once
+_KEPT = 1 << 24  # numbers log(1 - u) that are kept, 4 bytes each
 _MARGIN = 1e-3  # in log space, far above the rounding errors of single precision
 
 
@@ -51,47 +56,85 @@ def _largest(sums: Tensor, count: int) -> Tensor:
 
 
 def _searched(words: Tensor, scores: Tensor, count: int) -> Tensor:
-    """`gumbel_top` of `words` [C] and `scores` [C, V] by blocks: [C, count]."""
-    bound = _first_bound(words, scores, count)
-    if not (bound > -torch.inf).all():  # fewer than `count` values are possible in the groups of some row
+    """`gumbel_top` of `words` [C] and `scores` [C, V], some distributions at a time: [C, count]."""
+    streams, size = words.tolist(), scores.shape[1]
+    rows = max(1, _SUMS // size)
+    limits, found = scores.new_empty(min(rows, len(streams)), size), []
+    for first in range(0, len(streams), rows):
+        here = slice(first, min(first + rows, len(streams)))
+        some = limits[: here.stop - first]
+        for limit, own, stream in zip(some, scores[here], streams[here], strict=True):
+            torch.sub(own, _exponents(stream, size), out=limit)
+        found.append(_best(words[here], scores[here], some, count))
+    return torch.cat(found) if len(found) > 1 else found[0]
+
+
+def _best(words: Tensor, scores: Tensor, limits: Tensor, count: int) -> Tensor:
+    """The values of the largest sums [C, count], given `limits` [C, V] that no sum exceeds."""
+    bound = _bound(words, scores, limits, count)
+    if not bound.isfinite().all():  # fewer than `count` values are possible in some row, or scores are not finite
         return _largest(scores + gumbel(stream_bits(words[:, None], torch.arange(scores.shape[1]))), count)
-    columns, real = true_columns(_possible(words, scores, bound))
+    level = (bound - _MARGIN - 2e-7 * bound.abs()).float()
+    columns, real = true_columns(limits >= level)
     sums = scores.gather(1, columns) + gumbel(stream_bits(words[:, None], columns))
     return columns.gather(1, _largest(sums.masked_fill_(~real, -torch.inf), count))
 
 
-def _first_bound(words: Tensor, scores: Tensor, count: int) -> Tensor:
-    """The `count`-th largest sum among the best values of the best groups, [C]: no smaller sum is among the `count` largest."""
-    table, taken = in_groups(scores), max(_GROUPS, 4 * count)
-    if table.shape[1] < taken:
-        return scores.new_full((len(scores),), -torch.inf, dtype=torch.float64)
-    group = table.amax(-1).topk(taken, -1).indices
-    best, place = table.gather(1, group[..., None].expand(-1, -1, GROUP)).max(-1)
-    return (best + gumbel(stream_bits(words[:, None], group * GROUP + place))).topk(count, -1).values[:, -1]
+def _bound(words: Tensor, scores: Tensor, limits: Tensor, count: int) -> Tensor:
+    """The smallest sum of `count` values with large limits [C, 1]: no smaller sum is among the `count` largest."""
+    groups = in_groups(limits)
+    if count == 1:
+        place = limits.argmax(-1, keepdim=True)
+    elif groups.shape[1] < count:
+        place = limits.topk(count, -1).indices
+    else:
+        group = groups.amax(-1).topk(count, -1).indices
+        place = group * GROUP + groups.gather(1, group[..., None].expand(-1, -1, GROUP)).argmax(-1)
+    sums = scores.gather(1, place) + gumbel(stream_bits(words[:, None], place))
+    return sums if count == 1 else sums.amin(-1, keepdim=True)
 
 
-def _possible(words: Tensor, scores: Tensor, bound: Tensor) -> Tensor:
-    """Which values may have a sum of at least `bound` [C]: bool [C, V], True for all that have."""
-    columns, size = scores.shape
-    possible = torch.empty(columns, size, dtype=torch.bool, device=scores.device)
-    level = (bound - _MARGIN - 2e-7 * bound.abs()).float()[:, None]
-    block = _BLOCK * torch.get_num_threads()
-    width, rows = min(size, block), min(columns, max(1, block // size))
-    steps = _steps(size)
-    bits, spare, chance = torch.empty(rows, width, dtype=torch.long), torch.empty(rows, width, dtype=torch.long), torch.empty(rows, width)
-    for top in range(0, columns, rows):
-        here = slice(top, min(top + rows, columns))
-        for left in range(0, size, width):
-            part = slice(left, min(left + width, size))
-            shape = (here.stop - here.start, part.stop - part.start)
-            some, other, power = (each[: shape[0], : shape[1]] for each in (bits, spare, chance))
-            torch.add(words[here, None], steps[part], out=some)
-            mix_in_place(some, other)
-            torch.bitwise_right_shift(some.bitwise_not_(), 12, out=other)  # the bits of 1 - u
-            other.bitwise_and_((1 << 52) - 1)
-            torch.sub(scores[here, part], level[here], out=power).exp_().mul_(2.0**52)
-            torch.lt(other, power, out=possible[here, part])
-    return possible
+class _Kept:
+    """The last results, up to a number of elements. Threads may lose one another's results, never mix them."""
+
+    def __init__(self, most: int):
+        self.most, self.found = most, OrderedDict[tuple[int, int], Tensor]()
+
+    def get(self, stream: int, size: int) -> Tensor | None:
+        found = self.found.pop((stream, size), None)
+        if found is not None:
+            self.found[stream, size] = found
+        return found
+
+    def put(self, stream: int, size: int, made: Tensor) -> None:
+        while self.found and (1 + len(self.found)) * size > self.most:
+            try:
+                self.found.popitem(last=False)
+            except KeyError:  # another thread was faster
+                break
+        self.found[stream, size] = made
+
+
+_kept = _Kept(_KEPT)
+
+
+def _exponents(stream: int, size: int) -> Tensor:
+    """log(1 - u) of the first `size` numbers of a stream, in single precision."""
+    found = _kept.get(stream, size)
+    if found is not None:
+        return found
+    made, steps, width = torch.empty(size), _steps(size), min(size, _BLOCK * torch.get_num_threads())
+    bits, spare = torch.empty(width, dtype=torch.long), torch.empty(width, dtype=torch.long)
+    for left in range(0, size, width):
+        part = slice(left, min(left + width, size))
+        some, other = bits[: part.stop - left], spare[: part.stop - left]
+        torch.add(steps[part], stream, out=some)
+        mix_in_place(some, other)
+        torch.bitwise_right_shift(some.bitwise_not_(), 12, out=other)  # the bits of 1 - u
+        made[part] = other.bitwise_and_((1 << 52) - 1)
+    made.add_(0.5).mul_(2.0**-52).log_()
+    _kept.put(stream, size, made)
+    return made
 
 
 @lru_cache(maxsize=4)

@@ -17,6 +17,9 @@ def true_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
         The columns in ascending order, int64 [C, K], 0 after the last one of a row, and which entries are real, bool [C, K]. K is the
         largest number in a row, at least 1.
     """
+    if len(mask) == 1:
+        (column,) = mask[0].nonzero(as_tuple=True)
+        return (column[None], mask.new_ones(1, len(column))) if len(column) else (column.new_zeros(1, 1), mask.new_zeros(1, 1))
     row, column = mask.nonzero(as_tuple=True)
     counts = torch.bincount(row, minlength=len(mask))
     place = torch.arange(len(row), device=mask.device) - (counts.cumsum(0) - counts)[row]
@@ -51,9 +54,10 @@ def at_least(table: Tensor, best: Tensor, bound: Tensor) -> tuple[Tensor, Tensor
         The columns in ascending order and which of them are real, [C, K], as in `true_columns`.
     """
     group, real = true_columns(best >= bound)
-    steps = torch.arange(GROUP, device=table.device)
-    names = (group[..., None] * GROUP + steps).flatten(1)
-    last = torch.arange(best.shape[1] * GROUP, table.shape[1], device=table.device).expand(len(table), -1)
-    names, real = torch.cat([names, last], 1), torch.cat([real.repeat_interleave(GROUP, 1), torch.ones_like(last, dtype=torch.bool)], 1)
+    names = (group[..., None] * GROUP + torch.arange(GROUP, device=table.device)).flatten(1)
+    real = real[..., None].expand(-1, -1, GROUP).flatten(1)
+    if best.shape[1] * GROUP < table.shape[1]:
+        last = torch.arange(best.shape[1] * GROUP, table.shape[1], device=table.device).expand(len(table), -1)
+        names, real = torch.cat([names, last], 1), torch.cat([real, real.new_ones(last.shape)], 1)
     place, real = true_columns(real & (table.gather(1, names) >= bound))
     return names.gather(1, place), real

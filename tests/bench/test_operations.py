@@ -1,5 +1,7 @@
 """Plain decoding asks torch for about as many operations as the class's own `generate`. Counts, so that a busy machine is no fault."""
 
+import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -66,18 +68,37 @@ def test_windows():
     assert ratio(hf.Gemma3ForCausalLM(config).eval(), inputs, {}, GREEDY) <= MOST
 
 
-def test_speech(monkeypatch):
-    """Without the codec: `generate` stops at the codes."""
+def test_large_vocabulary():
+    """Distributions on their support, at the depth of Gemma 3 270M."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    torch.manual_seed(0)
+    config = hf.Gemma3TextConfig(
+        vocab_size=9216, num_hidden_layers=18, sliding_window=512, eos_token_id=None, initializer_range=1.0, **sizes
+    )
+    inputs = {"input_ids": torch.arange(5, 25)[None], "attention_mask": torch.ones(1, 20, dtype=torch.long)}
+    assert ratio(hf.Gemma3ForCausalLM(config).eval(), inputs, {"temperature": 0.7, "top_p": 0.9}, TRUNCATED) <= MOST
+
+
+@pytest.mark.parametrize(("temperature", "other", "layers"), [(0.0, GREEDY, None), (1.0, DRAWN, 24)], ids=["greedy", "drawn"])
+def test_speech(monkeypatch, temperature, other, layers):
+    """Without the codec: `generate` stops at the codes. Draws at the depth of published codec language models."""
     mini = mmspec.load("speech")
     model, texts, voices = mini.target, mini.examples["texts"][:1], mini.examples["voice"][:1]
     prompt = model.encode(texts, voices)
     monkeypatch.setattr(type(model), "stream", lambda self: Silent())
+    if layers is not None:
+        config = copy.deepcopy(model.model.config)
+        config.num_hidden_layers = layers
+        torch.manual_seed(0)
+        model = replace(model, model=type(model.model)(config).eval())
 
     def spoken(most):
-        return mmspec.speech.synthesize(model, texts, voice=voices, max_seconds=most / model.pace + 1e-3, temperature=0.0).tokens.shape[1]
+        options = {"max_seconds": most / model.pace + 1e-3, "temperature": temperature}
+        return mmspec.speech.synthesize(model, texts, voice=voices, **options).tokens.shape[1]
 
-    other = partial(theirs, model.model, {name: prompt[name] for name in ("input_ids", "attention_mask")}, **GREEDY)
-    assert operations_a_step(spoken) / operations_a_step(other) <= MOST
+    inputs = {name: prompt[name] for name in ("input_ids", "attention_mask")}
+    found = operations_a_step(spoken) / operations_a_step(partial(theirs, model.model, inputs, **other))
+    assert found <= MOST
 
 
 class Silent:

@@ -102,6 +102,15 @@ def test_every_contender_runs_on_every_kind_in_every_setting(found):
     assert len(lines) == 1 + 8 * len(names)
 
 
+def test_contenders_can_be_named():
+    asked = SMALL | {"kinds": "qa", "temperature": 0.0, "batch_size": 1}
+    done = measure(**asked, contenders="mmspec lookup, transformers early exit", note=lambda line: None)
+    assert list(done["turns"][0]["outcomes"]) == ["transformers", "transformers early exit", "mmspec lookup"]
+    assert [row["to_lookup"] for row in done["rows"]] == [None] * 3
+    with pytest.raises(ValueError, match="unknown contender 'lookup'"):
+        measure(**asked, contenders="lookup", note=lambda line: None)
+
+
 def test_contenders_take_turns_in_being_first(found):
     _, lines = found
     firsts = {}
@@ -274,3 +283,14 @@ def test_what_cannot_be_run_is_refused(bench, tmp_path, monkeypatch):
         assert (code, out) == (2, ""), (words, err)
         assert len(err.splitlines()) == 1 + (err.startswith("no data")), err
         assert words in err, err
+
+
+def test_sampled_texts_of_very_different_lengths_are_not_compared():
+    def one(number, *lengths):
+        made = turn("qa", number, **{PLAIN: ([[1] * lengths[0]], 1, 1.0), "mmspec lookup": ([[1] * lengths[1]], 1, 1.0)})
+        return made | {"turn": made["turn"] | {"temperature": 0.7}}
+
+    rows = {row["contender"]: row for row in turn_rows([one(0, 64, 1), one(1, 40, 64), one(2, 1, 64)])}
+    assert (rows["mmspec lookup"]["to_plain"]["median"], rows["mmspec lookup"]["to_plain"]["count"]) == (64 / 40, 1)
+    (row,) = [row for row in turn_rows([one(0, 64, 1)]) if row["contender"] == "mmspec lookup"]
+    assert row["to_plain"] is None

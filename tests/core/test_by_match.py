@@ -1,6 +1,7 @@
 """Draft length by match: bounded loss whatever the drafter does, and more than a fixed length gains where text is copied."""
 
 import random
+from collections import Counter
 from itertools import pairwise
 from statistics import median
 
@@ -142,7 +143,7 @@ def test_rows_without_a_match_commit_one_value():
     session.read_matches([30])
     assert session.length() > 0
     session.read_matches([30, *[0] * 31])
-    assert session._rate([7], 32, 1) < 1
+    assert session._rate(Counter([7]), 32, 1) < 1
     assert session.length() == 0
 
 

@@ -52,14 +52,28 @@ def test_a_bound_that_leaves_out_winners_is_found(fault, monkeypatch):
     if fault == "margin":
         monkeypatch.setattr(gumbel, "_MARGIN", -0.5)
     elif fault == "bits":
-        monkeypatch.setattr(gumbel, "GAMMA", gumbel.GAMMA + 2)
-        gumbel._steps.cache_clear()
+        monkeypatch.setattr(gumbel, "_steps", lambda size: gumbel.GAMMA * torch.arange(2, size + 2))
     else:
-        real = gumbel._first_bound
-        monkeypatch.setattr(gumbel, "_first_bound", lambda *given: real(*given) + 1)
+        real = gumbel._bound
+        monkeypatch.setattr(gumbel, "_bound", lambda *given: real(*given) + 1)
+    monkeypatch.setattr(gumbel, "_kept", gumbel._Kept(1 << 20))
     words, scores = table(LARGE, 1.0, 1, (64,))
     assert not torch.equal(gumbel_top(words, scores), all_sums(words, scores, 1))
-    gumbel._steps.cache_clear()
+
+
+def test_the_noise_of_a_stream_is_hashed_once(monkeypatch):
+    hashed, real = [], gumbel.mix_in_place
+    monkeypatch.setattr(gumbel, "mix_in_place", lambda bits, spare: hashed.append(bits.shape) or real(bits, spare))
+    monkeypatch.setattr(gumbel, "_kept", gumbel._Kept(4 * LARGE))
+    words, scores = table(LARGE, 1.0, shape=(3,))
+    for seed in range(3):
+        assert torch.equal(gumbel_top(words, scores + seed), all_sums(words, scores + seed, 1))
+    assert len(hashed) == 3
+    more = words + 1
+    for drawn in (more, words):  # no more than four streams are kept
+        assert torch.equal(gumbel_top(drawn, scores), all_sums(drawn, scores, 1))
+    assert len(gumbel._kept.found) == 4
+    assert len(hashed) > 6
 
 
 def test_impossible_and_undefined_tables():

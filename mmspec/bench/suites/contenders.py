@@ -1,6 +1,6 @@
 """The contenders of the suite of real models: transformers' ways to generate, and mmspec's drafters under draft length "auto"."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import process_time
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from mmspec.bench.compare.peers import Outcome, assistance, run_mmspec, run_transformers
 from mmspec.loading.text import Pair, named_drafter, with_drafter
 from mmspec.run.config import changed
+from mmspec.utils.names import unknown
 
 PLAIN, LOOKUP, EARLY_EXIT = "transformers", "transformers lookup", "transformers early exit"
 ENGINE = "mmspec plain"
@@ -72,6 +73,22 @@ def real_contenders(pair: Pair, drafters: Sequence[str], mini: Any = None) -> di
     for name in drafters:
         found |= drafter_contenders(pair, name, name, mini)
     return found
+
+
+def named_contenders(runs: Mapping[str, Run], names: str | None) -> dict[str, Run]:
+    """Return the contenders that a list names, in their order in `runs`.
+
+    Args:
+        runs: every contender by name.
+        names: names separated by commas; None for all. `generate` is always among them: the others are compared with it.
+
+    Raises:
+        ValueError: for unknown names.
+    """
+    asked = set(runs) if names is None else {PLAIN, *(name.strip() for name in names.split(","))}
+    for name in sorted(asked - set(runs)):
+        raise unknown("contender", name, runs)
+    return {name: run for name, run in runs.items() if name in asked}
 
 
 def drafter_contenders(pair: Pair, drafter: str, called: str, mini: Any = None, other_ids: bool = False) -> dict[str, Run]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import minis
-from mmspec.bench.suites.contenders import Measured, Run, real_contenders
+from mmspec.bench.suites.contenders import Measured, Run, named_contenders, real_contenders
 from mmspec.bench.suites.journal import Journal
 from mmspec.bench.suites.prompts import BenchPrompt, kinds_of, prompts_of, spread_out
 from mmspec.bench.suites.real_page import real_tables as render
@@ -57,6 +57,7 @@ def measure(
     max_new_tokens: int = 64,
     limit: int = 2,
     kinds: str | None = None,
+    contenders: str | None = None,
     batch_size: int | None = None,
     max_prompt_tokens: int = 1024,
     output: str | None = None,
@@ -75,6 +76,7 @@ def measure(
         max_new_tokens: per prompt.
         limit: prompts of each kind, rounded up to whole batches.
         kinds: kinds of prompts, separated by commas; all eight by default.
+        contenders: names as the tables have them, separated by commas; all by default. `generate` always runs.
         batch_size: of the only run; 1 and 4 by default.
         max_prompt_tokens: longer prompts are left out.
         output: the JSON file that the command writes; batches are added to the same name with the ending .jsonl.
@@ -84,15 +86,19 @@ def measure(
         Settings, provenance, the rows of `summary.turn_rows`, and every turn, ready for JSON.
 
     Raises:
-        ValueError: for options that contradict each other, a model or drafter that cannot be loaded, and an `output` of other settings.
+        ValueError: for options that contradict each other, a model or drafter that cannot be loaded, unknown contenders, and an `output` of
+            other settings.
     """
     asked, settings = kinds_of(kinds), _settings(temperature, top_p, max_new_tokens)
     pair, mini = _target(model, device, dtype)
+    drafters = [name.strip() for name in drafter.split(",")] if drafter else []
+    runs = named_contenders(real_contenders(pair, drafters, mini), contenders)
     about = {
         "model": pair.name,
         "parameters": sum(weight.numel() for weight in pair.target.parameters()),
         "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "drafters": [name.strip() for name in drafter.split(",")] if drafter else [],
+        "drafters": drafters,
+        "contenders": list(runs),
         "seed": seed,
         "max_new_tokens": max_new_tokens,
         "max_prompt_tokens": max_prompt_tokens,
@@ -105,7 +111,6 @@ def measure(
     _note_prompts(found, note)
     sizes = BATCH_SIZES if batch_size is None else (batch_size,)
     turns = [turn for setting in settings for size in sizes for turn in _turns(*setting, size, found, limit)]
-    runs = real_contenders(pair, about["drafters"], mini)
     run_turns(pair, runs, turns, journal, seed, max_new_tokens, note, lambda turn: pair.inputs([prompt.text for prompt in turn.prompts]))
     done = [line for turn in turns if (line := journal.found(turn.key)) is not None]
     return {"suite": "real", "about": about, "provenance": origin, "rows": turn_rows(done), "turns": done}

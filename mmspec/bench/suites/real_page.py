@@ -17,7 +17,7 @@ def real_tables(found: Mapping[str, Any]) -> str:
 
     Returns:
         Markdown: what was run and where, and for each temperature and batch size the contenders over all kinds of prompts, their speed by
-        kind, and their tokens per call by kind.
+        kind, against `generate` and transformers' prompt lookup, and their tokens per call by kind.
     """
     parts = [_about(found)]
     for setting in dict.fromkeys(_setting(row) for row in found["rows"]):
@@ -59,6 +59,9 @@ def _tables(rows: Rows) -> list[str]:
     if len(kinds) > 1:
         parts.append("Times the speed of `generate`, by kind of prompt (medians):")
         parts.append(_by_kind(rows, kinds, ran, lambda row: _median(row["to_plain"])))
+        if any(row["to_lookup"] for row in whole if not row["refused"]):
+            parts.append("Times the speed of transformers' prompt lookup, by kind of prompt (medians):")
+            parts.append(_by_kind(rows, kinds, ran, lambda row: _median(row["to_lookup"])))
         parts.append("Tokens per call of the model, by kind of prompt:")
         parts.append(_by_kind(rows, kinds, ran, lambda row: f"{row['tokens_per_call']:.2f}"))
     return parts

@@ -66,7 +66,10 @@ def _count(outcome: Mapping[str, Any]) -> int:
 
 
 def paired_ratio(turns: Turns, name: str, base: str, unit: str) -> dict[str, float] | None:
-    """Compare the tokens a second of two contenders, turn by turn. When sampling, texts differ in length.
+    """Compare the tokens a second of two contenders, turn by turn.
+
+    Sampled texts differ in length. Turns in which one wrote less than half of what the other wrote are left out: a text that ends at once
+    takes the time of its prompt.
 
     Args:
         turns: lines of a `Journal`.
@@ -78,9 +81,14 @@ def paired_ratio(turns: Turns, name: str, base: str, unit: str) -> dict[str, flo
         How many times as fast as `base`: median, quartiles and their number; None where `base` is missing or was refused.
     """
     pairs = [(turn["outcomes"][name], turn["outcomes"][base]) for turn in turns if base in turn["outcomes"]]
-    ratios = [_speed(own, unit) / _speed(other, unit) for own, other in pairs if not other["refused"]]
+    ratios = [_speed(own, unit) / _speed(other, unit) for own, other in pairs if not other["refused"] and _comparable(own, other)]
     spread = Spread.of(ratios)
     return None if spread is None else asdict(spread)
+
+
+def _comparable(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    less, more = sorted((_count(own), _count(other)))
+    return 2 * less >= more
 
 
 def _speed(outcome: Mapping[str, Any], unit: str) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmspec.bench.suites.contenders import ENGINE, PLAIN, Measured, Run, drafter_contenders, mmspec_run, transformers_run
+from mmspec.bench.suites.contenders import ENGINE, PLAIN, Measured, Run, drafter_contenders, mmspec_run, named_contenders, transformers_run
 from mmspec.bench.suites.faster_whisper import NAME, ClipInputs, faster_whisper_run
 from mmspec.bench.suites.journal import Journal
 from mmspec.bench.suites.prompts import BenchPrompt, spread_out
@@ -38,6 +38,7 @@ def measure(
     max_new_tokens: int = 128,
     limit: int = 8,
     kinds: str | None = None,
+    contenders: str | None = None,
     batch_size: int = 1,
     output: str | None = None,
     note: Callable[[str], Any] = print,
@@ -52,6 +53,7 @@ def measure(
         max_new_tokens: per recording.
         limit: recordings of each kind, rounded up to whole batches.
         kinds: kinds of recordings, separated by commas; both by default.
+        contenders: names as the tables have them, separated by commas; all by default. `generate` always runs.
         batch_size: recordings that run together.
         output: the JSON file that the command writes; batches are added to the same name with the ending .jsonl.
         note: called with a line after every contender.
@@ -67,11 +69,13 @@ def measure(
     RunSection(max_new_tokens=max_new_tokens)
     pair = _recogniser(model or _kept(TARGET), device, dtype)
     drafters = [name.strip() for name in drafter.split(",")] if drafter else [_kept(DRAFTER)]
+    runs = named_contenders(recogniser_contenders(pair, drafters), contenders)
     about = {
         "model": pair.name,
         "parameters": sum(weight.numel() for weight in pair.target.parameters()),
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "drafters": drafters,
+        "contenders": list(runs),
         "max_new_tokens": max_new_tokens,
     }
     origin = provenance(pair.target.device)
@@ -81,7 +85,6 @@ def measure(
     rate = pair.processor.feature_extractor.sampling_rate
     heard = {each.name: each for kind in asked for each in recordings_of(kind, rate)}
     turns = [turn for kind in asked for turn in _turns([each for each in heard.values() if each.kind == kind], limit, batch_size)]
-    runs = recogniser_contenders(pair, drafters)
     run_turns(pair, runs, turns, journal, 0, max_new_tokens, note, lambda turn: _inputs(pair, [heard[each.name] for each in turn.prompts]))
     done = [line for turn in turns if (line := journal.found(turn.key)) is not None]
     rows = [_with_words(row, done, pair, {name: each.text for name, each in heard.items()}) for row in turn_rows(done)]

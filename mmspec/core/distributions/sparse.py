@@ -18,7 +18,7 @@ class SparseCategorical(Categorical):
 
     Args:
         ids: values in ascending order, int64 [..., K]; V after the last one.
-        kept: their unnormalised log-probabilities [..., K]; -inf after the last one.
+        kept: their unnormalised log-probabilities [..., K]; -inf for values of no probability, and after the last one.
         size: number of values V.
     """
 

@@ -12,6 +12,7 @@ decoding at most `head` twice, the share of its plain rounds, and a value for li
 although short ones have failed.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from mmspec.core.draft_length.acceptance import LEAST, AcceptanceByMatch, Counts, match_class, no_counts
@@ -89,7 +90,7 @@ class ByMatchSession:
 
     def length(self) -> int:
         rows = [None] if self.matches is None else [match for match in self.matches if match is not None]
-        classes = [match_class(match) for match in rows if match != 0]
+        classes = Counter(match_class(match) for match in rows if match != 0)
         if not classes or self._measures_plain():
             return 0
         best = max(classes)
@@ -135,9 +136,9 @@ class ByMatchSession:
         """Return the lengths whose rounds lose at most `values` if every draft token is rejected."""
         return [length for length in lengths if self.costs.at(length + 1) - 1 <= values]
 
-    def _rate(self, classes: list[int], rows: int, length: int) -> float:
+    def _rate(self, classes: Counter[int], rows: int, length: int) -> float:
         """Expected values a row per plain round's time; rows without a match commit one value."""
-        values = rows - len(classes) + sum(self.acceptance.values(at, length) for at in classes)
+        values = rows - classes.total() + sum(count * self.acceptance.values(at, length) for at, count in classes.items())
         return values / rows / self.costs.at(length + 1)
 
     def _classes(self, rows: int) -> list[int | None]:

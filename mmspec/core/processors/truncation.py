@@ -11,6 +11,7 @@ table, bit for bit. The bound is
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
-from mmspec.core.masks import at_least, in_groups, true_columns
+from mmspec.core.masks import GROUP, at_least, in_groups, true_columns
 from mmspec.core.processors.history import History, Processor, per_row
 from mmspec.core.processors.pipeline import MinP, Pipeline, Temperature, TopK, TopP
 
 _ORDER = (Temperature, TopK, TopP, MinP)
 _SHARE = 4  # with more than a quarter of the values left, tables are used
-_LIKELY = 256  # groups whose maxima may make up the mass of top-p
+_LIKELY = (256, 2048)  # groups whose maxima may make up the mass of top-p
+_WIDE = 256  # ids from which on those that do not stay are left out
 _SLACK = 1e-5  # above the rounding errors of sums and exponentials in single precision
 
 
@@ -69,61 +71,120 @@ def _split(steps: Sequence[Processor]) -> tuple[Sequence[Processor], Sequence[Pr
 def _on_support(scores: Tensor, history: History, steps: Sequence[Processor]) -> SparseCategorical | None:
     """The distributions [B, N] after the steps; None where too many values may stay."""
     named: dict[type, Any] = {type(step): step for step in steps}
-    if Temperature in named and not _positive(named[Temperature].temperature):
+    temperature = named.pop(Temperature, None)
+    if temperature is not None and not _positive(temperature.temperature):
         return None
-    scaled = named.pop(Temperature)(scores, history) if Temperature in named else scores
-    flat = scaled.flatten(0, 1)
-    best = in_groups(flat).amax(-1)
-    weights = None if TopK in named or TopP not in named else (flat - flat.amax(-1, keepdim=True)).exp_()
-    bound = _bound(best, weights, scaled, named)
+    table = _Table.of(scores, 1.0 if temperature is None else temperature.temperature)
+    total = None if TopK in named or TopP not in named else table.mass()
+    bound = _bound(table, total, named)
     if bound is None:
         return None
-    ids, real = at_least(flat, best, bound)
+    ids, real = at_least(table.flat, table.best, table.unscaled(bound))
     if ids.shape[-1] * _SHARE > scores.shape[-1]:
         return None
-    kept = flat.gather(-1, ids).masked_fill_(~real, -torch.inf).view(*scores.shape[:2], -1)
+    shape = (*scores.shape[:2], -1)
+    kept = table.flat.gather(-1, ids).masked_fill_(~real, -torch.inf).view(shape)
+    kept = kept if temperature is None else temperature(kept, history)
     for step in named.values():
-        kept = _nucleus(step, kept, weights, ids, real) if isinstance(step, TopP) and weights is not None else step(kept, history)
-    place, real = true_columns((kept > -torch.inf).flatten(0, 1))
-    ids = torch.where(real, ids.gather(-1, place), scores.shape[-1])
-    kept = torch.where(real, kept.flatten(0, 1).gather(-1, place), -torch.inf)
-    return SparseCategorical(ids.view(*scores.shape[:2], -1), kept.view(*scores.shape[:2], -1), scores.shape[-1])
+        kept = _nucleus(step, kept, table, total) if isinstance(step, TopP) and total is not None else step(kept, history)
+    return _compact(ids.masked_fill_(~real, scores.shape[-1]), kept.flatten(0, 1), shape, scores.shape[-1])
 
 
 def _positive(temperature: float | Sequence[float]) -> bool:
     return temperature > 0 if isinstance(temperature, (int, float)) else min(temperature) > 0
 
 
-def _bound(best: Tensor, weights: Tensor | None, scaled: Tensor, named: dict[type, Any]) -> Tensor | None:
-    """A score that all values that stay have at least [C, 1]; None where none is known."""
+@dataclass(frozen=True)
+class _Table:
+    """The scores of C distributions [C, V] before the temperature.
+
+    Args:
+        flat: the scores.
+        best: the largest of each group of values [C, V // GROUP].
+        top: the largest of all [C, 1].
+        degree: temperatures, one or [C, 1].
+        nodes: distributions of each row.
+    """
+
+    flat: Tensor
+    best: Tensor
+    top: Tensor
+    degree: float | Tensor
+    nodes: int
+
+    @staticmethod
+    def of(scores: Tensor, temperature: float | Sequence[float]) -> "_Table":
+        flat, nodes = scores.flatten(0, 1), scores.shape[1]
+        best = in_groups(flat).amax(-1)
+        top, rest = best.amax(-1, keepdim=True), flat[:, best.shape[1] * GROUP :]
+        top = torch.maximum(top, rest.amax(-1, keepdim=True)) if rest.shape[1] else top
+        found = _Table(flat, best, top, 1.0, nodes)
+        degree = found.each(temperature, "temperature")
+        return replace(found, degree=max(degree, 1e-6) if isinstance(degree, float) else degree.clamp(min=1e-6))
+
+    def each(self, value: float | Sequence[float], name: str) -> float | Tensor:
+        """A setting for every distribution, one or [C, 1]."""
+        if isinstance(value, (int, float)):
+            return float(value)
+        rows = len(self.flat) // self.nodes
+        given = per_row(value, self.flat.view(rows, self.nodes, -1), name)
+        return torch.as_tensor(given, dtype=self.flat.dtype).expand(rows, self.nodes, 1).reshape(-1, 1)
+
+    def mass(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The sums of all weights relative to the best value's [C, 1]. One distribution at a time: its weights stay in the cache."""
+        weights, top = torch.empty_like(self.flat[0]), self.top / self.degree
+        degrees = [self.degree] * len(top) if isinstance(self.degree, float) else self.degree
+        rows = zip(self.flat, degrees, top, strict=True)
+        sums = [torch.div(scores, degree, out=weights).sub_(most).exp_().sum(dtype=dtype) for scores, degree, most in rows]
+        return torch.stack(sums)[:, None]
+
+    def relative(self) -> Tensor:
+        """The groups' logarithmic weights relative to the best value's [C, V // GROUP]."""
+        return self.best / self.degree - self.top / self.degree
+
+    def unscaled(self, bound: Tensor) -> Tensor:
+        """The score of a logarithmic weight relative to the best value's [C, 1], and below it by more than all rounding errors."""
+        return self.top + self.degree * (bound - _SLACK * (1 + bound.abs())) - 1e-6 * self.top.abs()
+
+
+def _bound(table: _Table, total: Tensor | None, named: dict[type, Any]) -> Tensor | None:
+    """A logarithmic weight that all values that stay have at least [C, 1]; None where none is known."""
     if TopK in named:
         k = [named[TopK].k] if isinstance(named[TopK].k, int) else list(named[TopK].k)
-        return best.topk(max(k), -1).values[:, -1:] if min(k) >= 1 and 2 * max(k) <= best.shape[1] else None
-    rows, top = scaled.shape[1], best.amax(-1, keepdim=True)
-    if weights is None:
-        return top + _each_row(named[MinP].p, scaled, rows, "min_p").log() - _SLACK
-    p, total = _each_row(named[TopP].p, scaled, rows, "top_p"), weights.sum(-1, keepdim=True)
-    rare = top + ((1 - p).clamp(min=_SLACK) * total / weights.shape[1]).log() - _SLACK
-    likely = best.topk(min(_LIKELY, best.shape[1]), -1).values
-    reached = (likely - top).exp().cumsum(-1) >= p * total * (1 + _SLACK)
-    return torch.where(reached.any(-1, keepdim=True), likely.gather(-1, reached.long().argmax(-1, keepdim=True)), rare)
+        return table.relative().topk(max(k), -1).values[:, -1:] if min(k) >= 1 and 2 * max(k) <= table.best.shape[1] else None
+    if total is None:
+        return torch.as_tensor(table.each(named[MinP].p, "min_p")).log()
+    p = table.each(named[TopP].p, "top_p")
+    dropped = max(1 - p, _SLACK) if isinstance(p, float) else (1 - p).clamp(min=_SLACK)
+    relative, goal = table.relative(), p * total * (1 + _SLACK)
+    for count in _LIKELY:
+        likely = relative.topk(min(count, relative.shape[1]), -1).values
+        reached = likely.exp().cumsum(-1) >= goal
+        if reached[:, -1].all():
+            break
+    rare = (total * (dropped / table.flat.shape[1])).log()
+    return torch.where(reached[:, -1:], likely.gather(-1, reached.long().argmax(-1, keepdim=True)), rare)
 
 
-def _each_row(value: float | Sequence[float], scaled: Tensor, nodes: int, name: str) -> Tensor:
-    """A setting for every distribution [C, 1]."""
-    return torch.as_tensor(per_row(value, scaled, name), dtype=scaled.dtype).expand(len(scaled), nodes, 1).reshape(-1, 1)
+def _nucleus(step: TopP, kept: Tensor, table: _Table, total: Tensor) -> Tensor:
+    """Apply top-p to `kept` [B, N, K], given the sum of all weights [C, 1] in single precision.
 
-
-def _nucleus(step: TopP, kept: Tensor, weights: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-    """Apply top-p to `kept` [B, N, K], the scores of values `ids` [C, K], given the weights of all values [C, V].
-
-    The sum of the weights is computed in single precision, and again in double precision where it decides.
+    It is summed again in double precision where that decides.
     """
-    own = weights.gather(-1, ids).masked_fill_(~real, 0).sum(-1, keepdim=True, dtype=torch.float64)
     index, below = step.ranked(kept)
-    rest = (weights.sum(-1, keepdim=True).double() - own).clamp_(min=0).view(*kept.shape[:2], 1)
+    shape = (*kept.shape[:2], 1)
+    rest = (total.double().view(shape) - below[..., -1:]).clamp_(min=0)
     over = step.over(below + rest)
     if (over.abs() <= _SLACK * (below + rest)[..., -1:]).any():
-        rest = (weights.sum(-1, keepdim=True, dtype=torch.float64) - own).view(*kept.shape[:2], 1)
+        rest = table.mass(torch.float64).view(shape) - below[..., -1:]
         over = step.over(below + rest)
     return step.cut(kept, index, over)
+
+
+def _compact(ids: Tensor, kept: Tensor, shape: tuple[int, ...], size: int) -> SparseCategorical:
+    """The distributions of `ids` [C, K] with scores `kept`; without those of no probability where there are many ids."""
+    if ids.shape[-1] > _WIDE:
+        place, real = true_columns(kept > -torch.inf)
+        ids = torch.where(real, ids.gather(-1, place), size)
+        kept = torch.where(real, kept.gather(-1, place), -torch.inf)
+    return SparseCategorical(ids.view(shape), kept.view(shape), size)

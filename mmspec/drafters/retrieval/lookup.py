@@ -135,7 +135,7 @@ class LookupRow:
 
     def _found(self, behind: Sequence[int]) -> tuple[Occurrence, Occurrence]:
         end = self.own.end(behind)
-        return self.own.find(end), self.references.find(end)
+        return self.own.find(end), self.references.find(end) if self.references.tokens else Occurrence(0, 0)
 
     def _repeat(self, start: int, limit: int, behind: Sequence[int]) -> list[int]:
         """The text followed by `behind`, from `start` on. A copy that reaches the end continues with what it has copied."""
