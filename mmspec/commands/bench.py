@@ -29,10 +29,11 @@ EXAMPLES = """Examples:
   mmspec bench --suite real --output real.json --page real.md
   mmspec bench --suite real --temperature 0 --batch-size 1 \\
       --kinds qa,gsm8k --limit 4
+  mmspec bench --suite whisper --output whisper.json
 """
 _DRAFT_TOKENS, _LIMIT, _NEW, _REPEATS, _BATCH = 5, 8, 64, 3, 1
 _SUITE = "Suites"
-SUITES = {"real": "mmspec.bench.suites.real", "gpu": "mmspec.bench.suites.gpu"}
+SUITES = {"real": "mmspec.bench.suites.real", "whisper": "mmspec.bench.suites.whisper", "gpu": "mmspec.bench.suites.gpu"}
 """Name -> the module with its `measure(**options) -> dict` and `render(found) -> str`."""
 
 
@@ -61,14 +62,17 @@ def bench(
     suite: Annotated[
         str | None,
         common.option(
-            _SUITE, "A larger benchmark: real (models people use, eight kinds of prompts) or gpu (what needs a GPU).", metavar="NAME"
+            _SUITE,
+            "A larger benchmark: real (models people use, eight kinds of prompts), whisper (recordings) or gpu (what needs a GPU).",
+            metavar="NAME",
         ),
     ] = None,
     kinds: Annotated[
-        str | None, common.option(_SUITE, "real: kinds of prompts, such as qa,gsm8k; all by default.", metavar="NAMES")
+        str | None,
+        common.option(_SUITE, "real: kinds of prompts, such as qa,gsm8k; whisper: ljspeech,digits; all by default.", metavar="NAMES"),
     ] = None,
     contenders: Annotated[
-        str | None, common.option(_SUITE, "real: names of the tables, such as 'mmspec lookup'; all by default.", metavar="NAMES")
+        str | None, common.option(_SUITE, "Names of the tables, such as 'mmspec lookup'; all by default.", metavar="NAMES")
     ] = None,
     max_prompt_tokens: Annotated[
         int | None, common.option(_SUITE, "real: longer prompts are left out; 1024 by default.", metavar="N")

@@ -17,9 +17,10 @@ from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.model.vocabulary import Overlap
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.drafters.shapes import Chain, most_likely
-from mmspec.drafters.views.base import own_encoder, same_prompt, shared_encoder, shared_modalities, text_alone, view_of
+from mmspec.drafters.views.base import own_encoder, own_opening, same_prompt, shared_encoder, shared_modalities, text_alone, view_of
 from mmspec.loading.hearing import hear
 from mmspec.loading.text import Pair
 from mmspec.loading.transformers import load_model
@@ -28,6 +29,7 @@ from mmspec.models.families.multimodal import HEARING, Multimodal
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config
+from mmspec.text import aligned_drafter
 from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
 from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for
@@ -65,6 +67,12 @@ def small_whisper(target):
     config = copy.deepcopy(target.config)
     config.encoder_layers, config.d_model, config.decoder_layers = 1, 16, 1
     return build(Case(lambda: hf.WhisperForConditionalGeneration(config), ""), seed=3)
+
+
+def spelt(ids):
+    """A tokenizer of words w0, w1, ... numbered in the given order."""
+    words = {f"w{word}": place for place, word in enumerate(ids)}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0")
 
 
 ASSISTANTS = {  # how to make one, and how often its own encoder runs
@@ -168,6 +176,42 @@ def test_encoders_are_shared_by_their_weights_and_not_by_their_sizes():
     assert view_of(mine, target) is shared_encoder
     assert view_of(mine, other) is own_encoder
     assert view_of(mine, alone(target)) is shared_encoder
+
+
+@pytest.mark.parametrize("multilingual", [True, False])
+def test_a_drafter_of_english_alone_keeps_its_own_opening_and_both_encoders_run_once(multilingual):
+    """tiny.en for base: other ids, and a decoder prompt without the tokens of language and task that the drafter never read."""
+    target, drafter = whisper(), small_whisper(whisper())
+    ours, theirs = spelt(range(VOCAB)), spelt(reversed(range(VOCAB)))
+    drafter.generation_config.is_multilingual = multilingual
+    opening, inputs = torch.tensor([[3, 40, 44, 49]]), inputs_for("Whisper", 1)
+    mine, read = HFTarget(target, family_of(target)), []
+    session, _ = mine.begin(inputs | {"decoder_input_ids": opening})
+    view = view_of(mine, drafter, translated=True)
+    assert view is (own_encoder if multilingual else own_opening)
+    assert ("decoder_input_ids" in view(inputs | {"decoder_input_ids": opening}, session)) == multilingual
+    made = aligned_drafter(target, ours, drafter, theirs)
+    expected = target.generate(**inputs, decoder_input_ids=opening, do_sample=False, max_new_tokens=TOKENS)
+    with counted(target.get_encoder(), drafter.get_encoder()) as runs:
+        for length in (1, 4):
+            out = mmspec.text.generate(
+                target, inputs | {"decoder_input_ids": opening}, drafter=made, draft_length=length, max_new_tokens=TOKENS
+            )
+            read.append(out.tokens[0, : out.lengths[0]].tolist())
+    assert runs == [2, 2]
+    assert all(expected[0, -len(tokens) :].tolist() == tokens for tokens in read)
+
+
+def test_a_token_that_a_drafter_lacks_is_read_as_its_longest_known_beginning():
+    ours = WordLevel({"<e>": 0, "ab": 1, "abc": 2, "abcd": 3, "x": 4, "<|l|>": 5}, unk_token="<e>")
+    target = hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(ours), eos_token="<e>", additional_special_tokens=["<|l|>"])
+    for unknown, read in (("<e>", [2, 3, 3, 3, 2, 2]), ("?", [2, 3, 0, 0, 0, 0])):
+        theirs = WordLevel({"?": 0, "a": 1, "<e>": 2, "ab": 3, "<": 4}, unk_token=unknown)
+        drafter = hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(theirs), eos_token="<e>", unk_token=unknown)
+        overlap = Overlap.of_tokenizers(target, drafter, 6, least=0.0)
+        assert overlap.to_drafter.tolist() == read
+        assert overlap.to_target.tolist() == [0, 1]
+        assert overlap.shared.tolist() == [2, 3]
 
 
 def test_a_decoder_alone_is_refused_where_nobody_encodes_for_it():

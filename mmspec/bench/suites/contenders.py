@@ -64,21 +64,14 @@ def real_contenders(pair: Pair, drafters: Sequence[str], mini: Any = None) -> di
     """
     layers = pair.target.config.get_text_config().num_hidden_layers
     found: dict[str, Run] = {
-        PLAIN: _transformers({}),
-        LOOKUP: _transformers({"prompt_lookup_num_tokens": LOOKUP_TOKENS}),
-        EARLY_EXIT: _transformers({"assistant_early_exit": max(1, layers // 4)}),
-        ENGINE: _mmspec(None),
+        PLAIN: transformers_run({}),
+        LOOKUP: transformers_run({"prompt_lookup_num_tokens": LOOKUP_TOKENS}),
+        EARLY_EXIT: transformers_run({"assistant_early_exit": max(1, layers // 4)}),
+        ENGINE: mmspec_run(None),
     }
-    found |= {f"mmspec {name}": _mmspec(name) for name in MODEL_FREE}
+    found |= {f"mmspec {name}": mmspec_run(name) for name in MODEL_FREE}
     for name in drafters:
-        kind, path = named_drafter(name)
-        own = with_drafter(replace(pair, config=changed(pair.config, "drafter", kind=kind, path=path)), mini, pair.target.device)
-        if own.own_tokenizer is not None:
-            raise ValueError(f"{name} has another vocabulary than {pair.name}: this suite takes drafters with the target's tokenizer")
-        assist = assistance(own, 0) if own.model is not None else None
-        if assist is not None:
-            found[f"transformers assisted by {name}"] = _transformers(assist)
-        found[f"mmspec {name}"] = _mmspec(own.drafter)
+        found |= drafter_contenders(pair, name, name, mini)
     return found
 
 
@@ -98,8 +91,34 @@ def named_contenders(runs: Mapping[str, Run], names: str | None) -> dict[str, Ru
     return {name: run for name, run in runs.items() if name in asked}
 
 
-def _transformers(options: dict[str, Any]) -> Run:
-    """transformers' `generate`; whatever it cannot do is a refusal, with its reason."""
+def drafter_contenders(pair: Pair, drafter: str, called: str, mini: Any = None, other_ids: bool = False) -> dict[str, Run]:
+    """Return the contenders of one drafter by name: mmspec's, and transformers' assisted generation if the drafter is a model.
+
+    Args:
+        pair: the target, without a drafter.
+        drafter: the drafter's folder or name.
+        called: what the contenders' names call it.
+        mini: the shipped mini that `pair` is of.
+        other_ids: drafters of another vocabulary run, too.
+
+    Raises:
+        ValueError: for a drafter that cannot be loaded, or has another vocabulary than the target.
+    """
+    kind, path = named_drafter(drafter)
+    own = with_drafter(replace(pair, config=changed(pair.config, "drafter", kind=kind, path=path)), mini, pair.target.device)
+    if own.own_tokenizer is not None and not other_ids:
+        raise ValueError(f"{drafter} has another vocabulary than {pair.name}: this suite takes drafters with the target's tokenizer")
+    assist = assistance(own, 0) if own.model is not None else None
+    found = {} if assist is None else {f"transformers assisted by {called}": transformers_run(assist)}
+    return found | {f"mmspec {called}": mmspec_run(own.drafter)}
+
+
+def transformers_run(options: dict[str, Any]) -> Run:
+    """Return transformers' `generate` as a contender. What it cannot do is a refusal, with its reason.
+
+    Args:
+        options: of `generate`, besides the settings of the run; without any, errors are raised.
+    """
 
     def run(pair: Pair, inputs: dict[str, Any], seed: int) -> Measured:
         try:
@@ -112,7 +131,9 @@ def _transformers(options: dict[str, Any]) -> Run:
     return run
 
 
-def _mmspec(drafter: Any) -> Run:
+def mmspec_run(drafter: Any) -> Run:
+    """Return mmspec's `generate` with a drafter, or None, as a contender."""
+
     def run(pair: Pair, inputs: dict[str, Any], seed: int) -> Measured:
         return _timed(lambda: run_mmspec(pair, inputs, seed, drafter=drafter, tree=None, accept="exact", draft_length="auto"))
 

@@ -111,7 +111,7 @@ def measure(
     _note_prompts(found, note)
     sizes = BATCH_SIZES if batch_size is None else (batch_size,)
     turns = [turn for setting in settings for size in sizes for turn in _turns(*setting, size, found, limit)]
-    _run(pair, runs, turns, journal, seed, max_new_tokens, note)
+    run_turns(pair, runs, turns, journal, seed, max_new_tokens, note, lambda turn: pair.inputs([prompt.text for prompt in turn.prompts]))
     done = [line for turn in turns if (line := journal.found(turn.key)) is not None]
     return {"suite": "real", "about": about, "provenance": origin, "rows": turn_rows(done), "turns": done}
 
@@ -161,23 +161,43 @@ def _turns(temperature: float, top_p: float | None, size: int, found: dict[str, 
             yield Turn(temperature, top_p, size, kind, tuple(chosen[first : first + size]))
 
 
-def _run(
-    pair: Pair, runs: dict[str, Run], turns: Sequence[Turn], journal: Journal, seed: int, new: int, note: Callable[[str], Any]
+def run_turns(
+    pair: Pair,
+    runs: dict[str, Run],
+    turns: Sequence[Turn],
+    journal: Journal,
+    seed: int,
+    new: int,
+    note: Callable[[str], Any],
+    inputs_of: Callable[[Turn], dict[str, Any]],
 ) -> None:
-    """Run every turn that the journal does not hold."""
+    """Run every turn that the journal does not hold, and add it there.
+
+    Args:
+        pair: the target.
+        runs: the contenders.
+        turns: every turn.
+        journal: where results are kept.
+        seed: of the first row of every batch.
+        new: most new tokens.
+        note: called with a line after every contender.
+        inputs_of: the target's inputs of a turn.
+    """
     left = [(place, turn) for place, turn in enumerate(turns) if journal.found(turn.key) is None]
     for done, (place, turn) in enumerate(left):
+        inputs = inputs_of(turn)
         if done == 0:
-            _take_turns(_under(pair, turn, _WARM_UP), runs, turn, seed, 0, lambda line: None)
+            _take_turns(_under(pair, turn, _WARM_UP), runs, inputs, seed, 0, lambda line: None)
         setting = "greedy" if turn.temperature == 0 else f"temperature {turn.temperature}"
         head = f"[{place + 1}/{len(turns)}] {setting}, batch {turn.batch_size}, {turn.kind}"
-        outcomes = _take_turns(_under(pair, turn, new), runs, turn, seed, place, lambda line, head=head: note(f"{head}: {line}"))
+        outcomes = _take_turns(_under(pair, turn, new), runs, inputs, seed, place, lambda line, head=head: note(f"{head}: {line}"))
         journal.add(turn.key, {name: outcome.to_dict() for name, outcome in outcomes.items()})
 
 
-def _take_turns(pair: Pair, runs: dict[str, Run], turn: Turn, seed: int, place: int, note: Callable[[str], Any]) -> dict[str, Measured]:
-    """Run all contenders on one turn, the one at `place` first."""
-    inputs = pair.inputs([prompt.text for prompt in turn.prompts])
+def _take_turns(
+    pair: Pair, runs: dict[str, Run], inputs: dict[str, Any], seed: int, place: int, note: Callable[[str], Any]
+) -> dict[str, Measured]:
+    """Run all contenders on the same inputs, the one at `place` first."""
     names, found = list(runs), {}
     for name in names[place % len(names) :] + names[: place % len(names)]:
         found[name] = done = runs[name](pair, inputs, seed)

@@ -72,17 +72,18 @@ def _contenders(rows: Rows) -> str:
     lines = []
     for row in rows:
         same = "" if row["same_text"] is None else f"{row['same_text']['same']} of {row['same_text']['of']}"
-        spreads = [_spread(row[key]) for key in ("to_plain", "cpu_to_plain", "to_lookup")]
+        spreads = [spread_cell(row[key]) for key in ("to_plain", "cpu_to_plain", "to_lookup")]
         lines.append([row["contender"], f"{row['tokens_per_call']:.2f}", str(row["target_calls"]), *spreads, same])
-    return _table(heads, lines)
+    return markdown_table(heads, lines)
 
 
 def _by_kind(rows: Rows, kinds: Sequence[str], names: Sequence[str], cell: Callable[[Mapping[str, Any]], str]) -> str:
     cells = {(row["contender"], row["kind"]): "refused" if row["refused"] else cell(row) for row in rows}
-    return _table(("contender", *kinds), [[name, *(cells[name, kind] for kind in kinds)] for name in names])
+    return markdown_table(("contender", *kinds), [[name, *(cells[name, kind] for kind in kinds)] for name in names])
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
     rows = [heads, ["---"] * len(heads), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
@@ -91,5 +92,6 @@ def _median(spread: Mapping[str, float] | None) -> str:
     return "" if spread is None else f"{spread['median']:.2f}"
 
 
-def _spread(spread: Mapping[str, float] | None) -> str:
+def spread_cell(spread: Mapping[str, float] | None) -> str:
+    """Return median and quartiles as the cell of a table; empty for None."""
     return "" if spread is None else f"{spread['median']:.2f} ({spread['low']:.2f}-{spread['high']:.2f})"

@@ -53,10 +53,10 @@ def _row(turns: Turns, name: str) -> dict[str, Any]:
         "tokens_per_call": tokens / max(1, calls),
         "seconds": sum(each["seconds"] for each in outcomes),
         "cpu_seconds": sum(each["cpu"] for each in outcomes),
-        "to_plain": _ratio(turns, name, PLAIN, "seconds"),
-        "to_lookup": _ratio(turns, name, LOOKUP, "seconds"),
-        "cpu_to_plain": _ratio(turns, name, PLAIN, "cpu"),
-        "cpu_to_lookup": _ratio(turns, name, LOOKUP, "cpu"),
+        "to_plain": paired_ratio(turns, name, PLAIN, "seconds"),
+        "to_lookup": paired_ratio(turns, name, LOOKUP, "seconds"),
+        "cpu_to_plain": paired_ratio(turns, name, PLAIN, "cpu"),
+        "cpu_to_lookup": paired_ratio(turns, name, LOOKUP, "cpu"),
         "same_text": _same(turns, name) if greedy else None,
     }
 
@@ -65,15 +65,22 @@ def _count(outcome: Mapping[str, Any]) -> int:
     return sum(map(len, outcome["tokens"]))
 
 
-def _ratio(turns: Turns, name: str, base: str, unit: str) -> dict[str, float] | None:
-    """How many times as many tokens a second as `base`, paired by turn: median and quartiles.
+def paired_ratio(turns: Turns, name: str, base: str, unit: str) -> dict[str, float] | None:
+    """Compare the tokens a second of two contenders, turn by turn.
 
     Sampled texts differ in length. Turns in which one wrote less than half of what the other wrote are left out: a text that ends at once
     takes the time of its prompt.
+
+    Args:
+        turns: lines of a `Journal`.
+        name: a contender that ran.
+        base: the contender that it is compared with.
+        unit: "seconds" or "cpu".
+
+    Returns:
+        How many times as fast as `base`: median, quartiles and their number; None where `base` is missing or was refused.
     """
-    if base not in turns[0]["outcomes"]:
-        return None
-    pairs = [(turn["outcomes"][name], turn["outcomes"][base]) for turn in turns]
+    pairs = [(turn["outcomes"][name], turn["outcomes"][base]) for turn in turns if base in turn["outcomes"]]
     ratios = [_speed(own, unit) / _speed(other, unit) for own, other in pairs if not other["refused"] and _comparable(own, other)]
     spread = Spread.of(ratios)
     return None if spread is None else asdict(spread)

@@ -22,7 +22,7 @@ _IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabul
 class Overlap:
     """The ids that two vocabularies share."""
 
-    to_drafter: Tensor  # [Vt or more] the drafter's id of each target id; `unknown` where it has none
+    to_drafter: Tensor  # [Vt or more] what the drafter reads for each target id
     to_target: Tensor  # [S] target ids of the shared values
     shared: Tensor  # [S] the drafter's ids of the same values
     size: int  # Vt
@@ -46,6 +46,9 @@ class Overlap:
     ) -> "Overlap":
         """Return the overlap of two tokenizers by the spelling of their tokens.
 
+        For a token that it lacks, the drafter reads its unknown token, or the longest beginning of the token that it knows if that would
+        be the end of the text (GPT-2, Whisper), after which it would draft nothing.
+
         Args:
             target: the target's tokenizer.
             drafter: the drafter's tokenizer.
@@ -68,7 +71,8 @@ class Overlap:
             )
         unknown = drafter.unk_token_id if drafter.unk_token_id is not None else 0
         to_drafter = torch.full((max(size, 1 + max(known)),), unknown)
-        to_drafter[list(known)] = torch.tensor(list(known.values()))
+        read = known if drafter.unk_token_id not in (None, drafter.eos_token_id) else known | _beginnings(target, known, theirs)
+        to_drafter[list(read)] = torch.tensor(list(read.values()))
         to_target, shared = torch.tensor([pair for pair in both if pair[0] not in never_generated_ids]).T
         return Overlap(to_drafter, to_target, shared, size)
 
@@ -85,6 +89,17 @@ class Overlap:
     def to(self, device: torch.device) -> "Overlap":
         """Return this object with its tensors on `device`."""
         return Overlap(self.to_drafter.to(device), self.to_target.to(device), self.shared.to(device), self.size)
+
+
+def _beginnings(target: Any, known: Mapping[int, int], theirs: Mapping[str, int]) -> dict[int, int]:
+    """For each target id that is not `known` the drafter's id of the longest beginning of its token, where there is one."""
+    found, special = {}, set(target.all_special_tokens)
+    for token, i in target.get_vocab().items():
+        if i not in known and token not in special:
+            parts = (theirs[token[:end]] for end in range(len(token) - 1, 0, -1) if token[:end] in theirs)
+            if (part := next(parts, None)) is not None:
+                found[i] = part
+    return found
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,12 @@ def own_encoder(prompt: Any, session: Any) -> Any:
     return {**prompt, **_opening(prompt, session)}
 
 
+def own_opening(prompt: Any, session: Any) -> Any:
+    """Return the target's source alone: the drafter runs its own encoder, and its decoder prompt is its own."""
+    source = session.target.family.source
+    return {source: prompt[source]} if source in prompt else own_encoder(prompt, session)
+
+
 def shared_encoder(prompt: Any, session: Any) -> Any:
     """Return the target's encoder states and decoder prompt."""
     return {**prompt, **_opening(prompt, session), "encoder_outputs": session.state.outputs}
@@ -86,7 +92,7 @@ def view_of(target: HFTarget, drafter: Any, translated: bool = False) -> View:
         if _same_encoder(target.model, drafter):
             return shared_encoder
         _check_source(target, drafter)
-        return own_encoder
+        return own_opening if translated and _speaks_one_language(drafter) else own_encoder
     return opening_alone if ours.source == "input_features" else same_prompt
 
 
@@ -120,6 +126,11 @@ def _check_sizes(target: Any, drafter: Any) -> None:
             f"{type(drafter).__name__} reads an encoder of {_ENCODER_SIZES} {theirs}, but the target's is {ours}: choose one distilled "
             "from this target, or load it with its own encoder (WhisperForConditionalGeneration)"
         )
+
+
+def _speaks_one_language(drafter: Any) -> bool:
+    """True for recognisers of English alone: they were trained without the tokens of languages and tasks in a target's decoder prompt."""
+    return getattr(drafter.generation_config, "is_multilingual", None) is False
 
 
 def _check_source(target: HFTarget, drafter: Any) -> None:

@@ -1,0 +1,114 @@
+"""Folders of small models: what a run is called, its figures as it goes, and the model with tokenizer and card as transformers reads it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmspec.utils.files import whole, whole_folder, write_json
+
+FACTS = "distillation.json"
+"""File of a distilled model's folder that says how it was made. Folders without it are never replaced."""
+
+
+def check_replaceable(folder: Path) -> None:
+    """Check that a folder may be written.
+
+    Raises:
+        ValueError: if it holds something other than a distilled model.
+    """
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or (folder / FACTS).is_file())):
+        raise ValueError(f"{folder} exists and holds no distilled model: it would be replaced; give a new folder")
+
+
+def claim_work(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Note the settings of a run in its work folder, or check that they are those of the run to be resumed.
+
+    Args:
+        folder: where checkpoints and text are kept.
+        settings: everything that the run depends on, ready for JSON.
+
+    Raises:
+        ValueError: for a folder with a run of other settings, naming the first that differs.
+    """
+    path, given = folder / "settings.json", json.loads(json.dumps(settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_json(path, given)
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for key in {**given, **found}:
+        if found.get(key) != given.get(key):
+            differs = f"{folder} holds a run with {key} {found.get(key)}, not {given.get(key)}"
+            raise ValueError(f"{differs}: choose another work folder, or delete it")
+
+
+def note_acceptance(path: Path, step: int, acceptance: tuple[float, float]) -> str:
+    """Add the held-out acceptance at a step to a file of JSON lines, and return it as text."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, "acceptance": acceptance[0], "agreement": acceptance[1]}) + "\n")
+    return f"step {step}: held-out acceptance {acceptance[0]:.3f}, greedy agreement {acceptance[1]:.3f}"
+
+
+def noted_acceptance(path: Path) -> list[dict[str, float]]:
+    """Return the lines of such a file in the order of steps; of a step noted twice the last."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return sorted({line["step"]: line for line in lines}.values(), key=lambda line: line["step"])
+
+
+def save_small_model(model: Any, tokenizer: Any, folder: Path, settings: Mapping[str, Any], noted: Sequence[Mapping[str, float]]) -> None:
+    """Write a model as an ordinary transformers folder with tokenizer, card and `FACTS`, completely or not at all.
+
+    Args:
+        model: the small model.
+        tokenizer: the target's.
+        folder: the folder to write. One that holds a distilled model is replaced.
+        settings: of the run, ready for JSON; "model" and "command" stand on the card.
+        noted: what `noted_acceptance` returned.
+
+    Raises:
+        ValueError: for weights that are not finite, and a folder that holds something else; nothing is written then.
+    """
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ValueError(f"{name} of the small model holds NaN or infinity: it is not saved; train with a lower rate")
+    check_replaceable(folder)
+    with whole_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        write_json(temporary / FACTS, {"settings": dict(settings), "acceptance": list(noted)})
+        with whole(temporary / "README.md") as file:
+            file.write(small_model_card(model, settings, noted))
+
+
+def small_model_card(model: Any, settings: Mapping[str, Any], noted: Sequence[Mapping[str, float]]) -> str:
+    """Return the card of a distilled model."""
+    config = model.config.get_text_config(decoder=True)
+    return _CARD.format(
+        target=Path(settings["model"]).name,
+        kind=type(model).__name__,
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        parameters=sum(weight.numel() for weight in model.parameters()) / 1e6,
+        command=settings["command"],
+        rows="\n".join(f"| {line['step']:.0f} | {line['acceptance']:.3f} | {line['agreement']:.3f} |" for line in noted),
+    )
+
+
+_CARD = """# Drafter for {target}
+
+A {kind} of {layers} layers, width {width} and {parameters:.1f} M parameters with the tokenizer of its target, distilled from it.
+As a drafter (`mmspec text --drafter`, `assistant_model=` of transformers, a draft model of vLLM) it only proposes: under exact rules the
+output is the target's. Its own text is not to be relied on. The weights follow their target's terms.
+
+- Recipe: `{command}`
+
+Acceptance on windows of the target's own text that were held out: the chance that the token rule accepts a token (1 - TV), and how often
+the likeliest tokens agree.
+
+| step | sampled | greedy |
+|---|---|---|
+{rows}
+"""

@@ -1,0 +1,138 @@
+"""Distil a small drafter model from a language model: a transformers folder with the target's tokenizer, which any engine can draft with.
+
+    python text/distil_model.py --model ./big --prompts prompts.txt --out ./small        (an eighth of its layers, which begin as they are)
+    python text/distil_model.py --model ./big --prompts prompts.txt --size config.json   (any causal architecture with its vocabulary size)
+    python text/distil_model.py --text speculative --loss jsd                            (for the shipped mini)
+
+The target writes text after the prompts under the sampling settings it will be used with, and the small model learns the target's
+distributions on that text, or partly on text of its own (on-policy, DistillSpec), or on its own text in which the target replaces every
+token outside its --rank likeliest (speculative, SKD). Every checkpoint prints held-out acceptance. Runs resume where they stopped. Codec
+language models in one stream of ids are causal models like others; of a vision-language model the language model is distilled on text.
+The vocabulary stays the target's, since assisted generation and vLLM need its ids: where it is large, a narrow config.json makes the head
+small, and its embeddings begin as the target's on the principal directions of the tokens in use.
+"""
+
+import argparse
+import json
+import os
+import random
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from mmspec.loading.text import load_pair
+from mmspec.minis.corpus import documents
+from mmspec.run.config import Config, DrafterSection, TargetSection
+from mmspec.train import Fit, fit
+from mmspec.train.on_policy_text import Writing, write_own_text
+from mmspec.train.small_model.architecture import small_model, start_embeddings
+from mmspec.train.small_model.folder import check_replaceable, claim_work, note_acceptance, noted_acceptance, save_small_model
+from mmspec.train.small_model.loss import SmallModelLoss
+from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids
+from mmspec.utils.files import read_prompts
+
+PLACES = ("work", "out", "device", "smoke", "checkpoint_every")  # what the weights do not depend on
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mini")
+    parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; of the mini, openings of its training documents")
+    parser.add_argument("--size", default="small", help="small, or a config.json")
+    parser.add_argument("--layers", type=int, help="of --size small; an eighth of the target's by default")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--from-target", dest="fresh", action="store_false", help="begin with weights of the target, the default")
+    start.add_argument("--fresh", action="store_true", help="begin with random weights")
+    parser.add_argument("--text", choices=TEXTS, default="off-policy", help="whose text is learnt from")
+    parser.add_argument("--share", type=float, help="part of the steps with the small model's text; 0.5 by default")
+    parser.add_argument("--rank", type=int, help="speculative: rank a token may have among the target's likeliest; 25 by default")
+    parser.add_argument("--loss", type=losses, default={"kl": 1.0}, help='kl, reverse-kl, jsd, tv, or a mixture such as {"kl": 1, "tv": 1}')
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="of the target's text, in turn")
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--windows", type=int, default=1280)
+    parser.add_argument("--opening", type=int, default=48, help="most prompt tokens of a window")
+    parser.add_argument("--new", type=int, default=208, help="most tokens written after them")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rows", type=int, default=16, help="windows a step")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--checkpoint-every", type=int, default=100)
+    parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--work", type=Path, default=Path("build/distil"), help="text and checkpoints")
+    parser.add_argument("--out", type=Path, help="default: WORK/model")
+    parser.add_argument("--smoke", action="store_true", help="a few windows, two steps")
+    args = parser.parse_args()
+    if args.smoke:
+        args.windows, args.opening, args.new, args.steps, args.rows, args.checkpoint_every = 12, 8, 12, 2, 2, 1
+    for name, given, reader in (("--share", args.share, TEXTS[1:]), ("--rank", args.rank, TEXTS[2:])):
+        if given is not None and args.text not in reader:
+            parser.error(f"{name} is not read with --text {args.text}: give --text {' or '.join(reader)}")
+    return args
+
+
+def losses(given: str) -> dict[str, float]:
+    return {given: 1.0} if given[:1] != "{" else json.loads(given)
+
+
+def openings(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
+    """The ids that the target goes on from, `--windows` of them."""
+    if args.prompts is not None:
+        texts = [record["prompt"] for record in read_prompts(args.prompts)]
+    elif args.smoke:
+        texts = [f"Question: what is {i} and {i}?\nAnswer:" for i in range(12)]
+    elif args.model == "mini":
+        texts = [t for i, t in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))) if i % 20 and len(t) > 200]
+    else:
+        raise ValueError("--prompts is missing: give a file with one prompt a line, or JSON lines")
+    random.Random(0).shuffle(texts)
+    ids = [tokenizer(text)["input_ids"] for text in texts[: args.windows]]
+    return [ids[i % len(ids)] for i in range(args.windows)]
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    kept = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items() if key not in PLACES}
+    return kept | {"command": shlex.join(["python", "text/distil_model.py", *sys.argv[1:]])}
+
+
+def run(args: argparse.Namespace) -> None:
+    out = (args.out or args.work / "model").expanduser()
+    given = {key: value for key, value in (("share", args.share), ("k", args.rank)) if value is not None}
+    source, settings, log = TextSource(kind=args.text, new=args.new, **given), settings_of(args), args.work / "acceptance.jsonl"
+    check_replaceable(out)
+    pair = load_pair(Config(target=TargetSection(path=args.model, device=args.device), drafter=DrafterSection(kind="none")))
+    target = pair.target.requires_grad_(False)
+    torch.manual_seed(0)
+    model = small_model(target, args.size, layers=args.layers, fresh=args.fresh).to(target.device)
+    example = SmallModelLoss(model, target, args.loss)
+    claim_work(args.work, {key: value for key, value in settings.items() if key != "command"})
+    plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new)
+    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
+    if not args.fresh:
+        start_embeddings(model, target, counted_ids(ids, own, model.config.vocab_size))
+    text = TrainingText(target, ids, own, max(args.rows, len(ids) // 16), source)
+
+    def loss(module: torch.nn.Module, turn: int) -> torch.Tensor:
+        torch.manual_seed(turn)  # of dropout
+        return module(text.draw(model, turn, args.rows))
+
+    def validate(module: torch.nn.Module, step: int) -> None:
+        print(note_acceptance(log, step, text.acceptance(module)), flush=True)
+
+    fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
+    fit(example, loss, fitting, args.work / "model.pt", title="distil", validate=validate)
+    if PartialState().is_main_process:
+        save_small_model(model, pair.tokenizer, out, settings, noted_acceptance(log))
+        print(f"{out}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters; mmspec text PROMPT --drafter {out}")
+
+
+if __name__ == "__main__":
+    arguments = parsed()
+    try:
+        run(arguments)
+    except (OSError, ValueError, FloatingPointError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
