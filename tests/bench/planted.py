@@ -1,0 +1,125 @@
+"""Faults planted in mini text and its drafters: each costs acceptance or seconds, and has a name in `mmspec explain`."""
+
+import copy
+import json
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+import mmspec
+from mmspec.bench.explain.costs import PairCosts
+from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.noise import Keys
+from mmspec.drafters.features.eagle import Eagle3
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.shapes import Chain
+
+COSTS = PairCosts({1: 0.010, 2: 0.0102, 4: 0.0108, 8: 0.012, 16: 0.016}, step=0.001, prefill=0.02, draft_prefill=0.002)
+"""Seconds of a pair that pays: a draft token costs a tenth of a step of the target."""
+
+
+def renumbered(drafter: nn.Module, tokenizer: PreTrainedTokenizerFast) -> tuple[nn.Module, PreTrainedTokenizerFast]:
+    """The drafter model with another tokenizer of the same size: the same tokens, under other ids."""
+    size = drafter.config.vocab_size
+    order = torch.cat([torch.arange(2), 2 + torch.randperm(size - 2, generator=torch.Generator().manual_seed(0))])
+    other = copy.deepcopy(drafter)
+    with torch.no_grad():  # its head shares these weights
+        other.get_input_embeddings().weight[order] = drafter.get_input_embeddings().weight.clone()
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
+    data["model"]["vocab"] = {token: int(order[number]) for token, number in data["model"]["vocab"].items()}
+    names = {"eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token, "padding_side": "left"}
+    return other, PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(data)), **names)
+
+
+def other_basis(target: LlamaForCausalLM) -> LlamaForCausalLM:
+    """A target that writes the same and has other hidden states: their dimensions are permuted."""
+    order = torch.randperm(target.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    other = copy.deepcopy(target)
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.copy_(weight[order])
+            elif weight.dim() == 1:
+                weight.copy_(weight[order])
+            else:
+                weight.copy_(weight[:, order])
+    return other
+
+
+def rounded(target: LlamaForCausalLM, bits: int) -> LlamaForCausalLM:
+    """The target with the matrices of its layers rounded to `bits`, one scale a row."""
+    other, most = copy.deepcopy(target), 2 ** (bits - 1) - 1
+    with torch.no_grad():
+        for name, weight in other.named_parameters():
+            if weight.dim() == 2 and "embed" not in name:
+                scale = weight.abs().amax(1, keepdim=True) / most
+                weight.copy_((weight / scale).round() * scale)
+    return other
+
+
+def shifted(net: Eagle3, shift: int) -> Eagle3:
+    """An EAGLE-3 drafter that reads other hidden states than it was trained on."""
+    other = copy.copy(net)
+    other.reads = tuple(state + shift for state in net.reads)
+    return other
+
+
+def with_half_the_vocabulary(net: Eagle3) -> Eagle3:
+    """An EAGLE-3 drafter that knows every second of its tokens only."""
+    ids = net.vocabulary[::2]
+    made = Eagle3(**{**net.config, "values": len(ids)}).eval()
+    weights = {name: weight for name, weight in net.state_dict().items() if name not in ("lm_head.weight", "d2t", "t2d")}
+    made.load_state_dict(weights | {"lm_head.weight": net.lm_head.weight[::2], "d2t": made.d2t, "t2d": made.t2d})
+    made.know(ids)
+    return made
+
+
+def by_itself(net: nn.Module) -> GuidedDrafter:
+    """A drafter that draws its tokens with numbers of its own instead of the rule's."""
+
+    def draw(distribution: Categorical, keys: Keys):
+        return distribution.sample(keys.branch(1, first=5)[..., 0]), None
+
+    return GuidedDrafter(net, Chain(draw))
+
+
+def unsure(target: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
+    """The target with smaller logits: a flatter distribution."""
+    other = copy.deepcopy(target)
+    with torch.no_grad():
+        other.model.norm.weight.mul_(scale)
+    return other
+
+
+class Short(LlamaForCausalLM):
+    """A drafter model without positions beyond its limit: all later tokens get the last one."""
+
+    def forward(self, *args, position_ids=None, **options):
+        position_ids = None if position_ids is None else position_ids.clamp(max=self.config.max_position_embeddings - 1)
+        return super().forward(*args, position_ids=position_ids, **options)
+
+
+def short(drafter: LlamaForCausalLM, limit: int) -> Short:
+    """The drafter model with `limit` positions."""
+    config = copy.deepcopy(drafter.config)
+    config.max_position_embeddings = limit
+    other = Short(config).eval()
+    other.load_state_dict(drafter.state_dict())
+    return other
+
+
+def templated(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    """The tokenizer with a chat template."""
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = template
+    return other
+
+
+def questions() -> list[str]:
+    """What the questions among the mini's examples ask, without the form it was trained on."""
+    texts = mmspec.load("text").processor.batch_decode(mmspec.load("text").examples["input_ids"], skip_special_tokens=True)
+    found = [text.removeprefix("Question: ").removesuffix("\nAnswer:") for text in texts if text.startswith("Question: ")]
+    assert len(found) >= 4
+    return found
