@@ -23,7 +23,7 @@ EXAMPLES = """Examples:
   mmspec explain --model ./big --drafter ./eagle3 --chat \\
       --prompts prompts.txt --batch-size 8 --draft-length 5
   mmspec explain --model ./big-4bit --drafter ./small --reference ./big \\
-      --prompts prompts.txt --output why.json
+      --prompts prompts.txt --output why.json --html why.html
 """
 _NEW, _LIMIT, _BATCH, _REPEATS = 64, 8, 1, 3
 
@@ -55,6 +55,7 @@ def explain(
     batch_size: Annotated[int | None, common.option(common.FILES, "Prompts run together; 1 by default.", metavar="N")] = None,
     repeats: Annotated[int | None, common.option(common.FILES, "Timed runs of every batch; 3 by default.", metavar="N")] = None,
     output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE")] = None,
+    html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE")] = None,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
@@ -69,12 +70,16 @@ def explain(
     if settings.drafter.kind == "none":
         raise ValueError("drafter 'none' leaves nothing to explain: name a drafter")
     with ExitStack() as stack:
-        sink = None if output is None else stack.enter_context(whole(output))
+        sinks = {name: stack.enter_context(whole(given[name])) for name in ("output", "html") if given[name] is not None}
         common.begin(verbose)
         found, about = _explained(settings, given)
         plain = {**found.to_dict(), "settings": asdict(settings), "provenance": about}
-        if sink is not None:
-            json.dump(plain, sink, indent=1)
+        if "output" in sinks:
+            json.dump(plain, sinks["output"], indent=1)
+        if "html" in sinks:
+            from mmspec.bench.report.explain import explain_page
+
+            sinks["html"].write(explain_page(plain))
     if as_json:
         common.emit(plain)
     else:

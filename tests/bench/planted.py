@@ -5,7 +5,7 @@ import json
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import mmspec
@@ -93,20 +93,22 @@ def unsure(target: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
     return other
 
 
-class Short(LlamaForCausalLM):
-    """A drafter model without positions beyond its limit: all later tokens get the last one."""
+class LastPosition(nn.Module):
+    """Rotary embeddings up to a limit: all later tokens get the last position."""
 
-    def forward(self, *args, position_ids=None, **options):
-        position_ids = None if position_ids is None else position_ids.clamp(max=self.config.max_position_embeddings - 1)
-        return super().forward(*args, position_ids=position_ids, **options)
+    def __init__(self, own: nn.Module, limit: int):
+        super().__init__()
+        self.own, self.limit = own, limit
+
+    def forward(self, x: Tensor, position_ids: Tensor):
+        return self.own(x, position_ids.clamp(max=self.limit - 1))
 
 
-def short(drafter: LlamaForCausalLM, limit: int) -> Short:
+def short(drafter: LlamaForCausalLM, limit: int) -> LlamaForCausalLM:
     """The drafter model with `limit` positions."""
-    config = copy.deepcopy(drafter.config)
-    config.max_position_embeddings = limit
-    other = Short(config).eval()
-    other.load_state_dict(drafter.state_dict())
+    other = copy.deepcopy(drafter)
+    other.config.max_position_embeddings = limit
+    other.model.rotary_emb = LastPosition(other.model.rotary_emb, limit)
     return other
 
 

@@ -20,6 +20,7 @@ from mmspec.bench.explain.target_names import quantisation_of, trained_for
 from mmspec.cli import app
 from tests.bench import planted
 from tests.bench.planted import COSTS
+from tests.bench.test_report import Page
 from tests.tiny import llama
 
 NEW = 32
@@ -343,10 +344,12 @@ def command(capsys, *args):
 
 def test_the_command_shows_and_writes_what_was_found(capsys, tmp_path):
     small = ("--limit", "2", "--max-new-tokens", "8", "--repeats", "1")
-    code, out, _ = command(capsys, *small, "--json", "--output", str(tmp_path / "why.json"))
+    code, out, _ = command(capsys, *small, "--json", "--output", str(tmp_path / "why.json"), "--html", str(tmp_path / "why.html"))
     found = json.loads(out)
     assert code == 0
     assert found == json.loads((tmp_path / "why.json").read_text())
+    page = Page((tmp_path / "why.html").read_text(encoding="utf-8"))
+    assert (page.problems, page.open, page.fetched) == ([], [], [])
     assert {"verdict", "causes", "acceptance", "costs", "break_even", "expected", "measured_speed", "provenance", "settings"} < set(found)
     code, out, _ = command(capsys, *small, "--drafter", "eagle3", "--temperature", "0.8", "--draft-length", "3")
     assert code == 0

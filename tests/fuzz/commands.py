@@ -134,7 +134,8 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "--html": _outputs(folder, ".html"),
     }
     explain = {name: values for name, values in text.items() if name != "--repetition-penalty"} | prompts
-    explain |= {"--repeats": (*BAD_INTS, "0"), "--batch-size": (*BAD_INTS, "0"), "--output": _outputs(folder, ".json"), "--reference": model}
+    explain |= {"--repeats": (*BAD_INTS, "0"), "--batch-size": (*BAD_INTS, "0"), "--reference": model}
+    explain |= {"--output": _outputs(folder, ".json"), "--html": _outputs(folder, ".html")}
     return {
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
         "text --input": (

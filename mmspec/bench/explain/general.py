@@ -83,5 +83,5 @@ def _weak(facts: PairFacts) -> Cause | None:
     return cause if cause.gain >= LEAST_GAIN else None
 
 
-GENERAL: tuple[FindCause, ...] = (_perhaps_quantised, _other_target, _flat, _nothing_to_copy, _weak)
+GENERAL: tuple[FindCause, ...] = (_perhaps_quantised, _nothing_to_copy, _other_target, _flat, _weak)
 """In this order: the first that applies is the cause."""

@@ -6,14 +6,14 @@ from mmspec.bench.explain.cause import LEAST_GAIN, Cause, FindCause, millisecond
 from mmspec.bench.explain.facts import PairFacts
 from mmspec.bench.explain.speed import break_even_rate
 
-_CHEAP = 0.05  # a drafter's step relative to the target's that is not worth making faster
+_DEAR, _CHEAP = 0.2, 0.05  # a drafter's step relative to the target's: from where on it is dear, and where nothing is left to gain
 
 
 def _too_dear(facts: PairFacts) -> Cause | None:
     """The drafter's steps take too long."""
     costs = facts.costs
-    gain = facts.gain(costs=replace(costs, step=min(costs.step, _CHEAP * costs.target(1))))
-    if gain < LEAST_GAIN:
+    gain = facts.gain(costs=replace(costs, step=_CHEAP * costs.target(1)))
+    if costs.share < _DEAR or gain < LEAST_GAIN:
         return None
     length = facts.drafting()[0]
     needed = break_even_rate(costs, length)
