@@ -156,6 +156,7 @@ def explain_pair(pair: Pair, plan: ExplainPlan) -> Explanation:
         alone=alone,
         length=asked if isinstance(asked, int) else None,
         most=getattr(pair.drafter, "most", None),
+        tree=pair.config.drafter.tree is not None,
         temperature=pair.config.run.temperature,
         rule=type(rule_of(pair.accept, pair.config.run.temperature)).__name__,
         kind=_kind(pair),

@@ -56,6 +56,7 @@ class PairFacts:
         alone: seconds at batch size 1, where the request's is larger.
         length: draft tokens a round, if fixed; None where a controller chooses.
         most: largest number of draft tokens that the drafter makes; None for no bound.
+        tree: drafts are trees; acceptance and expected speeds are those of chains all the same.
         temperature: of the request.
         rule: the accept rule.
         kind: "model", "states" (drafters that read the target's hidden states) or "other".
@@ -76,6 +77,7 @@ class PairFacts:
     alone: PairCosts | None = None
     length: int | None = None
     most: int | None = None
+    tree: bool = False
     temperature: float = 0.0
     rule: str = "Greedy"
     kind: str = "model"

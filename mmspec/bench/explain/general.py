@@ -23,7 +23,7 @@ def _other_target(facts: PairFacts) -> Cause | None:
         f"where the target is sure (its best token has {SURE:g} or more) {percent(acceptance.sure_rate)} are accepted; "
         f"the most likely tokens agree at {percent(acceptance.agreement or 0.0)}, by chance they would at {percent(acceptance.chance)}"
     )
-    if facts.kind == "states":
+    if {probes.BELOW, probes.ABOVE} & set(facts.probes):
         evidence.append("reading hidden states one layer above or below does not help")
     text = "the drafter was trained for another target, or hardly at all: it does not know what this one writes"
     remedy = "use the drafter of exactly this target (base or instruct, same version), or train one on its own output"

@@ -57,7 +57,7 @@ def _batch(facts: PairFacts) -> Cause | None:
 
 def _length(facts: PairFacts) -> Cause | None:
     """The fixed draft length is too long or too short."""
-    if facts.length is None or facts.length == 0:
+    if facts.length is None or facts.length == 0 or facts.tree:
         return None
     (used, speed), (best, possible) = facts.used(), facts.drafting()
     if possible / speed < LEAST_GAIN:
