@@ -149,7 +149,7 @@ def _seconds(facts: Any) -> Table:
     """The table of milliseconds by columns scored."""
     every = [("", facts.costs)] + ([(" at batch 1", facts.alone)] if facts.alone is not None else [])
     sizes = sorted(facts.costs.columns)
-    table = Table("ms", *(_right(f"{size} column{'s' if size > 1 else ''}") for size in sizes), _right("draft token"), _right("prompt"))
+    table = Table("ms by columns", *(_right(str(size)) for size in sizes), _right("draft token"), _right("prompt"))
     for name, costs in every:
         cells = [f"{1000 * costs.target(size):.1f}" for size in sizes]
         table.add_row(f"target{name}", *cells, "", f"{1000 * costs.prefill:.1f}")

@@ -85,9 +85,32 @@ def by_itself(net: nn.Module) -> GuidedDrafter:
     return GuidedDrafter(net, Chain(draw))
 
 
-def unsure(target: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
-    """The target with smaller logits: a flatter distribution."""
-    other = copy.deepcopy(target)
+class Rebased(nn.Module):
+    """A layer whose input, output or both have their dimensions permuted."""
+
+    def __init__(self, layer: nn.Module, order: Tensor, before: bool, after: bool):
+        super().__init__()
+        self.layer, self.order, self.back, self.before, self.after = layer, order, order.argsort(), before, after
+
+    def forward(self, hidden_states: Tensor, *args, **options):
+        out = self.layer(hidden_states[..., self.back] if self.before else hidden_states, *args, **options)
+        return out[..., self.order] if self.after else out
+
+
+def with_other_neighbours(target: LlamaForCausalLM, reads: tuple[int, ...]) -> LlamaForCausalLM:
+    """A target that writes the same, whose hidden states but `reads` (and those at both ends) have their dimensions permuted."""
+    order = torch.randperm(target.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    other, count = copy.deepcopy(target), target.config.num_hidden_layers
+    moved = [state not in (0, count, *reads) for state in range(count + 1)]
+    other.model.layers = nn.ModuleList(
+        Rebased(layer, order, moved[place], moved[place + 1]) for place, layer in enumerate(other.model.layers)
+    )
+    return other
+
+
+def scaled(model: LlamaForCausalLM, scale: float) -> LlamaForCausalLM:
+    """The model with its logits multiplied: a flatter distribution, or a sharper one."""
+    other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.norm.weight.mul_(scale)
     return other

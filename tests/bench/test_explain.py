@@ -55,7 +55,7 @@ def first(found) -> str:
 # --- healthy pairs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["model", "eagle1", "eagle3", "kangaroo"])
+@pytest.mark.parametrize("name", ["model", "eagle3"])
 def test_a_healthy_pair_is_called_healthy(mini, prompts, name):
     found = explained(mini, prompts, mini.drafters[name])
     assert found.healthy, found.verdict
@@ -99,10 +99,11 @@ def test_a_template_of_another_model_in_the_prompts(mini, prompts):
     assert first(explained(mini, marked, mini.drafters["model"])) == "chat template"
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("name", ["eagle1", "medusa"])
 def test_a_drafter_of_another_target(mini, prompts, name):
     found = explained(mini, prompts, mini.drafters[name], target=planted.other_basis(mini.target))
     assert first(found) == "another target"
+    assert len(found.causes) == 1
 
 
 def test_a_drafter_model_that_knows_nothing(mini, prompts):
@@ -110,34 +111,46 @@ def test_a_drafter_model_that_knows_nothing(mini, prompts):
     assert first(found) == "another target"
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
+@pytest.mark.parametrize("shift", [-1, 0, 1])
 def test_layers_off_by_one(mini, prompts, shift):
-    found = explained(mini, prompts, planted.shifted(mini.drafters["eagle3"], shift))
-    assert first(found) == "layers"
-    assert str(mini.drafters["eagle3"].reads) in found.causes[0].text
+    """Neighbouring states of the mini are so alike that a drafter reads one for the other: here they are not."""
+    net = mini.drafters["eagle3"]
+    found = explained(mini, prompts, planted.shifted(net, shift), target=planted.with_other_neighbours(mini.target, net.reads))
+    if shift == 0:
+        assert found.healthy, found.verdict
+    else:
+        assert first(found) == "layers"
+        assert f"trained on {net.reads}" in found.causes[0].text
 
 
 def test_a_quantised_target(mini, prompts):
-    coarse = planted.rounded(mini.target, bits=3)
+    coarse = planted.rounded(mini.target, bits=2)
     found = explained(mini, prompts, mini.drafters["eagle3"], target=coarse, plan={"reference": mini.target})
     assert first(found) == "quantised target"
     assert found.causes[0].measured
-    coarse.config.quantization_config = {"quant_method": "bitsandbytes", "bits": 3}
+    coarse.config.quantization_config = {"quant_method": "bitsandbytes", "bits": 2}
     found = explained(mini, prompts, mini.drafters["eagle3"], target=coarse)
     assert first(found) == "quantised target"
-    assert found.facts.quantised == "bitsandbytes, 3 bits"
+    assert found.facts.quantised == "bitsandbytes, 2 bits"
     assert not found.causes[0].measured
 
 
 def test_sampling_settings(mini, prompts):
-    found = explained(mini, prompts, mini.drafters["model"], temperature=1.3)
-    assert first(found) == "sampling settings"
+    """A high temperature; and one that a drafter which is too sure of itself does not stand."""
+    assert first(explained(mini, prompts, mini.drafters["eagle3"], temperature=1.3)) == "sampling settings"
+    sharp = planted.scaled(mini.drafters["model"], 3.0)
+    assert first(explained(mini, prompts, sharp, temperature=1.0)) == "sampling settings"
+    assert explained(mini, prompts, mini.drafters["model"], temperature=0.7).healthy
 
 
 def test_a_flat_distribution(mini, prompts):
-    scaled = [planted.unsure(model, 0.3) for model in (mini.target, mini.drafters["model"])]
-    found = explained(mini, prompts, scaled[1], target=scaled[0])
-    assert found.facts.acceptance.entropy > 2
+    """A target that is unsure of every token. Flat logits alone cost a greedy drafter nothing, and are no cause."""
+    found = explained(mini, prompts, mini.drafters["eagle3"], target=planted.rounded(mini.target, bits=2))
+    assert first(found) == "flat distribution"
+    assert found.facts.acceptance.entropy > 4
+    flat = explained(mini, prompts, mini.drafters["model"], target=planted.scaled(mini.target, 0.3))
+    assert flat.facts.acceptance.entropy > 4
+    assert flat.healthy, flat.verdict
 
 
 def test_a_rule_that_loses_what_the_distributions_allow(mini, prompts):
@@ -353,7 +366,7 @@ def test_the_command_shows_and_writes_what_was_found(capsys, tmp_path):
     assert {"verdict", "causes", "acceptance", "costs", "break_even", "expected", "measured_speed", "provenance", "settings"} < set(found)
     code, out, _ = command(capsys, *small, "--drafter", "eagle3", "--temperature", "0.8", "--draft-length", "3")
     assert code == 0
-    for part in ("best possible", "same best token", "8 columns", "greedy", "acceptance that pays", "against plain decoding", "eagle3"):
+    for part in ("best possible", "same best token", "ms by columns", "greedy", "acceptance that pays", "against plain decoding", "eagle3"):
         assert part in out
 
 

@@ -7,7 +7,7 @@ from mmspec.bench.explain.facts import GOOD, PairFacts
 from mmspec.bench.explain.speed import break_even_rate
 
 _SURE_RATE = 0.3  # acceptance where the target is sure, below which a drafter does not know its target
-_FLAT = 1.5  # nats
+_FLAT, _SELDOM = 1.5, 0.5  # nats; acceptance
 
 
 def _other_target(facts: PairFacts) -> Cause | None:
@@ -43,7 +43,7 @@ def _perhaps_quantised(facts: PairFacts) -> Cause | None:
 def _flat(facts: PairFacts) -> Cause | None:
     """The target's distribution is flat: its next token is hard to predict for any drafter."""
     acceptance = facts.acceptance
-    if acceptance.entropy < _FLAT or acceptance.sure >= 0.5 or acceptance.rate >= GOOD - 0.1:
+    if acceptance.entropy < _FLAT or acceptance.sure >= 0.5 or acceptance.rate >= _SELDOM:
         return None
     if acceptance.sure * acceptance.judged >= 20 and acceptance.sure_rate < acceptance.rate + 0.1:
         return None
