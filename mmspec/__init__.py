@@ -104,8 +104,8 @@ def explain(
         ValueError: for invalid arguments, and for pairs that cannot run.
     """
     from mmspec.bench.explain.explanation import ExplainPlan, explain_pair
-    from mmspec.bench.explain.pairs import pair_for, prompts_of
+    from mmspec.bench.explain.pairs import pair_for, prompts_from
 
     pair = pair_for(model, drafter, tokenizer, **settings)
-    prompts = prompts_of(inputs, tokenizer)
+    prompts = prompts_from(inputs, tokenizer)
     return explain_pair(pair, ExplainPlan(prompts, batch_size, reference=reference, drafter_tokenizer=drafter_tokenizer))

@@ -319,10 +319,10 @@ def test_the_call_measures_seconds_itself(mini, prompts):
 def test_ids_need_no_tokenizer_and_stages_are_counted(mini):
     inputs = {key: value[:2] for key, value in mini.examples.items()}
     pair = pair_for(mini.target, mini.drafters["eagle3"], max_new_tokens=8)
-    from mmspec.bench.explain.pairs import prompts_of
+    from mmspec.bench.explain.pairs import prompts_from
 
     stages = []
-    plan = ExplainPlan(prompts_of(inputs, None), costs=COSTS, done=stages.append)
+    plan = ExplainPlan(prompts_from(inputs, None), costs=COSTS, done=stages.append)
     explain_pair(pair, plan)
     assert stages == ["acceptance", probes.BELOW, probes.ABOVE]
     assert stage_count(pair, plan) == len(stages)

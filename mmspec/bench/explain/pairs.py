@@ -53,7 +53,7 @@ def pair_for(
     return replace(pair, model=drafter if hasattr(drafter, "generate") and not hasattr(drafter, "begin") else None)
 
 
-def prompts_of(inputs: Any, tokenizer: Any) -> list[Any]:
+def prompts_from(inputs: Any, tokenizer: Any) -> list[Any]:
     """Return prompts as a pair takes them.
 
     Args:
