@@ -115,7 +115,7 @@ def _show(found: Any, about: dict[str, Any]) -> None:
     for line in _lines(found):
         show.print(escape(line), soft_wrap=True)
     for number, cause in enumerate(found.causes, start=1):
-        how = "measured without it" if cause.measured else "estimate"
+        how = "by what was measured" if cause.measured else "estimate"
         show.print(f"[red]{number}. {escape(cause.text)}[/] ({cause.gain:.2f} times faster without it; {how})", soft_wrap=True)
         for line in (*cause.evidence, f"do: {cause.remedy}"):
             show.print(f"   {escape(line)}", soft_wrap=True)

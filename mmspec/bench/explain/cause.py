@@ -21,7 +21,7 @@ class Cause:
         evidence: the figures that show it.
         remedy: what to do.
         gain: how many times faster the request would be without it, at the best draft length.
-        measured: `gain` is from a run without the cause; otherwise it is an estimate.
+        measured: `gain` follows from what was measured with and without the cause; otherwise it is an estimate.
     """
 
     name: str
