@@ -123,29 +123,38 @@ def test_layers_off_by_one(mini, prompts, shift):
         assert f"trained on {net.reads}" in found.causes[0].text
 
 
-def test_a_quantised_target(mini, prompts):
-    coarse = planted.rounded(mini.target, bits=2)
-    found = explained(mini, prompts, mini.drafters["eagle3"], target=coarse, plan={"reference": mini.target})
+@pytest.fixture(scope="module")
+def coarse(mini):
+    return planted.rounded(mini.target, bits=2)
+
+
+def test_a_quantised_target(mini, prompts, coarse):
+    found = explained(mini, prompts[:4], mini.drafters["eagle3"], target=coarse, plan={"reference": mini.target})
     assert first(found) == "quantised target"
     assert found.causes[0].measured
-    coarse.config.quantization_config = {"quant_method": "bitsandbytes", "bits": 2}
-    found = explained(mini, prompts, mini.drafters["eagle3"], target=coarse)
+
+
+def test_a_quantised_target_without_its_full_precision(mini, prompts, coarse, monkeypatch):
+    monkeypatch.setattr(coarse.config, "quantization_config", {"quant_method": "bitsandbytes", "bits": 2}, raising=False)
+    found = explained(mini, prompts[:4], mini.drafters["model"], target=coarse)
     assert first(found) == "quantised target"
     assert found.facts.quantised == "bitsandbytes, 2 bits"
     assert not found.causes[0].measured
 
 
-def test_sampling_settings(mini, prompts):
-    """A high temperature; and one that a drafter which is too sure of itself does not stand."""
+def test_a_high_temperature(mini, prompts):
     assert first(explained(mini, prompts, mini.drafters["eagle3"], temperature=1.3)) == "sampling settings"
+
+
+def test_a_temperature_that_a_drafter_too_sure_of_itself_does_not_stand(mini, prompts):
     sharp = planted.scaled(mini.drafters["model"], 3.0)
     assert first(explained(mini, prompts, sharp, temperature=1.0)) == "sampling settings"
     assert explained(mini, prompts, mini.drafters["model"], temperature=0.7).healthy
 
 
-def test_a_flat_distribution(mini, prompts):
+def test_a_flat_distribution(mini, prompts, coarse):
     """A target that is unsure of every token. Flat logits alone cost a greedy drafter nothing, and are no cause."""
-    found = explained(mini, prompts, mini.drafters["eagle3"], target=planted.rounded(mini.target, bits=2))
+    found = explained(mini, prompts[:4], mini.drafters["model"], target=coarse)
     assert first(found) == "flat distribution"
     assert found.facts.acceptance.entropy > 4
     flat = explained(mini, prompts, mini.drafters["model"], target=planted.scaled(mini.target, 0.3))
@@ -257,6 +266,8 @@ def test_expected_tokens_and_speeds():
     assert tokens_a_round((), 3) == 1
     free = PairCosts({1: 1.0}, step=0.0)
     assert expected_speed((0.5,), free, 3, 100) == pytest.approx(1.875)
+    assert expected_speed((0.5,), free, 3, 100, drafted=0.5) == pytest.approx((1 + 1.875) / 2)
+    assert expected_speed((0.5,), replace(free, step=0.5), 2, 100, drafted=0.0) == pytest.approx(1)
     assert best_length((0.5,), free, 100)[0] == 16
     assert best_length((0.5,), replace(free, step=0.4), 100)[0] == 1
     assert expected_speed((0.0,), COSTS, 4, 64) < 1 == expected_speed((0.0,), COSTS, 0, 64)

@@ -53,7 +53,7 @@ def cause_of_acceptance(
     Returns:
         The cause.
     """
-    gain = facts.gain((GOOD,) if found is None else found[1].rates())
+    gain = facts.gain((GOOD,), drafted=1.0) if found is None else facts.gain(found[1].rates())
     return Cause(name, text, tuple(evidence), remedy, gain, measured=found is not None)
 
 

@@ -90,40 +90,46 @@ class PairFacts:
     quantised: str = ""
     trained_for: str = ""
 
-    def best(self, rates: Sequence[float] | None = None, costs: PairCosts | None = None) -> tuple[int, float]:
+    @property
+    def drafted(self) -> float:
+        """Share of rounds with draft tokens, of drafters that find none in some rounds; 1 for others."""
+        return 1 - self.acceptance.undrafted / max(1, self.acceptance.rounds) if self.kind == "other" else 1.0
+
+    def best(self, rates: Sequence[float] | None = None, costs: PairCosts | None = None, drafted: float | None = None) -> tuple[int, float]:
         """Find the best draft length, and the speed expected of it; 0 draft tokens where no length pays.
 
         Args:
             rates: acceptance by position; the measured one by default.
             costs: seconds; the measured ones by default.
+            drafted: share of rounds with draft tokens; the measured one by default.
 
         Returns:
             The length and its speed relative to plain decoding.
         """
-        found = best_length(*self._given(rates, costs), self.tokens, self._lengths())
+        found = self._best_length(rates, costs, drafted)
         return found if found[1] > 1 else (0, 1.0)
 
     def drafting(self) -> tuple[int, float]:
         """Find the best draft length of at least 1, and the speed expected of it."""
-        return best_length(*self._given(None, None), self.tokens, self._lengths())
+        return self._best_length(None, None, None)
 
     def used(self) -> tuple[int, float]:
         """Return the draft length in use, and the speed expected of it; the best one where a controller chooses."""
         if self.length is None:
             return self.best()
         length = self.length if self.most is None else min(self.length, self.most)
-        return length, expected_speed(*self._given(None, None), length, self.tokens)
+        return length, expected_speed(self.acceptance.rates(), self.costs, length, self.tokens, self.drafted)
 
-    def gain(self, rates: Sequence[float] | None = None, costs: PairCosts | None = None) -> float:
-        """Compare the best expected speeds with other rates or costs, and as measured.
+    def gain(self, rates: Sequence[float] | None = None, costs: PairCosts | None = None, drafted: float | None = None) -> float:
+        """Compare the best expected speeds with other rates, costs or drafts, and as measured.
 
         Args:
-            rates, costs: as in `best`.
+            rates, costs, drafted: as in `best`.
 
         Returns:
             How many times faster the request would be.
         """
-        return self.best(rates, costs)[1] / self.best()[1]
+        return self.best(rates, costs, drafted)[1] / self.best()[1]
 
     def probe(self, *names: str) -> tuple[str, DraftAcceptance] | None:
         """Return the best of the probes `names` in which clearly more draft tokens were accepted; None if there is none."""
@@ -131,8 +137,14 @@ class PairFacts:
         better = [each for each in found if each[1].clearly_better(self.acceptance)]
         return max(better, key=lambda each: each[1].rate, default=None)
 
-    def _given(self, rates: Sequence[float] | None, costs: PairCosts | None) -> tuple[Sequence[float], PairCosts]:
-        return self.acceptance.rates() if rates is None else rates, self.costs if costs is None else costs
+    def _best_length(self, rates: Sequence[float] | None, costs: PairCosts | None, drafted: float | None) -> tuple[int, float]:
+        return best_length(
+            self.acceptance.rates() if rates is None else rates,
+            self.costs if costs is None else costs,
+            self.tokens,
+            self._lengths(),
+            self.drafted if drafted is None else drafted,
+        )
 
     def _lengths(self) -> Sequence[int]:
         return [length for length in LENGTHS if self.most is None or length <= self.most] or [1]

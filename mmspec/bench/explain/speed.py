@@ -25,7 +25,7 @@ def tokens_a_round(rates: Sequence[float], length: int) -> float:
     return total
 
 
-def expected_speed(rates: Sequence[float], costs: PairCosts, length: int, tokens: float) -> float:
+def expected_speed(rates: Sequence[float], costs: PairCosts, length: int, tokens: float, drafted: float = 1.0) -> float:
     """Compute how many times faster a request is than plain decoding, the prompt included.
 
     Args:
@@ -33,6 +33,7 @@ def expected_speed(rates: Sequence[float], costs: PairCosts, length: int, tokens
         costs: seconds.
         length: draft tokens a round; 0 is plain decoding.
         tokens: new tokens a row.
+        drafted: share of rounds with draft tokens; the others are plain.
 
     Returns:
         The speed relative to plain decoding.
@@ -40,21 +41,24 @@ def expected_speed(rates: Sequence[float], costs: PairCosts, length: int, tokens
     if length == 0:
         return 1.0
     plain = costs.prefill + tokens * costs.target(1)
-    rounds = tokens / tokens_a_round(rates, length)
-    return plain / (costs.prefill + costs.draft_prefill + rounds * costs.round(length))
+    rounds = tokens / (drafted * tokens_a_round(rates, length) + 1 - drafted)
+    seconds = drafted * costs.round(length) + (1 - drafted) * costs.target(1)
+    return plain / (costs.prefill + costs.draft_prefill + rounds * seconds)
 
 
-def best_length(rates: Sequence[float], costs: PairCosts, tokens: float, lengths: Iterable[int] = LENGTHS) -> tuple[int, float]:
+def best_length(
+    rates: Sequence[float], costs: PairCosts, tokens: float, lengths: Iterable[int] = LENGTHS, drafted: float = 1.0
+) -> tuple[int, float]:
     """Find the draft length of highest expected speed.
 
     Args:
-        rates, costs, tokens: as in `expected_speed`.
+        rates, costs, tokens, drafted: as in `expected_speed`.
         lengths: lengths to compare.
 
     Returns:
         The length and its speed relative to plain decoding.
     """
-    return max(((length, expected_speed(rates, costs, length, tokens)) for length in lengths), key=lambda each: each[1])
+    return max(((length, expected_speed(rates, costs, length, tokens, drafted)) for length in lengths), key=lambda each: each[1])
 
 
 def break_even_rate(costs: PairCosts, length: int) -> float | None:
