@@ -63,7 +63,7 @@ def _nothing_to_copy(facts: PairFacts) -> Cause | None:
         return None
     text = "the drafter rarely has anything to propose: the output copies little of the prompt or of earlier output"
     evidence = (f"{acceptance.undrafted} of {acceptance.rounds} rounds had no draft token",)
-    remedy = "draft with a model, a trained drafter or 'recycling' on such text"
+    remedy = "draft with a model or a trained drafter on such text; longer outputs leave more to copy"
     return cause_of_acceptance("nothing to copy", text, evidence, remedy, facts, None)
 
 
