@@ -28,11 +28,12 @@ install()
 
 if TYPE_CHECKING:
     from mmspec import recsys, speech, text, vision
+    from mmspec.bench.explain.explanation import Explanation
     from mmspec.minis import Mini
 else:
     __getattr__, __dir__ = exports(__name__, {"recsys": "", "speech": "", "text": "", "vision": ""})
 
-__all__ = ["load", "load_drafter", "recsys", "speech", "text", "vision"]
+__all__ = ["explain", "load", "load_drafter", "recsys", "speech", "text", "vision"]
 
 
 def load(name: str) -> "Mini":
@@ -70,3 +71,41 @@ def load_drafter(path: str | Path, target: Any = None, **options: Any) -> Any:
     from mmspec.drafters.checkpoints import load as checkpoint
 
     return checkpoint.load_drafter(path, target, **options)
+
+
+def explain(
+    model: Any,
+    inputs: Any,
+    drafter: Any,
+    *,
+    tokenizer: Any = None,
+    drafter_tokenizer: Any = None,
+    reference: Any = None,
+    batch_size: int = 1,
+    **settings: Any,
+) -> "Explanation":
+    """Find out why a drafter is not accepted, or not faster, on prompts of your own; `mmspec explain` is the command.
+
+    Args:
+        model: the target, as in `mmspec.text.generate`.
+        inputs: texts, which need `tokenizer`, or what a tokenizer returned: `input_ids` and `attention_mask`.
+        drafter: as in `mmspec.text.generate`.
+        tokenizer: the target's tokenizer.
+        drafter_tokenizer: the tokenizer of a drafter model, to compare with the target's.
+        reference: the target in full precision, where the target's weights are quantised.
+        batch_size: prompts that run together.
+        settings: accept, draft_length, tree, seed, temperature, top_k, top_p and max_new_tokens (64 by default) as in
+            `mmspec.text.generate`; chat=True wraps texts in the tokenizer's chat template.
+
+    Returns:
+        The explanation: `.verdict`, `.causes` with their evidence and remedies, `.facts` with every figure, and `to_dict()`.
+
+    Raises:
+        ValueError: for invalid arguments, and for pairs that cannot run.
+    """
+    from mmspec.bench.explain.explanation import ExplainPlan, explain_pair
+    from mmspec.bench.explain.pairs import pair_for, prompts_from
+
+    pair = pair_for(model, drafter, tokenizer, **settings)
+    prompts = prompts_from(inputs, tokenizer)
+    return explain_pair(pair, ExplainPlan(prompts, batch_size, reference=reference, drafter_tokenizer=drafter_tokenizer))

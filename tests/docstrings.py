@@ -164,6 +164,7 @@ def undocumented(room: str) -> list[str]:
 
 SHARED_NAMES = {
     "check": "the command, and the check of a call's arguments",
+    "explain": "the public call, and the command of that name",
     "generate": "the public calls of two modalities, and the engine's own that they end in",
     "load": "the public loaders, and the imports that commands put off",
     "load_drafter": "the public loader, and what it imports when it is called",

@@ -15,7 +15,7 @@ from mmspec.drafters.retrieval.pools import Pools
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "text", "image", "speech", "caption", "recommend", "check", "bench", "models")
+COMMANDS = ("demo", "text", "image", "speech", "caption", "recommend", "check", "explain", "bench", "models")
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ EXPECTED = {
     "mmspec text --accept typ": ["typical"],
     "mmspec image --method jac": ["jacobi"],
     "mmspec check --modality sp": ["speech"],
+    "mmspec explain --drafter eag": ["eagle1", "eagle3"],
     "mmspec recommend --mode st": ["strict"],
     "mmspec caption --view own+new": ["own+newline"],
     "mmspec bench --dtype bf": ["bfloat16"],

@@ -110,7 +110,7 @@ def caption(
 
 def _one(config: "Config", given: dict[str, Any], files: list[str], question: str | None) -> None:
     """Answer one prompt about all of the pictures, printing the answer as it commits."""
-    from mmspec.commands.stream import Flow, summary
+    from mmspec.bench.report.stream import Flow, summary
     from mmspec.jobs.captions import load_seeing
     from mmspec.text.inputs.clips import FrameSampling, is_clip
     from mmspec.text.inputs.vision_inputs import read_seen

@@ -128,7 +128,7 @@ def _check(config: "Config", given: dict[str, Any]) -> tuple[Any, Any, Any, Any]
 
 
 def _show(findings: Any, stats: Any, what: str, cause: str, about: dict[str, Any]) -> None:
-    from mmspec.commands.stream import summary
+    from mmspec.bench.report.stream import summary
     from mmspec.utils.provenance import machine
 
     table = Table("check", "", "finding")

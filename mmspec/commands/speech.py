@@ -218,7 +218,7 @@ def _figures(out: Any, row: int) -> dict[str, Any]:
 
 def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats: Any) -> None:
     """Print the figures of a few utterances, as JSON or as a table."""
-    from mmspec.commands.stream import summary
+    from mmspec.bench.report.stream import summary
 
     work = sum(row.pop("work") for row in rows)
     factor = work / max(1e-9, sum(row["seconds"] for row in rows))

@@ -78,7 +78,7 @@ def _one(config: "Config", given: dict[str, Any]) -> None:
     audio: str | None = given["audio"]
     prompt = prompt_argument(given["prompt"]) if audio is None else None
     common.begin(given["verbose"])
-    from mmspec.commands.stream import Flow, summary
+    from mmspec.bench.report.stream import Flow, summary
     from mmspec.loading.hearing import hear
 
     pair = replace(common.load(config), chat=given["chat"])
@@ -110,7 +110,7 @@ def _many(config: "Config", given: dict[str, Any]) -> None:
         found = {"prompts": len(rows), "output": output} | ({} if output is not None else {"results": rows})
         common.emit({**found, **_about(pair), "stats": stats.to_dict()})
     else:
-        from mmspec.commands.stream import summary
+        from mmspec.bench.report.stream import summary
 
         common.note(f"{len(rows)} prompts; {summary(stats)}")
 

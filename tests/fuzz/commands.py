@@ -133,6 +133,9 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "--output": _outputs(folder, ".json"),
         "--html": _outputs(folder, ".html"),
     }
+    explain = {name: values for name, values in text.items() if name != "--repetition-penalty"} | prompts
+    explain |= {"--repeats": (*BAD_INTS, "0"), "--batch-size": (*BAD_INTS, "0"), "--reference": model}
+    explain |= {"--output": _outputs(folder, ".json"), "--html": _outputs(folder, ".html")}
     return {
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
         "text --input": (
@@ -153,6 +156,7 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         ),
         "check": (["--limit", "1"], checks),
         "bench": (["--limit", "1"], bench),
+        "explain": (["--limit", "1", "--max-new-tokens", "2"], explain),
         "demo": (["--quick"], {"--out": _outputs(folder, ".html"), "--device": BAD_DEVICES, "--seed": SEED}),
         "models": ([], {"--seed": SEED, "--device": BAD_DEVICES, "--sped": ("1",), "--json": ("x", "1")}),
         "recipe": ([], {"--copy": ("nowhere", ""), "--path": ("nope", "../../etc/passwd")}),
@@ -280,6 +284,11 @@ def contradictions(folder: Path) -> Iterator[Case]:
         ),
         *(
             "check --model vision --picture x.png",
+            "explain --drafter none",
+            "explain extra",
+            "explain --top-k 5",
+            "explain --chat",
+            "explain --limit 1 --batch-size 0",
             "check --margin nan",
             "check --model vision --margin 0.5",
             "check --model speech --temperature 3",
