@@ -16,7 +16,7 @@ promises that are too good: the plan then follows what was lucky. Of the tree na
 import argparse
 from pathlib import Path
 
-from mmspec.bench.planned_trees import measure_pair_costs, measure_tree, most_levels, node_table
+from mmspec.bench.planned_trees import measure_tree, measure_tree_costs, most_levels, node_table
 from mmspec.core.rules.base import Accept
 from mmspec.drafters.trees.calibration import broad
 from mmspec.drafters.trees.planners import expected_length, sequoia, sparse_tree
@@ -32,7 +32,7 @@ def plan(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[dict]
     seen, unseen = (prompts[::2], prompts[1::2]) if len(prompts) > 1 else (prompts, prompts)
     depth = most_levels(pair, args.depth)
     _, calibration, _ = measure_tree(pair, seen, broad(args.nodes, depth, args.decay), batch_size=args.batch_size, seed=args.seed)
-    accuracy, costs = calibration.accuracy(args.least), measure_pair_costs(pair, prompts[0], args.nodes)
+    accuracy, costs = calibration.accuracy(args.least), measure_tree_costs(pair, prompts[0], args.nodes)
     planned = {
         "sparse": sparse_tree(accuracy, args.nodes),
         "sequoia": sequoia(accuracy, args.nodes, depth, costs.draft_seconds, costs.verify_seconds)[0],

@@ -42,7 +42,7 @@ def measure_tree(
     return *calibrate(play, batches, tree, seed), nodes
 
 
-def measure_pair_costs(pair: Pair, prompt: str, nodes: int) -> Costs:
+def measure_tree_costs(pair: Pair, prompt: str, nodes: int) -> Costs:
     """Measure the seconds of a drafter's level and of verify steps of up to `nodes` draft tokens after `prompt`.
 
     A drafter model is timed step by step; one that reads the target, by its rounds in a generation.

@@ -8,7 +8,7 @@ import torch
 
 import mmspec
 from mmspec import text
-from mmspec.bench.planned_trees import measure_pair_costs, measure_tree, most_levels
+from mmspec.bench.planned_trees import measure_tree, measure_tree_costs, most_levels
 from mmspec.core.decode import each
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
@@ -85,7 +85,7 @@ def test_trees_of_trained_drafters_are_measured(mini, kind, tmp_path):
     run = RunSection(max_new_tokens=16)
     pair = load_pair(Config(drafter=DrafterSection(kind="trained", path=str(folder)), run=run))
     depth = most_levels(pair, 3)
-    costs = measure_pair_costs(pair, pair.examples[0], 4)
+    costs = measure_tree_costs(pair, pair.examples[0], 4)
     assert costs.draft_seconds > 0
     assert sorted(costs.verify_seconds) == [0, 1, 2, 4]
     tree = broad(4, depth)
