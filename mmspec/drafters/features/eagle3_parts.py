@@ -58,8 +58,8 @@ class SharedHead(nn.Module):
             ValueError: for a target without an output embedding of the right size.
         """
         weight: Any = getattr(target.get_output_embeddings(), "weight", None)
-        fits = weight is not None and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta
-        if not fits or (ids is None and len(weight) != self.out_features):
+        fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta
+        if weight is None or not fits or (ids is None and len(weight) != self.out_features):
             raise ValueError(f"this drafter shares the head of its target, but that of {type(target).__name__} cannot be shared")
         key = (weight.data_ptr(), _version(weight), None if ids is None else (ids.data_ptr(), _version(ids)), like.dtype, like.device)
         if key != self._key:
