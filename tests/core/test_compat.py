@@ -356,6 +356,15 @@ def test_gemma4_looks_up_what_layers_add_by_ids_and_not_by_embeddings():
     assert torch.equal(found[:, :2], text.get_per_layer_inputs(None, model.get_input_embeddings()(ids[:, :2])))
 
 
+def test_writes_to_a_tensor_are_counted():
+    tensor = torch.ones(3)
+    before = compat.models.writes_of(tensor)
+    tensor.add_(1)
+    assert compat.models.writes_of(tensor) == before + 1
+    with torch.inference_mode():
+        assert compat.models.writes_of(torch.ones(3)) == 0
+
+
 def test_nothing_else_reaches_into_other_libraries():
     files = {str(path.relative_to(ROOT / "mmspec")): path for path in (ROOT / "mmspec").rglob("*.py")}
     found = {

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
+from mmspec.models.compat.models import writes_of
+
 
 class MidLayer(nn.Module):
     """EAGLE-3's layer: attention reads the value and the state concatenated; the residual stream is the state's."""
@@ -61,7 +63,7 @@ class SharedHead(nn.Module):
         fits = isinstance(weight, Tensor) and weight.dim() == 2 and weight.is_floating_point() and not weight.is_meta
         if weight is None or not fits or (ids is None and len(weight) != self.out_features):
             raise ValueError(f"this drafter shares the head of its target, but that of {type(target).__name__} cannot be shared")
-        key = (weight.data_ptr(), _version(weight), None if ids is None else (ids.data_ptr(), _version(ids)), like.dtype, like.device)
+        key = (weight.data_ptr(), writes_of(weight), None if ids is None else (ids.data_ptr(), writes_of(ids)), like.dtype, like.device)
         if key != self._key:
             rows = weight.detach() if ids is None else weight.detach()[(ids + torch.arange(len(ids), device=ids.device)).to(weight.device)]
             self._rows, self._key = (rows.to(like.device, like.dtype),), key
@@ -75,7 +77,3 @@ class SharedHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., values] of `hidden` [..., H]."""
         return nn.functional.linear(hidden, self.rows())
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version

@@ -57,6 +57,11 @@ def hooks_of(module: Any) -> tuple[int, int]:
     return len(module._forward_hooks), len(module._forward_pre_hooks)
 
 
+def writes_of(tensor: Tensor) -> int:
+    """How often a tensor was written to in place; 0 for tensors of inference mode, which are not counted. Relies on `Tensor._version`."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def per_layer_inputs(model: Any, ids: Tensor, placeholders: Sequence[int], fill: int) -> Tensor:
     """What each layer of Gemma-4 adds for `ids` [B, M], beside their embeddings: [B, M, layers, D]. Placeholders read as id `fill`.
 
