@@ -96,7 +96,7 @@ class HFSession:
         own = layout.slots if layout.ids.shape[1] == fresh else layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
         healthy = None if getattr(self.target.processors, "repairs", False) else (logits.flatten(1).amax(-1) < torch.inf)
-        p = self.distributions(logits, draft, layout, first)
+        p = self.distributions(logits, draft, layout, first, deferred=True)
         if hidden is None or prompt is None:
             return Scored(p, hidden, healthy=healthy)
         return Scored(p, hidden[:, -fresh:], Context(*prompt, torch.cat([*pieces, hidden[:, :-fresh]], 1)), healthy)
@@ -161,7 +161,7 @@ class HFSession:
         self.make_room(draft.size)
         return self._layout(draft, first)
 
-    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Any:
+    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int, deferred: bool = False) -> Any:
         """Make distributions from logits.
 
         Args:
@@ -169,6 +169,7 @@ class HFSession:
             draft: the draft.
             layout: where those columns are.
             first: the first of the columns.
+            deferred: truncate large vocabularies when a distribution is asked for.
 
         Returns:
             Distributions [B, M].
@@ -179,7 +180,7 @@ class HFSession:
         history = self._history(draft, layout, first)
         if self._own_distributions:
             return self.target.family.distribution(logits, history, self.target.processors)  # type: ignore[attr-defined]
-        return distribution_of(self.target.processors, logits, history)
+        return distribution_of(self.target.processors, logits, history, deferred)
 
     def _history(self, draft: Draft, layout: Layout, first: int) -> History:
         position = draft.position() if first == 0 else draft.position()[:, first:]

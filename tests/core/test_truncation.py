@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.distributions.deferred import DeferredCategorical
 from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
 from mmspec.core.noise import Noise
@@ -13,6 +14,8 @@ from mmspec.core.processors import truncation
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline, Suppress, TopK, TopP, pipeline
 from mmspec.core.processors.truncation import distribution_of
+from mmspec.core.records import Draft, Scored
+from mmspec.core.rules.match import Match
 from mmspec.models.guidance import Guided
 
 TEMPERATURES = (None, 0.7, (0.5, 1.1))
@@ -53,7 +56,12 @@ def test_values_that_stay_and_draws(given, size, coarse):
 @pytest.mark.parametrize("given", [{"top_k": 50}, {"min_p": 0.05}, {"top_p": 0.9}, {"temperature": 0.7, "top_k": (20, 40)}], ids=str)
 def test_a_bound_that_leaves_out_values_is_found(given, monkeypatch):
     real = truncation._bound
-    monkeypatch.setattr(truncation, "_bound", lambda *each: real(*each) + 0.5)
+
+    def higher(*each):
+        bound, total = real(*each)
+        return bound + 0.5, total
+
+    monkeypatch.setattr(truncation, "_bound", higher)
     table, found = pair(pipeline(**given), logits(1))
     assert not torch.equal(found.scores, table.scores)
 
@@ -68,7 +76,34 @@ def test_top_p_at_the_edge_of_a_value_is_decided_in_double_precision(share, monk
     monkeypatch.setattr(truncation._Table, "mass", lambda table, *given: sums.append(given) or real(table, *given))
     table, found = pair(pipeline(top_p=share), scores)
     assert torch.equal(found.scores, table.scores)
-    assert sums == [(), (torch.float64,)]
+    assert sums == [()]
+
+
+@pytest.mark.parametrize("size", [16 * LARGE, 16 * LARGE + 77])
+def test_all_weights_are_summed_only_where_their_bounds_leave_open_what_stays(size, monkeypatch):
+    sums, real = [], truncation._Table.mass
+    monkeypatch.setattr(truncation._Table, "mass", lambda table: sums.append(1) or real(table))
+    steps = pipeline(temperature=0.7, top_p=0.9)
+    peaked = logits(7, size, scale=0.5)
+    peaked[..., 3:40] += torch.linspace(12, 15, 37)
+    table, found = pair(steps, peaked)
+    assert torch.equal(found.scores, table.scores)
+    assert not sums
+    table, found = pair(steps, logits(7, size, scale=3.5))  # the likely groups hold little of the weight
+    assert torch.equal(found.scores, table.scores)
+    assert sums
+
+
+def test_bounds_that_are_wrong_are_found(monkeypatch):
+    real = truncation._Table.mass_bounds
+
+    def narrow(table, *given):
+        bounds = real(table, *given)
+        return truncation._Bounds(0.8 * bounds.least, 0.8 * bounds.least)
+
+    monkeypatch.setattr(truncation._Table, "mass_bounds", narrow)
+    table, found = pair(pipeline(top_p=0.9), logits(1, 16 * LARGE, scale=3.5))
+    assert not torch.equal(found.scores, table.scores)
 
 
 def test_few_values_are_compared(monkeypatch):
@@ -176,3 +211,40 @@ def test_steps_before_the_truncations_and_guided_pairs():
     guided = distribution_of(pairs, logits(9), HISTORY)
     assert isinstance(guided, SparseCategorical)
     assert torch.equal(guided.scores, pairs(logits(9), HISTORY))
+
+
+@pytest.mark.parametrize(
+    "given", [{"temperature": 0.7, "top_p": 0.9}, {"temperature": (0.5, 1.1), "top_k": (20, 40), "top_p": (0.3, 0.95)}], ids=str
+)
+@pytest.mark.parametrize("made", [False, True], ids=["first", "after all were made"])
+def test_deferred_distributions(given, made):
+    steps, scores = pipeline(**given), logits(8)
+    table, found = Categorical(steps(scores, HISTORY)), distribution_of(steps, scores, HISTORY, deferred=True)
+    assert isinstance(found, DeferredCategorical)
+    if made:
+        assert torch.equal(found.sample(KEYS), table.sample(KEYS))
+    rows, columns = torch.tensor([[1]]), torch.tensor([[2]])
+    for one, two in (
+        (found.picked(rows, columns), table.picked(rows, columns)),
+        (found.at(torch.tensor([[2], [0]])), table.at(torch.tensor([[2], [0]]))),
+        (found.last(1), table.last(1)),
+        (found.at(torch.tensor([[2, 0], [1, 1]])), table.at(torch.tensor([[2, 0], [1, 1]]))),
+        (found.last(2), table.last(2)),
+        (found, table),
+    ):
+        assert torch.equal(one.scores, two.scores)
+        assert one.size == LARGE
+
+
+def test_a_rule_that_walks_makes_the_distributions_of_its_path(monkeypatch):
+    made, real = [], truncation._on_support
+    monkeypatch.setattr(truncation, "_on_support", lambda scores, *given: made.append(tuple(scores.shape[:2])) or real(scores, *given))
+    steps, scores = pipeline(temperature=0.7, top_p=0.9), logits(9)
+    drawn = Categorical(steps(scores, HISTORY)).sample(KEYS)
+    nodes = torch.tensor([[0, drawn[0, 0], drawn[0, 1]], [0, drawn[1, 0] + 1, 7]])
+    draft = Draft.root(nodes[:, 0], torch.zeros(ROWS).long()).extend_chain(nodes[:, 1:], torch.full((ROWS,), 2))
+    verdict = Match()(draft, Scored(distribution_of(steps, scores, HISTORY, deferred=True)), Noise.from_seed(5, ROWS))
+    assert verdict.count.tolist() == [3, 1]
+    assert verdict.values[0].tolist() == drawn[0].tolist()
+    assert verdict.values[1, 0] == drawn[1, 0]
+    assert made == [(2, 1), (1, 1), (1, 1)]

@@ -8,16 +8,21 @@ table, bit for bit. The bound is
 - for top-p, the group maximum at which the largest ones add up to p: all smaller values then weigh at most 1 - p together, and those are
   what top-p drops. Where too few maxima add up to p, a weight of (1 - p) / V;
 - for min-p, the score of that share of the best value's weight.
+
+Top-p needs the sum of all weights. The groups with the largest maxima are summed; of the others the maxima alone, which bound their sums
+from both sides. Only where these bounds leave open which values stay, all weights are summed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.distributions.deferred import DeferredCategorical
 from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
 from mmspec.core.masks import GROUP, at_least, in_groups, true_columns
@@ -31,13 +36,14 @@ _WIDE = 256  # ids from which on those that do not stay are left out
 _SLACK = 1e-5  # above the rounding errors of sums and exponentials in single precision
 
 
-def distribution_of(processors: Any, scores: Tensor, history: History) -> Categorical:
+def distribution_of(processors: Any, scores: Tensor, history: History, deferred: bool = False) -> Any:
     """Apply processors to scores.
 
     Args:
         processors: a `Pipeline`, or another callable that takes and returns scores.
         scores: [B, N, V].
         history: the paths of the nodes.
+        deferred: truncate a large vocabulary when a distribution is asked for.
 
     Returns:
         Distributions [B, N] (of half the rows after `models.guidance.Guided`): on their support where a large vocabulary is truncated on
@@ -49,13 +55,30 @@ def distribution_of(processors: Any, scores: Tensor, history: History) -> Catego
     scores, history = processors.before(scores, history)
     for step in first:
         scores = step(scores, history)
-    if last and scores.device.type == "cpu" and scores.shape[-1] >= LARGE:
-        found = _on_support(scores, history, last)
-        if found is not None:
-            return found
-    for step in last:
+    if not last or scores.device.type != "cpu" or scores.shape[-1] < LARGE:
+        return Categorical(_after(last, scores, history))
+    make = partial(_truncated, history=history, steps=last)
+    return DeferredCategorical(scores, make) if deferred and scores.shape[1] > 1 else make(scores)
+
+
+def _truncated(scores: Tensor, rows: Tensor | None = None, *, history: History, steps: Sequence[Processor]) -> Categorical:
+    """The distributions [R, N] after the steps, which read no paths; `scores` [R, N, V] are of `rows` [R], or of all rows."""
+    if rows is not None:
+        steps = [_of_rows(step, rows) for step in steps]
+    found = _on_support(scores, history, steps)
+    return Categorical(_after(steps, scores, history)) if found is None else found
+
+
+def _after(steps: Sequence[Processor], scores: Tensor, history: History) -> Tensor:
+    for step in steps:
         scores = step(scores, history)
-    return Categorical(scores)
+    return scores
+
+
+def _of_rows(step: Any, rows: Tensor) -> Processor:
+    """A step whose settings, where there is one per row, are those of `rows`."""
+    chosen = {name: [value[row] for row in rows.tolist()] for name, value in vars(step).items() if not isinstance(value, (int, float))}
+    return replace(step, **chosen) if chosen else step
 
 
 def _split(steps: Sequence[Processor]) -> tuple[Sequence[Processor], Sequence[Processor]]:
@@ -75,8 +98,7 @@ def _on_support(scores: Tensor, history: History, steps: Sequence[Processor]) ->
     if temperature is not None and not _positive(temperature.temperature):
         return None
     table = _Table.of(scores, 1.0 if temperature is None else temperature.temperature)
-    total = None if TopK in named or TopP not in named else table.mass()
-    bound = _bound(table, total, named)
+    bound, total = _bound(table, named)
     if bound is None:
         return None
     ids, real = at_least(table.flat, table.best, table.unscaled(bound))
@@ -130,13 +152,26 @@ class _Table:
         given = per_row(value, self.flat.view(rows, self.nodes, -1), name)
         return torch.as_tensor(given, dtype=self.flat.dtype).expand(rows, self.nodes, 1).reshape(-1, 1)
 
-    def mass(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The sums of all weights relative to the best value's [C, 1]. One distribution at a time: its weights stay in the cache."""
+    def mass(self) -> Tensor:
+        """The sums of all weights relative to the best value's [C, 1], in double precision. One distribution at a time: its weights stay
+        in the cache."""
         weights, top = torch.empty_like(self.flat[0]), self.top / self.degree
         degrees = self.degree if isinstance(self.degree, Tensor) else [self.degree] * len(top)
         rows = zip(self.flat, degrees, top, strict=True)
-        sums = [torch.div(scores, degree, out=weights).sub_(most).exp_().sum(dtype=dtype) for scores, degree, most in rows]
+        sums = [torch.div(scores, degree, out=weights).sub_(most).exp_().sum(dtype=torch.float64) for scores, degree, most in rows]
         return torch.stack(sums)[:, None]
+
+    def mass_bounds(self, relative: Tensor, likely: Tensor) -> "_Bounds":
+        """Bounds of `mass`: the values of the `likely` groups [C, L] are summed, and of the others what their maxima tell."""
+        weights, values = relative.exp(), in_groups(self.flat).gather(1, likely[..., None].expand(-1, -1, GROUP)).flatten(1)
+        known = (
+            values
+            if self.best.shape[1] * GROUP == self.flat.shape[1]
+            else torch.cat([values, self.flat[:, self.best.shape[1] * GROUP :]], 1)
+        )
+        inside = (known / self.degree).sub_(self.top / self.degree).exp_().sum(-1, keepdim=True)
+        rest = weights.scatter_(1, likely, 0.0).sum(-1, keepdim=True)
+        return _Bounds((inside + rest) * (1 - _SLACK), (inside + GROUP * rest) * (1 + _SLACK))
 
     def relative(self) -> Tensor:
         """The groups' logarithmic weights relative to the best value's [C, V // GROUP]."""
@@ -147,38 +182,49 @@ class _Table:
         return self.top + self.degree * (bound - _SLACK * (1 + bound.abs())) - 1e-6 * self.top.abs()
 
 
-def _bound(table: _Table, total: Tensor | None, named: dict[type, Any]) -> Tensor | None:
-    """A logarithmic weight that all values that stay have at least [C, 1]; None where none is known."""
+@dataclass(frozen=True)
+class _Bounds:
+    """Bounds of the sums of all weights [C, 1]."""
+
+    least: Tensor
+    most: Tensor
+
+
+def _bound(table: _Table, named: dict[type, Any]) -> tuple[Tensor | None, _Bounds | None]:
+    """A logarithmic weight that all values that stay have at least [C, 1], None where none is known; and for top-p alone the sums."""
     if TopK in named:
         k = [named[TopK].k] if isinstance(named[TopK].k, int) else list(named[TopK].k)
-        return table.relative().topk(max(k), -1).values[:, -1:] if min(k) >= 1 and 2 * max(k) <= table.best.shape[1] else None
-    if total is None:
-        return torch.as_tensor(table.each(named[MinP].p, "min_p")).log()
-    p = table.each(named[TopP].p, "top_p")
-    dropped = (1 - p).clamp(min=_SLACK) if isinstance(p, Tensor) else max(1 - p, _SLACK)
-    relative, goal = table.relative(), p * total * (1 + _SLACK)
+        known = min(k) >= 1 and 2 * max(k) <= table.best.shape[1]
+        return (table.relative().topk(max(k), -1).values[:, -1:] if known else None), None
+    if TopP not in named:
+        return torch.as_tensor(table.each(named[MinP].p, "min_p")).log(), None
+    return _bound_of_top_p(table, table.each(named[TopP].p, "top_p"))
+
+
+def _bound_of_top_p(table: _Table, p: float | Tensor) -> tuple[Tensor, _Bounds]:
+    relative = table.relative()
     for count in _LIKELY:
-        likely = relative.topk(min(count, relative.shape[1]), -1).values
-        reached = likely.exp().cumsum(-1) >= goal
+        likely = relative.topk(min(count, relative.shape[1]), -1)
+        total = table.mass_bounds(relative, likely.indices)
+        reached = likely.values.exp().cumsum(-1) >= p * total.most * (1 + _SLACK)
         if reached[:, -1].all():
             break
-    rare = (total * (dropped / table.flat.shape[1])).log()
-    return torch.where(reached[:, -1:], likely.gather(-1, reached.long().argmax(-1, keepdim=True)), rare)
+    dropped = (1 - p).clamp(min=_SLACK) if isinstance(p, Tensor) else max(1 - p, _SLACK)
+    rare = (total.least * (dropped / table.flat.shape[1])).log()
+    return torch.where(reached[:, -1:], likely.values.gather(-1, reached.long().argmax(-1, keepdim=True)), rare), total
 
 
-def _nucleus(step: TopP, kept: Tensor, table: _Table, total: Tensor) -> Tensor:
-    """Apply top-p to `kept` [B, N, K], given the sum of all weights [C, 1] in single precision.
-
-    It is summed again in double precision where that decides.
-    """
+def _nucleus(step: TopP, kept: Tensor, table: _Table, total: _Bounds) -> Tensor:
+    """Apply top-p to `kept` [B, N, K]. All weights are summed where the bounds of their sum do not decide."""
     index, below = step.ranked(kept)
-    shape = (*kept.shape[:2], 1)
-    rest = (total.double().view(shape) - below[..., -1:]).clamp_(min=0)
-    over = step.over(below + rest)
-    if (over.abs() <= _SLACK * (below + rest)[..., -1:]).any():
-        rest = table.mass(torch.float64).view(shape) - below[..., -1:]
-        over = step.over(below + rest)
-    return step.cut(kept, index, over)
+
+    def over(sums: Tensor) -> Tensor:
+        return step.over(below + (sums.double().view(*kept.shape[:2], 1) - below[..., -1:]).clamp_(min=0))
+
+    found = over(total.most)
+    if ((found > 0) != (over(total.least) > 0)).any():
+        found = over(table.mass())
+    return step.cut(kept, index, found)
 
 
 def _compact(ids: Tensor, kept: Tensor, shape: tuple[int, ...], size: int) -> SparseCategorical:
