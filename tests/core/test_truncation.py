@@ -16,6 +16,7 @@ from mmspec.core.processors.pipeline import Pipeline, Suppress, TopK, TopP, pipe
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Draft, Scored
 from mmspec.core.rules.match import Match
+from mmspec.core.rules.token import Token
 from mmspec.models.guidance import Guided
 
 TEMPERATURES = (None, 0.7, (0.5, 1.1))
@@ -248,3 +249,27 @@ def test_a_rule_that_walks_makes_the_distributions_of_its_path(monkeypatch):
     assert verdict.values[0].tolist() == drawn[0].tolist()
     assert verdict.values[1, 0] == drawn[1, 0]
     assert made == [(2, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_chain_is_judged_alike_in_turn_and_at_once(seed):
+    steps, scores = pipeline(temperature=0.7, top_p=0.9), logits(10 + seed, scale=2.0)
+    near = distribution_of(steps, scores + 0.5 * logits(30 + seed, scale=2.0), HISTORY).at(torch.tensor([[0, 1], [0, 1]]))
+    noise = Noise.from_seed(seed, ROWS)
+    tokens = near.sample(noise.value(torch.arange(2).expand(ROWS, 2)).branch(1)[..., 0])
+    draft = Draft.root(torch.zeros(ROWS).long(), torch.zeros(ROWS).long()).extend_chain(tokens, torch.tensor([2, 1 + seed % 2]), near)
+    one, two = (Token()(draft, Scored(distribution_of(steps, scores, HISTORY, late)), noise) for late in (False, True))
+    for name in ("keep", "values", "count", "judged"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    assert torch.allclose(one.expected, two.expected, atol=1e-6)
+
+
+def test_a_chain_makes_the_distributions_up_to_its_first_rejection(monkeypatch):
+    made, real = [], truncation._on_support
+    monkeypatch.setattr(truncation, "_on_support", lambda scores, *given: made.append(scores.shape[1]) or real(scores, *given))
+    steps, scores = pipeline(temperature=0.7, top_p=0.9), logits(9)
+    never = Categorical(steps(scores, HISTORY)).scores.argmin(-1)[:, :2]
+    draft = Draft.root(torch.zeros(ROWS).long(), torch.zeros(ROWS).long()).extend_chain(never, torch.full((ROWS,), 2))
+    verdict = Token()(draft, Scored(distribution_of(steps, scores, HISTORY, deferred=True)), Noise.from_seed(5, ROWS))
+    assert verdict.count.tolist() == [1, 1]
+    assert made == [1, 1]  # judged, and drawn from

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
+from mmspec.core.distributions.deferred import DeferredCategorical
 from mmspec.core.gumbel import LARGE
 from mmspec.core.gumbel_triton import accept_draw
 from mmspec.core.noise import Noise
@@ -36,16 +37,38 @@ def judge_chain(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, e
         )
     if draft.size == draft.roots:
         return commit(draft, _last_root(draft), _bonus(draft, scored, noise))
-    p, x, valid = parents_distribution(draft, scored), draft.draft_tokens, draft.valid[:, draft.roots :]
-    position = draft.position()[:, draft.roots - 1 : -1]
+    turns = type(rule) is Token and exact is None and isinstance(scored.p, DeferredCategorical)
+    passes, gaps = _judge_in_turn(rule, draft, scored, noise) if turns else _judge_at_once(rule, draft, scored, noise, exact)
+    valid = draft.valid[:, draft.roots :]
+    accepted = (passes & valid).long().cumprod(-1).sum(-1)
+    verdict = commit(draft, draft.roots - 1 + accepted, _chain_extra(rule, draft, scored, noise, accepted, exact))
+    judged = accepted + (valid.sum(-1) > accepted)
+    return with_meters(verdict, judged, None, over_judged(judged, gaps))
+
+
+def _judge_at_once(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, exact: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Whether each draft token passes, bool [B, G], and the total variation of p and q there [B, G]."""
+    p, x = parents_distribution(draft, scored), draft.draft_tokens
+    keys = noise.accept(draft.position()[:, draft.roots - 1 : -1], draft.start)
     chance = rule.accept_prob(p, draft.q, x)
     if exact is not None:
         chance = torch.where(exact, Token().accept_prob(p, draft.q, x), chance)
-    passes = noise.accept(position, draft.start).below(chance) & valid
-    accepted = passes.long().cumprod(-1).sum(-1)
-    verdict = commit(draft, draft.roots - 1 + accepted, _chain_extra(rule, draft, scored, noise, accepted, exact))
-    judged = accepted + (valid.sum(-1) > accepted)
-    return with_meters(verdict, judged, None, over_judged(judged, p.tv(draft.q, x)))
+    return keys.below(chance), p.tv(draft.q, x)
+
+
+def _judge_in_turn(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise) -> tuple[Tensor, Tensor]:
+    """The same, up to the column where the last row stops: the distributions behind it are not made. Synchronises once a column."""
+    x, valid = draft.draft_tokens, draft.valid[:, draft.roots :]
+    keys = noise.accept(draft.position()[:, draft.roots - 1 : -1], draft.start)
+    passes, gaps = torch.zeros_like(valid), torch.zeros(valid.shape, device=valid.device)
+    for column in range(valid.shape[1]):
+        here = torch.full((len(x), 1), column, device=x.device)
+        p, q, value = scored.p.at(here + draft.roots - 1), None if draft.q is None else draft.q.at(here), x[:, column : column + 1]
+        passes[:, column : column + 1] = keys[:, column : column + 1].below(rule.accept_prob(p, q, value))
+        gaps[:, column : column + 1] = p.tv(q, value)
+        if not (passes & valid)[:, : column + 1].all(1).any():
+            break
+    return passes, gaps
 
 
 def _chain_extra(rule: SingleDraft, draft: Draft, scored: Scored, noise: Noise, accepted: Tensor, exact: Tensor | None = None) -> Tensor:
