@@ -163,12 +163,9 @@ class _Table:
 
     def mass_bounds(self, relative: Tensor, likely: Tensor) -> "_Bounds":
         """Bounds of `mass`: the values of the `likely` groups [C, L] are summed, and of the others what their maxima tell."""
-        weights, values = relative.exp(), in_groups(self.flat).gather(1, likely[..., None].expand(-1, -1, GROUP)).flatten(1)
-        known = (
-            values
-            if self.best.shape[1] * GROUP == self.flat.shape[1]
-            else torch.cat([values, self.flat[:, self.best.shape[1] * GROUP :]], 1)
-        )
+        weights, tail = relative.exp(), self.flat[:, self.best.shape[1] * GROUP :]
+        values = in_groups(self.flat).gather(1, likely[..., None].expand(-1, -1, GROUP)).flatten(1)
+        known = torch.cat([values, tail], 1) if tail.shape[1] else values
         inside = (known / self.degree).sub_(self.top / self.degree).exp_().sum(-1, keepdim=True)
         rest = weights.scatter_(1, likely, 0.0).sum(-1, keepdim=True)
         return _Bounds((inside + rest) * (1 - _SLACK), (inside + GROUP * rest) * (1 + _SLACK))
