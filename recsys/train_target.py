@@ -26,6 +26,7 @@ from mmspec.recsys.baselines import CoOccurrence
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.recsys.semantic_ids import make
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import write_json
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
     args = parser.parse_args()
+    refuse_several_processes()
     args.data = "shop" if args.smoke else args.data
     args.work = args.work or Path(f"build/recsys-{args.data}")
     args.out = args.out or (Path("mmspec/minis/recsys") if args.data == "shop" and not args.smoke else args.work / "mini")
@@ -108,8 +110,7 @@ def main() -> None:
     torch.manual_seed(0)
     chosen, data = SETS[args.data], read(args.data, args.ids)
     if args.smoke:
-        chosen = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}
-        args.steps, args.users = 2, 8
+        chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
     sizes, every = chosen["model"], max(1, args.steps // 10)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"

@@ -19,6 +19,7 @@ from mmspec.minis import speech_data as spoken
 from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.speech.sound.audio import QUIET, logs
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.kmeans import kmeans
 
 
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny codec on noise")
     args = parser.parse_args()
+    refuse_several_processes()
     args.work.mkdir(parents=True, exist_ok=True)
     args.out = args.out or (args.work / "codec" if args.smoke else Path("mmspec/minis/speech/codec"))
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from mmspec.minis import speech_data as spoken
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.speech.sound.recogniser import Recogniser, RecogniserConfig, word_errors
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 
 Heard = list[tuple[Tensor, str]]
 
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny recogniser on noise")
     args = parser.parse_args()
+    refuse_several_processes()
     args.work.mkdir(parents=True, exist_ok=True)
     args.out = args.out or (args.work if args.smoke else Path("mmspec/minis/speech"))
     torch.manual_seed(0)

@@ -23,6 +23,7 @@ from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
 from mmspec.minis.weights import save_llama
 from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 
 SIZES = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
 POSITIONS = 640
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on noise")
     args = parser.parse_args()
+    refuse_several_processes()
     args.work.mkdir(parents=True, exist_ok=True)
     args.out = args.out or (args.work if args.smoke else Path("mmspec/minis/speech"))
     torch.manual_seed(0)

@@ -3,39 +3,41 @@
     python text/distil_model.py --model ./big --prompts prompts.txt --out ./small        (an eighth of its layers, which begin as they are)
     python text/distil_model.py --model ./big --prompts prompts.txt --size config.json   (any causal architecture with its vocabulary size)
     python text/distil_model.py --text speculative --loss jsd                            (for the shipped mini)
+    torchrun --nproc-per-node 2 text/distil_model.py ...     (or accelerate launch --num_processes 2: one job, the same weights)
 
 The target writes text after the prompts under the sampling settings it will be used with, and the small model learns the target's
 distributions on that text, or partly on text of its own (on-policy, DistillSpec), or on its own text in which the target replaces every
 token outside its --rank likeliest (speculative, SKD). Every checkpoint prints held-out acceptance. Runs resume where they stopped. Codec
 language models in one stream of ids are causal models like others; of a vision-language model the language model is distilled on text.
-The vocabulary stays the target's, since assisted generation and vLLM need its ids: where it is large, a narrow config.json makes the head
-small, and its embeddings begin as the target's on the principal directions of the tokens in use.
+The vocabulary stays the target's, since assisted generation and vLLM need its ids. Above 65,536 values, embeddings and head are the
+target's own and are not trained (--head); a narrow config.json makes them small, and they begin as the target's on the principal
+directions of the tokens in use.
 """
 
 import argparse
 import json
 import os
 import random
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from mmspec.loading.text import load_pair
 from mmspec.minis.corpus import documents
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.train import Fit, fit
 from mmspec.train.on_policy_text import Writing, write_own_text
-from mmspec.train.small_model.architecture import small_model, start_embeddings
+from mmspec.train.parallel import join_processes
+from mmspec.train.small_model.architecture import share_embeddings, small_model, start_embeddings
 from mmspec.train.small_model.folder import check_replaceable, claim_work, note_acceptance, noted_acceptance, save_small_model
 from mmspec.train.small_model.loss import SmallModelLoss
-from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids
+from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids, estimated_memory
 from mmspec.utils.files import read_prompts
+from mmspec.utils.recipe_files import recipe_command
 
-PLACES = ("work", "out", "device", "smoke", "checkpoint_every")  # what the weights do not depend on
+PLACES = ("work", "out", "device", "smoke", "checkpoint_every", "force_memory")  # what the weights do not depend on
 
 
 def parsed() -> argparse.Namespace:
@@ -46,7 +48,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of --size small; an eighth of the target's by default")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--from-target", dest="fresh", action="store_false", help="begin with weights of the target, the default")
-    start.add_argument("--fresh", action="store_true", help="begin with random weights")
+    start.add_argument("--fresh", action="store_true", help="begin with random weights, but for a shared head")
+    parser.add_argument("--head", choices=("shared", "own"), help="embeddings and head: the target's as they are, or trained")
     parser.add_argument("--text", choices=TEXTS, default="off-policy", help="whose text is learnt from")
     parser.add_argument("--share", type=float, help="part of the steps with the small model's text; 0.5 by default")
     parser.add_argument("--rank", type=int, help="speculative: rank a token may have among the target's likeliest; 25 by default")
@@ -61,6 +64,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--checkpoint-every", type=int, default=100)
     parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--force-memory", action="store_true", help="begin even if the memory may not suffice")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, default=Path("build/distil"), help="text and checkpoints")
     parser.add_argument("--out", type=Path, help="default: WORK/model")
@@ -94,38 +98,44 @@ def openings(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    kept = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items() if key not in PLACES}
-    return kept | {"command": shlex.join(["python", "text/distil_model.py", *sys.argv[1:]])}
+    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items() if key not in PLACES}
 
 
 def run(args: argparse.Namespace) -> None:
-    out = (args.out or args.work / "model").expanduser()
+    here, out = join_processes(args.device), (args.out or args.work / "model").expanduser()
     given = {key: value for key, value in (("share", args.share), ("k", args.rank)) if value is not None}
     source, settings, log = TextSource(kind=args.text, new=args.new, **given), settings_of(args), args.work / "acceptance.jsonl"
     check_replaceable(out)
-    pair = load_pair(Config(target=TargetSection(path=args.model, device=args.device), drafter=DrafterSection(kind="none")))
+    if args.rows < here.num_processes:
+        raise ValueError(f"--rows is {args.rows} for {here.num_processes} processes: give every process a window")
+    device = str(here.device) if args.device == "auto" else args.device
+    pair = load_pair(Config(target=TargetSection(path=args.model, device=device), drafter=DrafterSection(kind="none")))
     target = pair.target.requires_grad_(False)
     torch.manual_seed(0)
     model = small_model(target, args.size, layers=args.layers, fresh=args.fresh).to(target.device)
+    shared = share_embeddings(model, target, None if args.head is None else args.head == "shared")
     example = SmallModelLoss(model, target, args.loss)
-    claim_work(args.work, {key: value for key, value in settings.items() if key != "command"})
+    estimate = estimated_memory(example, target, args.windows, -(-args.rows // here.num_processes), args.opening + args.new)
+    estimate.announce(here, args.force_memory)
+    claim_work(args.work, settings)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new)
     ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
-    if not args.fresh:
+    if not args.fresh and not shared:
         start_embeddings(model, target, counted_ids(ids, own, model.config.vocab_size))
     text = TrainingText(target, ids, own, max(args.rows, len(ids) // 16), source)
 
     def loss(module: torch.nn.Module, turn: int) -> torch.Tensor:
         torch.manual_seed(turn)  # of dropout
-        return module(text.draw(model, turn, args.rows))
+        return module(text.draw(model, turn, args.rows, here.num_processes))
 
     def validate(module: torch.nn.Module, step: int) -> None:
         print(note_acceptance(log, step, text.acceptance(module)), flush=True)
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
     fit(example, loss, fitting, args.work / "model.pt", title="distil", validate=validate)
-    if PartialState().is_main_process:
-        save_small_model(model, pair.tokenizer, out, settings, noted_acceptance(log))
+    if here.is_main_process:
+        command = recipe_command("text/distil_model.py", vars(args), leave_out=("work", "out"), processes=here.num_processes)
+        save_small_model(model, pair.tokenizer, out, settings | {"command": command}, noted_acceptance(log))
         print(f"{out}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters; mmspec text PROMPT --drafter {out}")
 
 

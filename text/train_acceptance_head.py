@@ -26,6 +26,7 @@ from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import draw_for
 from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import read_prompts
 
 
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--smoke", action="store_true", help="two prompts, two steps")
     args = parser.parse_args()
+    refuse_several_processes()
     if args.smoke:
         args.max_new_tokens, args.steps = 16, 2
     try:

@@ -118,10 +118,7 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     net = net_to_train(args.kind, target, args.options, args.vocabulary)
     aim, length, out = aim_of(args, net), args.opening + args.new, args.out or args.work / args.kind
     size = TrainingSize(windows=args.windows, length=length, rows=args.rows, levels=aim.depth, states=args.states)
-    estimate = training_memory(net, target, size, args.work)
-    here.print(estimate, flush=True)
-    if not args.force_memory:
-        estimate.check()
+    training_memory(net, target, size, args.work).announce(here, args.force_memory)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
     ids, own = write_own_text(target, pair.tokenizer, openings(args, pair), plan, args.work)
     begin_training(net, target, ids[own])

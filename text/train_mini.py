@@ -21,6 +21,7 @@ import mmspec
 from mmspec.minis.card import as_stored, text_card, write_text_mini
 from mmspec.minis.corpus import documents, openings
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 
 END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
 
@@ -54,8 +55,7 @@ def llama(width: int, layers: int, heads: int, feed: int) -> LlamaForCausalLM:
 
 def crops(stream: torch.Tensor, rows: int, step: int) -> torch.Tensor:
     """`rows` random windows, a function of `step` alone so that a resumed run sees the same batches."""
-    generator = torch.Generator().manual_seed(step)
-    starts = torch.randint(len(stream) - WINDOW, (rows,), generator=generator)
+    starts = torch.randint(len(stream) - WINDOW, (rows,), generator=torch.Generator().manual_seed(step))
     return torch.stack([stream[s : s + WINDOW] for s in starts])
 
 
@@ -101,13 +101,13 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of tiny models on a few made-up lines")
     args = parser.parse_args()
+    refuse_several_processes()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     if args.smoke:
         texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)]
         target, drafter, rows, rounds = llama(32, 2, 2, 64), llama(16, 1, 2, 32), 4, 2
-        args.steps = args.drafter_steps = 2
-        args.out = args.work / "mini"  # never over the shipped one
+        args.steps, args.drafter_steps, args.out = 2, 2, args.work / "mini"  # never over the shipped one
     else:
         texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
         target, drafter, rows, rounds = llama(192, 16, 6, 512), llama(192, 1, 6, 512), 64, 8

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 
 HELD = 10**9  # seeds from here on are never trained on
 FIELDS = ((*scenes.COLOURS, ""), (*scenes.SHAPES, ""), (*scenes.SIZES, ""), tuple(scenes.BACKGROUNDS))
@@ -63,6 +64,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model")
     args = parser.parse_args()
+    refuse_several_processes()
     if args.smoke:
         args.tower_steps, args.steps, args.rows, args.layers, args.width, args.held, args.checkpoint_every = 2, 2, 2, 1, 32, 2, 1
     args.out = args.out or args.work / "mini"

@@ -12,7 +12,8 @@ newline where a picture was. vlm: one behind the target's vision tower. Stages r
 
 import argparse
 import json
-import random
+import sys
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +24,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import mmspec
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import begin_training, net_to_train
+from mmspec.loading.picture_requests import folder_requests, scene_requests
 from mmspec.loading.text import load_pair
-from mmspec.minis import scenes
+from mmspec.loading.transformers import DTYPES
 from mmspec.minis import vlm_model as sights
 from mmspec.minis.weights import llama, save_llama
 from mmspec.run.config import Config, TargetSection
-from mmspec.text.inputs.pictures import pictures_in, read_picture
-from mmspec.text.inputs.vision_inputs import VisionPrompt
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_data import Course, with_eyes_of
@@ -37,9 +37,8 @@ from mmspec.train.on_policy_text import Writing, write_own_answers
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record_answers
 from mmspec.train.states.disk import STATE_DTYPES
-from mmspec.utils.files import read_prompts
+from mmspec.train.states.memory import TrainingMemory, TrainingSize, small_model_memory, training_memory
 
-SEEN = 2 * 10**9  # the scenes' first seed: neither trained on by the target nor held out from it
 NETS = ("eagle1", "eagle3", "hivis", "vispec")  # those that read the target's states
 
 
@@ -47,19 +46,21 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", default="text", choices=["text", "vlm", *NETS])
     parser.add_argument("--model", default="mini", help="mini, or a vision-language model's folder or name")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target; not for --kind vlm")
     parser.add_argument("--pictures", type=Path, help="a folder, for models other than the mini")
     parser.add_argument("--prompts", type=Path, help="asked of every picture: one a line, or JSON lines")
     parser.add_argument("--text", type=Path, help="a trained text drafter to begin from")
     parser.add_argument("--work", type=Path, default=Path("build/vlm-drafters"), help="answers, shared by all kinds, and checkpoints")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
     parser.add_argument("--options", type=json.loads, default={}, help="of a net's class, as JSON")
-    parser.add_argument("--opening", type=int, default=64, help="nets: most positions of a prompt, pictures included")
+    parser.add_argument("--opening", type=int, default=64, help="most positions of a prompt, pictures included")
     parser.add_argument("--size", type=int, nargs=2, default=[2, 96], help="text: layers, and a width in heads of 32")
     parser.add_argument("--chunks", type=int, default=65, help="batches of prompts to answer; the last is held out")
     parser.add_argument("--rows", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new", type=int, default=sights.LONGEST, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, batch by batch")
     parser.add_argument("--states", choices=STATE_DTYPES, default="bfloat16", help="nets: dtype of the target's states on disk")
+    parser.add_argument("--force-memory", action="store_true", help="begin even if the memory or disk space may not suffice")
     parser.add_argument("--hard", action="store_true", help="text, vlm: learn the answers alone, not the target's distributions on them")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--projector-steps", type=int, default=200, help="vlm: of the projector alone, before the others")
@@ -71,26 +72,14 @@ def parsed() -> argparse.Namespace:
         args.chunks, args.rows, args.new, args.steps, args.projector_steps, args.size = 3, 2, 6, 5, 5, [1, 32]
     if args.model != "mini" and not (args.pictures and args.prompts):
         parser.error("--model needs --pictures FOLDER and --prompts FILE: only the mini has scenes of its own")
+    if args.kind == "vlm" and args.dtype != "float32":
+        parser.error(f"--dtype is {args.dtype}, but --kind vlm reads the target's pictures in float32: leave it out, or train another kind")
     return args
 
 
-def requests(args: argparse.Namespace) -> list[tuple[tuple, str]]:
-    """Pictures (paths, or scenes to draw) and what is asked about them."""
-    if args.model == "mini":
-        batches = (sights.batch(SEEN + turn, args.rows)[: args.rows] for turn in range(args.chunks))
-        return [(each.pictures, each.question.text) for batch in batches for each in batch]
-    names = pictures_in(args.pictures)
-    asked = [((args.pictures / name,), record["prompt"]) for record in read_prompts(args.prompts) for name in names]
-    random.Random(0).shuffle(asked)
-    return [asked[i % len(asked)] for i in range(args.chunks * args.rows)]
-
-
-def read(pair, draw, asked: list[tuple[tuple, str]], first: int, end: int) -> dict:
-    """What the processor makes of requests `first` to `end` - 1; `draw` gives their pictures."""
-    return pair.inputs([VisionPrompt(text, tuple(map(draw, pictures))) for pictures, text in asked[first:end]])
-
-
 def untrained(args: argparse.Namespace, target, processor):
+    if args.kind in NETS:
+        return net_to_train(args.kind, target, args.options)
     if args.text:
         reader = llama(args.text) if args.model == "mini" else AutoModelForCausalLM.from_pretrained(args.text)
     else:
@@ -101,19 +90,29 @@ def untrained(args: argparse.Namespace, target, processor):
     return (with_eyes_of(target, reader) if args.kind == "vlm" else reader).to(target.device)
 
 
-def main() -> None:
-    args, here = parsed(), join_processes()
+def memory(args: argparse.Namespace, drafter, target, windows: int) -> TrainingMemory:
+    length = args.opening + args.new
+    if args.kind in NETS:
+        size = TrainingSize(windows=windows, length=length, rows=args.rows, levels=5, states=args.states)
+        return training_memory(drafter, target, size, args.work)
+    return small_model_memory(drafter, target, rows=args.rows, length=length)
+
+
+def run(args: argparse.Namespace) -> None:
+    here, mini, out = join_processes(), args.model == "mini", args.out or args.work / args.kind
     torch.manual_seed(0)
-    asked, mini, out = requests(args), args.model == "mini", args.out or args.work / args.kind
-    pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device))))
+    pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device), dtype=args.dtype)))
     target, processor, pad = pair.target.requires_grad_(False), pair.processor, pair.tokenizer.pad_token_id or 0
-    ask, last = partial(read, replace(pair, chat=True), scenes.draw_scene if mini else read_picture, asked), len(asked) - args.rows
+    count, last = args.chunks * args.rows, (args.chunks - 1) * args.rows
+    ask = scene_requests(pair, args.chunks, args.rows) if mini else folder_requests(pair, args.pictures, args.prompts, count)
+    drafter = untrained(args, target, processor)
+    memory(args, drafter, target, last).announce(here, args.force_memory)
     writing = Writing(temperatures=args.temperature, opening=args.opening, new=args.new, chunk=args.rows)
-    ids, sizes = write_own_answers(target, ask, len(asked), writing, args.work)
-    drafter = net_to_train(args.kind, target, args.options) if args.kind in NETS else untrained(args, target, processor)
+    ids, sizes = write_own_answers(target, ask, count, writing, args.work)
 
     def validate(module: torch.nn.Module, step: int) -> None:
-        stats = mmspec.text.generate(target, ask(last, len(asked)), drafter, max_new_tokens=args.new, draft_length=5).stats
+        used = deepcopy(drafter).to(target.dtype) if args.kind in NETS else drafter
+        stats = mmspec.text.generate(target, ask(last, count), used, max_new_tokens=args.new, draft_length=5).stats
         print(f"step {step}: {stats.tokens_per_call:.2f} tokens per call at 5 draft tokens, greedily, on held-out prompts", flush=True)
 
     def train(steps: int, name: str, module: torch.nn.Module, loss) -> None:
@@ -143,7 +142,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    arguments = parsed()
     try:
-        main()
+        run(arguments)
     except (OSError, ValueError, FloatingPointError) as error:
-        raise SystemExit(f"train_vlm_drafter: {error}") from None
+        print(f"train_vlm_drafter: {error}", file=sys.stderr)
+        raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None

@@ -18,6 +18,7 @@ from PIL import Image
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes.tokenizer import as_pictures, as_tensor, rebuilding_loss
 from mmspec.vision.continuous import autoencoder as auto
 
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model on random pictures")
     args = parser.parse_args()
+    refuse_several_processes()
     args.out = args.out or (args.work / "autoencoder" if args.smoke else Path("mmspec/minis/continuous/autoencoder"))
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import Classifier, classify, load_classifier, save_classifier
 
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random pictures")
     args = parser.parse_args()
+    refuse_several_processes()
     grey = args.set == "fashion"
     args.steps = args.steps or (5000 if grey else 3000)
     args.work = args.work or Path(f"build/classifier-{args.set}")

@@ -24,6 +24,7 @@ from mmspec.minis import pictures
 from mmspec.minis.latents import load_continuous_model, save_model
 from mmspec.train import Fit, fit
 from mmspec.train.continuous import ContinuousLoss, MixtureExample, PathExample, Table, dropped, noisy, written
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.continuous import autoencoder as auto
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
     args = parser.parse_args()
+    refuse_several_processes()
     args.work = args.work or Path(f"build/continuous-{args.head}" + (f"-{args.name}" if args.draft else ""))
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

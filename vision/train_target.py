@@ -22,6 +22,7 @@ from transformers import T5Config, T5EncoderModel
 from mmspec.minis import pictures
 from mmspec.minis.captions import captions_of, text_tokenizer
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
 from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random codes")
     args = parser.parse_args()
+    refuse_several_processes()
     args.work, args.out = args.work or Path(f"build/target-{args.set}"), args.out or Path(f"mmspec/minis/vision/{args.set}")
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

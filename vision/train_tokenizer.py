@@ -18,6 +18,7 @@ from PIL import Image
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
+from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes import tokenizer as tokens
 
 SETS = {
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model on random pictures")
     args = parser.parse_args()
+    refuse_several_processes()
     recipe = SETS[args.set]
     sizes, rows, steps = recipe["model"], recipe["rows"], args.steps or recipe["steps"]
     finishing = recipe["finish"] if args.finish is None else args.finish

@@ -201,19 +201,26 @@ def pick(states: Tensor, columns: Tensor) -> Tensor:
 
 
 def head_of(model: Any) -> Any:
-    """Return the map of `model` from last hidden states to logits, including its soft cap."""
-    head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
-    return head if cap is None else lambda hidden: cap * torch.tanh(head(hidden) / cap)
+    """Return the map of `model` from last hidden states to logits, including its scale and soft cap."""
+    return _as_logits(model, model.get_output_embeddings())
 
 
 def head_rows(model: Any, ids: Tensor) -> Any:
-    """Return the map of `model` from last hidden states [..., H] to the logits [..., R] of `ids` [R] alone, including its soft cap."""
-    head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+    """Return the map of `model` from last hidden states [..., H] to the logits [..., R] of `ids` [R] alone, as `head_of` gives them."""
+    head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.weight.is_meta:  # of another form, or brought in by a hook
         return lambda hidden: head_of(model)(hidden)[..., ids]
     weight, bias = head.weight[ids], None if head.bias is None else head.bias[ids]
-    rows = partial(torch.nn.functional.linear, weight=weight, bias=bias)
-    return rows if cap is None else lambda hidden: cap * torch.tanh(rows(hidden) / cap)
+    return _as_logits(model, partial(torch.nn.functional.linear, weight=weight, bias=bias))
+
+
+def _as_logits(model: Any, head: Any) -> Any:
+    """`head` with the scale (Cohere, Granite) and the soft cap (Gemma 2) that `model` gives its logits."""
+    config = model.config.get_text_config(decoder=True)
+    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    scaled = head if factor == 1 else lambda hidden: factor * head(hidden)
+    return scaled if cap is None else lambda hidden: cap * torch.tanh(scaled(hidden) / cap)
 
 
 def words_of(session: HFSession) -> tuple[Any, Any, int]:

@@ -7,6 +7,7 @@ two.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial, singledispatch
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from transformers import DynamicCache
 from mmspec.drafters.features.eagle import FeatureNet
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
-from mmspec.train.losses import ComparedPositions, Comparison, Loss, Predicted, TargetSide, weighted_loss
+from mmspec.train.comparison import ComparedPositions, Comparison, Levels, LevelsTogether, Predicted, SeparateLevels, TargetSide
+from mmspec.train.losses import Loss, taken_and_agreed, weighted_loss
 from mmspec.train.parallel import shared_counts
 from mmspec.train.states.memory import LOGITS
 from mmspec.train.states.window import RecordedWindow
@@ -27,7 +29,7 @@ class LevelDrafts:
     """A net's predictions at one level, for M places of every window."""
 
     hidden: Tensor  # [B, M, H] what `head` reads
-    head: Callable[[Tensor], Tensor]  # gives logits [..., V] over the net's own values for `hidden` [..., H], by parameters alone
+    head: Callable[..., Any]  # gives logits [..., V] over the net's own values for `hidden` [..., H], by parameters alone
     after: int  # the first draft token is for the distribution after window position `after`, the next for the one after that, ...
     blind: int = 0  # the first places have no states: not counted
     state: Tensor | None = None  # [B, M, H] the net's draft token of the target's last hidden state at those positions
@@ -57,6 +59,24 @@ class LevelDrafts:
         row, place = counted.nonzero(as_tuple=True)
         gap = nn.functional.smooth_l1_loss(self.state[row, place - self.after], last[row, place], reduction="none")
         return gap.mean(-1).sum()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelsOfOneHead(LevelDrafts):
+    """A level of a net whose head makes all levels from the same `hidden`.
+
+    `head` gives their logits [N, V], level by level, for `hidden` [N, H] and `given` [N, D].
+    """
+
+    given: Tensor  # [B, M, D] values
+    number: int  # of the level, from 0
+    sets: int  # sets of logits that the head holds for a place
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits [B, M, V] of all places at once."""
+        found = islice(self.head(self.hidden.flatten(0, 1), self.given.flatten(0, 1)), self.number, None)
+        return next(found).unflatten(0, self.hidden.shape[:2])
 
 
 @singledispatch
@@ -170,7 +190,7 @@ class DistillationLoss(nn.Module):
     def acceptance(self, window: RecordedWindow) -> list[tuple[float, float]]:
         """Return for every level the acceptance of the token rule (1 - TV), and how often the most likely values agree."""
         levels = [(level, level.counted(window.own)) for level in self._unrolled(window)]
-        sums = self._comparison(_taken_and_agreed, window, levels, window.best).sums()
+        sums = self._comparison(taken_and_agreed, window, levels, window.best).sums()
         means = sums / torch.stack([counted.sum().clamp_min(1) for _, counted in levels])[:, None]
         return [(taken, agreed) for taken, agreed in means.tolist()]
 
@@ -185,19 +205,31 @@ class DistillationLoss(nn.Module):
         self, of: Loss, window: RecordedWindow, levels: Sequence[tuple[LevelDrafts, Tensor]], value: Tensor | None
     ) -> Comparison:
         """The target's and the net's distributions at the places that count."""
-        row, place = torch.stack([counted for _, counted in levels]).any(0).nonzero(as_tuple=True)
-        predicted = []
-        for level, counted in levels:
-            at = counted[row, place]
-            predicted.append(Predicted(level.hidden[row[at], place[at] - level.after], level.head, at))
+        compared = torch.stack([counted for _, counted in levels]).any(0)
+        row, place = compared.nonzero(as_tuple=True)
         total, value = (None if x is None else x[row, place] for x in (window.total, value))
         theirs = TargetSide(self._target[0], getattr(self.net, "vocabulary", None))
+        predicted = _together(levels, compared) if isinstance(levels[0][0], LevelsOfOneHead) else _separate(levels, row, place)
         return Comparison(of, theirs, ComparedPositions(window.last[row, place], total, value), predicted, self.most_logits)
 
 
-def _taken_and_agreed(log_p: Tensor, log_q: Tensor, likeliest: Tensor) -> Tensor:
-    """What the token rule accepts [M], and whether the target's likeliest value is the drafter's, side by side [M, 2]."""
-    return torch.stack([torch.minimum(log_p.exp(), log_q.exp()).sum(-1), (log_q.argmax(-1) == likeliest).float()], -1)
+def _separate(levels: Sequence[tuple[LevelDrafts, Tensor]], row: Tensor, place: Tensor) -> Levels:
+    """Levels with heads of their own, at the positions of windows `row` [T] and `place` [T]."""
+    predicted = []
+    for level, counted in levels:
+        at = counted[row, place]
+        predicted.append(Predicted(level.hidden[row[at], place[at] - level.after], level.head, at))
+    return SeparateLevels(predicted)
+
+
+def _together(levels: Sequence[tuple[Any, Tensor]], compared: Tensor) -> Levels:
+    """Levels of one head, at the positions `compared` [B, W]."""
+    first, number = levels[0][0], compared.flatten().cumsum(0).view(compared.shape) - 1
+    places = [slice(level.after, level.after + first.hidden.shape[1]) for level, _ in levels]
+    at = torch.stack([counted[:, here].flatten() for (_, counted), here in zip(levels, places, strict=True)])
+    position, some = torch.stack([number[:, here].flatten() for here in places]), at.any(0)
+    states, given = (part.flatten(0, 1)[some] for part in (first.hidden, first.given))
+    return LevelsTogether(states, given, first.head, position[:, some], at[:, some], first.sets)
 
 
 class Joint(nn.Module):

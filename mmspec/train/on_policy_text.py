@@ -1,6 +1,5 @@
 """On-policy training data: text that a target writes with the settings it will be used with."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,24 @@ from mmspec.models.model_checks import check_finite_weights
 from mmspec.text.generation import generate
 from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.record import Ask
-from mmspec.utils.files import write_json
+from mmspec.train.states.identity import checksum, claim_folder, target_identity, tokenizer_identity
+
+_FLAGS = {
+    "temperatures": "--temperature",
+    "top_p": "--top-p",
+    "opening": "--opening",
+    "new": "--new",
+    "chunk": "--chunk or --rows",
+    "prompts": "--windows or --chunks",
+    "target": "--model",
+    "target config": "--model",
+    "target weights": "--model",
+    "dtype": "--dtype",
+    "tokenizer": "--model",
+    "prompt ids": "--prompts or --chat",
+    "requests": "--prompts or --pictures",
+}
+"""The option of the recipes that sets an entry of the identity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +49,15 @@ def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]],
     """Return windows [N, W] of ids, in a fixed random order, and which of them the target wrote [N, W] bool; padding comes last.
 
     One file a chunk is kept in `folder`, so that a stopped run resumes. Several processes share the chunks, and all return all windows.
-    ValueError if the folder holds text of other settings, or a weight of `model` is not finite.
+    ValueError if the folder holds text of another model, tokenizer, prompts or settings, or a weight of `model` is not finite.
     """
     check_finite_weights(model)
-    _same_settings(folder / "writing.json", plan, len(prompts))
+    openings = [list(ids[: plan.opening]) for ids in prompts]
+    identity = _identity(plan, len(prompts), model) | {"tokenizer": tokenizer_identity(tokenizer), "prompt ids": checksum(openings)}
+    claim_folder(folder / "writing.json", identity, "text written with", _FLAGS, join_processes())
 
     def written(first: int, end: int, temperature: float) -> tuple[Tensor, Tensor]:
-        return _write(model, tokenizer, [list(ids[: plan.opening]) for ids in prompts[first:end]], plan, temperature, first)
+        return _write(model, tokenizer, openings[first:end], plan, temperature, first)
 
     ids, own = _in_chunks(written, "own", len(prompts), plan, folder)
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(plan.seed))
@@ -49,10 +67,13 @@ def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]],
 def write_own_answers(model: Any, ask: Ask, requests: int, plan: Writing, folder: Path) -> tuple[Tensor, Tensor]:
     """What the model answers to `requests` requests that may hold pictures or sound: ids [N, new], zeros behind, and lengths [N].
 
-    In the order of the requests: `record_answers` asks for them once more. Files are kept as `write_own_text` keeps them.
+    In the order of the requests: `record_answers` asks for them once more. Files are kept as `write_own_text` keeps them. Requests are
+    told apart by the first chunk of them.
     """
     check_finite_weights(model)
-    _same_settings(folder / "answering.json", plan, requests)
+    begun = sorted(ask(0, min(plan.chunk, requests)).items())
+    identity = _identity(plan, requests, model) | {"requests": checksum(value for _, value in begun)}
+    claim_folder(folder / "answering.json", identity, "text written with", _FLAGS, join_processes())
 
     def written(first: int, end: int, temperature: float) -> tuple[Tensor, Tensor]:
         inputs = {key: value.to(model.device) for key, value in ask(first, end).items()}
@@ -82,18 +103,8 @@ def _in_chunks(
     return one, other
 
 
-def _same_settings(path: Path, plan: Writing, prompts: int) -> None:
-    settings, here = {**asdict(plan), "temperatures": list(plan.temperatures), "prompts": prompts}, join_processes()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if here.is_main_process and not path.exists():
-        write_json(path, settings)
-    here.wait_for_everyone()
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for key, value in settings.items():
-        if found.get(key) != value:
-            raise ValueError(
-                f"{path.parent} holds text written with {key} {found.get(key)}, not {value}: delete it or choose another folder"
-            )
+def _identity(plan: Writing, prompts: int, model: Any) -> dict[str, Any]:
+    return {**asdict(plan), "temperatures": list(plan.temperatures), "prompts": prompts, **target_identity(model)}
 
 
 def _settings(plan: Writing, temperature: float, first: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Processes are started by `torchrun` or `accelerate launch`; without either there
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import get_int_from_env, parse_flag_from_env
+from accelerate.utils import gather, get_int_from_env, parse_flag_from_env
 from torch import Tensor, distributed
 
 _PATIENCE = timedelta(days=2)  # for what one process does alone, such as a validation; a launcher ends the others of one that died
@@ -116,6 +116,37 @@ def own_share(items: Sequence[Item]) -> Sequence[Item]:
     """
     here = join_processes()
     return items[here.process_index :: here.num_processes]
+
+
+def computed_in_shares(function: Callable[[Tensor], Tensor], items: Tensor, rows: int) -> Iterator[Tensor]:
+    """Yield what a function gives for items, of which every process computes a part and receives all.
+
+    Args:
+        function: of items [M, ...]; gives a tensor [M, ...] on the device of this process.
+        items: [N, ...], the same in all processes.
+        rows: most items that a process takes at once.
+
+    Yields:
+        Results of consecutive items, in their order.
+    """
+    here = join_processes()
+    for part in items.split(rows * here.num_processes):
+        share = -(-len(part) // here.num_processes)
+        places = torch.arange(share * here.num_processes).clamp(max=len(part) - 1)  # all parts are of one size
+        own = places[here.process_index * share :][:share]
+        yield gather(function(part[own]))[: len(part)]  # pyright: ignore[reportIndexIssue, reportReturnType]
+
+
+def refuse_several_processes() -> None:
+    """End a recipe that trains in one process, with one line and exit code 2, if it was started with several.
+
+    Call it before any work: every process would make the data of its own and write the same files.
+    """
+    count = (_asked_for() or "several") if _alone_instead_of_several() else _started()
+    if count != 1:
+        recipe = Path(sys.argv[0]).name
+        print(f"{recipe}: {count} processes were started, but it trains in one: start it with python {recipe}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from mmspec.models.stack import numbered, stack, tapped
 from mmspec.models.target import HFTarget
 from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.states.disk import STATE_DTYPES, Recorded, RecordingSettings, chunk_file, open_recording, read_recording, write_chunk
+from mmspec.train.states.identity import weights_checksum
 from mmspec.train.states.memory import chunk_of_positions
 from mmspec.train.states.window import RecordedWindow
 
@@ -45,7 +46,7 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
         ValueError: if the folder holds a recording of other states, settings or text, or if a weight or state is not finite.
     """
     wanted = [*numbered(states, len(stack(target))), len(stack(target))]
-    settings = RecordingSettings(states=tuple(wanted), dtype=dtype, windows=len(ids), rows=rows)
+    settings = RecordingSettings(states=tuple(wanted), dtype=dtype, windows=len(ids), rows=rows, target=weights_checksum(target))
     refresh(target)
     own_target = own_copy(target)
 
@@ -79,7 +80,7 @@ def record_answers(
     Windows have room for prompts of `opening` positions, pictures included; ValueError for a longer one.
     """
     wanted = [*numbered(states, len(stack(target))), len(stack(target))]
-    settings = RecordingSettings(states=tuple(wanted), dtype=dtype, windows=len(answers), rows=rows)
+    settings = RecordingSettings(states=tuple(wanted), dtype=dtype, windows=len(answers), rows=rows, target=weights_checksum(target))
     width = opening + answers.shape[1]
 
     def windows(first: int, end: int) -> RecordedWindow:

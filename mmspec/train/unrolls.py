@@ -13,7 +13,7 @@ from mmspec.drafters.heads.ctc import CTC
 from mmspec.drafters.heads.mtp import ChainedMTP
 from mmspec.drafters.heads.mtp_parallel import ParallelMTP
 from mmspec.drafters.self_drafting.adapter import Adapter
-from mmspec.train.distillation import LevelDrafts, RecordedWindow, unroll
+from mmspec.train.distillation import LevelDrafts, LevelsOfOneHead, RecordedWindow, unroll
 
 
 @unroll.register
@@ -75,18 +75,17 @@ def _(net: Glide, window: RecordedWindow, embed: Any, head: Any, depth: int) -> 
 @unroll.register
 def _(net: CTC, window: RecordedWindow, embed: Any, head: Any, depth: int) -> Iterator[LevelDrafts]:
     """Distributions of the value after every prefix of the text that follows a place. Their sum is the log-chance of a draft that begins
-    so."""
+    so. Logits of all frames are held for every place, and for every level those sums over frames are made of."""
     depth = min(depth, net.most)
     rows, places = len(window.ids), window.ids.shape[1] - 1 - depth
     if places < 1:
         raise ValueError(f"windows of {window.ids.shape[1]} values are too short for {depth} levels: give at least {depth + 2}")
-    frames = net(window.features[:, :places].flatten(0, 1), embed(window.ids[:, 1 : 1 + places]).flatten(0, 1), head)
-    state, last = frames.empty(), window.ids.new_full((rows * places, 1), -1)
+    features = net.features(window.features[:, :places].flatten(0, 1), embed(window.ids[:, 1 : 1 + places]).flatten(0, 1))
+    hidden, t = features.view(rows, places, -1), torch.arange(places + depth - 1, device=window.ids.device)
+    given = window.ids[:, 2 + t.unfold(0, depth, 1)[:, : depth - 1]]  # the values that levels 2, 3, ... stand behind
+    made, sets = partial(net.prefix_logits, head=head), net.frames * (1 + depth)
     for level in range(depth):
-        if level:
-            value = window.ids[:, 1 + level : 1 + level + places].reshape(-1, 1)
-            state, last = frames.advance(state, last, value), value
-        yield LevelDrafts.of_logits(frames.next_logits(state, last).view(rows, places, -1), 1 + level)
+        yield LevelsOfOneHead(hidden, head=made, after=1 + level, given=given, number=level, sets=sets)
 
 
 def _on_a_chain(t: Tensor, steps: int) -> Tensor:

@@ -125,12 +125,15 @@ def test_heads_have_the_higher_rate(tmp_path, speech):
 
 @pytest.mark.parametrize("make", [lambda: Medusa(32, 3), lambda: Latent(32, 3)])
 def test_joint_training_leads_to_acceptance_and_stays_exact(make, tmp_path):
-    """After training, decoding with the heads gives the new target's own tokens, more of them a call."""
+    """After training, decoding with the heads gives the new target's own tokens, more of them a call.
+
+    In double precision, where no two values are so nearly as likely that the order of a sum decides between them.
+    """
     torch.manual_seed(0)
-    target, inputs = trainable(), random_prompt(5, 5, 5, 5, seed=3)
+    target, inputs = trainable().double(), random_prompt(5, 5, 5, 5, seed=3)
     ids = torch.cat([inputs["input_ids"], (20 + torch.arange(16) % 5).expand(4, -1)], 1)
-    joint = Joint(make(), target, Aim(depth=3, distributions={"ce": 1.0}, summed=True), own_only=True)
-    plan = Fit(steps=80, lr=3e-3, warmup=2, rates={"example.": 4.0})
+    joint = Joint(make().double(), target, Aim(depth=3, distributions={"ce": 1.0}, summed=True), own_only=True)
+    plan = Fit(steps=60, lr=3e-3, warmup=2, rates={"example.": 4.0})
     fit(joint, lambda m, turn: m(ids, ids >= CODES, frozen=turn < 10), plan, tmp_path / "joint.pt")
     out = run(target, GuidedDrafter(joint.example.net.eval(), Chain(most_likely)), inputs, length=3, new=16)
     assert out.sequences.tolist() == greedy(target, inputs, new=16)

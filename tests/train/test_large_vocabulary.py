@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,15 +116,17 @@ def test_chunks_give_the_gradients_of_the_whole_in_mixed_precision(target, writt
 
 
 class LargestLogits(TorchDispatchMode):
-    """The largest number of rows of any result that is as wide as the vocabulary."""
+    """The largest number of rows of any result that is as wide as the vocabulary, or `width` numbers."""
 
-    rows = 0
+    def __init__(self, width: int = V):
+        super().__init__()
+        self.width, self.rows = width, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         for each in found if isinstance(found, (tuple, list)) else [found]:
-            if isinstance(each, torch.Tensor) and each.dim() and each.shape[-1] == V and each.shape != (32, V):  # that is the head itself
-                self.rows = max(self.rows, each.numel() // V if each.is_floating_point() else 0)
+            if isinstance(each, torch.Tensor) and each.dim() and each.shape[-1] == self.width and each.shape != (32, V):  # the head itself
+                self.rows = max(self.rows, each.numel() // self.width if each.is_floating_point() else 0)
         return found
 
 
@@ -138,6 +141,38 @@ def test_logits_of_all_positions_never_stand_in_memory(target, written, recordin
         rows[logits] = seen.rows
     assert rows[3 * V * 5] <= 5
     assert rows[3 * V * 1000] > 30  # the measure sees them where they are
+
+
+def test_frames_of_all_places_never_stand_in_memory(target, written, recordings):
+    """CTC makes the logits of 8 frames for every place, with the blank; 3 levels are sums over them."""
+    net = net_of(target, written, "ctc")
+    window = record(target, *written, net.reads, recordings / "-".join(map(str, net.reads))).window(range(4))
+    rows = {}
+    for logits in (V * 70, V * 10_000):
+        with LargestLogits() as seen, LargestLogits(V + 1) as framed:
+            gradients(net, target, window, logits=logits)
+        rows[logits] = (seen.rows, framed.rows)
+    assert max(rows[V * 70]) <= 70
+    assert min(rows[V * 10_000]) > 200  # the measure sees them where they are
+
+
+def test_a_level_of_one_head_is_counted_where_it_predicts(target, written, recordings):
+    """By hand, from the logits of every level at all its places: KL and acceptance."""
+    net = net_of(target, written, "ctc")
+    window = record(target, *written, net.reads, recordings / "-".join(map(str, net.reads))).window(range(4))
+    log_p = target.lm_head(window.last).log_softmax(-1)
+    losses, acceptance = [], []
+    with torch.no_grad():
+        for level in unroll(net, window, target.get_input_embeddings(), target.lm_head, 3):
+            log_q = level.logits.log_softmax(-1)
+            p = log_p[:, level.after : level.after + log_q.shape[1]]
+            counted = window.own[:, level.after + 1 :][:, : log_q.shape[1]]
+            losses.append((p.exp() * (p - log_q)).sum(-1)[counted].mean())
+            acceptance.append(torch.minimum(p.exp(), log_q.exp()).sum(-1)[counted].mean())
+    for logits in (V * 70, V * 10_000):
+        example = DistillationLoss(net, target, Aim(depth=3, decay=0.5), logits=logits)
+        assert torch.allclose(example(window), (losses[0] + 0.5 * losses[1] + 0.25 * losses[2]) / 1.75, rtol=1e-5)
+        assert torch.allclose(torch.tensor(example.acceptance(window))[:, 0], torch.stack(acceptance), atol=1e-5)
 
 
 # --- a part of the vocabulary -----------------------------------------------------------------------------------------
@@ -369,3 +404,11 @@ def test_too_little_memory_is_refused_in_one_line(available, free, said):
         estimate.check()
     assert "\n" not in str(caught.value)
     assert "--force-memory" in str(caught.value)
+
+
+def test_processes_of_one_machine_share_its_memory(target, tmp_path, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**9))
+    net = net_to_train("eagle3", target)
+    assert training_memory(net, target, SIZE, tmp_path).available == 10**9
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert training_memory(net, target, SIZE, tmp_path).available == 10**9 // 4

@@ -17,8 +17,9 @@ from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.train import Fit, distillation, fit, parallel
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_text import Writing, write_own_text
-from mmspec.train.parallel import join_processes, own_share, shared_counts
+from mmspec.train.parallel import computed_in_shares, join_processes, own_share, refuse_several_processes, shared_counts
 from mmspec.train.record import record
+from mmspec.utils.recipe_files import FOLDERS
 from tests.conftest import llama
 from tests.forked import Started
 
@@ -30,6 +31,9 @@ class Padder:
     """What `write_own_text` needs of a tokenizer."""
 
     pad_token_id = 0
+
+    def get_vocab(self):
+        return {f"word {number}": number for number in range(50)}
 
     def pad(self, rows, return_tensors):
         longest = max(map(len, rows["input_ids"]))
@@ -76,7 +80,7 @@ import sys
 from pathlib import Path
 import torch
 from mmspec.train import distillation
-from mmspec.train.parallel import join_processes
+from mmspec.train.parallel import computed_in_shares, join_processes
 from tests.train import test_parallel as t
 
 root = Path(sys.argv[1])
@@ -88,6 +92,9 @@ except InterruptedError:
     found["resumed"] = t.trained(target, data, root / "stopped.pt")
 distillation.shared_counts = t.local_counts
 found["mutant"] = t.trained(target, data, root / "mutant.pt")
+found["sizes"] = []
+doubled = lambda part: (found["sizes"].append(len(part)), 2 * part)[1]
+found["doubled"] = torch.cat(list(computed_in_shares(doubled, torch.arange(11), 2)))
 torch.save(found, root / f"rank{join_processes().process_index}.pt")
 """
 
@@ -168,6 +175,13 @@ def test_shares_of_a_draw_are_the_windows_of_one_process(alone):
         alone.data.draw(0, 1, processes=2)
 
 
+def test_what_is_computed_in_shares_reaches_all_processes(pair):
+    for rank in pair.ranks:
+        assert rank["doubled"].tolist() == list(range(0, 22, 2))
+        assert rank["sizes"] == [2, 2, 2]  # 4, 4 and 3 values, shared equally
+    assert [part.tolist() for part in computed_in_shares(lambda part: part, torch.arange(3), 2)] == [[0, 1], [2]]
+
+
 def test_one_process_does_everything():
     assert list(own_share(range(5))) == [0, 1, 2, 3, 4]
     assert shared_counts(torch.tensor([2, 0])).tolist() == [2, 1]
@@ -223,6 +237,37 @@ def test_what_cannot_be_one_job_is_refused(monkeypatch):
         given.setenv("ACCELERATE_USE_CPU", "1")
         with pytest.raises(ValueError, match="2 processes were started, but 1 joined"):
             join_processes()
+
+
+ALONE = sorted(
+    path for path in ROOT.glob("*/train_*.py") if path.parent.name in FOLDERS and "join_processes(" not in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("path", ALONE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_recipe_that_trains_in_one_process_refuses_several(path, tmp_path):
+    """Each would make the data of its own, and write the same files."""
+    env = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+    done = Started(path, "--smoke", cwd=tmp_path, folder=tmp_path, env=env).finish(timeout=60)
+    assert done.returncode == 2
+    said = f"{path.name}: 2 processes were started, but it trains in one: start it with python {path.name}"
+    assert done.stderr.splitlines() == [said]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["stderr", "stdout"]
+
+
+def test_a_launcher_whose_processes_start_later_is_refused_too(monkeypatch, capsys):
+    """`accelerate launch` without GPUs starts one process, which would start the others in the middle of its work."""
+    refuse_several_processes()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(parallel, "_asked_for", lambda: 1)
+    refuse_several_processes()
+    for asked, said in ((3, "3 processes"), (None, "several processes")):
+        monkeypatch.setattr(parallel, "_asked_for", lambda asked=asked: asked)
+        with pytest.raises(SystemExit) as stopped:
+            refuse_several_processes()
+        assert stopped.value.code == 2
+        assert f"{said} were started" in capsys.readouterr().err
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------

@@ -163,6 +163,13 @@ def test_a_recording_of_other_settings_is_refused(target, text, tmp_path, states
     assert "\n" not in str(caught.value)
 
 
+def test_states_of_another_target_are_refused(target, text, tmp_path):
+    record(target, *text, (1,), tmp_path / "states")
+    other = llama(3, seed=1).requires_grad_(False)
+    with pytest.raises(ValueError, match=r"states holds states of a target with checksum \w+, not checksum \w+: delete it or choose"):
+        record(other, *text, (1,), tmp_path / "states")
+
+
 def test_a_recording_of_the_release_before_is_refused(target, text, tmp_path):
     folder = tmp_path / "states"
     folder.mkdir()

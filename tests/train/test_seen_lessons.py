@@ -44,6 +44,12 @@ def test_answers_of_other_settings_are_not_taken_for_these(target, tmp_path):  #
         write_own_answers(target, ask, 8, PLAN, tmp_path)
 
 
+def test_answers_to_other_pictures_are_not_taken_for_these(target, tmp_path):  # noqa: F811
+    write_own_answers(target, ask, 4, PLAN, tmp_path)
+    with pytest.raises(ValueError, match=r"text written with requests checksum \w+, not checksum \w+: .* --prompts or --pictures$"):
+        write_own_answers(target, lambda first, end: asked(*range(4), seed=9), 4, PLAN, tmp_path)
+
+
 def test_what_is_recorded_is_what_the_target_thinks_of_each_row_alone(target, written, tmp_path):  # noqa: F811
     """Ragged prompts, and an answer cut short: by hand, each row through the model alone."""
     answers, lengths = written[0][:4].clone(), torch.tensor([12, 3, 12, 7])

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,16 @@ import mmspec
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored
+from mmspec.drafters.guided import head_rows
 from mmspec.train import Fit, fit
 from mmspec.train.losses import LOSSES
+from mmspec.train.small_model import loss as small_model_loss
 from mmspec.train.small_model import text as texts
-from mmspec.train.small_model.architecture import evenly_spaced, principal_rows, small_model, start_embeddings
+from mmspec.train.small_model.architecture import evenly_spaced, principal_rows, share_embeddings, small_model, start_embeddings
 from mmspec.train.small_model.folder import claim_work, note_acceptance, noted_acceptance, save_small_model
 from mmspec.train.small_model.interleaved import Interleaved
 from mmspec.train.small_model.loss import SmallModelLoss, TextWindow, hidden_states, logits_map
-from mmspec.train.small_model.text import TextSource, TrainingText, counted_ids
+from mmspec.train.small_model.text import TextSource, TrainingText, counted_ids, estimated_memory
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt
 from tests.families import FAMILIES, build
@@ -138,6 +142,75 @@ def test_a_codec_language_model_is_a_causal_model_like_others():
     assert SmallModelLoss(model, target, {"kl": 1.0}).acceptance(TextWindow(ids, ids > 9))[0] > 0
 
 
+# --- a shared head ----------------------------------------------------------------------------------------------------
+
+
+def large(**changes):
+    """A target of 70,000 values with embeddings that are tied, or not."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 70_000, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
+    config = hf.LlamaConfig(num_hidden_layers=3, max_position_embeddings=64, **(sizes | {"tie_word_embeddings": True} | changes))
+    return hf.LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_large_head_is_the_targets_and_stays_as_it_is(tied, tmp_path):
+    target = large(tie_word_embeddings=tied)
+    before, model = target.lm_head.weight.clone(), small_model(target, layers=1, fresh=True)
+    plain = hf.LlamaForCausalLM.from_pretrained(saved(model, tmp_path / "own"))
+    assert share_embeddings(model, target)
+    for own, theirs in ((model.lm_head, target.lm_head), (model.model.embed_tokens, target.model.embed_tokens)):
+        assert own.weight is theirs.weight
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {name for name, _ in plain.named_parameters() if "embed" not in name and "lm_head" not in name}
+    example, ids = SmallModelLoss(model, target, {"kl": 1.0}, logits=70_000 * 4), torch.randint(3, 70_000, (4, 12))
+    window = TextWindow(ids, torch.ones_like(ids, dtype=torch.bool))
+    rate = Fit(steps=2, lr=1e-2, warmup=0)
+    losses = fit(example, lambda module, turn: module(window), rate, tmp_path / "run.pt")
+    assert losses[1] < losses[0]
+    assert torch.equal(target.lm_head.weight, before)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(saved(model, tmp_path / "shared"))
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)  # the folder is complete
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_head_is_shared_where_it_is_large_and_fits(big):
+    target = large()
+    assert share_embeddings(small_model(big, layers=1), big) is False  # 50 values
+    assert share_embeddings(small_model(big, layers=1), big, True) is True
+    assert share_embeddings(small_model(target, layers=1), target, False) is False
+    narrow, other = large(hidden_size=4), large(tie_word_embeddings=False)
+    assert share_embeddings(narrow, target) is False
+    assert narrow.lm_head.weight.shape == (70_000, 4)
+    with pytest.raises(ValueError, match="head is 'shared', but the embeddings are 70000x4 in float32 and 70000x8 in float32"):
+        share_embeddings(narrow, target, True)
+    with pytest.raises(ValueError, match="or not tied alike: leave it out"):
+        share_embeddings(other, target, True)
+    with pytest.raises(ValueError, match="70000x8 in float32 and 70000x8 in bfloat16"):
+        share_embeddings(large(), large().bfloat16(), True)
+
+
+def test_the_estimate_counts_what_is_trained(big):
+    target = large()
+    own, shared = (SmallModelLoss(small_model(target, layers=1).requires_grad_(True), target, {"kl": 1.0}) for _ in range(2))
+    assert share_embeddings(shared.model, target)
+    head, layer = target.lm_head.weight.numel(), sum(p.numel() for p in shared.model.parameters() if p.requires_grad)
+    found = [estimated_memory(example, target, 100, 4, 20).needed for example in (own, shared)]
+    assert found[0]["gradients and optimiser"] == 12 * (head + layer) + 8 * head
+    assert found[1]["gradients and optimiser"] == 12 * layer
+    assert found[0]["the target's states"] == found[1]["the target's states"] == 100 * 20 * 8 * 4
+    assert found[0]["logits of a chunk"] == 4 * 6 * 4 * 20 * 70_000
+    assert estimated_memory(own, target, 100, 4000, 20).needed["logits of a chunk"] == 4 * 6 * own.most_logits
+    said = str(estimated_memory(shared, target, 100, 4, 20))
+    assert said.startswith("memory: target 0.00 GB, loaded; about ")
+    assert "disk" not in said
+
+
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +226,7 @@ def test_the_loss_in_chunks_is_the_loss(big, written, name):
     window, model = TextWindow(*(part[:5] for part in written)), small_model(big, layers=1)
     whole, grads = gradients(SmallModelLoss(model, big, {name: 1.0}), window)
     for chunk in (7, 59, 60):
-        loss, others = gradients(SmallModelLoss(model, big, {name: 1.0}, chunk=chunk), window)
+        loss, others = gradients(SmallModelLoss(model, big, {name: 1.0}, logits=50 * chunk), window)
         assert torch.allclose(loss, whole, rtol=1e-5)
         assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(grads, others, strict=True))
     with torch.no_grad():
@@ -164,12 +237,12 @@ def test_the_loss_in_chunks_is_the_loss(big, written, name):
 
 def test_logits_of_a_chunk_are_all_that_is_held(big, written, monkeypatch):
     seen, window = [], TextWindow(*(part[:5] for part in written))
-    example = SmallModelLoss(small_model(big, layers=1), big, {"kl": 1.0}, chunk=7)
+    example = SmallModelLoss(small_model(big, layers=1), big, {"kl": 1.0}, logits=50 * 7)
     inner = example._loss
     monkeypatch.setattr(example, "_loss", lambda log_p, log_q, value: (seen.append(log_q.shape), inner(log_p, log_q, value))[1])
     example(window).backward()
     assert max(rows for rows, _ in seen) == 7
-    assert len(seen) == 2 * 9  # 60 tokens, forward and again for the backward pass
+    assert len(seen) == 9  # 60 tokens, each chunk once
 
 
 def test_only_text_of_a_model_counts(big, written):
@@ -197,6 +270,17 @@ def test_the_target_accepts_its_own_copy_and_is_neither_trained_nor_saved(big, w
     assert len(other.state_dict()) == len(other.model.state_dict())
 
 
+def test_two_processes_with_unequal_windows_have_the_loss_of_one(big, written, monkeypatch):
+    """Each divides by the mean number of tokens, so that the mean of both is the loss over all of them."""
+    ids, own = (part[:5].clone() for part in written)
+    own[3:, 11:] = False
+    example, counts = SmallModelLoss(small_model(big, layers=1), big, {"kl": 1.0}), own[:, 1:].sum()
+    whole = example(TextWindow(ids, own))
+    monkeypatch.setattr(small_model_loss, "shared_counts", lambda count: counts[None] / 2)
+    parts = [example(TextWindow(ids[rows], own[rows])) for rows in (slice(0, 3), slice(3, 5))]
+    assert torch.allclose(sum(parts) / 2, whole, rtol=1e-5)
+
+
 SCALED = {
     "capped": lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=2.0)),
     "multiplied": lambda: hf.CohereForCausalLM(hf.CohereConfig(**LLAMA, logit_scale=0.25)),
@@ -210,6 +294,8 @@ def test_logits_that_are_capped_or_scaled(name):
     with torch.no_grad():
         found = logits_map(model)(hidden_states(model, ids))
         assert torch.allclose(found, model(ids).logits, atol=1e-5)
+        some = torch.tensor([1, 7, 20])
+        assert torch.allclose(head_rows(model, some)(hidden_states(model, ids)), found[..., some], atol=1e-5)
 
 
 def test_logits_made_in_an_unknown_way_are_refused(big, monkeypatch):
@@ -279,6 +365,11 @@ def test_who_writes_what(big, small, written, length):
     assert not small.training
 
 
+def real(window):
+    """The ids of every window up to its last own one."""
+    return [ids[: int(own.nonzero()[-1]) + 1].tolist() for ids, own in zip(window.ids, window.own, strict=True)]
+
+
 def test_windows_are_those_of_their_turn_and_held_out_ones_are_never_drawn(big, small, written):
     ids, own = written
     text = TrainingText(big, ids, own, 4, TextSource(kind="on-policy", share=0.5, new=3))
@@ -292,6 +383,12 @@ def test_windows_are_those_of_their_turn_and_held_out_ones_are_never_drawn(big, 
         assert not prompts & {tuple(row[:8]) for row in ids[:4].tolist()}
         assert prompts <= {tuple(row[:8]) for row in ids[4:].tolist()}
     assert kinds == {True, False}
+    for turn in (0, 3, 5):
+        whole, shares = text.draw(small, turn, 5), [text.draw(small, 3 * turn + part, 5, processes=3) for part in range(3)]
+        assert sorted(map(tuple, real(whole))) == sorted(tuple(row) for share in shares for row in real(share))
+        assert [len(share.ids) for share in shares] == [2, 2, 1]
+    with pytest.raises(ValueError, match="rows is 2 for 3 processes: give every process a window"):
+        text.draw(small, 0, 2, processes=3)
     off = TrainingText(big, ids, own, 4, TextSource())
     assert all(off.draw(small, turn, 5).states is not None for turn in range(12))
     assert [len(window.ids) for window in off.held_out()] == [4]
@@ -445,6 +542,11 @@ def test_the_recipe_writes_a_drafter_resumes_and_refuses(tmp_path):
     facts = json.loads((tmp_path / "work" / "model" / "distillation.json").read_text())
     assert [line["step"] for line in facts["acceptance"]] == [1, 2]
     weights = (tmp_path / "work" / "model" / "model.safetensors").read_bytes()
+    (command,) = re.findall("Recipe: `(.+)`", (tmp_path / "work" / "model" / "README.md").read_text())
+    python, name, *options = shlex.split(command)
+    assert (python, name) == ("python", "text/distil_model.py")
+    assert recipe(*options, "--work", "same").returncode == 0
+    assert (tmp_path / "same" / "model" / "model.safetensors").read_bytes() == weights
     again = recipe(*smoke)
     assert again.returncode == 0
     assert "step 2" not in again.stdout  # nothing was left to do

@@ -6,6 +6,7 @@ draft. The probability that a draft begins with a prefix, summed over all paths,
 probability is prefix beam search, and samples have a known distribution.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +64,31 @@ class CTC(nn.Module):
             value: [B, H] embeddings of the values.
             head: the target's output embedding.
         """
+        return self._frames(self.features(hidden, value), head)
+
+    def features(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """Return what the frames' distributions are made of [B, T, H], of states and embeddings as `forward` takes them."""
         x = self.enter(torch.cat([hidden, value], -1)).unflatten(-1, (self.frames, self.hidden))  # [B, T, H]
-        feature = hidden[:, None] + self.leave(self.mix(x))
-        return CtcFrames(torch.cat([head(feature), self.blank(feature)], -1).float().log_softmax(-1), feature)
+        return hidden[:, None] + self.leave(self.mix(x))
+
+    def prefix_logits(self, features: Tensor, prefix: Tensor, head: Any) -> Iterator[Tensor]:
+        """Yield logits [N, V] of the value after the empty prefix, then after the first value of `prefix`, its first two, and so on.
+
+        Args:
+            features: [N, T * H] from `features`, frame after frame.
+            prefix: LongTensor [N, D] values.
+            head: the target's output embedding.
+        """
+        frames = self._frames(features.unflatten(-1, (self.frames, self.hidden)), head)
+        state, last = frames.empty(), prefix.new_full((len(prefix), 1), -1)
+        yield frames.next_logits(state, last)[:, 0]
+        for value in prefix.unbind(1):
+            state, last = frames.advance(state, last, value[:, None]), value[:, None]
+            yield frames.next_logits(state, last)[:, 0]
+
+    def _frames(self, features: Tensor, head: Any) -> "CtcFrames":
+        log_probs = torch.cat([head(features), self.blank(features)], -1).float().log_softmax(-1)
+        return CtcFrames(log_probs, features)
 
     def guide(self, session: HFSession) -> "CTCGuide":
         """Return the guide of one generation on the target session `session`."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.drafters.checkpoints.nets import LARGE_VOCABULARY
 from mmspec.models.stack import stack
 
 _SHARE = 8
@@ -68,6 +69,35 @@ def start_embeddings(model: Any, target: Any, counts: Tensor | None = None) -> N
         if width <= wide:
             rows = other.weight.cpu() if width == wide else principal_rows(other.weight.cpu(), width, counts)
             own.weight.copy_(rows[: len(own.weight)])
+
+
+def share_embeddings(model: Any, target: Any, wanted: bool | None = None) -> bool:
+    """Give a small model the embeddings and the head of its target: the same memory, and nothing of them is trained.
+
+    Args:
+        model: the small model, on the target's device.
+        target: the target, which stays as it is.
+        wanted: None shares them above `LARGE_VOCABULARY` values, if they fit.
+
+    Returns:
+        True if they are shared now; otherwise nothing is changed.
+
+    Raises:
+        ValueError: if they are `wanted` and do not fit: of another shape or dtype, or tied in one of both models only.
+    """
+    pairs = [(each.get_input_embeddings(), each.get_output_embeddings()) for each in (model, target)]
+    own, theirs = ([part.weight for part in pair] for pair in pairs)
+    fits = _tied(model) == _tied(target) and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in zip(own, theirs, strict=True))
+    if wanted and not fits:
+        shapes = " and ".join(f"{'x'.join(map(str, weight.shape))} in {str(weight.dtype)[6:]}" for weight in (own[0], theirs[0]))
+        raise ValueError(
+            f"head is 'shared', but the embeddings are {shapes}, the small model's and the target's, or not tied alike: leave it out"
+        )
+    if wanted is False or not fits or (wanted is None and len(theirs[0]) <= LARGE_VOCABULARY):
+        return False
+    for part, weight in zip(pairs[0], theirs, strict=True):
+        part.weight = weight.requires_grad_(False)
+    return True
 
 
 def evenly_spaced(total: int, count: int) -> tuple[int, ...]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from mmspec.train.parallel import join_processes
+from mmspec.train.states.identity import claim_folder
 from mmspec.utils.files import whole, whole_folder, write_json
 
 FACTS = "distillation.json"
@@ -33,16 +35,8 @@ def claim_work(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: for a folder with a run of other settings, naming the first that differs.
     """
-    path, given = folder / "settings.json", json.loads(json.dumps(settings))
-    folder.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        write_json(path, given)
-        return
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for key in {**given, **found}:
-        if found.get(key) != given.get(key):
-            differs = f"{folder} holds a run with {key} {found.get(key)}, not {given.get(key)}"
-            raise ValueError(f"{differs}: choose another work folder, or delete it")
+    flags = {key: f"--{key.replace('_', '-')}" for key in settings}
+    claim_folder(folder / "settings.json", settings, "a run with", flags, join_processes())
 
 
 def note_acceptance(path: Path, step: int, acceptance: tuple[float, float]) -> str:

@@ -1,22 +1,22 @@
 """The loss of a small model: a divergence from its target's distributions at every token of a text, in chunks of positions.
 
 DistillSpec (Zhou et al. 2024) compares the divergences and whose text they are taken on. Logits of a large vocabulary do not fit into
-memory for a whole batch, so both heads run a chunk of positions at a time, and again in the backward pass.
+memory for a whole batch: both heads run a chunk of positions at a time, whose gradients are computed at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mmspec.drafters.guided import head_of
-from mmspec.train.losses import weighted_loss
+from mmspec.train.comparison import ComparedPositions, Comparison, Predicted, SeparateLevels, TargetSide
+from mmspec.train.losses import Loss, taken_and_agreed, weighted_loss
+from mmspec.train.parallel import shared_counts
+from mmspec.train.states.memory import LOGITS
 
-CHUNK_LOGITS = 1 << 24
-"""Largest number of logits of one model that are held at once."""
 _PROBE = 4  # ids on which a head is compared with the model
 
 
@@ -48,35 +48,32 @@ class SmallModelLoss(nn.Module):
         model: the small model.
         target: the target, frozen, with the same ids.
         losses: names and weights of `mmspec.train.losses`.
-        chunk: positions whose logits are held at once; as many as `CHUNK_LOGITS` allows by default.
+        logits: about how many logits of one model are held at once.
 
     Raises:
         ValueError: for unknown losses, and a model whose logits are not its head's product with its last hidden states.
     """
 
-    def __init__(self, model: Any, target: Any, losses: Mapping[str, float], chunk: int | None = None):
+    def __init__(self, model: Any, target: Any, losses: Mapping[str, float], logits: int = LOGITS // 2):
         super().__init__()
-        size = target.get_output_embeddings().weight.shape[0]
-        self.model, self.chunk = model, chunk or max(1, CHUNK_LOGITS // size)
+        self.model, self.most_logits = model, logits
         self._target = (target,)  # in a tuple, or it would be a submodule
         self._loss, self._heads = weighted_loss(dict(losses)), (logits_map(model), logits_map(target))
 
     def forward(self, window: TextWindow) -> Tensor:
-        """Return the mean loss of `window` over its tokens, a scalar."""
+        """Return the mean loss of `window` over its tokens, a scalar; of several processes, over the tokens of all their windows."""
         found, goal, value = self._compared(window)
-        parts = [self._summed(*part) for part in self._chunks(found, goal, value)]
-        return torch.stack(parts).sum() / max(1, len(value))
+        count = shared_counts(torch.tensor([len(value)], device=value.device))
+        leaves = [parameter for parameter in self.model.get_output_embeddings().parameters() if parameter.requires_grad]
+        return self._comparison(self._loss, found, ComparedPositions(goal, None, value)).loss(1 / count, leaves)
 
     @torch.no_grad()
     def acceptance(self, window: TextWindow) -> tuple[float, float]:
         """Return the mean over the tokens of `window` of the token rule's acceptance (1 - TV), and how often the likeliest ids agree."""
         found, goal, value = self._compared(window)
-        taken = agree = 0.0
-        for part in self._chunks(found, goal, value):
-            log_q, log_p = self._logs(*part[:2])
-            taken += torch.minimum(log_p.exp(), log_q.exp()).sum().item()
-            agree += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
-        return taken / max(1, len(value)), agree / max(1, len(value))
+        sums = self._comparison(taken_and_agreed, found, ComparedPositions(goal, None, None)).sums()
+        taken, agreed = (sums[0] / max(1, len(value))).tolist()
+        return taken, agreed
 
     def _compared(self, window: TextWindow) -> tuple[Tensor, Tensor, Tensor]:
         """Last hidden states of both models before every token that counts [N, H], and these tokens [N]."""
@@ -85,25 +82,11 @@ class SmallModelLoss(nn.Module):
         states = hidden_states(target, window.ids) if window.states is None else window.states
         return hidden_states(self.model, window.ids, True)[:, :-1][counted], states[:, :-1][counted], window.ids[:, 1:][counted]
 
-    def _chunks(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        return zip(*(tensor.split(self.chunk) for tensor in tensors), strict=True)
-
-    def _summed(self, found: Tensor, goal: Tensor, value: Tensor) -> Tensor:
-        """The summed loss of one chunk; nothing of the size of the vocabulary is kept for the backward pass."""
-        if not torch.is_grad_enabled():
-            return self._chunk_loss(found, goal, value)
-        return checkpoint(self._chunk_loss, found, goal, value, use_reentrant=False)  # type: ignore[return-value]
-
-    def _chunk_loss(self, found: Tensor, goal: Tensor, value: Tensor) -> Tensor:
-        log_q, log_p = self._logs(found, goal)
-        return self._loss(log_p, log_q, value).sum()
-
-    def _logs(self, found: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-        """log q and log p [N, V]."""
-        own, theirs = self._heads
-        with torch.no_grad():
-            log_p = theirs(goal).float().log_softmax(-1)
-        return own(found).float().log_softmax(-1), log_p
+    def _comparison(self, of: Loss, found: Tensor, positions: ComparedPositions) -> Comparison:
+        """Both models' distributions where the small model's last hidden states are `found` [N, H]."""
+        every = torch.ones(len(found), dtype=torch.bool, device=found.device)
+        levels = SeparateLevels([Predicted(found, self._heads[0], every)])
+        return Comparison(of, TargetSide(self._target[0]), positions, levels, self.most_logits)
 
 
 def hidden_states(model: Any, ids: Tensor, gradients: bool = False) -> Tensor:
@@ -128,17 +111,11 @@ def logits_map(model: Any) -> Callable[[Tensor], Tensor]:
     Raises:
         ValueError: if the model's own logits are others.
     """
-    config, head = model.config.get_text_config(decoder=True), head_of(model)
-    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)  # Cohere; Granite
-
-    def scaled(states: Tensor) -> Tensor:
-        return head(states) if factor == 1 else factor * head(states)
-
-    ids = torch.arange(_PROBE, device=model.device)[None]
-    expected, found = model(input_ids=ids, use_cache=False).logits.float(), scaled(hidden_states(model, ids)).float()
+    head, ids = head_of(model), torch.arange(_PROBE, device=model.device)[None]
+    expected, found = model(input_ids=ids, use_cache=False).logits.float(), head(hidden_states(model, ids)).float()
     if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item()):
         raise ValueError(
             f"the logits of {type(model).__name__} are not its output head's product with its last hidden states: "
             "it cannot be distilled in chunks of positions"
         )
-    return scaled
+    return head

@@ -14,13 +14,15 @@ from rich.progress import track
 from torch import Tensor
 
 from mmspec.text.generation import generate
+from mmspec.train.parallel import computed_in_shares, join_processes
 from mmspec.train.small_model.interleaved import Interleaved
 from mmspec.train.small_model.loss import SmallModelLoss, TextWindow, hidden_states
+from mmspec.train.states.memory import TrainingMemory, small_model_memory
 
 TEXTS = ("off-policy", "on-policy", "speculative")
 """Whose text a small model is trained on."""
 KEPT_STATES = 1 << 30
-"""Bytes of the target's hidden states up to which they are computed once; for more text the target runs at every step."""
+"""Bytes of the target's hidden states in all processes up to which they are computed once; for more the target runs at every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,19 +93,27 @@ class TrainingText:
         for first in range(0, self.held, self.rows):
             yield self.window(range(first, min(first + self.rows, self.held)))
 
-    def draw(self, model: Any, turn: int, rows: int) -> TextWindow:
-        """Return the windows of one step.
+    def draw(self, model: Any, turn: int, rows: int, processes: int = 1) -> TextWindow:
+        """Return the windows of one step, or the part of them that one of several processes takes.
 
         Args:
             model: the small model as it stands.
-            turn: number of the step. With the model's weights it determines the windows, so that a resumed run sees the same ones.
-            rows: number of windows.
+            turn: number of the step; of several processes, the turn that `fit` gives each of them. With the model's weights it determines
+                the windows, so that a resumed run sees the same ones, and several processes together those of one.
+            rows: number of windows of the step.
+            processes: number of processes.
+
+        Raises:
+            ValueError: for fewer rows than processes.
         """
-        generator = torch.Generator().manual_seed(turn)
+        if rows < processes:
+            raise ValueError(f"rows is {rows} for {processes} processes: give every process a window")
+        step, part = divmod(turn, processes)
+        generator = torch.Generator().manual_seed(step)
         if self.source.kind != "off-policy" and torch.rand((), generator=generator).item() < self.source.share:
-            chosen = torch.randint(len(self.prompts), (rows,), generator=generator).tolist()
-            return self._written(model, [self.prompts[number] for number in chosen], turn)
-        return self.window(torch.randint(self.held, len(self.ids), (rows,), generator=generator).sort().values.tolist())
+            chosen, own = torch.randint(len(self.prompts), (rows,), generator=generator).tolist(), range(part, rows, processes)
+            return self._written(model, [self.prompts[chosen[row]] for row in own], [step * rows + row for row in own])
+        return self.window(torch.randint(self.held, len(self.ids), (rows,), generator=generator).sort().values[part::processes].tolist())
 
     def acceptance(self, example: SmallModelLoss) -> tuple[float, float]:
         """Return `SmallModelLoss.acceptance` over all windows held out."""
@@ -114,10 +124,9 @@ class TrainingText:
             total += count
         return found[0] / max(1, total), found[1] / max(1, total)
 
-    def _written(self, model: Any, prompts: Sequence[Tensor], turn: int) -> TextWindow:
+    def _written(self, model: Any, prompts: Sequence[Tensor], seeds: list[int]) -> TextWindow:
         """What the small model, alone or with the target, writes after `prompts`."""
-        settings = {"temperature": self.source.temperature, "max_new_tokens": self.source.new}
-        settings["seed"] = [turn * len(prompts) + row for row in range(len(prompts))]
+        settings = {"temperature": self.source.temperature, "max_new_tokens": self.source.new, "seed": seeds}
         inputs, trained = _padded_prompts(prompts, self.target.device), model.training
         model.eval()
         try:
@@ -132,19 +141,41 @@ class TrainingText:
         return _behind(prompts, out.tokens.cpu(), out.lengths.tolist()).to(self.target.device)
 
 
+def estimated_memory(example: SmallModelLoss, target: Any, windows: int, rows: int, length: int) -> TrainingMemory:
+    """Estimate what the training of a small model takes.
+
+    Args:
+        example: the small model and its loss.
+        target: its target.
+        windows: number of windows of the target's text.
+        rows: windows of a step in this process.
+        length: ids of a window.
+    """
+    size, kept = target.get_output_embeddings().weight.shape[0], _kept_bytes(target, windows * length)
+    logits = min(example.most_logits, rows * length * size)
+    return small_model_memory(example.model, target, rows=rows, length=length, logits=logits, kept=kept)
+
+
 def counted_ids(ids: Tensor, own: Tensor, size: int) -> Tensor:
     """Return how often each of `size` ids occurs among the tokens `own` [N, W] of windows `ids` [N, W]: LongTensor [size]."""
     return torch.bincount(ids[own], minlength=size)
 
 
+def _kept_bytes(target: Any, tokens: int) -> int:
+    """Bytes of the target's hidden states that every process keeps for a number of tokens; 0 if they are too many to keep."""
+    size = tokens * target.get_output_embeddings().weight.shape[1] * target.dtype.itemsize
+    return size if size * join_processes().num_processes <= KEPT_STATES else 0
+
+
 @torch.no_grad()
 def _states(target: Any, ids: Tensor, rows: int) -> Tensor | None:
-    """The target's last hidden states [N, W, H], on the CPU; None if they are too many to keep."""
-    width = target.get_output_embeddings().weight.shape[1]
-    if ids.numel() * width * target.dtype.itemsize > KEPT_STATES:
+    """The target's last hidden states [N, W, H], on the CPU; None if they are too many to keep. Several processes share the work."""
+    if not _kept_bytes(target, ids.numel()):
         return None
-    parts = [hidden_states(target, part.to(target.device)).cpu() for part in track(ids.split(rows), "target's states")]
-    return torch.cat(parts)
+    here = join_processes()
+    parts = computed_in_shares(lambda part: hidden_states(target, part.to(target.device)), ids, rows)
+    count = -(-len(ids) // (rows * here.num_processes))
+    return torch.cat([part.cpu() for part in track(parts, "target's states", count, disable=not here.is_main_process)])
 
 
 def _padded_prompts(prompts: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:

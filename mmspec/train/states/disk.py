@@ -20,6 +20,7 @@ from mmspec.utils.weights import read_mapping, read_tensors
 STATE_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """What hidden states can be recorded in. Both have float32's range: states of 1e5 and more overflow in float16."""
 _SETTINGS = "states.json"
+_COMPARED = {"dtype": "states in {}", "windows": "{} windows", "rows": "{} windows a file", "target": "states of a target with {}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class RecordingSettings:
         dtype: name of their dtype on disk, one of `STATE_DTYPES`.
         windows: number of windows.
         rows: windows a file.
+        target: checksum of the weights whose states they are.
 
     Raises:
         ValueError: for another dtype.
@@ -40,6 +42,7 @@ class RecordingSettings:
     dtype: str
     windows: int
     rows: int
+    target: str = ""
 
     def __post_init__(self):
         if self.dtype not in STATE_DTYPES:
@@ -66,10 +69,10 @@ def open_recording(folder: Path, settings: RecordingSettings) -> None:
         raise ValueError(
             f"{folder} holds hidden states {sorted(set(found.states))}, but {states} are needed: delete it or choose another folder"
         )
-    for name, unit in (("dtype", "states in {}"), ("windows", "{} windows"), ("rows", "{} windows a file")):
+    for name, unit in _COMPARED.items():
         ours, theirs = getattr(settings, name), getattr(found, name)
         if ours != theirs:
-            raise ValueError(f"{folder} holds {unit.format(theirs)}, not {ours}: delete it or choose another folder")
+            raise ValueError(f"{folder} holds {unit.format(theirs or 'no checksum')}, not {ours}: delete it or choose another folder")
 
 
 def chunk_file(folder: Path, first: int) -> Path:
