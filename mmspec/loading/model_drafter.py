@@ -29,10 +29,10 @@ def with_model(pair: "Pair", device: Any) -> "Pair":
     if section.tree is not None:
         why = "has another vocabulary than" if pair.own_tokenizer is not None else f"is aligned, for {', '.join(options)}, with"
         raise ValueError(f"{pair.drafter_name} {why} {pair.name}, which supports chains only: leave tree out")
-    return replace(pair, drafter=aligned(pair, options))
+    return replace(pair, drafter=aligned_model(pair, options))
 
 
-def aligned(pair: "Pair", options: dict[str, Any]) -> Any:
+def aligned_model(pair: "Pair", options: dict[str, Any]) -> Any:
     """Return the drafter of a pair's model: draft tokens come from the tokens that the target and it share.
 
     Args:

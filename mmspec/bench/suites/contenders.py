@@ -6,7 +6,7 @@ from time import process_time
 from typing import Any
 
 from mmspec.bench.compare.peers import Outcome, assistance, run_mmspec, run_transformers
-from mmspec.loading.model_drafter import aligned
+from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import Pair, named_drafter, with_drafter
 from mmspec.run.config import changed
 from mmspec.utils.names import unknown
@@ -121,7 +121,7 @@ def drafter_contenders(
 def _lighter_run(own: Pair, options: dict[str, Any]) -> Run:
     """The contender of a lighter copy of a pair's model, or a refusal with its reason."""
     try:
-        return mmspec_run(aligned(own, options))
+        return mmspec_run(aligned_model(own, options))
     except ValueError as error:
         refused = Measured([], 0, 0, 0.0, 0.0, refused=str(error))
         return lambda pair, inputs, seed: refused

@@ -5,6 +5,7 @@ layers and shares everything else.
 """
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,10 +100,12 @@ def _check_int8(model: Any) -> None:
 def _int8(linear: nn.Linear) -> nn.Module:
     from torch.ao.nn.quantized.dynamic import Linear
 
-    made = Linear(linear.in_features, linear.out_features, linear.bias is not None, dtype=torch.qint8)
     weight = linear.weight.detach()
     scales = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny).double() / _LEVELS
-    levels = torch.quantize_per_channel(weight, scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*quantized tensor creation functions")  # deprecated, and the kernels' only form of weights
+        made = Linear(linear.in_features, linear.out_features, linear.bias is not None, dtype=torch.qint8)
+        levels = torch.quantize_per_channel(weight, scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8)
     made.set_weight_bias(levels, None if linear.bias is None else linear.bias.detach())
     return made.eval()
 
