@@ -69,7 +69,9 @@ def bench(
     ] = None,
     kinds: Annotated[
         str | None,
-        common.option(_SUITE, "real: kinds of prompts, such as qa,gsm8k; whisper: ljspeech,digits; all by default.", metavar="NAMES"),
+        common.option(
+            _SUITE, "real: kinds of prompts, such as qa,gsm8k; whisper: ljspeech,joined,digits; all by default.", metavar="NAMES"
+        ),
     ] = None,
     contenders: Annotated[
         str | None, common.option(_SUITE, "Names of the tables, such as 'mmspec lookup'; all by default.", metavar="NAMES")

@@ -60,6 +60,21 @@ class Charged(Protocol):
 
 
 @runtime_checkable
+class PutsOff(Protocol):
+    """A control session that puts off the drafter's start until it is expected to pay."""
+
+    def expect_start(self, seconds: float, step: float, values: float) -> None:
+        """Record the estimated cost of the drafter's start, before the first round.
+
+        Args:
+            seconds: estimated time of the drafter's own encoder.
+            step: estimated cost of a draft token in plain rounds.
+            values: values that a row of the request is expected to commit.
+        """
+        ...
+
+
+@runtime_checkable
 class ReadsMatches(Protocol):
     """A control session that reads the lengths of matches before it chooses the length of a round."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,16 @@ import torch
 from torch import Tensor
 
 from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.control import Charged, Control, ControlSession, ReadsMatches
+from mmspec.core.control import Charged, Control, ControlSession, PutsOff, ReadsMatches
 from mmspec.core.noise import Noise
-from mmspec.core.protocols import Drafter, Later, Matches, StoppingCriteria, Target
+from mmspec.core.protocols import CostlyStart, Drafter, Later, Matches, StoppingCriteria, Target
 from mmspec.core.records import Committed, Draft, Step
 from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
 from mmspec.utils.renamed import old_names
 
 if TYPE_CHECKING:
-    from mmspec.core.protocols import DraftSession
+    from mmspec.core.protocols import DraftSession, TargetSession
 
 _LEAD = 16  # values by which a row is far ahead of the slowest one
 
@@ -27,7 +28,15 @@ OnStep = Callable[[Step], None] | None
 
 
 def decode(
-    target: Target, drafter: Drafter, accept: AcceptRule, prompt: Any, *, stopping: StoppingCriteria, noise: Noise, control: Control
+    target: Target,
+    drafter: Drafter,
+    accept: AcceptRule,
+    prompt: Any,
+    *,
+    stopping: StoppingCriteria,
+    noise: Noise,
+    control: Control,
+    encoded: float = 0.0,
 ) -> Iterator[Step]:
     """Decode round by round.
 
@@ -39,6 +48,7 @@ def decode(
         stopping: where rows end.
         noise: the keyed noise, one seed a row.
         control: chooses the draft length of every round.
+        encoded: seconds for which the target's encoder has already run on this prompt.
 
     Yields:
         One `Step` a round, until all rows have ended.
@@ -46,12 +56,14 @@ def decode(
     Raises:
         FloatingPointError: when the target's logits hold NaN or +inf, naming the row and the output position.
     """
-    clock = _Clock()
+    clock = _Clock(encoded)
     noise = replace(noise, coupled=accept.coupled)
     session, pending = target.begin(prompt)
     clock.lap("encode")
     controller = control.begin()
     if isinstance(drafter, Later):
+        if isinstance(controller, PutsOff) and isinstance(drafter, CostlyStart):
+            _expect_start(controller, drafter, prompt, session, clock.spent["encode"], stopping)
         length = controller.length()
         proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
     else:
@@ -79,6 +91,16 @@ def decode(
         yield Step(draft, verdict, committed, seconds)
         if stopping.open:
             length = next_length(controller, proposer, pending, stopping)
+
+
+def _expect_start(
+    controller: PutsOff, drafter: CostlyStart, prompt: Any, session: "TargetSession", encode: float, stopping: StoppingCriteria
+) -> None:
+    """Tell the controller what the drafter's start is expected to cost; `encode` are the seconds of the target's encoder."""
+    work = drafter.start_work(prompt, session)
+    if work is not None:
+        most = stopping.budget(ceil(work.values)).most
+        controller.expect_start(work.encoder * encode, work.step, work.values if most is None else min(work.values, most + 1))
 
 
 def next_length(controller: ControlSession, proposer: "DraftSession", pending: Draft, stopping: StoppingCriteria) -> int:
@@ -123,9 +145,10 @@ def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:
 class _Clock:
     """Seconds by phase, see `core.stats.PHASES`. On a GPU, work is counted in the phase in which the host waits for it."""
 
-    def __init__(self):
-        self.start = self.last = perf_counter()
-        self.spent: dict[str, float] = {}
+    def __init__(self, encoded: float):
+        self.last = perf_counter()
+        self.start = self.last - encoded
+        self.spent = {"encode": encoded}
         self.firsts = {"score": "prefill", "draft": "draft_prefill"}
 
     def lap(self, phase: str) -> None:
@@ -160,6 +183,7 @@ def run(
     control: Control,
     stats: Stats,
     on_step: OnStep = None,
+    encoded: float = 0.0,
 ) -> Iterator[Step]:
     """`decode` with statistics: the driver of every modality.
 
@@ -167,6 +191,7 @@ def run(
         target, drafter, accept, prompt, stopping, noise, control: as in `decode`.
         stats: every round is added to it.
         on_step: called with every round.
+        encoded: as in `decode`.
 
     Yields:
         One `Step` a round.
@@ -174,7 +199,7 @@ def run(
     Raises:
         FloatingPointError: when the target's logits hold NaN or +inf.
     """
-    for step in decode(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control):
+    for step in decode(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control, encoded=encoded):
         stats.add(step)
         if on_step is not None:
             on_step(step)
@@ -192,6 +217,7 @@ def generate(
     control: Control,
     pad: int = 0,
     on_step: OnStep = None,
+    encoded: float = 0.0,
 ) -> Generation:
     """Decode until all rows have ended.
 
@@ -199,6 +225,7 @@ def generate(
         target, drafter, accept, prompt, stopping, noise, control: as in `decode`.
         pad: fills rows that ended before the longest one.
         on_step: called with every round, for streams and progress bars.
+        encoded: as in `decode`.
 
     Returns:
         The committed values [B, S, *value], right-padded, their lengths [B] and the statistics.
@@ -207,7 +234,8 @@ def generate(
         FloatingPointError: when the target's logits hold NaN or +inf.
     """
     stats = Stats(exactness=accept.exactness)
-    for _ in run(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+    settings: dict[str, Any] = {"stopping": stopping, "noise": noise, "control": control, "encoded": encoded}
+    for _ in run(target, drafter, accept, prompt, stats=stats, on_step=on_step, **settings):
         pass
     return committed(stopping, stats, noise.seeds.device, pad)
 

@@ -1,6 +1,7 @@
 """The protocols of the decoding loop: targets, drafters, and stopping criteria."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -155,6 +156,38 @@ class Later(Protocol):
 
         Returns:
             The drafter's session.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class StartWork:
+    """What a drafter has to do before its first draft tokens, and how many of them the request may have a use for.
+
+    Args:
+        encoder: work of the drafter's own encoder, relative to that of the target's.
+        step: work of a draft token, relative to a plain round of the target.
+        values: values that a row is expected to commit.
+    """
+
+    encoder: float
+    step: float
+    values: float
+
+
+@runtime_checkable
+class CostlyStart(Protocol):
+    """A drafter that may have an encoder of its own to run."""
+
+    def start_work(self, prompt: Any, session: TargetSession) -> StartWork | None:
+        """Estimate the work of the drafter's start. Nothing is encoded.
+
+        Args:
+            prompt: the request's prompt.
+            session: the target's session.
+
+        Returns:
+            The estimate; None for a drafter whose start needs no consideration.
         """
         ...
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import minis
+from mmspec.loading.model_drafter import check_options, with_model
 from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
 from mmspec.run.config import Config, DrafterSection
@@ -19,7 +20,6 @@ from mmspec.utils.names import unknown
 
 MINIS = {"mini": "text", "vlm": "vlm"}
 """Names of the shipped pairs on the command line, and in `mmspec.load`."""
-_BESIDES = 0.02  # vision-language models have picture tokens that their drafters lack
 _TRAINED = ("stop_below", "states", "layer_ids")
 
 
@@ -174,11 +174,7 @@ def with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
         return _own(section, pair, mini)
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section, pair.config.allow_code))
-    _check_options(section)
-    assert section.path is not None  # without one it is the mini's own
-    model, processor = load_model(section.path, pair.config.target.dtype, device)
-    pair = replace(pair, drafter=model, model=model, drafter_name=section.path)
-    return pair if _same(pair.tokenizer, processor) else _aligned(pair, getattr(processor, "tokenizer", processor))
+    return with_model(pair, device)
 
 
 def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any) -> Any:
@@ -205,18 +201,12 @@ def _own(section: DrafterSection, pair: Pair, mini: Any) -> Pair:
     if mini is None:
         other = f"a drafter's path, or one of {', '.join(DRAFTERS)}" if section.kind == "model" else "a trained drafter's folder"
         raise ValueError(f"drafter {section.kind!r} is the mini's own: for {pair.name} give {other}")
-    _check_options(section)
+    check_options(section)
     found = {"model": mini.drafters.get("vlm"), **mini.drafters}.get(section.kind)
     if found is None:
         raise ValueError(f"mini {MINIS[pair.name]} has no drafter {section.kind!r}; it has: {', '.join(mini.drafters)}")
     found = found.to(pair.target.device, pair.target.dtype)
     return replace(pair, drafter=found, model=found if hasattr(found, "generate") else None)
-
-
-def _check_options(section: DrafterSection) -> None:
-    for key in section.options:
-        if key != "stop_below":
-            raise ValueError(f"unknown key {key!r} for drafter {section.kind!r}; valid: stop_below")
 
 
 def _trained(section: DrafterSection, target: Any) -> Any:
@@ -258,22 +248,6 @@ def _datastore(path: str | None) -> Any:
             f"datastore {path} does not exist: write one with mmspec recipe text/build_datastore.py -- TEXTS --out FILE.npy"
         )
     return Datastore.open(path)
-
-
-def _same(tokenizer: Any, processor: Any) -> bool:
-    """True if two vocabularies number the same tokens alike, apart from a few extra ones."""
-    few, many = sorted((each.get_vocab() for each in (tokenizer, getattr(processor, "tokenizer", processor))), key=len)
-    return len(many) - len(few) <= _BESIDES * len(many) and few.items() <= many.items()
-
-
-def _aligned(pair: Pair, tokenizer: Any) -> Pair:
-    """A drafter of another vocabulary: draft tokens come from the shared tokens."""
-    from mmspec.text import aligned_drafter
-
-    if pair.config.drafter.tree is not None:
-        raise ValueError(f"{pair.drafter_name} has another vocabulary than {pair.name}, which supports chains only: leave tree out")
-    drafter = aligned_drafter(pair.target, pair.tokenizer, pair.model, tokenizer, pair.config.run.temperature, pair.accept)
-    return replace(pair, drafter=drafter, own_tokenizer=tokenizer)
 
 
 def rule(config: Config) -> Any:

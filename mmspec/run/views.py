@@ -4,20 +4,31 @@ from dataclasses import replace
 from typing import Any
 
 from mmspec.drafters.model.ensemble import ViewEnsemble, Views
-from mmspec.drafters.views.base import View, can_see, same_prompt, seeing, text_alone, view_of
+from mmspec.drafters.views.base import View, can_see, own_encoder, own_opening, same_prompt, seeing, text_alone, view_of
+from mmspec.drafters.views.sound import Cropped
 from mmspec.drafters.views.vision_inputs import Pooled, Pruned
 from mmspec.models.families.mllama import Mllama
 from mmspec.models.families.multimodal import Multimodal
+from mmspec.models.families.whisper import Whisper
 from mmspec.models.target import HFTarget
 
 
-def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
+def view_for(view: Any, target: HFTarget, drafter: Any, translated: bool = False) -> View:
     """Return the view for the value of `view=`: None chooses one; a name, a View, or several of them, which form an ensemble.
 
-    ValueError for unknown or incomplete names, for targets whose prompts hold text only, and for views that the drafter cannot read.
+    Args:
+        view: the value.
+        target: the target.
+        drafter: the drafter's transformers model.
+        translated: as in `view_of`.
+
+    Raises:
+        ValueError: for unknown or incomplete names, for targets whose prompts hold text only, and for views that the drafter cannot read.
     """
     if view is None:
-        return view_of(target, drafter)
+        return view_of(target, drafter, translated)
+    if view == "cropped" or isinstance(view, Cropped):
+        return _cropped(Cropped() if isinstance(view, str) else view, target, drafter, translated)
     if not isinstance(target.family, (Multimodal, Mllama)):
         raise ValueError(f"view applies to prompts with pictures, but prompts of {type(target.model).__name__} hold none: leave view out")
     if isinstance(view, Views):
@@ -32,7 +43,19 @@ def view_for(view: Any, target: HFTarget, drafter: Any) -> View:
         return view
     if view in ("newline", "caption"):
         raise ValueError(f"view {view!r} needs the target's tokenizer: pass mmspec.text.view({view!r}, processor)")
-    raise ValueError(f"unknown view {view!r}; valid: 'drop', 'own', 'pooled', 'pruned', what mmspec.text.view makes, or several of these")
+    names = "'drop', 'own', 'pooled', 'pruned', 'cropped'"
+    raise ValueError(f"unknown view {view!r}; valid: {names}, what mmspec.text.view makes, or several of these")
+
+
+def _cropped(view: Cropped, target: HFTarget, drafter: Any, translated: bool) -> View:
+    """Return a view of cropped recordings."""
+    base = view_of(target, drafter, translated)
+    if not isinstance(target.family, Whisper) or base not in (own_encoder, own_opening):
+        raise ValueError(
+            f"view 'cropped' is for Whisper models that draft for Whisper with an encoder of their own, and {type(drafter).__name__} for "
+            f"{type(target.model).__name__} is none: leave view out"
+        )
+    return replace(view, base=base)
 
 
 def _looked(view: Any, target: HFTarget, drafter: Any) -> View:

@@ -1,6 +1,7 @@
 """`mmspec.text.generate`: text generation by speculative decoding, with any transformers model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -17,8 +18,8 @@ from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept
 from mmspec.core.stopping import DefaultStopping, Stop
 from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.model.lighter import drafted_part, lighter
 from mmspec.drafters.model.vocabulary import Overlap, Translated
-from mmspec.drafters.views.base import view_of
 from mmspec.drafters.views.vision_inputs import looking
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
@@ -88,6 +89,7 @@ def generate(
         view: what a drafter model reads of a prompt with pictures. None chooses: its own pixels for a model of the target's kind, the
             text alone otherwise. "drop", "own", "pooled" or "pruned"; what `mmspec.text.view` returns; or several of these, an ensemble
             that drafts in one batched forward with weights learned during decoding (`mmspec.text.ensemble` offers other weights).
+            "cropped", for a Whisper drafter with an encoder of its own: the recording without the silence that pads its window.
         stop_below: a chain of a model's draft tokens ends where its largest probability falls below this.
         processors: further distribution processors.
         stops: functions of (row, ids committed so far) that return True where the row should end; called on the host.
@@ -148,9 +150,8 @@ def generate(
             control=resolved.control,
             pad=(ends[0] if ends else 0) if pad is None else pad,
             on_step=each(stream, on_step),
+            encoded=encoding,
         )
-    for phase in ("encode", "total"):
-        out.stats.seconds[phase] += encoding
     return out
 
 
@@ -162,10 +163,14 @@ def aligned_drafter(
     temperature: float = 0.0,
     accept: str | Accept = "exact",
     view: Any = None,
+    *,
+    vocabulary: int | Sequence[int] | None = None,
+    int8: bool = False,
 ) -> ModelDrafter:
-    """Make a drafter of a model whose tokenizer differs from the target's.
+    """Make a drafter of a model whose tokenizer differs from the target's, or of a lighter copy of a model.
 
-    Draft tokens are those that both vocabularies have. Under exact rules the output distribution is unchanged.
+    Draft tokens are those that both vocabularies have. Under exact rules the output distribution is unchanged, with lighter copies, too.
+    The model itself is not changed; a copy shares what it does not replace.
 
     Args:
         model: the target.
@@ -175,28 +180,34 @@ def aligned_drafter(
         temperature: that of the requests.
         accept: that of the requests.
         view: as in `generate`.
+        vocabulary: a copy of the drafter's output head for a part of the vocabulary (FR-Spec): target ids to draft, such as the most
+            frequent ones; or how many, then the first ones of the drafter's vocabulary. End tokens are always among them.
+        int8: a copy of the drafter with int8 linear layers, on a CPU.
 
     Returns:
         The drafter, for `generate(..., drafter=)`.
 
     Raises:
-        ValueError: if fewer than half of the tokens are shared.
+        ValueError: if fewer than half of the tokens are shared, and for a `vocabulary` or `int8` that this drafter does not support.
     """
     rule = rule_of(accept, temperature)
     distributions = distributions_for(rule, temperature, None, None, None, ())
-    ours, theirs = family_of(model), family_of(drafter)
+    ours, theirs, config = family_of(model), family_of(drafter), model.generation_config
     sizes = [m.config.get_text_config(decoder=True).vocab_size for m in (model, drafter)]
     overlap = Overlap.of_tokenizers(
         getattr(tokenizer, "tokenizer", tokenizer),
         getattr(drafter_tokenizer, "tokenizer", drafter_tokenizer),
         sizes[0],
         own=sizes[1],
-        never_generated_ids=getattr(ours, "never_generated_ids", ()),
+        never_generated_ids=(*getattr(ours, "never_generated_ids", ()), *(getattr(config, "suppress_tokens", None) or ())),
         also=tuple(zip(*(getattr(family, "placeholders", ()) for family in (ours, theirs)), strict=False)),
     )
-    target = HFTarget(model, ours)
-    seen = view_of(target, drafter, translated=True) if view is None else view_for(view, target, drafter)
-    return ModelDrafter(Translated(mixed(HFTarget(drafter, looking(theirs), distributions), seen), overlap), shape_of(None, rule), seen)
+    seen, ids = view_for(view, HFTarget(model, ours), drafter, translated=True), None
+    if vocabulary is not None:
+        overlap = drafted_part(overlap, vocabulary, end_ids(config))
+        ids, overlap = overlap.shared, replace(overlap, shared=torch.arange(len(overlap.shared)))
+    own = HFTarget(lighter(drafter, ids=ids, int8=int8), looking(theirs), distributions)
+    return ModelDrafter(Translated(mixed(own, seen), overlap), shape_of(None, rule), seen)
 
 
 def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:

@@ -1,4 +1,4 @@
-"""`mmspec.text.view` and `mmspec.text.ensemble`: what a drafter reads of prompts with pictures, by name."""
+"""`mmspec.text.view` and `mmspec.text.ensemble`: what a drafter reads of prompts with pictures or sound, by name."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 from mmspec.drafters.model.ensemble import Views
 from mmspec.drafters.model.mixing import Weights, weights_of
 from mmspec.drafters.views.base import View, same_prompt
+from mmspec.drafters.views.sound import Cropped
 from mmspec.drafters.views.text_views import CaptionView, Drop, Newline
 from mmspec.drafters.views.vision_inputs import Pooled, Pruned
 
 NAMES = ("drop", "newline", "caption", "own", "pooled", "pruned")
+"""Views of prompts with pictures."""
 _MARKS = ("image", "img", "vision", "video", "audio", "boi", "eoi")  # in the names a processor gives its special tokens
 
 
@@ -24,13 +26,15 @@ def view(
     size: int = 2,
     keep: float = 0.5,
     top: float = 1.0,
+    margin: float = 1.0,
 ) -> View:
-    """Return a view of prompts with pictures by name, for `generate(..., view=...)`.
+    """Return a view of prompts with pictures or sound by name, for `generate(..., view=...)`.
 
     Args:
         name: "drop" (text only), "newline" (one newline for every picture), "caption" (a caption for every picture), "own" (own pixels),
             "pooled" (patches averaged `size` by `size`), "pruned" (the share `keep` of picture positions with the most attention from the
-            target's text; the share `top` of those by attention, the rest evenly).
+            target's text; the share `top` of those by attention, the rest evenly), "cropped" (Whisper: the recording and `margin` seconds
+            behind it, in place of the whole window).
         processor: the target's processor or tokenizer: needed by "newline" and "caption"; "drop" reads from it which further ids enclose
             pictures.
         captions: one for every picture, in the order of the batch.
@@ -40,6 +44,7 @@ def view(
         size: side of the averaged squares of "pooled", in patches.
         keep: share of picture positions kept by "pruned".
         top: share of the kept positions chosen by attention.
+        margin: seconds of silence that "cropped" keeps.
 
     Returns:
         The view.
@@ -47,8 +52,10 @@ def view(
     Raises:
         ValueError: for an unknown name, or where something that a view needs is missing.
     """
+    if name == "cropped":
+        return Cropped(margin)
     if name not in NAMES:
-        raise ValueError(f"unknown view {name!r}; valid: {', '.join(NAMES)}")
+        raise ValueError(f"unknown view {name!r}; valid: {', '.join(NAMES)}, cropped")
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is None and (name == "caption" or (name == "newline" and newline is None)):
         raise ValueError(f"view {name!r} needs the target's processor or tokenizer: view({name!r}, processor)")

@@ -1,6 +1,7 @@
 """`mmspec bench --suite whisper`: recordings, contenders, word errors worked out by hand, faster-whisper by a stand-in, refusals."""
 
 import json
+import shutil
 import sys
 import types
 from types import SimpleNamespace
@@ -66,6 +67,17 @@ def test_sentences_have_their_words_and_the_rate_asked_for():
     assert {len(each.wave) for each in found} == {8000}
 
 
+def test_joined_sentences_fill_a_window_and_follow_each_other(monkeypatch):
+    sentences = recordings_of("ljspeech", 16_000)
+    found = recordings_of("joined", 16_000)
+    assert [(each.kind, each.name) for each in found] == [("joined", f"joined/{name}") for name in TEXTS]
+    assert [each.text for each in found] == [" ".join(TEXTS.values()), " ".join(reversed(TEXTS.values()))]
+    assert torch.equal(found[1].wave, torch.cat([sentences[1].wave, sentences[0].wave]))
+    for window, words in ((0.75, list(TEXTS.values())), (0.25, [])):  # a sentence takes half a second
+        monkeypatch.setattr(recordings, "_WINDOW", window)
+        assert [each.text for each in recordings_of("joined", 16_000)] == words
+
+
 def test_rows_of_digits_are_of_one_speaker_and_of_the_test_split(monkeypatch, tmp_path):
     def tone(digit, number):
         return torch.full((100,), (1 + digit) / 40 + number / 1000)
@@ -84,7 +96,7 @@ def test_rows_of_digits_are_of_one_speaker_and_of_the_test_split(monkeypatch, tm
 
 
 def test_kinds_and_missing_data(monkeypatch, tmp_path):
-    assert recorded_kinds(None) == ("ljspeech", "digits")
+    assert recorded_kinds(None) == ("ljspeech", "joined", "digits")
     assert recorded_kinds("digits, digits") == ("digits",)
     with pytest.raises(ValueError, match="unknown kind of recordings 'digit'"):
         recorded_kinds("digit")
@@ -99,7 +111,9 @@ def test_kinds_and_missing_data(monkeypatch, tmp_path):
 def test_every_contender_hears_the_same_and_writes_the_same(home):
     found = small(home)
     rows = {row["contender"]: row for row in found["rows"]}
-    assert list(rows) == [PLAIN, "faster-whisper", "mmspec plain", "transformers assisted by drafter", "mmspec drafter"]
+    lighter = ["cropped", "cropped + part", "cropped + int8", "cropped + part + int8"]
+    drafters = ["mmspec drafter", *(f"mmspec drafter + {words}" for words in lighter)]
+    assert list(rows) == [PLAIN, "faster-whisper", "mmspec plain", "transformers assisted by drafter", *drafters]
     assert rows.pop("faster-whisper")["refused"]  # its model is not kept here
     for row in rows.values():
         assert row["refused"] is None, row
@@ -114,6 +128,18 @@ def test_every_contender_hears_the_same_and_writes_the_same(home):
     for words in ("### Recordings: ljspeech, batch 1", "| mmspec drafter |", "2 recordings", "- faster-whisper refused"):
         assert words in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_a_drafter_that_shares_the_encoder_is_not_cropped(home, tmp_path):
+    model = WhisperForConditionalGeneration.from_pretrained(home / "target")
+    perturbed(model.model.decoder)
+    model.save_pretrained(tmp_path / "drafter")
+    mmspec.load("text").processor.save_pretrained(tmp_path / "drafter")
+    shutil.copy(home / "target" / "processor_config.json", tmp_path / "drafter")
+    named = "mmspec drafter,mmspec drafter + cropped"
+    rows = {row["contender"]: row for row in small(home, drafter=str(tmp_path / "drafter"), limit=1, contenders=named)["rows"]}
+    assert rows["mmspec drafter"]["same_text"] == {"same": 1, "of": 1}
+    assert "with an encoder of their own" in rows["mmspec drafter + cropped"]["refused"]
 
 
 def test_batches_and_a_run_that_was_stopped(home, tmp_path):

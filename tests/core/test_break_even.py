@@ -5,7 +5,7 @@ import random
 import pytest
 
 from mmspec.core.control import Charged, Fixed
-from mmspec.core.draft_length.break_even import BreakEven, DrafterAccounting
+from mmspec.core.draft_length.break_even import BreakEven, DrafterAccounting, expected_saving
 from mmspec.core.draft_length.throughput import Throughput
 from mmspec.core.records import Committed
 from mmspec.drafters.model.drafter import ModelDrafter
@@ -188,6 +188,56 @@ def test_requests_do_not_share_what_is_not_given_to_them():
     assert len({tuple(Request(control, steady(0, 1.0)).run(10).lengths) for _ in range(3)}) == 1
 
 
+def test_what_draft_tokens_are_expected_to_save_worked_out_by_hand():
+    """Free and always right: 17 values in a round of 1 + 16 * 0.08. Half of them right at 0.02: two draft tokens, 1.75 values in 1.2."""
+    assert expected_saving(1.0, 0.0) == pytest.approx(1 - 2.28 / 17)
+    assert expected_saving(0.5, 0.02) == pytest.approx(1 - 1.2 / 1.75)
+    assert expected_saving(0.0, 0.0) == expected_saving(0.9, 5.0) == 0.0
+
+
+# --- starts that are put off ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "values", "begun"),
+    [
+        *((40.0, 0.1, 60, False), (10.0, 0.1, 60, True), (10.0, 0.1, 16, False), (10.0, 0.1, 17, True)),
+        *((1.9, 1.0, 0, True), (2.1, 1.0, 200, False), (2.1, 0.1, 2, False)),
+    ],
+)
+def test_a_start_is_made_where_it_is_expected_to_pay(seconds, step, values, begun):
+    """At most 2 values and 0.54 of those still expected after two plain rounds, whose seconds tell what the start costs in values."""
+    assert expected_saving(0.85, 0.1) == pytest.approx(0.542, abs=0.001)
+    assert expected_saving(0.85, 1.0) == 0.0
+    request = Request(BreakEven(Fixed(4)), steady(3, 0.1), start=seconds)
+    request.session.expect_start(seconds, step, values)
+    request.run(60)
+    assert request.begun is begun
+    assert request.lengths[:3] == ([0, 0, 4] if begun else [0, 0, 0])
+    assert begun or not any(request.lengths)
+
+
+def test_a_start_that_was_measured_is_believed_more_than_its_estimate():
+    control = BreakEven(Fixed(4), books=DrafterAccounting())
+    begun = []
+    for _ in range(3):
+        request = Request(control, steady(9, 0.0), start=30.0)
+        request.session.expect_start(5.0, 0.1, 50)
+        begun.append(request.until(50).begun)
+    assert begun == [True, False, False]
+    request = Request(control, steady(9, 0.0), start=30.0)
+    request.session.expect_start(5.0, 0.1, 90)  # 2 + 0.54 * 90 values
+    assert request.round() or request.lengths == [4]
+
+
+def test_a_wrong_estimate_costs_no_more_than_the_start():
+    request = Request(BreakEven(Fixed(4)), steady(0, 1.0), start=30.0)
+    request.session.expect_start(0.1, 0.1, 100)
+    request.run(100)
+    assert request.lengths[:3] == [0, 0, 4]
+    assert request.seconds - request.values <= 2 + 30 + 4 + 0.05 * 100
+
+
 # --- in the loop ------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +295,9 @@ def test_auto_stands_behind_the_gate():
 
 
 def test_wrong_settings_are_said_in_one_line():
+    for wrong in ({"acceptance": -0.1}, {"acceptance": 1.5}, {"acceptance": float("nan")}):
+        with pytest.raises(ValueError, match="give a probability, 0 to 1"):
+            BreakEven(**wrong)
     for wrong in ({"share": 1.0}, {"share": -0.1}, {"head": -1.0}):
         with pytest.raises(ValueError, match="give a share from 0 to below 1, and 0 or more values"):
             BreakEven(**wrong)

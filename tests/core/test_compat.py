@@ -15,7 +15,9 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.video_utils import VideoMetadata
 
 from mmspec.models import compat
+from mmspec.models.changed import replaced
 from mmspec.models.compat.compiler import reset_compiler
+from mmspec.models.module_copy import own_copy
 from tests.conftest import llama
 from tests.families import FAMILIES, LLAMA, build, inputs_for
 from tests.films import batch, row
@@ -39,6 +41,23 @@ def test_whisper_openings_are_made_by_the_models_own_method():
     config.language = "en"
     assert compat.whisper_opening(model, config, None, 2).tolist() == [[3, 40, 44, 49]] * 2
     assert not hasattr(model.generation_config, "lang_to_id")
+
+
+def test_a_whisper_encoder_reads_fewer_frames_as_one_of_a_shorter_window_does():
+    model, frames = build(FAMILIES["Whisper"]), inputs_for("Whisper", 2)["input_features"][..., :40]
+    config = copy.deepcopy(model.config)
+    config.max_source_positions = 20
+    short, weights = hf.WhisperForConditionalGeneration(config).eval(), model.state_dict()
+    weights["model.encoder.embed_positions.weight"] = weights["model.encoder.embed_positions.weight"][:20]
+    short.load_state_dict(weights)
+    with torch.no_grad():
+        own = own_copy(model)
+        with replaced(*compat.whisper_window_changes(own, 40)):
+            found = own.get_encoder()(frames)[0]
+        assert torch.equal(found, short.get_encoder()(frames)[0])
+        for encoder in (own.get_encoder(), model.get_encoder()):
+            with pytest.raises(ValueError, match="length 100"):
+                encoder(frames)
 
 
 def test_a_custom_decoding_function_finds_what_the_encoder_was_given():

@@ -328,6 +328,7 @@ def test_bad_views_are_refused_in_one_line(target, small):
     cases = [
         (target, inputs, small, "blurred", "unknown view 'blurred'; valid: 'drop'"),
         (llama, text, llama, "drop", "prompts of LlamaForCausalLM hold none"),
+        (target, inputs, small, "cropped", "view 'cropped' is for Whisper models"),
         (target, inputs, words_only(target), "own", "'own' needs a drafter that reads"),
         (target, inputs, words_only(target), Pooled(), "'pooled' needs a drafter that reads"),
         (target, inputs, "lookup", "drop", "drafter is 'lookup': leave view out"),

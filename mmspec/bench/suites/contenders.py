@@ -6,6 +6,7 @@ from time import process_time
 from typing import Any
 
 from mmspec.bench.compare.peers import Outcome, assistance, run_mmspec, run_transformers
+from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import Pair, named_drafter, with_drafter
 from mmspec.run.config import changed
 from mmspec.utils.names import unknown
@@ -91,7 +92,9 @@ def named_contenders(runs: Mapping[str, Run], names: str | None) -> dict[str, Ru
     return {name: run for name, run in runs.items() if name in asked}
 
 
-def drafter_contenders(pair: Pair, drafter: str, called: str, mini: Any = None, other_ids: bool = False) -> dict[str, Run]:
+def drafter_contenders(
+    pair: Pair, drafter: str, called: str, mini: Any = None, other_ids: bool = False, lighter: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Run]:
     """Return the contenders of one drafter by name: mmspec's, and transformers' assisted generation if the drafter is a model.
 
     Args:
@@ -100,6 +103,7 @@ def drafter_contenders(pair: Pair, drafter: str, called: str, mini: Any = None, 
         called: what the contenders' names call it.
         mini: the shipped mini that `pair` is of.
         other_ids: drafters of another vocabulary run, too.
+        lighter: what is added to the contender's name, and options of `loading.model_drafter.LIGHTER`: contenders of their own.
 
     Raises:
         ValueError: for a drafter that cannot be loaded, or has another vocabulary than the target.
@@ -110,7 +114,17 @@ def drafter_contenders(pair: Pair, drafter: str, called: str, mini: Any = None, 
         raise ValueError(f"{drafter} has another vocabulary than {pair.name}: this suite takes drafters with the target's tokenizer")
     assist = assistance(own, 0) if own.model is not None else None
     found = {} if assist is None else {f"transformers assisted by {called}": transformers_run(assist)}
-    return found | {f"mmspec {called}": mmspec_run(own.drafter)}
+    found |= {f"mmspec {called}": mmspec_run(own.drafter)}
+    return found | {f"mmspec {called} + {words}": _lighter_run(own, options) for words, options in (lighter or {}).items()}
+
+
+def _lighter_run(own: Pair, options: dict[str, Any]) -> Run:
+    """The contender of a lighter copy of a pair's model, or a refusal with its reason."""
+    try:
+        return mmspec_run(aligned_model(own, options))
+    except ValueError as error:
+        refused = Measured([], 0, 0, 0.0, 0.0, refused=str(error))
+        return lambda pair, inputs, seed: refused
 
 
 def transformers_run(options: dict[str, Any]) -> Run:

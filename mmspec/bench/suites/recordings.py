@@ -1,4 +1,6 @@
-"""Recordings with the words that are said in them, from MMSPEC_DATA: sentences of LJ Speech, and digits that one speaker says in a row."""
+"""Recordings with the words that are said in them, from MMSPEC_DATA: sentences of LJ Speech, alone and joined to windows of 30 seconds, and
+digits that one speaker says in a row.
+"""
 
 import os
 import random
@@ -7,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from mmspec.minis.speech_data import DIGITS, RATE, SPEAKERS, clips, join_clips, words
@@ -14,6 +17,7 @@ from mmspec.speech.sound.audio import at_rate, read_sound
 from mmspec.utils.names import unknown
 
 _ROWS, _LONG = 2, 10  # rows of digits of every speaker, and digits of a row
+_WINDOW = 30  # seconds that a recogniser hears at once
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,22 @@ def _sentences(rate: int, data: Path) -> list[Recording]:
     return [Recording("ljspeech", f"ljspeech/{name}", text, read_sound(home / f"{name}.flac", rate)) for name, *_, text in lines]
 
 
+def _joined(rate: int, data: Path) -> list[Recording]:
+    """Sentences in a row, as many as a window holds, beginning with each of them; the first one follows the last."""
+    sentences, found = _sentences(rate, data), []
+    for first in range(len(sentences)):
+        row, length = [], 0
+        for each in (*sentences[first:], *sentences[:first]):
+            if length + len(each.wave) > _WINDOW * rate:
+                break
+            row.append(each)
+            length += len(each.wave)
+        name = sentences[first].name.replace("ljspeech/", "joined/", 1)
+        if row:
+            found.append(Recording("joined", name, " ".join(each.text for each in row), torch.cat([each.wave for each in row])))
+    return found
+
+
 def _digits(rate: int, data: Path) -> list[Recording]:
     """Rows of clips of the official test split."""
     try:
@@ -79,5 +99,5 @@ def _digits(rate: int, data: Path) -> list[Recording]:
     return found
 
 
-RECORDINGS: dict[str, Callable[[int, Path], list[Recording]]] = {"ljspeech": _sentences, "digits": _digits}
+RECORDINGS: dict[str, Callable[[int, Path], list[Recording]]] = {"ljspeech": _sentences, "joined": _joined, "digits": _digits}
 """Kind -> (rate, the folder of data sets) -> its recordings."""

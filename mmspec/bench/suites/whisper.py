@@ -27,6 +27,14 @@ from mmspec.utils.provenance import provenance
 __all__ = ["measure", "render"]
 
 TARGET, DRAFTER = "whisper-base", "whisper-tiny.en"
+_PART = 16384  # draft tokens of a lighter drafter's vocabulary: GPT-2's tokens, which Whisper's are, have the frequent ones first
+_LIGHTER: dict[str, dict[str, Any]] = {
+    "cropped": {"view": "cropped"},
+    "cropped + part": {"view": "cropped", "vocabulary": _PART},
+    "cropped + int8": {"view": "cropped", "int8": True},
+    "cropped + part + int8": {"view": "cropped", "vocabulary": _PART, "int8": True},
+}
+"""What lighter drafters are called, and the options of `mmspec.text.aligned_drafter` that make them."""
 
 
 def measure(
@@ -52,7 +60,7 @@ def measure(
         drafter: recognisers, and names of other drafters, separated by commas, each a contender of its own; tiny.en by default.
         max_new_tokens: per recording.
         limit: recordings of each kind, rounded up to whole batches.
-        kinds: kinds of recordings, separated by commas; both by default.
+        kinds: kinds of recordings, separated by commas; all by default.
         contenders: names as the tables have them, separated by commas; all by default. `generate` always runs.
         batch_size: recordings that run together.
         output: the JSON file that the command writes; batches are added to the same name with the ending .jsonl.
@@ -105,7 +113,7 @@ def recogniser_contenders(pair: Pair, drafters: Sequence[str]) -> dict[str, Run]
     found[NAME] = faster_whisper_run(model_folder(f"{_called(pair.name)}-ctranslate2"))
     found[ENGINE] = mmspec_run(None)
     for name in drafters:
-        found |= drafter_contenders(pair, name, _called(name), other_ids=True)
+        found |= drafter_contenders(pair, name, _called(name), other_ids=True, lighter=_LIGHTER)
     return {name: _ended(run) for name, run in found.items()}
 
 

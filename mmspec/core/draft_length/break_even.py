@@ -9,6 +9,10 @@ limited to a few heads, so that a run of rejections does not stop a drafter that
 tokens. When it can pay for a trial again, which is the recent loss of a round with draft tokens, it allows one, and more while they gain.
 So against plain decoding a drafter loses at most `head` values, a share `share` of the plain ones, its start and one round; a drafter that
 improves late is found, the sooner the less a trial costs.
+
+A start whose cost is known beforehand (a drafter that has to encode a recording) is put off until plain rounds have been measured, and made
+only if it costs at most `head` values and what draft tokens are expected to save on the values still expected. A drafter that is not
+started encodes nothing.
 """
 
 from collections import deque
@@ -16,10 +20,12 @@ from dataclasses import dataclass, field
 from statistics import mean, median_low
 
 from mmspec.core.control import Charged, Control, ControlSession
+from mmspec.core.draft_length.cost_curve import SLOPE
 from mmspec.core.draft_length.throughput import Throughput
 from mmspec.core.records import Committed
 
 _HELD = 4  # heads
+_LONGEST = 16  # draft tokens
 
 
 class Account:
@@ -69,6 +75,23 @@ class DrafterAccounting:
     chooser: ControlSession | None = None
 
 
+def expected_saving(acceptance: float, step: float) -> float:
+    """Estimate what draft tokens save with the best fixed draft length of up to 16.
+
+    Args:
+        acceptance: probability that a draft token is accepted after accepted ones.
+        step: cost of making a draft token, in plain rounds. Scoring one is taken to cost 0.08.
+
+    Returns:
+        Plain rounds a value, from 0 to below 1.
+    """
+    values, best = 1.0, 1.0
+    for length in range(1, _LONGEST + 1):
+        values += acceptance**length
+        best = max(best, values / (1 + length * (step + SLOPE)))
+    return 1 - 1 / best
+
+
 @dataclass(frozen=True)
 class BreakEven:
     """A gate around another controller: no draft tokens while drafting loses more than the allowance. Token-exact outputs do not depend on
@@ -79,6 +102,7 @@ class BreakEven:
         share: allowance as a share of the plain values, in [0, 1).
         head: allowance at the start, in values.
         books: accounting that requests share; None for one of its own each.
+        acceptance: that a draft token is expected to have before there are any, in [0, 1]; read where the start has to pay.
 
     Raises:
         ValueError: for numbers out of range.
@@ -88,8 +112,11 @@ class BreakEven:
     share: float = 0.05
     head: float = 2.0
     books: DrafterAccounting | None = None
+    acceptance: float = 0.85
 
     def __post_init__(self):
+        if not 0 <= self.acceptance <= 1:
+            raise ValueError(f"acceptance is {self.acceptance}: give a probability, 0 to 1")
         if not 0 <= self.share < 1 or self.head < 0:
             raise ValueError(f"share is {self.share} and head {self.head}: give a share from 0 to below 1, and 0 or more values")
 
@@ -115,15 +142,30 @@ class BreakEvenSession:
         self.rounds = 0
         self.start: float | None = None  # seconds of the drafter's start, not booked yet
         self.since_plain, self.patience = 0, 32  # rounds since a plain one; after `patience` of them there is another
+        self.ahead: tuple[float, float, float] | None = None  # of a start not made yet, as told to `expect_start`
+        self.passed = 0.0  # values of a row so far
 
     def length(self) -> int:
         unknown = self.rounds > 0 and not self.books.plain
-        if self.shut or self.gate.closed or unknown or self.since_plain >= self.patience:
+        if self.shut or self.gate.closed or unknown or self.since_plain >= self.patience or not self._worth_starting():
             return 0
         return self.chooser.length()
 
+    def expect_start(self, seconds: float, step: float, values: float) -> None:
+        self.ahead = (seconds, step, values)
+
+    def _worth_starting(self) -> bool:
+        """True for a drafter that has started, and for one whose start is expected to be earned back."""
+        if self.ahead is None:
+            return True
+        (seconds, step, values), books = self.ahead, self.books
+        if books.entry is None and not books.plain:
+            return False
+        entry = seconds / median_low(books.plain) if books.entry is None else books.entry
+        return entry <= self.plan.head + expected_saving(self.plan.acceptance, step) * max(0.0, values - self.passed)
+
     def charge(self, seconds: float) -> None:
-        self.start = seconds
+        self.start, self.ahead = seconds, None
         if isinstance(self.chooser, Charged):
             self.chooser.charge(seconds)
 
@@ -131,6 +173,7 @@ class BreakEvenSession:
         self.rounds += 1
         usual = self.rounds > 1 and (self.start is None or length == 0)  # its seconds hold neither the prompt nor the drafter's start
         values = [len(row) for row in committed.values if row]
+        self.passed += mean(values) if values else 0.0
         if usual and values:
             self._book(length, mean(values), seconds)
         if self.start is not None and self.books.plain:

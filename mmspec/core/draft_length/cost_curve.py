@@ -4,7 +4,8 @@ from bisect import bisect_left, bisect_right
 from statistics import median, median_low
 
 _KEPT = 9
-_SLOPE = 0.08  # plain rounds that one more column is taken to cost before anything is measured
+SLOPE = 0.08
+"""Plain rounds that one more column is taken to cost before anything is measured."""
 
 _OUTLIER = 3.0  # times the estimate from other sizes
 
@@ -74,6 +75,6 @@ class CostCurve:
         if above == len(sizes):
             base = max(0, bisect_right(sizes, (sizes[-1] + 1) // 2) - 1)  # far enough below that noise does not set the slope
             own = (costs[-1] - costs[base]) / (sizes[-1] - sizes[base]) if len(sizes) > 1 else 0.0
-            return costs[-1] + max(own, _SLOPE if len(sizes) < 4 else _SLOPE / 4) * (columns - sizes[-1])
+            return costs[-1] + max(own, SLOPE if len(sizes) < 4 else SLOPE / 4) * (columns - sizes[-1])
         share = (columns - sizes[left]) / (sizes[right] - sizes[left])
         return costs[left] + share * (costs[right] - costs[left])

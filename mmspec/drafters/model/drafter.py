@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.noise import Noise
-from mmspec.core.protocols import Target, TargetSession
+from mmspec.core.protocols import StartWork, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.drafters.views.base import View, same_prompt
+from mmspec.drafters.views.sound import encoder_start
 from mmspec.models.model_checks import model_name, refuse_unhealthy
 
 
@@ -40,6 +41,11 @@ class ModelDrafter:
         """Open a session whose model runs the prompt only when it first drafts."""
         after = session if getattr(self.view, "late", False) else None
         return ModelSession(partial(self._opened, prompt, session), self.shape, after)
+
+    def start_work(self, prompt: Any, session: TargetSession) -> StartWork | None:
+        """Estimate the work of the drafter's own encoder; see `CostlyStart.start_work`."""
+        own = getattr(self.target, "target", self.target)  # without the translation of its ids
+        return encoder_start(self.view, getattr(own, "model", None), prompt, session)
 
     def capture(self, reserve: int) -> "ModelDrafter":
         """Return this drafter with its model's forwards captured as CUDA graphs, where supported; see `HFTarget.capture`."""

@@ -15,8 +15,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.drafters.views.base import View, same_prompt
+from mmspec.drafters.views.sound import Listening
 from mmspec.models.compat import eager_configs
 from mmspec.models.families.multimodal import Merged, Multimodal
+from mmspec.models.families.whisper import Whisper
 from mmspec.models.module_copy import own_copy
 from mmspec.models.partial_forward import PartialForward
 from mmspec.models.skipped_parts import rewired
@@ -54,8 +56,9 @@ class Looking(Multimodal):
 
 
 def looking(family: Any) -> Any:
-    """Return `family` with support for pooled and pruned pictures; unchanged for other than multimodal decoders."""
-    return Looking(**vars(family)) if type(family) is Multimodal else family
+    """Return `family` with support for what views ask of it: pooled and pruned pictures, cropped recordings. Others are unchanged."""
+    kinds = {Multimodal: Looking, Whisper: Listening}
+    return kinds[type(family)](**vars(family)) if type(family) in kinds else family
 
 
 def _packing(mask: Tensor) -> Tensor:

@@ -41,7 +41,14 @@ from mmspec.models.compat.positions import (
     takes_argument,
     with_bias_table,
 )
-from mmspec.models.compat.speech import csm_embeddings, encodec_frame, is_vibevoice, pocket_placeholders, vibevoice_scheduler
+from mmspec.models.compat.speech import (
+    csm_embeddings,
+    encodec_frame,
+    is_vibevoice,
+    pocket_placeholders,
+    vibevoice_scheduler,
+    whisper_window_changes,
+)
 from mmspec.models.compat.video import sampled_frames
 
 __all__ = [
@@ -83,6 +90,7 @@ __all__ = [
     "vibevoice_scheduler",
     "weighs_timestamps",
     "whisper_opening",
+    "whisper_window_changes",
     "with_bias_table",
     "with_whole_cache",
 ]

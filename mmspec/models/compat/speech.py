@@ -1,8 +1,21 @@
 """Speech models and codecs: parts without a public name."""
 
+import copy
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def whisper_window_changes(model: Any, frames: int) -> tuple[tuple[nn.Module, str, Any], ...]:
+    """The changes, for `models.changed.replaced`, by which a Whisper encoder reads `frames` frames, an even number, instead of a window.
+
+    Relies on `WhisperEncoder.forward` comparing the frames with `config.max_source_positions`, and on its adding the first
+    `embed_positions.num_embeddings` rows of its positions (5.17 to 5.23).
+    """
+    encoder = model.get_encoder()
+    config = copy.copy(encoder.config)
+    config.max_source_positions = frames // 2
+    return (encoder, "config", config), (encoder.embed_positions, "num_embeddings", frames // 2)
 
 
 def csm_embeddings(model: Any, ids: Tensor, values: Tensor | None, cutoffs: Tensor | None) -> Tensor:
