@@ -135,9 +135,8 @@ def main() -> None:
     if missing:
         print(f"left out for want of data in {data}: {', '.join(missing)}")
     found = {kind: texts for kind, texts in found.items() if texts}
-    chosen = random.Random(args.seed)
     for texts in found.values():
-        chosen.shuffle(texts)
+        random.Random(args.seed).shuffle(texts)
     each = 4 if args.smoke else args.each
     turns = [{"kind": kind, "prompt": texts[i % len(texts)]} for i in range(each) for kind, texts in found.items()]
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,8 @@ def test_a_second_transfer_of_the_outcome_is_seen(big, monkeypatch):
 
 def test_float64_in_a_forward_is_seen(big, monkeypatch):
     score = HFSession.distributions
-    monkeypatch.setattr(HFSession, "distributions", lambda self, logits, *rest: score(self, logits.double().float(), *rest))
+    changed = lambda self, logits, *rest, **named: score(self, logits.double().float(), *rest, **named)  # noqa: E731
+    monkeypatch.setattr(HFSession, "distributions", changed)
     assert unexplained(run(big)) == ["float64 in models/session:HFSession.score"]
 
 

@@ -108,7 +108,7 @@ class EnsembleSession(HFSession):
         tiled = replace(draft, nodes=draft.nodes.repeat(v, 1), parents=draft.parents.repeat(v, 1), start=draft.start.repeat(v), q=None)
         return Scored(super().score(replace(tiled, drift=None, score=None, aux=None)).p)
 
-    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int) -> Categorical:
+    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int, deferred: bool = False) -> Any:
         """Return the mixtures of the views' distributions, after the processors."""
         self.ids[self._rows, layout.slots] = layout.ids
         said = logits.softmax(-1).unflatten(0, (self.views, -1))
@@ -120,7 +120,7 @@ class EnsembleSession(HFSession):
         rows = said.shape[1]  # of the first view: what has been generated is the same in all
         paths = layout.paths(draft.size - first)[:rows]
         history = History(self.ids[:rows, : layout.view], paths, draft.position()[:rows, first:])
-        return distribution_of(self.target.processors, mixed.scores, history)
+        return distribution_of(self.target.processors, mixed.scores, history, deferred)
 
     def learn(self, p: Categorical, columns: Tensor, real: Tensor) -> None:
         """Update the weights with target distributions `p` [B, K] after the session's `columns` [B, K], where `real` [B, K]."""
