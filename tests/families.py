@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from tests.seeing import HYBRID, SIGHTS, seen
+from tests.seeing import SIGHTS, seen
 from tests.sizes import GEMMA_LAYERS, IDS, LLAMA, SMALL, VOCAB, Case, build
 
 __all__ = ["AUDIO", "FAMILIES", "FRAME_BOUND", "LLAMA", "REFUSED", "SOUND", "VOCAB", "Case", "build", "inputs_for", "named_families"]
@@ -118,33 +118,8 @@ FAMILIES = {
     **{name: vision.case for name, vision in SIGHTS.items()},
 }
 
-MAMBA2 = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_heads": 4,
-    "head_dim": 16,
-    "state_size": 8,
-    "n_groups": 1,
-    "chunk_size": 8,
-}
-QWEN3_NEXT = {
-    **LLAMA,
-    "head_dim": 8,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16,
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-}
 REFUSED = {
-    "Mamba-2": Case(lambda: hf.Mamba2ForCausalLM(hf.Mamba2Config(**MAMBA2)), "recurrent"),
-    "Qwen3-Next": Case(lambda: hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig(**QWEN3_NEXT)), "hybrid"),
-    **HYBRID,
+    "RWKV": Case(lambda: hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)), "recurrent"),
 }
 
 KYUTAI = {**LLAMA, "ffn_dim": 64, "head_dim": 8, "codebook_vocab_size": 20, "num_codebooks": 2, "audio_bos_token_id": 19}

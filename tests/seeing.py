@@ -302,6 +302,52 @@ def mllama() -> Any:
     return model
 
 
+QWEN_LINEAR = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "head_dim": 8}
+LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention"]}
+
+
+def qwen3_5() -> Any:
+    from transformers.models.qwen3_5 import configuration_qwen3_5 as own
+
+    text = own.Qwen3_5TextConfig(**QWEN_TEXT, **QWEN_LINEAR, **LINEAR_FIRST)
+    vision = own.Qwen3_5VisionConfig(**QWEN_TOWER, **DEEP)
+    return hf.Qwen3_5ForConditionalGeneration(nested(own.Qwen3_5Config, text, vision, **QWEN_IDS))
+
+
+def qwen3_5_moe() -> Any:
+    from transformers.models.qwen3_5_moe import configuration_qwen3_5_moe as own
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    text = own.Qwen3_5MoeTextConfig(**QWEN_TEXT, **QWEN_LINEAR, **LINEAR_FIRST, **experts)
+    vision = own.Qwen3_5MoeVisionConfig(**QWEN_TOWER, **DEEP)
+    return hf.Qwen3_5MoeForConditionalGeneration(nested(own.Qwen3_5MoeConfig, text, vision, **QWEN_IDS))
+
+
+def lfm2_vl() -> Any:
+    vision = hf.Siglip2VisionConfig(**TOWER, patch_size=4, num_patches=16)
+    text = hf.Lfm2Config(**LLAMA, layer_types=["conv", "full_attention"], conv_L_cache=3)
+    model = hf.Lfm2VlForConditionalGeneration(nested(hf.Lfm2VlConfig, text, vision, image_token_id=PLACE, projector_hidden_size=16))
+    torch.nn.init.normal_(model.model.multi_modal_projector.linear_2.weight, std=2.0)  # so that pictures matter
+    return model
+
+
+def lfm3_vl() -> Any:
+    kinds = ["conv", "sliding_attention", "full_attention", "conv"]
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    vision = hf.Lfm3VlVisionConfig(**tower, patch_size=4, temporal_patch_size=1, layer_types=["conv", "full_attention"])
+    text = hf.Lfm3Config(**LLAMA | {"num_hidden_layers": 4}, head_dim=8, layer_types=kinds, conv_L_cache=3, sliding_window=8)
+    return hf.Lfm3VlForConditionalGeneration(nested(hf.Lfm3VlConfig, text, vision, **QWEN_IDS, projector_hidden_size=16))
+
+
+def packed(pictures: Sequence[int]) -> Looks:
+    """Patches of 4 x 4 in rows padded to the longest picture's, four of them to a position."""
+    shapes = torch.tensor([((4, 4), (2, 6), (4, 2))[i % 3] for i in range(sum(pictures))])
+    sizes = shapes.prod(1)
+    real = torch.arange(16) < sizes[:, None]
+    pixels = torch.randn(len(shapes), 16, 48) * real[..., None]
+    return (sizes // 4).tolist(), {"pixel_values": pixels, "spatial_shapes": shapes, "pixel_attention_mask": real.long()}
+
+
 def sized(pictures: Sequence[int]) -> Looks:
     """Pictures of several sizes, padded to the largest, two patches of four a side and position."""
     sizes = [((8, 16), (16, 8), (16, 16))[i % 3] for i in range(sum(pictures))]
@@ -359,6 +405,12 @@ SIGHTS = {
         types=lambda ids: {"token_type_ids": torch.zeros_like(ids)},
         first=True,
     ),
+    "Qwen3.5": VisionView(Case(qwen3_5, KIND, images("M-RoPE, states")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "Qwen3.5-MoE": VisionView(Case(qwen3_5_moe, KIND, images("M-RoPE, states")), gridded(48), "model.visual", GRIDS, types=modalities),
+    "LFM2-VL": VisionView(
+        Case(lfm2_vl, KIND, images("states")), packed, "model.vision_tower", ("spatial_shapes", "pixel_attention_mask"), brackets=False
+    ),
+    "LFM3-VL": VisionView(Case(lfm3_vl, KIND, images("states, sliding layers")), gridded(48), "model.vision_tower", GRIDS[:1]),
     "Mllama": VisionView(
         Case(mllama, "decoder, images in", "cross-attention to several pictures, encoded once"),
         crossing,
@@ -368,14 +420,3 @@ SIGHTS = {
         brackets=False,
     ),
 }
-
-
-def qwen3_5() -> Any:
-    vision = hf.models.qwen3_5.configuration_qwen3_5.Qwen3_5VisionConfig(**QWEN_TOWER, **DEEP)
-    linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-    kinds = {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
-    text = hf.models.qwen3_5.configuration_qwen3_5.Qwen3_5TextConfig(**QWEN_TEXT, **linear, **kinds)
-    return hf.Qwen3_5ForConditionalGeneration(nested(hf.models.qwen3_5.configuration_qwen3_5.Qwen3_5Config, text, vision, **QWEN_IDS))
-
-
-HYBRID = {"Qwen3.5": Case(qwen3_5, "hybrid, images in")}

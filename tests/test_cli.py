@@ -136,7 +136,7 @@ def test_a_prompt_longer_than_the_model_allows(mmspec, models, tmp_path):
 
 def test_checkpoints_that_cannot_serve(mmspec, models):
     run = ("text", "a", "--max-new-tokens", 4, "--model")
-    refused(mmspec(*run, models / "mamba"), "cannot be rolled back", "plain transformers generation")
+    refused(mmspec(*run, models / "rwkv"), "cannot be rolled back", "plain transformers generation")
     refused(mmspec(*run, models / "llama", "--drafter", models / "foreign"), "mismatched vocabularies", "same tokenizer")
     refused(mmspec(*run, models / "llama", "--drafter", "model"), "the mini's own")
     refused(mmspec(*run, models / "bare"), "tokenizer")

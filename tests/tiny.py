@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, models
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
     PreTrainedTokenizerFast,
+    RwkvConfig,
+    RwkvForCausalLM,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
@@ -28,14 +28,14 @@ def llama(vocabulary: int = 2048, **changes) -> LlamaForCausalLM:
 
 
 def save_all(root: Path) -> None:
-    """`llama` (64 positions), `nan`, `mamba`, `foreign` (another vocabulary), `bare` (no tokenizer), `whisper`."""
+    """`llama` (64 positions), `nan`, `rwkv`, `foreign` (another vocabulary), `bare` (no tokenizer), `whisper`."""
     tokenizer = mmspec.load("text").processor
     broken = llama()
     broken.model.norm.weight.data.fill_(float("nan"))
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=2048, hidden_size=32, num_hidden_layers=1, state_size=4))
+    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=2048, hidden_size=32, num_hidden_layers=2))
     words = {word: number for number, word in enumerate(["<unk>", "<e>", "zq", "qz", "zz"])}
     foreign = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")), eos_token="<e>")
-    kept = {"llama": (llama(), tokenizer), "nan": (broken, tokenizer), "mamba": (mamba, tokenizer), "foreign": (llama(8), foreign)}
+    kept = {"llama": (llama(), tokenizer), "nan": (broken, tokenizer), "rwkv": (rwkv, tokenizer), "foreign": (llama(8), foreign)}
     for name, (model, own) in kept.items():
         model.save_pretrained(root / name)
         own.save_pretrained(root / name)

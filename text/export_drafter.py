@@ -1,4 +1,4 @@
-"""Write a trained EAGLE drafter in the `speculators` layout, from which vLLM serves it together with its target.
+"""Write a trained EAGLE, P-EAGLE, DFlash or DSpark drafter in the `speculators` layout, from which vLLM serves it together with its target.
 
     python text/export_drafter.py build/drafters/eagle3 ./served --model ./big --verifier-name owner/big
     vllm serve ./served                                          # finds the target by the verifier's name
@@ -30,7 +30,7 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(tensor, tensors[name]) for name, tensor in one.state_dict().items() if name in tensors)
 
 
-def run(folder: Path, out: Path, pair: Pair, tokens: int, verifier: str | None, dtype: str) -> None:
+def run(folder: Path, out: Path, pair: Pair, tokens: int | None, verifier: str | None, dtype: str) -> None:
     """Load, write, and read back."""
     weights = None if dtype == "auto" else getattr(torch, dtype)
     net = mmspec.load_drafter(folder, pair.target)
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", help="of the trained drafter")
     parser.add_argument("out", type=Path, nargs="?", help="a new folder, or that of an earlier export")
     parser.add_argument("--model", default="mini", help="the target: the shipped mini, a folder or a hub name")
-    parser.add_argument("--tokens", type=int, default=5, help="draft tokens a round when served")
+    parser.add_argument("--tokens", type=int, help="draft tokens a round when served; default 5, or as many as a block drafter has")
     parser.add_argument("--verifier-name", help="where vLLM finds the target; by default what --model says")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights on disk; auto: as they are")
     parser.add_argument("--smoke", action="store_true", help="an untrained drafter of the mini's, written, read back and run")

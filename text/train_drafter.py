@@ -1,13 +1,13 @@
 """Train a drafter that reads its target: heads, feature drafters, multi-token prediction, adapters (docs/drafters.md lists the kinds).
 
     python text/train_drafter.py eagle3 --model ./big --prompts prompts.txt --out ./big-eagle3
-    python text/train_drafter.py medusa                       # for the shipped mini, on openings from its training corpus
+    python text/train_drafter.py dflash                       # for the shipped mini, on openings from its training corpus
     torchrun --nproc-per-node 2 text/train_drafter.py eagle3 ...          # or accelerate launch --num_processes 2: the same weights
 
-Three stages, shared by all processes and resumed where they stopped (delete --work to start again): the target writes text under the
-sampling settings it will be used with, its hidden states there are recorded, and the drafter learns the target's distributions on them.
-Checkpoints print held-out acceptance per draft token, sampled/greedy. mmspec.load_drafter reads the result; its card has the command again.
-Of vocabularies above 65,536 values eagle3 drafts the 32,768 that the target writes most, and its head is the target's rows for them.
+Three stages, resumed where they stopped (delete --work to start again): the target writes text under the sampling settings it will be used
+with, its hidden states there are recorded, and the drafter learns the target's distributions on them. Checkpoints print held-out acceptance
+per draft token, sampled/greedy. mmspec.load_drafter reads the result; its card has the command again. Of vocabularies above 65,536 values
+eagle3 and dflash draft the 32,768 that the target writes most, by the target's rows for them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from mmspec.minis.card import drafter_card
 from mmspec.minis.corpus import documents
 from mmspec.run.config import Config, TargetSection
 from mmspec.train import Fit, fit
-from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
+from mmspec.train.distillation import DistillationLoss, acceptance_text, aim_for
 from mmspec.train.on_policy_text import Writing, write_own_text
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
@@ -38,8 +38,6 @@ from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
-
-AIMS = {"eagle1": Aim(depth=2, states=1.0), "eagle3": Aim(depth=4)}  # heads: every level they have
 
 
 def openings(args: argparse.Namespace, pair) -> list[list[int]]:
@@ -59,11 +57,6 @@ def openings(args: argparse.Namespace, pair) -> list[list[int]]:
     return [ids[i % len(ids)] for i in range(args.windows)]
 
 
-def aim_of(args: argparse.Namespace, net) -> Aim:
-    base = AIMS.get(args.kind, Aim(depth=getattr(net, "most", None) or 4))
-    return Aim(depth=args.depth or base.depth, distributions=args.loss or base.distributions, states=base.states)
-
-
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", default="eagle3", choices=sorted(NETS))
@@ -75,7 +68,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=Path("build/drafters"), help="text and recordings, shared by all kinds")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
     parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 3}')
-    parser.add_argument("--vocabulary", type=int, help="eagle3: draft only the N values the target writes most; 0: all")
+    parser.add_argument("--vocabulary", type=int, help="draft only the N values the target writes most; 0: all")
     parser.add_argument("--loss", type=json.loads, help='such as {"kl": 1, "tv": 1, "top-k": 0.1}; default {"kl": 1}')
     parser.add_argument("--depth", type=int, help="levels unrolled in training")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, chunk by chunk")
@@ -116,7 +109,7 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     target, pair = pair.target.requires_grad_(False), replace(pair, chat=args.chat)
     torch.manual_seed(0)
     net = net_to_train(args.kind, target, args.options, args.vocabulary)
-    aim, length, out = aim_of(args, net), args.opening + args.new, args.out or args.work / args.kind
+    aim, length, out = aim_for(net, args.depth, args.loss), args.opening + args.new, args.out or args.work / args.kind
     size = TrainingSize(windows=args.windows, length=length, rows=args.rows, levels=aim.depth, states=args.states)
     training_memory(net, target, size, args.work).announce(here, args.force_memory)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)

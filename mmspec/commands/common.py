@@ -58,7 +58,7 @@ TREE = Annotated[
     str | None,
     option(
         HOW,
-        "comb, expand, opt, dynamic, children per level such as 4,2,1, or a template (*.json); none, a chain, by default.",
+        "comb, cape, expand, opt, dynamic, beams, children per level such as 4,2,1, or a template (*.json); none, a chain, by default.",
         metavar="TREE",
     ),
 ]

@@ -41,7 +41,7 @@ VALUES: dict[str, Names] = {
     "mode": MODES,
     "model": ("mini", *NAMES),
     "recipe": recipe_names,
-    "tree": ("none", "comb", "expand", "opt", "dynamic"),
+    "tree": ("none", "comb", "cape", "expand", "opt", "dynamic", "beams"),
     "view": VIEWS,
     "window": ("auto",),
 }

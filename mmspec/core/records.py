@@ -199,6 +199,7 @@ class Scored:
     hidden: Tensor | None = None  # [B, N, F] at every node
     context: Context | None = None  # at the prompt, in the round that ran it
     healthy: Tensor | None = None  # [B] bool: no NaN or +inf among this row's logits
+    confidence: Tensor | None = None  # [B, N] of a drafter that estimates it: chance that the target accepts the next draft token
 
 
 @dataclass(frozen=True, slots=True)

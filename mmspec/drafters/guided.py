@@ -5,6 +5,7 @@ attaches it to the pending token. Guides draft from the second round on, because
 it.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -215,10 +216,12 @@ def head_rows(model: Any, ids: Tensor) -> Any:
 
 
 def _as_logits(model: Any, head: Any) -> Any:
-    """`head` with the scale (Cohere, Granite) and the soft cap (Gemma 2) that `model` gives its logits."""
+    """`head` with the scale (Cohere, Granite, Falcon-H1) and the soft cap (Gemma 2, RecurrentGemma) that `model` gives its logits."""
     config = model.config.get_text_config(decoder=True)
-    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    cap = getattr(config, "final_logit_softcapping", None)
+    factor = 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    for name in ("logit_scale", "lm_head_multiplier"):
+        factor *= getattr(config, name, None) or 1.0
+    cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     scaled = head if factor == 1 else lambda hidden: factor * head(hidden)
     return scaled if cap is None else lambda hidden: cap * torch.tanh(scaled(hidden) / cap)
 
@@ -244,8 +247,10 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads
 
 
 def llama_sizes(config: Any) -> dict[str, Any]:
-    """Return the sizes in transformers' `config` as options of a LlamaConfig."""
-    return {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}
+    """Return the sizes in transformers' `config` as options of a LlamaConfig, with heads of 64 for a target without attention."""
+    width = config.hidden_size
+    usual = {"intermediate_size": 4 * width, "num_attention_heads": width // math.gcd(width, 64)}
+    return usual | {name: getattr(config, name) for name in _SIZES if getattr(config, name, None) is not None}
 
 
 if not TYPE_CHECKING:

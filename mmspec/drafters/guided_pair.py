@@ -43,7 +43,8 @@ class TwinGuide:
 
     def score(self, draft: Draft) -> Scored:
         """Score the new columns of the draft; see `Guide.score`."""
-        return self.guide.score(twice(draft))
+        scored = self.guide.score(twice(draft))
+        return scored if scored.confidence is None else replace(scored, confidence=scored.confidence[: len(draft.start)])
 
     def close(self) -> None:
         """End the draft of this round; see `Guide.close`."""

@@ -107,7 +107,8 @@ class Chain:
             scored = score(draft)
             distribution = scored.p.last(1)
             if stop is not None:
-                allowed = _ended(allowed, stop.before(distribution), step)
+                ends, reach = stop.before(scored, reach)
+                allowed = _ended(allowed, ends, step)
             value, q = self.draw(distribution, keys[:, step : step + 1])
             draft = draft.extend_chain(value, allowed, q)
             if stop is not None:  # the draft token just drawn stays whatever its value: its distribution given that it stays must be q
@@ -187,6 +188,10 @@ class Comb:
         if self.width < 1:
             raise ValueError(f"width is {self.width}: a comb needs at least 1 draft token a level (1 is a chain)")
 
+    def kept(self, distribution: Any, real: Tensor) -> Tensor:
+        """Return which of the siblings that are `real` [B, n, width] are drafted: all of them."""
+        return real
+
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         spine, beside = draft, []
@@ -195,6 +200,7 @@ class Comb:
         for level in range(budget.length):
             distribution = score(spine).p.last(1)
             values, real, keep_q = self.pick(distribution, keys[:, level : level + 1], at_most(distribution, self.width))
+            real = self.kept(distribution, real)
             parent = spine.size - 1
             spine = spine.extend_chain(values[:, :, 0], budget.draft_tokens, distribution if keep_q else None)
             beside.append((values[:, 0, 1:], torch.where(real[:, 0, 1:] & spine.valid[:, -1:], parent, PAD), distribution))
@@ -208,6 +214,38 @@ class Comb:
         )
         final = spine.extend(values, parents, q, width=self.width, levels=budget.length)
         return final, torch.cat([_in_order(spine), torch.full_like(parents, UNRUN)], 1)
+
+
+@dataclass(frozen=True)
+class ConfidentComb(Comb):
+    """A comb with fewer siblings where the drafter is surer (CaPE, Du et al. 2024).
+
+    How many depends on the drafter's distribution, not on the values drawn from it, so siblings keep the distribution they are drawn from.
+
+    Args:
+        width: siblings where the drafter is less sure than all `bounds`.
+        bounds: largest probabilities above which fewer are drafted, falling, each with the number of siblings.
+
+    Raises:
+        ValueError: if a number is out of range or the bounds do not fall.
+    """
+
+    width: int = 7
+    bounds: tuple[tuple[float, int], ...] = ((0.8, 1), (0.6, 3), (0.3, 5))
+
+    def __post_init__(self):
+        super().__post_init__()
+        sure, counts = zip(*self.bounds, strict=True) if self.bounds else ((), ())
+        if not all(0 <= each < 1 for each in sure) or list(sure) != sorted(sure, reverse=True) or any(each < 1 for each in counts):
+            raise ValueError(f"bounds is {self.bounds}: give pairs of a probability below 1, falling, and a number of siblings, at least 1")
+
+    def kept(self, distribution: Any, real: Tensor) -> Tensor:
+        """Return which of the siblings that are `real` [B, n, width] are drafted: as many as the confidence asks for."""
+        sure = distribution.prob(distribution.mode())  # [B, n]
+        many = torch.full_like(sure, self.width, dtype=torch.long)
+        for bound, fewer in reversed(self.bounds):
+            many = torch.where(sure > bound, fewer, many)
+        return real & (torch.arange(real.shape[-1], device=sure.device) < many[..., None])
 
 
 def concatenate_distributions(distributions: Sequence[Any]) -> Any:

@@ -1,6 +1,6 @@
 """Where a chain of draft tokens ends within a round: by the drafter's confidence, or by a learned estimate of acceptance.
 
-`before` sees the distribution of the next draft token and may end the chain before it is drawn. `after` sees the drawn token too, and may
+`before` sees the scores of the next draft token and may end the chain before it is drawn. `after` sees the drawn token too, and may
 only end the chain behind it. Dropping a draft token because of its own value would change the distribution of those that remain, which
 must be q.
 """
@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
-from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import Scored
 from mmspec.utils.weights import fill, read_mapping, read_tensors
 
@@ -29,8 +28,16 @@ class Stop(Protocol):
         """Hidden states of the drafter that the stop reads."""
         ...
 
-    def before(self, distribution: Categorical) -> Tensor | None:
-        """Return [B] bool: end the chain before a draft token from `distribution` [B, 1, V]. None: never."""
+    def before(self, scored: Scored, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Decide whether chains end before the next draft token is drawn.
+
+        Args:
+            scored: the drafter's scores; the last distribution is the next draft token's.
+            reach: [B] as `after` takes it.
+
+        Returns:
+            [B] bool, True where the chain ends (None: nowhere), and the new `reach`.
+        """
         ...
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -65,9 +72,41 @@ class Confidence:
         if isinstance(self.threshold, bool) or not isinstance(self.threshold, (int, float)) or not 0 <= self.threshold <= 1:
             raise ValueError(f"the threshold of stop_below is {self.threshold!r}: give a probability between 0 and 1")
 
-    def before(self, distribution: Categorical) -> Tensor | None:
+    def before(self, scored: Scored, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         """See `Stop.before`."""
-        return distribution.prob(distribution.mode())[:, 0] < self.threshold
+        distribution = scored.p.last(1)
+        return distribution.prob(distribution.mode())[:, 0] < self.threshold, reach
+
+    def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.after`."""
+        return None, reach
+
+
+@dataclass(frozen=True)
+class Survival:
+    """Stop where the drafter's own estimate that all draft tokens up to the next are accepted falls below `threshold` (DSpark).
+
+    For drafters that return `Scored.confidence`. The estimate of a draft token does not depend on the token.
+
+    Args:
+        threshold: probability between 0 and 1.
+
+    Raises:
+        ValueError: for a threshold out of range.
+    """
+
+    threshold: float = 0.4
+    reads = ()
+
+    def __post_init__(self):
+        Confidence(self.threshold)
+
+    def before(self, scored: Scored, reach: Tensor) -> tuple[Tensor | None, Tensor]:
+        """See `Stop.before`. ValueError for a drafter that estimates no acceptance."""
+        if scored.confidence is None:
+            raise ValueError("the drafter estimates no acceptance: Survival needs one with a confidence head, such as dspark")
+        reach = reach * scored.confidence[:, -1]
+        return reach < self.threshold, reach
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         """See `Stop.after`."""
@@ -102,9 +141,9 @@ class Learned:
         """The hidden states that this object needs."""
         return self.states
 
-    def before(self, distribution: Categorical) -> Tensor | None:
+    def before(self, scored: Scored, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         """See `Stop.before`."""
-        return None
+        return None, reach
 
     @torch.no_grad()
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -51,7 +51,7 @@ def load_seeing(config: Config, chat: bool | None = None, views: str | None = No
     if not pair.sees:
         from mmspec.models.families.registry import SEES
 
-        raise ValueError(f"{pair.name} reads no pictures: give a model that does ({', '.join(SEES)})")
+        raise ValueError(f"{pair.name} reads no pictures: give a model that does, such as {', '.join(list(SEES)[:6])}")
     pair = replace(pair, chat=has_template(pair.processor) if chat is None else chat)
     if views is not None and pair.model is None:
         raise ValueError(f"--view is what a drafter's model reads, and {pair.drafter_name!r} is none: draft with a model, or leave it out")

@@ -188,7 +188,7 @@ def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any
 
 def shaped(kind: str) -> bool:
     """Return True if drafters of this kind grow trees and have confidences."""
-    return kind in ("trained", *SELF_DRAFTING, *_owned())
+    return kind in ("trained", "mtp", *SELF_DRAFTING, *_owned())
 
 
 def _owned() -> tuple[str, ...]:
@@ -232,7 +232,7 @@ def _model_free(section: DrafterSection, allow_code: bool) -> Any:
         if section.path is None:
             raise ValueError("drafter 'pools' needs path: the file that Pools.save or mmspec recipe text/learn_pools.py wrote")
         return build(kind, {kind: "mmspec.drafters.retrieval.pools:from_file"}, "drafter", {"path": section.path, **options})
-    if kind in SELF_DRAFTING:
+    if shaped(kind):
         options = {key: value for key, value in options.items() if key != "stop_below"}
     if kind in DRAFTERS and not options:
         return kind

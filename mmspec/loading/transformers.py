@@ -13,6 +13,7 @@ from typing import Any
 
 from mmspec.models import compat
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.models.compat.shared_states import buildable
 
 _FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -60,7 +61,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
     weights, place = dtype_of(dtype) or "auto", _place(name)
     try:
         config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
-        compat.forget_gguf(config)
+        compat.forget_gguf(buildable(config))
         hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
         writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
         sees = config.model_type in SEES

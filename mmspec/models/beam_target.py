@@ -9,6 +9,7 @@ from torch import Tensor
 from mmspec.core.beams.search import Forest
 from mmspec.core.beams.trie import Trie
 from mmspec.core.records import Draft, Scored
+from mmspec.models.family import StateCommit
 from mmspec.models.target import HFSession, HFTarget
 
 
@@ -25,6 +26,8 @@ class BeamTarget:
 
     def begin(self, prompt: Mapping[str, Tensor]) -> tuple["BeamSession", Draft]:
         parts, root = self.target.opened(prompt)
+        if isinstance(parts[2], StateCommit):
+            raise ValueError(f"{type(self.target.model).__name__} keeps recurrent states, which a beam search does not follow")
         state = torch.zeros_like(root.nodes)
         root = replace(root, linear=False, trunk=self.trie.levels, score=state.float(), aux=Forest(state, 1, 0))
         return BeamSession(*parts), root

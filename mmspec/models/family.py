@@ -136,6 +136,23 @@ class Splitting(Protocol):
         ...
 
 
+@runtime_checkable
+class StateCommit(Protocol):
+    """What a family keeps for a session where every forward overwrites a part of it, which no length of slots can roll back."""
+
+    def fork(self) -> "StateCommit":
+        """Return the same for a draft that is never committed; what it does leaves this one as it is."""
+        ...
+
+    def commit(self, keep: Tensor) -> None:
+        """End the draft under way.
+
+        Args:
+            keep: columns [B, K] of the draft that each row keeps, in path order, -1 for none.
+        """
+        ...
+
+
 class PrecomputedStates(Protocol):
     """Work on `draft` that its drafter has already done. Ignored if a different draft is scored."""
 

@@ -26,6 +26,7 @@ class Layout:
         causal: the columns of all rows that are still generated are the last M slots in view, in order, and M is 1 or S. So attention
             needs no mask: its causal kernel does the same.
         floor: no column that is not PAD stands at a smaller position.
+        parents: [B, N] of a branching draft's columns, the last ones, as the draft numbers them; None for a chain.
     """
 
     ids: Tensor
@@ -37,6 +38,7 @@ class Layout:
     opening: bool = True
     causal: bool = False
     floor: int = 0
+    parents: Tensor | None = None
 
     @cached_property
     def visible(self) -> Tensor:
@@ -81,6 +83,7 @@ class Layout:
             self.places,
             causal=causal,
             floor=min(prompt.floor, self.floor),
+            parents=self.parents,
         )
 
 
@@ -135,4 +138,5 @@ def _tree(draft: Draft, first: int, slots: Tensor, lengths: Tensor, view: int) -
     visible.scatter_(2, trash[:, None, :].expand(-1, fresh, -1), ancestors[:, first:])
     visible = visible[..., :view] | (slot < lengths[:, None, None])
     visible[..., 0] |= ~valid[:, first:]  # the softmax of a PAD row that sees nothing would be NaN
-    return Layout(draft.nodes[:, first:], positions[:, first:], slots[:, first:], view, visible, places, opening=False)
+    own = Layout(draft.nodes[:, first:], positions[:, first:], slots[:, first:], view, visible, places, opening=False)
+    return replace(own, parents=draft.parents if first == 0 else draft.parents[:, first:])

@@ -1,7 +1,8 @@
 """Partial forwards of a session: drafts scored with parts of the model skipped, against the target's own cache, and never committed.
 
 A partial forward writes its keys and values into the slots after the committed ones, where the target overwrites them when it scores the
-finished draft. So nothing has to be undone, and partial forwards do not affect the output.
+finished draft. So nothing has to be undone, and partial forwards do not affect the output. Recurrent states are those of a fork, which is
+dropped with the draft.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ class PartialForward:
         self.skip(skips or Skips())
         self.slots: Tensor | None = None  # [B, N] of the draft under way
         self.scored = 0
+        self.state: Any = None  # see `draft_state`
 
     def skip(self, skips: Skips) -> None:
         """Change the parts that are skipped. ValueError where the model does not have them."""
@@ -66,11 +68,17 @@ class PartialForward:
     def forward(self, draft: Draft, layout: Layout, fresh: int) -> Tensor:
         """Logits [B, fresh, V] of the draft's newest columns, at the slots of `layout`."""
         with rewired(self.changes):
-            return run_uncaptured(self.session, layout, fresh)
+            return run_uncaptured(self.session, layout, fresh, self.draft_state())
+
+    def draft_state(self) -> Any:
+        """What the family keeps for the draft under way: for the session, or recurrent states that begin at the committed ones."""
+        if self.slots is None:
+            self.state = self.session.state if self.session.recurrent is None else self.session.recurrent.fork()
+        return self.state
 
     def close(self) -> None:
         """Drop the draft under way."""
-        self.slots, self.scored = None, 0
+        self.slots, self.scored, self.state = None, 0, None
 
     @torch.no_grad()
     def replay(self, count: int, since: Tensor | int = 0) -> "Replay":
@@ -79,6 +87,7 @@ class PartialForward:
         They take the slots after the committed ones, and see the committed values before them and each other.
         """
         session = self.session
+        refuse_replay(session)
         session.make_room(count)
         rows, view, columns = session.lengths[:, None], session.view(count), torch.arange(count, device=session.ids.device)
         positions = rows - count + columns
@@ -90,7 +99,16 @@ class PartialForward:
         places = torch.where(real, positions, 0)
         layout = Layout(session.ids.gather(1, places), places, own, view, visible, torch.where(slot >= rows, slot - have, slot))
         with rewired(self.changes):
-            return Replay(run_uncaptured(session, layout, count).float(), layout.ids, real)
+            return Replay(run_uncaptured(session, layout, count, session.state).float(), layout.ids, real)
+
+
+def refuse_replay(session: HFSession) -> None:
+    """ValueError for a target with recurrent states, which stand behind the values that would be run again."""
+    if session.recurrent is not None:
+        raise ValueError(
+            f"{type(session.target.model).__name__} keeps recurrent states, so this drafter cannot run its newest values again: "
+            "choose another drafter, such as lookup, early exit or a model"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +120,14 @@ class Replay:
     real: Tensor  # [B, M] bool
 
 
-def run_uncaptured(session: HFSession, layout: Layout, keep: int) -> Tensor:
-    """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without recorded hidden states."""
+def run_uncaptured(session: HFSession, layout: Layout, keep: int, state: Any) -> Tensor:
+    """Logits [B, keep, V] of this thread's copy of the model, never the captured one, without recorded hidden states.
+
+    `state` is what the family keeps for the session, or for a draft of its own.
+    """
     session.cache.point(layout.slots, layout.view)
     family, model = session.target.own()
-    logits, _ = family.forward(model, layout, session.cache, session.state, keep)
+    logits, _ = family.forward(model, layout, session.cache, state, keep)
     return logits
 
 
@@ -139,13 +160,13 @@ class ShallowView(PartialForward):
         self.states = None
 
     def hand_over(self, draft: Draft, origin: Tensor) -> None:
-        """Let the target start `draft` from the exit states.
+        """Let the target start `draft` from the exit states. Not where it has recurrent states, which its first layers must commit, too.
 
         Args:
             draft: the draft that the target will score.
             origin: [B, G] the column each draft token had here, past the end if none.
         """
-        if self.slots is not None and self.states is not None:
+        if self.slots is not None and self.states is not None and self.session.recurrent is None:
             own = torch.cat([torch.zeros_like(origin[:, :1]), origin], 1)
             self.session.ahead = PartlyRun(draft, self.layers, own, self.slots, self.states, self)
 
@@ -188,7 +209,7 @@ class PartlyRun:
         part = _columns(layout, order, real, session.cache.capacity - 1)
         model = own_copy(session.target.model)
         with rewired({**self.shallow.changes, **_headless(model)}), leaving(model, self.layers) as found:
-            run_uncaptured(session, part, 1)
+            run_uncaptured(session, part, 1, session.state)
         index = order[..., None].expand(-1, -1, states.shape[-1])
         return states.scatter(1, index, torch.where(real[..., None], found[0], states.gather(1, index)))
 

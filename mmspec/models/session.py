@@ -13,7 +13,7 @@ from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.changed import replaced
 from mmspec.models.compat.output_head import head_changes
-from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting
+from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting, StateCommit
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import numbered, stack, tapped
@@ -38,6 +38,7 @@ class HFSession:
 
     def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor, least: int = -1):
         self.target, self.cache, self.state = target, cache, state
+        self.recurrent = state if isinstance(state, StateCommit) else None
         self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P - 1] not cached yet, and each row's number
         self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
@@ -220,6 +221,8 @@ class HFSession:
             target = torch.where(keep >= 0, self.lengths[:, None] + (keep >= 0).cumsum(1) - 1, scratch)
             self.cache.gather(source, target)
             self.ids[self._rows, target] = self.ids[self._rows, source]
+        if self.recurrent is not None:
+            self.recurrent.commit(keep)
         self.lengths = self.lengths + (keep >= 0).sum(1)
         self.bound += most
         self.even = self.even and self.draft is not None and (self.draft.size == 1 or (self.draft.roots == 1 and len(keep) == 1))

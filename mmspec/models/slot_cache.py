@@ -106,19 +106,56 @@ class SlotLayer(CacheLayerMixin):
         return self.cursor.capacity
 
 
+class BareLayer(CacheLayerMixin):
+    """The place of a layer without keys and values, such as one with recurrent states (transformers has `DummyLayer` since 5.23)."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to allocate."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Never called: the layer gives no keys and values."""
+        raise NotImplementedError("this layer was loaded as one without keys and values")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """No slots."""
+        return 0, 0
+
+    def get_seq_length(self) -> int:
+        """0, as of every layer of the slot cache."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """-1: no most length."""
+        return -1
+
+
 class SlotCache(Cache):
     """A transformers cache of `SlotLayer`s for `layers` attention layers and `capacity` slots a row, the scratch slot included.
 
-    Layers `crossing` attend to other inputs than the row's own past: they keep what their first forward gives them.
+    Layers `crossing` attend to other inputs than the row's own past: they keep what their first forward gives them. Layers `bare` have no
+    keys and values.
     """
 
-    def __init__(self, layers: int, capacity: int, crossing: Sequence[int] = (), contiguous: bool = False, sliding: Collection[int] = ()):
+    def __init__(
+        self,
+        layers: int,
+        capacity: int,
+        crossing: Sequence[int] = (),
+        contiguous: bool = False,
+        sliding: Collection[int] = (),
+        bare: Collection[int] = (),
+    ):
         self.cursor = Cursor(capacity, capacity, contiguous=contiguous)
         self.slides = bool(sliding)
         every: list[Any] = [DynamicLayer() if index in crossing else SlotLayer(self.cursor, index in sliding) for index in range(layers)]
+        every = [BareLayer() if index in bare else layer for index, layer in enumerate(every)]
         self.slot_layers = [layer for layer in every if isinstance(layer, SlotLayer)]
         self.crossing_layers = [layer for layer in every if isinstance(layer, DynamicLayer)]
-        super().__init__(layers=every)
+        Cache.__init__(self, layers=every)  # not the next class of a subclass
 
     @property
     def crossed(self) -> bool:

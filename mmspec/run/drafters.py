@@ -9,6 +9,7 @@ from mmspec.core.processors.pipeline import Pipeline, Suppress, SuppressAt, Temp
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.transform import Transformed
+from mmspec.drafters.features.shared_states import SharedStates
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.ensemble import ViewEnsemble
@@ -19,6 +20,8 @@ from mmspec.drafters.model.vocabulary import Overlap, Translated
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.views.base import View
 from mmspec.drafters.views.vision_inputs import looking
+from mmspec.models.compat import is_block_assistant
+from mmspec.models.compat.shared_states import reads_shared_states
 from mmspec.models.families.registry import family_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.target import HFTarget
@@ -35,12 +38,19 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
 
     ValueError for a `view` or a `tree` that this drafter does not use, and for values that are no drafter.
     """
-    if view is not None and (drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")):
+    unseeing = drafter is None or isinstance(drafter, str) or hasattr(drafter, "guide") or hasattr(drafter, "begin")
+    if view is not None and (unseeing or is_block_assistant(drafter) or reads_shared_states(drafter)):
         raise ValueError(f"view applies to drafters that are transformers models, but drafter is {_named(drafter)}: leave view out")
     made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
     if isinstance(made, str):
         made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
     _check_device(made, target)
+    if is_block_assistant(made):
+        from mmspec.drafters.checkpoints.load import from_assistant  # imports every kind of net
+
+        made = from_assistant(made, target.model)
+    if reads_shared_states(made):
+        return GuidedDrafter(SharedStates(made), shape_of(tree, rule))  # pyright: ignore[reportArgumentType]
     if hasattr(made, "guide"):  # a source of distributions: heads, feature nets, the target itself run short
         return GuidedDrafter(made, shape_of(tree, rule))  # pyright: ignore[reportArgumentType]
     if tree is not None and (made is None or hasattr(made, "begin")):

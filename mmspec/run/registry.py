@@ -42,6 +42,7 @@ RULES: dict[str, Entry] = {
     "typical": Entry("mmspec.core.rules.lossy.typical:Typical", "typical acceptance"),
     "topk-gap": Entry("mmspec.core.rules.lossy.top_k:TopKGap", "among the k most likely, within a gap of the best"),
     "topk-floor": Entry("mmspec.core.rules.lossy.top_k:TopKFloor", "among the k most likely, above a floor"),
+    "distance": Entry("mmspec.core.rules.lossy.top_k:ByDistance", "within a distance of the best, for values in order"),
     "rollback": Entry("mmspec.core.rules.lossy.rollback:Rollback", "rejected where the target clearly disagrees"),
     "tolerance": Entry("mmspec.core.rules.lossy.tolerance:Tolerance", "among tau draws from p"),
     "ssd": Entry("mmspec.core.rules.lossy.ssd:SSD", "SSD for speech tokens", _DRAWN, _CHAINS),
@@ -76,6 +77,12 @@ SOURCES: dict[str, Entry] = {
     ),
     "swift": Entry("mmspec.drafters.self_drafting.swift:Swift", "the target without layers that a search finds", _LAYERS, "view"),
     "windowed": Entry("mmspec.drafters.self_drafting.windowed:Windowed", "the target on a part of its cache", _LAYERS, "view"),
+    "mtp": Entry(
+        "mmspec.drafters.heads.shipped_mtp:ShippedMTP",
+        "the multi-token prediction modules in the target's checkpoint",
+        "a checkpoint that has them",
+        "view",
+    ),
 }
 RENAMED = {"unchecked": "always-accept"}
 """Names of version 0.1 -> current names; removed in 0.3."""

@@ -10,23 +10,28 @@ from mmspec.core.rules.base import Accept
 from mmspec.drafters import shapes
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.stops import Confidence
-from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.stops import Confidence, Survival
+from mmspec.drafters.trees.search import BeamTree, DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees.static import StaticTree, Template
 
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
 _PICKS = {"with-replacement": shapes.draw_with_replacement, "top-and-one": shapes.top_and_one}
 SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
+SEARCHES |= {"beams": BeamTree()}
+COMBS: dict[str, type[shapes.Comb]] = {"comb": shapes.Comb, "cape": shapes.ConfidentComb}
 
 
 def stopping_below(drafter: Drafter, stop_below: float | None) -> Drafter:
-    """Return `drafter` with chains that end where its largest probability falls below `stop_below`. ValueError if it drafts no chains."""
+    """Return `drafter` with chains that end where its largest probability falls below `stop_below`, or the chance that it gives them to be
+    accepted, if it estimates that. ValueError if it drafts no chains.
+    """
     if stop_below is None:
         return drafter
     if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
         raise ValueError("stop_below ends a model's chains of draft tokens: draft with a model and leave tree out, or leave stop_below out")
-    return replace(drafter, shape=replace(drafter.shape, stop=Confidence(stop_below)))
+    estimates = isinstance(drafter, GuidedDrafter) and getattr(drafter.source, "confidence_head", None) is not None
+    return replace(drafter, shape=replace(drafter.shape, stop=(Survival if estimates else Confidence)(stop_below)))
 
 
 def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
@@ -37,8 +42,8 @@ def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
         raise ValueError(
             f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement"
         )
-    if tree == "comb":
-        return shapes.Comb(pick=pick_for(rule))
+    if isinstance(tree, str) and tree in COMBS:
+        return COMBS[tree](pick=pick_for(rule))
     if isinstance(tree, str) and tree in SEARCHES:
         if rule.uses_q:
             raise ValueError(
@@ -54,7 +59,7 @@ def _template(tree: Any) -> Template:
     if isinstance(tree, Path) or (isinstance(tree, str) and tree.endswith(".json")):
         return Template.read(tree)
     if isinstance(tree, str):
-        names = ", ".join(map(repr, ("comb", *SEARCHES)))
+        names = ", ".join(map(repr, (*COMBS, *SEARCHES)))
         raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
     return Template.branching(tree)
 

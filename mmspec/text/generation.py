@@ -78,10 +78,11 @@ def generate(
         accept: "exact" (greedy at temperature 0, else "coupled"), a name of `mmspec.run.registry.ACCEPT`, or a rule object.
         draft_length: draft tokens a round. "auto" maximises measured throughput, zero included; "thompson" draws the length by Thompson
             sampling; an int or a Control object.
-        tree: form of a model's draft. None for a chain, "comb" for a chain with siblings; a static tree as children per
-            level such as (4, 2, 1), a Template, or the path of a template's JSON; a search of the likeliest paths: "expand"
-            (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth); or a shape object. When sampling, the siblings of combs and
-            static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
+        tree: form of a model's draft. None for a chain, "comb" for a chain with siblings, "cape" for fewer of them where the
+            drafter is sure; a static tree as children per level such as (4, 2, 1), a Template, or the path of a template's JSON; a
+            search of the likeliest paths: "expand" (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth), "beams" (ReDrafter); or
+            a shape object. When sampling, the siblings of combs and static trees are drawn without replacement (Gumbel top-k) unless
+            the rule needs other ones.
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
         temperature: 0 for greedy decoding; a number, or one per row.
         top_k, top_p, repetition_penalty: applied to the target's and the drafter's distribution alike; 0, 1 and 1 mean none.

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.records import Scored, Step
 from mmspec.drafters.stops import AcceptanceHead, acceptance_loss
 
@@ -28,9 +27,9 @@ class Judgements:
         """The hidden states that this object needs."""
         return self.states
 
-    def before(self, distribution: Categorical) -> Tensor | None:
+    def before(self, scored: Scored, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         """See `Stop.before`."""
-        return None
+        return None, reach
 
     def after(self, scored: Scored, value: Tensor, reach: Tensor) -> tuple[Tensor | None, Tensor]:
         """See `Stop.after`."""

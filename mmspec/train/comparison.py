@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from mmspec.drafters.guided import head_of, head_rows
 from mmspec.train.losses import Loss
@@ -69,8 +70,9 @@ class Levels(Protocol):
         """Yield chunks: the indices of their positions, what `logits` needs besides, and their part of `hidden`."""
         ...
 
-    def logits(self, where: Any, hidden: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
-        """Yield for every level which of a chunk's positions it predicts, and its logits there over the drafter's values."""
+    def logits(self, where: Any, hidden: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor, Tensor | None]]:
+        """Yield for every level which of a chunk's positions it predicts, its logits there over the drafter's values, and logits of its
+        estimate of acceptance, None where it has no estimate."""
         ...
 
 
@@ -81,6 +83,7 @@ class Predicted:
     states: Tensor  # [M, H] what `head` reads
     head: Callable[[Tensor], Tensor]  # gives logits over the drafter's values
     at: Tensor  # [T] bool, which positions
+    confidence: Callable[[Tensor], Tensor | None] | None = None  # gives logits [M] of acceptance, where it is estimated
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,10 @@ class SeparateLevels:
         for number, (where, hidden) in enumerate(zip(zip(*at, strict=True), zip(*states, strict=True), strict=True)):
             yield slice(number * step, (number + 1) * step), where, hidden
 
-    def logits(self, where: Any, hidden: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the levels' positions and logits; see `Levels.logits`."""
+    def logits(self, where: Any, hidden: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor, Tensor | None]]:
+        """Yield the levels' positions, logits and estimates; see `Levels.logits`."""
         for level, at, states in zip(self.levels, where, hidden, strict=True):
-            yield at, level.head(states)
+            yield at, level.head(states), None if level.confidence is None else level.confidence(states)
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,11 @@ class LevelsTogether:
         ):
             yield position[at], (at, given), [states]
 
-    def logits(self, where: Any, hidden: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
-        """Yield the levels' positions and logits; see `Levels.logits`."""
+    def logits(self, where: Any, hidden: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor, Tensor | None]]:
+        """Yield the levels' positions and logits, without estimates; see `Levels.logits`."""
         (at, given), first = where, 0
         for here, count, logits in zip(at, at.sum(1).tolist(), self.head(hidden[0], given), strict=True):
-            yield slice(first, first + count), logits[here]
+            yield slice(first, first + count), logits[here], None
             first += count
 
 
@@ -153,6 +156,7 @@ class Comparison:
         positions: the T positions.
         levels: what the drafter predicts there, L levels.
         logits: about how many logits of the drafter, all levels together, are made at once.
+        confidence: weight of the cross-entropy between estimated acceptance and 1 - TV, which is added to `of`.
     """
 
     of: Loss
@@ -160,6 +164,7 @@ class Comparison:
     positions: ComparedPositions
     levels: Levels
     logits: int = LOGITS
+    confidence: float = 0.0
 
     def sums(self) -> Tensor:
         """Return [L, ...] what `of` gives, summed over each level's positions. Gradients need all logits: see `loss`."""
@@ -200,10 +205,20 @@ class Comparison:
                 value = log_p.argmax(-1) if value is None else value
                 if known is not None and places is not None:
                     log_p, value = log_p if short else log_p[:, known], places[value]
-            found = ((at, logits.float().log_softmax(-1)) for at, logits in self.levels.logits(where, hidden))
-            return torch.stack([self.of(log_p[at], log_q, value[at]).sum(0) for at, log_q in found])
+            sums = []
+            for at, logits, sure in self.levels.logits(where, hidden):
+                log_q = logits.float().log_softmax(-1)
+                sums.append((self.of(log_p[at], log_q, value[at]) + self._doubt(sure, log_p[at], log_q)).sum(0))
+            return torch.stack(sums)
 
         return chunk
+
+    def _doubt(self, sure: Tensor | None, log_p: Tensor, log_q: Tensor) -> Tensor | float:
+        """The weighted cross-entropy [M] of a level's estimate of acceptance; 0 where it is not asked for."""
+        if not self.confidence or sure is None:
+            return 0.0
+        accepted = torch.minimum(log_p, log_q.detach()).exp().sum(-1).clamp(max=1)
+        return self.confidence * binary_cross_entropy_with_logits(sure.float(), accepted, reduction="none")
 
     def _parts(self) -> list[tuple[Any, ...]]:
         """The arguments of each chunk: last, total, value, which of its positions every level has, and the levels' states there."""

@@ -4,10 +4,9 @@
 two.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial, singledispatch
-from itertools import islice
 from typing import Any
 
 import torch
@@ -17,66 +16,13 @@ from transformers import DynamicCache
 from mmspec.drafters.features.eagle import FeatureNet
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
-from mmspec.train.comparison import ComparedPositions, Comparison, Levels, LevelsTogether, Predicted, SeparateLevels, TargetSide
+from mmspec.models.compat import takes_argument
+from mmspec.train.comparison import ComparedPositions, Comparison, TargetSide
+from mmspec.train.levels import LevelDrafts, compared_levels
 from mmspec.train.losses import Loss, taken_and_agreed, weighted_loss
 from mmspec.train.parallel import shared_counts
 from mmspec.train.states.memory import LOGITS
 from mmspec.train.states.window import RecordedWindow
-
-
-@dataclass(frozen=True, slots=True)
-class LevelDrafts:
-    """A net's predictions at one level, for M places of every window."""
-
-    hidden: Tensor  # [B, M, H] what `head` reads
-    head: Callable[..., Any]  # gives logits [..., V] over the net's own values for `hidden` [..., H], by parameters alone
-    after: int  # the first draft token is for the distribution after window position `after`, the next for the one after that, ...
-    blind: int = 0  # the first places have no states: not counted
-    state: Tensor | None = None  # [B, M, H] the net's draft token of the target's last hidden state at those positions
-
-    @property
-    def logits(self) -> Tensor:
-        """The logits [B, M, V] of all places at once."""
-        return self.head(self.hidden)
-
-    @staticmethod
-    def of_logits(logits: Tensor, after: int) -> "LevelDrafts":
-        """Return the level whose logits [B, M, V] are at hand."""
-        return LevelDrafts(logits, lambda logits: logits, after)
-
-    def counted(self, own: Tensor) -> Tensor:
-        """Return [B, W] bool, the positions after which this level predicts a value that is the target's `own` [B, W]."""
-        places = min(self.hidden.shape[1], own.shape[1] - 1 - self.after)
-        first, end = self.after + self.blind, self.after + places
-        found = torch.zeros_like(own)
-        if first < end:
-            found[:, first:end] = own[:, first + 1 : end + 1]
-        return found
-
-    def state_gap(self, last: Tensor, counted: Tensor) -> Tensor:
-        """Return SmoothL1 between the net's states and the target's `last` [B, W, H], summed over the `counted` [B, W] positions."""
-        assert self.state is not None
-        row, place = counted.nonzero(as_tuple=True)
-        gap = nn.functional.smooth_l1_loss(self.state[row, place - self.after], last[row, place], reduction="none")
-        return gap.mean(-1).sum()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelsOfOneHead(LevelDrafts):
-    """A level of a net whose head makes all levels from the same `hidden`.
-
-    `head` gives their logits [N, V], level by level, for `hidden` [N, H] and `given` [N, D].
-    """
-
-    given: Tensor  # [B, M, D] values
-    number: int  # of the level, from 0
-    sets: int  # sets of logits that the head holds for a place
-
-    @property
-    def logits(self) -> Tensor:
-        """The logits [B, M, V] of all places at once."""
-        found = islice(self.head(self.hidden.flatten(0, 1), self.given.flatten(0, 1)), self.number, None)
-        return next(found).unflatten(0, self.hidden.shape[:2])
 
 
 @singledispatch
@@ -113,14 +59,30 @@ def _(net: FeatureNet, window: RecordedWindow, embed: Any, head: Any, depth: int
     value = columns.over((embed if net.embed_tokens is None else net.embed_tokens)(columns.values), slots)
     positions, beside = columns.along(slots), None if columns.beside is None else columns.beside[:, :-1]
     state, cache = net.take(columns.features), DynamicCache()
-    for level in range(1, depth + 1):
-        blocks = [t <= t[:, None] - (level - 1)] + [t == t[:, None] - (level - earlier) for earlier in range(2, level + 1)]
-        mask = torch.cat(blocks, 1)
-        mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
-        state = net(net.enter(state, level - 1, beside), value, positions, mask[None, None], cache)
-        spread = columns.spread(state, places)
-        yield LevelDrafts(spread, partial(net.own_logits, head=head), 1, level - 1, spread)
+    known, glances = net.enter(state, 0, beside), _glances(net, window, len(t), depth)
+    for level in range(depth if net.most is None else min(depth, net.most)):
+        before = state  # of each column's parent
+        if level == 0 or net.reads_drafts:
+            blocks = [t <= t[:, None] - level] + [t == t[:, None] - (level - earlier) for earlier in range(1, level + 1)]
+            mask = torch.cat(blocks, 1)
+            mask[:, 0] |= ~mask.any(1)  # a place with nothing to see would be NaN; it is not counted
+            seen = torch.stack([mask, mask & (torch.arange(mask.shape[1], device=t.device) < len(t))]) if net.across else mask[None]
+            into = known if level == 0 else torch.where(glances[..., level : level + 1], known, net.enter(before, level, beside))
+            state = net(into, value, positions, seen[None], cache)
+        state = net.node_states(state, value) if net.attends(level) else net.advance(before, value, level)
+        feature = columns.spread(net.feature(state, level), places)
+        yield LevelDrafts(feature, partial(net.own_logits, head=head), 1, level, feature)
         state = torch.cat([state[:, :1], state[:, :-1]], 1)
+
+
+def _glances(net: FeatureNet, window: RecordedWindow, places: int, depth: int) -> Tensor:
+    """Where the net is given the target's states in place of its own, [B, M, depth] bool: in training a share `net.glancing`, drawn from
+    the rows' seeds (Falcon's glancing distillation, Gao et al. 2024)."""
+    if not (net.training and net.glancing):
+        return torch.zeros(1, 1, depth, dtype=torch.bool, device=window.ids.device)
+    seeds = range(len(window.ids)) if window.seeds is None else window.seeds
+    drawn = torch.stack([torch.rand(places, depth, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+    return (drawn < net.glancing).to(window.ids.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +96,8 @@ class Aim:
         distributions: losses by name and weight.
         decay: factor of the weight from level to level.
         states: weight of SmoothL1 between the net's states and the target's (EAGLE-1).
+        confidence: weight of the cross-entropy between the net's estimate of acceptance and 1 - TV (DSpark).
+        alignment: weight of the contrast between the net's states of level 1 and those of deeper ones at the same position (CORAL).
         summed: give level k = 1, 2, ... the weight decay ** k instead of the mean, as Medusa and VADUSA do.
     """
 
@@ -141,6 +105,8 @@ class Aim:
     distributions: dict[str, float] = field(default_factory=lambda: {"kl": 1.0})
     decay: float = 0.8
     states: float = 0.0
+    confidence: float = 0.0
+    alignment: float = 0.0
     summed: bool = False
 
     def __post_init__(self):
@@ -149,14 +115,39 @@ class Aim:
         weighted_loss(self.distributions)
 
 
+_PUBLISHED = {  # for kinds that have an aim of their own; 0.78 ** k is exp(-k / 4), as published for blocks of 8
+    "eagle1": Aim(depth=2, states=1.0),
+    "coral": Aim(alignment=0.1),
+    "dflash": Aim(decay=0.78),
+    "dspark": Aim(distributions={"ce": 0.1, "tv": 1.8}, decay=0.78, confidence=1.0),  # tv is half of the published L1
+}
+
+
+def aim_for(net: Any, depth: int | None = None, distributions: Mapping[str, float] | None = None) -> Aim:
+    """Return the loss that a drafter of this kind is trained with.
+
+    Args:
+        net: the drafter net. Nets that have levels are unrolled over all of them.
+        depth: number of levels instead.
+        distributions: losses by name and weight instead of those published.
+
+    Returns:
+        The aim.
+    """
+    usual = _PUBLISHED.get(net.kind, Aim())
+    sure = usual.confidence if getattr(net, "confidence_head", None) is not None else 0.0
+    losses = dict(distributions or usual.distributions)
+    return replace(usual, depth=depth or getattr(net, "most", None) or usual.depth, distributions=losses, confidence=sure)
+
+
 class DistillationLoss(nn.Module):
     """A net and its loss over recorded windows as one module, so that several processes can share the training.
 
     `target` is neither trained nor saved. Freeze it (`requires_grad_(False)`), or its head accumulates unused gradients. See `Joint` for
     training both.
 
-    Logits are made and compared chunk by chunk (`mmspec.train.losses.Comparison`). A net with a part of the vocabulary is compared with the
-    target's own probabilities of these values. What the target gives to others counts as rejected in `acceptance`.
+    Logits are made and compared chunk by chunk (`mmspec.train.comparison.Comparison`). A net with a part of the vocabulary is compared with
+    the target's own probabilities of these values. What the target gives to others counts as rejected in `acceptance`.
 
     Args:
         net: the drafter net.
@@ -171,6 +162,8 @@ class DistillationLoss(nn.Module):
         self._target = (target,)  # in a tuple, or it would be a submodule
         if getattr(net, "shared_head", False):
             net.attach(target)  # type: ignore[operator]
+        if aim.confidence and getattr(net, "confidence_head", None) is None:
+            raise ValueError(f"Aim.confidence is {aim.confidence}, but this {net.kind} drafter has no confidence head")
 
     def forward(self, window: RecordedWindow) -> Tensor:
         """Return the loss of `window`, a scalar."""
@@ -180,10 +173,13 @@ class DistillationLoss(nn.Module):
         weights = decay * (self.aim.decay if self.aim.summed else 1 / decay.sum()) / counts
         leaves = [each for part in (self.net, *self._target) for each in part.parameters() if each.requires_grad]
         of = weighted_loss(self.aim.distributions)
-        loss = self._comparison(of, window, levels, window.ids.roll(-1, 1)).loss(weights, leaves)
+        loss = self._comparison(of, window, levels, window.ids.roll(-1, 1), self.aim.confidence).loss(weights, leaves)
+        first = levels[0][0]
         for weight, (level, counted) in zip(weights, levels, strict=True):
             if self.aim.states and level.state is not None:
                 loss = loss + weight * self.aim.states * level.state_gap(window.last, counted)
+            if self.aim.alignment and level.state is not None and level is not first:
+                loss = loss + weight * self.aim.alignment * level.state_contrast(first, counted)
         return loss
 
     @torch.no_grad()
@@ -198,38 +194,20 @@ class DistillationLoss(nn.Module):
         """The levels of the net, which computes in the windows' dtype whatever the target's is."""
         (target,) = self._target
         embed, head = target.get_input_embeddings(), head_of(target)
+        embed = self.net.embedding(target, embed) if hasattr(self.net, "embedding_scale") else embed  # type: ignore[operator]
         dtype, theirs = window.last.dtype, getattr(target.get_output_embeddings(), "weight", window.last).dtype
         return unroll(self.net, window, lambda ids: embed(ids).to(dtype), lambda hidden: head(hidden.to(theirs)), self.aim.depth)
 
     def _comparison(
-        self, of: Loss, window: RecordedWindow, levels: Sequence[tuple[LevelDrafts, Tensor]], value: Tensor | None
+        self, of: Loss, window: RecordedWindow, levels: Sequence[tuple[LevelDrafts, Tensor]], value: Tensor | None, sure: float = 0.0
     ) -> Comparison:
         """The target's and the net's distributions at the places that count."""
         compared = torch.stack([counted for _, counted in levels]).any(0)
         row, place = compared.nonzero(as_tuple=True)
         total, value = (None if x is None else x[row, place] for x in (window.total, value))
         theirs = TargetSide(self._target[0], getattr(self.net, "vocabulary", None))
-        predicted = _together(levels, compared) if isinstance(levels[0][0], LevelsOfOneHead) else _separate(levels, row, place)
-        return Comparison(of, theirs, ComparedPositions(window.last[row, place], total, value), predicted, self.most_logits)
-
-
-def _separate(levels: Sequence[tuple[LevelDrafts, Tensor]], row: Tensor, place: Tensor) -> Levels:
-    """Levels with heads of their own, at the positions of windows `row` [T] and `place` [T]."""
-    predicted = []
-    for level, counted in levels:
-        at = counted[row, place]
-        predicted.append(Predicted(level.hidden[row[at], place[at] - level.after], level.head, at))
-    return SeparateLevels(predicted)
-
-
-def _together(levels: Sequence[tuple[Any, Tensor]], compared: Tensor) -> Levels:
-    """Levels of one head, at the positions `compared` [B, W]."""
-    first, number = levels[0][0], compared.flatten().cumsum(0).view(compared.shape) - 1
-    places = [slice(level.after, level.after + first.hidden.shape[1]) for level, _ in levels]
-    at = torch.stack([counted[:, here].flatten() for (_, counted), here in zip(levels, places, strict=True)])
-    position, some = torch.stack([number[:, here].flatten() for here in places]), at.any(0)
-    states, given = (part.flatten(0, 1)[some] for part in (first.hidden, first.given))
-    return LevelsTogether(states, given, first.head, position[:, some], at[:, some], first.sets)
+        predicted = compared_levels(levels, compared)
+        return Comparison(of, theirs, ComparedPositions(window.last[row, place], total, value), predicted, self.most_logits, sure)
 
 
 class Joint(nn.Module):
@@ -244,6 +222,9 @@ class Joint(nn.Module):
         super().__init__()
         if getattr(net, "shared_head", False):
             raise ValueError("a drafter that shares the head of a target cannot be trained together with it: give it a head of its own")
+        if target is not None and not takes_argument(target, "past_key_values"):  # Mamba: state 0 has passed the first layer
+            name = type(target).__name__
+            raise ValueError(f"{name} numbers the hidden states it returns otherwise than drafters do: train the drafter alone")
         self.example, self.target, self.weight, self.own_only = DistillationLoss(net, target, aim), target, weight, own_only
         self._trained = [parameter for parameter in target.parameters() if parameter.requires_grad]
 

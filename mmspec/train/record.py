@@ -43,7 +43,8 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
         The recording.
 
     Raises:
-        ValueError: if the folder holds a recording of other states, settings or text, or if a weight or state is not finite.
+        ValueError: if the folder holds a recording of other states, settings or text, if a weight or state is not finite, or if the
+            target's logits do not follow from its last hidden state.
     """
     wanted = [*numbered(states, len(stack(target))), len(stack(target))]
     settings = RecordingSettings(states=tuple(wanted), dtype=dtype, windows=len(ids), rows=rows, target=weights_checksum(target))
@@ -53,7 +54,8 @@ def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder:
     def windows(first: int, end: int) -> RecordedWindow:
         batch = ids[first:end].to(target.device)
         with tapped(own_target, wanted) as found:
-            own_target(batch, logits_to_keep=1)
+            logits = own_target(batch, logits_to_keep=1).logits
+        _check_head(target, found[wanted[-1]][:, -1:], logits[:, -1:])
         last, features = found[wanted[-1]], [found[state] for state in wanted[:-1]]
         return RecordedWindow(batch, torch.cat(features, -1) if features else last[..., :0], last, own[first:end])
 
@@ -126,6 +128,16 @@ def _recorded(target: Any, folder: Path, settings: RecordingSettings, windows: C
         write_chunk(folder, first, _with_totals(windows(first, end), target, STATE_DTYPES[settings.dtype]), settings)
     here.wait_for_everyone()
     return read_recording(folder, settings)
+
+
+def _check_head(target: Any, last: Tensor, logits: Tensor) -> None:
+    """Raise ValueError unless the `logits` [B, 1, V] of `target` are what `head_of` makes of its `last` hidden states [B, 1, H]."""
+    found, logits = head_of(target)(last).float(), logits.float()
+    if logits.isfinite().all() and not torch.allclose(found, logits, rtol=1e-2, atol=1e-2 * logits.abs().max().item()):
+        raise ValueError(
+            f"the logits of {type(target).__name__} are not its output head's product with its last hidden states: "
+            "no drafter that reads these can be trained"
+        )
 
 
 @torch.no_grad()

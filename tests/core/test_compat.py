@@ -16,6 +16,7 @@ from transformers.video_utils import VideoMetadata
 
 from mmspec.models import compat
 from mmspec.models.changed import replaced
+from mmspec.models.compat import mtp, shared_states
 from mmspec.models.compat.compiler import reset_compiler
 from mmspec.models.module_copy import own_copy
 from tests.conftest import llama
@@ -86,6 +87,22 @@ def test_rope_deltas_are_noted_on_the_base_module_and_put_back():
         model(**inputs)
         assert model.model.rope_deltas is not None
     assert model.model.rope_deltas is None
+
+
+def test_an_embedding_that_norms_what_it_looks_up_is_known():
+    muse = pytest.importorskip("transformers.models.muse_glimmer.modeling_muse_glimmer", reason="transformers has it since 5.23")
+    normed = muse.MuseGlimmerTextNormedEmbedding(9, 4, 0)
+    ids = torch.arange(9)
+    assert compat.norms_embeddings(normed)
+    assert not compat.norms_embeddings(torch.nn.Embedding(9, 4))
+    assert not torch.allclose(normed(ids), normed.weight)
+    source = inspect.getsource(hf.generation.DFlashTokenCandidateGenerator)
+    assert "embed_norm" in source
+    assert all(f"config.{key}" in source for key in ("target_layer_ids", "block_size", "mask_token_id"))
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4}
+    assistant = hf.MuseGlimmerAssistantModel(hf.MuseGlimmerAssistantConfig(**sizes, num_hidden_layers=1))
+    assert compat.is_block_assistant(assistant)
+    assert not compat.is_block_assistant(llama(1, 0))
 
 
 @pytest.fixture(scope="module")
@@ -441,3 +458,51 @@ def test_whisper_reads_how_timestamps_are_weighed_from_the_generation_config():
     assert not compat.weighs_timestamps(config)
     config.no_timestamps_token_id = 40
     assert known.WhisperTimeStampLogitsProcessor(config, begin_index=1)._detect_timestamp_from_logprob is False
+
+
+def test_a_config_declares_modules_and_a_shallow_copy_declares_them_for_it(tmp_path):
+    from tests.shipped_mtp import folder_of, loaded
+
+    target = loaded(folder_of("Qwen3.5", tmp_path))
+    assert not hasattr(target.config, "num_mtp_layers")
+    assert mtp.declares_modules(target.config)
+    assert not mtp.declares_modules(build(FAMILIES["T5"]).config)
+    found = mtp.shipped_modules(target)
+    assert found.num_mtp_layers == len(found.layers) == 1
+    assert found.embed_tokens is target.get_input_embeddings()
+    assert found.layers[0].mtp_block.self_attn.layer_idx == 0
+    assert not hasattr(target.config, "num_mtp_layers")
+    assert set(target._keys_to_ignore_on_load_unexpected) == set(type(target)._keys_to_ignore_on_load_unexpected)
+
+
+def test_an_assistant_that_shares_all_layers_is_refused_by_transformers_and_built_here():
+    from tests.gemma4_assistants import assistant_config
+
+    config = assistant_config()
+    with pytest.raises(ValueError, match="The set of layer types producing a cache is different"):
+        hf.Gemma4AssistantForCausalLM(config)
+    assert shared_states.buildable(config) is config
+    assert type(config.text_config).__name__ == "Gemma4TextConfig"
+    assert isinstance(config.text_config, hf.Gemma4TextConfig)
+    assert shared_states.reads_shared_states(hf.Gemma4AssistantForCausalLM(config))
+    assert shared_states.buildable(llama(1, 0).config).model_type == "llama"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_assistants_parts_are_put_together_as_its_forward_does(ordered):
+    from tests.gemma4_assistants import KINDS, assistant, target
+
+    model = target()
+    drafter = assistant(model, ordered=ordered)
+    assert shared_states.sharing_layers(model.config) == {"sliding_attention": 0, "full_attention": 1}
+    assert shared_states.sharing_layers(target(0).config) == {"sliding_attention": 2, "full_attention": 3}
+    assert not shared_states.sharing_layers(llama(1, 0).config)
+    shared = model(torch.tensor([[5, 6, 7, 8]]), return_shared_kv_states=True).shared_kv_states
+    inputs, positions = torch.randn(1, 3, 64), torch.full((1, 3), 4)
+    whole = drafter(inputs_embeds=inputs[:, :1], position_ids=positions[:, :1], shared_kv_states=shared)
+    mask = torch.ones(1, 1, 3, 4, dtype=torch.bool)
+    logits, states = shared_states.drafted(drafter, inputs, positions, dict.fromkeys(KINDS[:2], mask), dict(shared))
+    assert logits.shape == (1, 3, model.config.vocab_size)
+    assert torch.allclose(logits[:, :1], whole.logits, atol=1e-5) or ordered
+    assert logits[0, 0].argmax() == whole.logits[0, 0].argmax()
+    assert torch.allclose(states[:, :1], whole.last_hidden_state, atol=1e-5)

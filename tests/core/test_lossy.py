@@ -14,7 +14,7 @@ from mmspec.core.rules.lossy.ensemble import Ensemble
 from mmspec.core.rules.lossy.lenience import Lenience
 from mmspec.core.rules.lossy.rollback import Rollback
 from mmspec.core.rules.lossy.tolerance import Tolerance
-from mmspec.core.rules.lossy.top_k import TopKFloor, TopKGap
+from mmspec.core.rules.lossy.top_k import ByDistance, TopKFloor, TopKGap
 from mmspec.core.rules.lossy.typical import Typical
 from mmspec.core.rules.match import Match
 from mmspec.core.rules.token import Token
@@ -30,7 +30,18 @@ SAMPLED = Chain(sampled)
 TREE = StaticTree(Template.branching((2, 2)), top)
 
 RATIO = [Ensemble(0.8), Ensemble(0.3), Lenience(0.8), Lenience(0.4)]
-GREEDY_LIKE = [Typical(), Typical(0.5, 0.6), TopKGap(), TopKGap(2, 0.7), TopKFloor(), TopKFloor(3, 0.2), Rollback(), Rollback(1.2)]
+GREEDY_LIKE = [
+    Typical(),
+    Typical(0.5, 0.6),
+    TopKGap(),
+    TopKGap(2, 0.7),
+    TopKFloor(),
+    TopKFloor(3, 0.2),
+    ByDistance(),
+    ByDistance(1),
+    Rollback(),
+    Rollback(1.2),
+]
 TOLERANCE = [Tolerance(1), Tolerance(2), Tolerance(4)]
 TRANSFORMED = [
     Transformed(Chow(0.5)),
@@ -181,6 +192,7 @@ EXACT = [
     (TopKGap(tau=-1.0), Greedy()),
     (TopKFloor(k=1, tau=0.0), Greedy()),
     (TopKFloor(k=3, tau=0.5), Greedy()),
+    (ByDistance(0), Greedy()),
     (Rollback(threshold=-1.0), Greedy()),
     (Transformed(Chow(-0.01)), Token()),
     (Transformed(Deferral(-torch.inf)), Token()),
@@ -195,6 +207,7 @@ SPENT = [
     (Typical(budget=0), Greedy()),
     (TopKGap(budget=0), Greedy()),
     (TopKFloor(budget=0), Greedy()),
+    (ByDistance(budget=0), Greedy()),
     (Rollback(budget=0), Greedy()),
 ]
 ROWS, MOST = 256, 6
@@ -213,7 +226,9 @@ def test_exact_settings_give_the_tokens_of_the_exact_rule(rule, exact):
 
 
 @pytest.mark.parametrize(
-    "rule", [Ensemble(0.3), Lenience(0.3), Tolerance(4), Typical(), TopKGap(), TopKFloor(), Rollback(), *TRANSFORMED], ids=name
+    "rule",
+    [Ensemble(0.3), Lenience(0.3), Tolerance(4), Typical(), TopKGap(), TopKFloor(), ByDistance(1), Rollback(), *TRANSFORMED],
+    ids=name,
 )
 def test_lossy_settings_differ(rule):
     """Power: the comparison above would notice a rule that is not exact."""
@@ -289,6 +304,7 @@ def test_budgets_cap_the_drift_of_every_row(rule, shape):
         (lambda: Tolerance(0), "tau is 0"),
         (lambda: TopKGap(0), "beta is 0"),
         (lambda: TopKFloor(0), "k is 0"),
+        (lambda: ByDistance(-1), "epsilon is -1"),
         (lambda: TopKFloor(tau=-0.1), "tau is -0.1"),
         (lambda: TopKFloor(tau=1.0), "tau is 1.0"),
         (lambda: TopKFloor(tau=float("nan")), "tau is nan"),
@@ -395,3 +411,10 @@ def test_the_longest_branch_that_passes_wins(greedy_first):
     assert (verdict.accepted.item(), verdict.values[0, :4].tolist(), verdict.drift.item()) == (3, [1, 0, 0, 0], 1.0)
     verdict = TopKFloor(k=1)(draft, Scored(Categorical(distribution)), Noise.from_seed(0, 1))
     assert (verdict.accepted.item(), verdict.values[0, :3].tolist(), verdict.drift.item()) == (2, [0, 0, 0], 0.0)
+
+
+def test_distance_is_that_of_numbers():
+    """Values 0 to 4, the best is 3, and 4 cannot come: 3 itself passes, and those near it that can."""
+    p = Categorical(torch.tensor([0.3, 0.1, 0.1, 0.5, 0.0]).log().expand(5, 5))
+    assert ByDistance(1).passes(p, torch.arange(5)).tolist() == [False, False, True, True, False]
+    assert ByDistance(2).passes(p, torch.arange(5)).tolist() == [False, True, True, True, False]

@@ -22,6 +22,8 @@ MORE_SYNCS = {  # by site: other synchronisations, and why they are there
     "core/distributions/denoising_path:Denoiser.walk": "the denoising steps of the longest accepted part are left out",
     "core/distributions/gaussian:Gaussian.mass": "unequal scales are refused",
     "core/rules/d_grs:Claimed.of": "unequal scales are refused",
+    "models/recurrent/states:ForwardColumns.of": "rows that hold unequally many columns run apart",
+    "models/recurrent/states:RecurrentStates.commit": "rows that keep unequally many columns run apart",
     "speech/latents/vibevoice_network:DenoisedLatent.__call__": "diffusers' scheduler has its steps' times on the host",
 }
 DOUBLES = (  # float64: noise, probabilities, and the transfer of a round's outcome; never a forward or a processor

@@ -243,12 +243,20 @@ def _gru_cell(gates: Tensor, hidden_gates: Tensor, state: Tensor, bias: Tensor |
     return made + update * (state - made), gates.new_zeros(1)
 
 
+def _lstm_cell(gates: Tensor, hidden_gates: Tensor, cell: Tensor, bias: Tensor | None = None, hidden_bias: Tensor | None = None) -> Any:
+    """The same of an LSTM: the new state, the new cell, and a workspace."""
+    both = sum(part for part in (gates, hidden_gates, bias, hidden_bias) if part is not None)
+    enter, forget, new, leave = both.chunk(4, 1)
+    cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+    return leave.sigmoid() * cell.tanh(), cell, gates.new_zeros(1)
+
+
 def _histogram(values: Tensor, bins: int, min: float = 0, max: float = 0) -> Tensor:
     """`torch.histc`, which takes integers on CUDA devices."""
     return torch.histc(values.float(), bins, min, max).to(values.dtype)
 
 
-_OF_CUDA = {"_thnn_fused_gru_cell": _gru_cell, "histc": _histogram}  # what the CPU does not have
+_OF_CUDA = {"_thnn_fused_gru_cell": _gru_cell, "_thnn_fused_lstm_cell": _lstm_cell, "histc": _histogram}  # what the CPU does not have
 
 
 def put(thing: Any, device: torch.device = FIRST) -> Any:

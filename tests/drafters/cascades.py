@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Shape
-from mmspec.models.families.base import DecoderOnly
+from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from tests.oracles.tables import TableTarget, pair
 
@@ -29,7 +29,7 @@ def perturbed(model: LlamaForCausalLM, by: float, seed: int = 7) -> LlamaForCaus
 
 
 def hf(model: LlamaForCausalLM, temperature: float | None = None) -> HFTarget:
-    return HFTarget(model, DecoderOnly.of(model), pipeline(temperature=temperature))
+    return HFTarget(model, family_of(model), pipeline(temperature=temperature))
 
 
 def drafting(model: LlamaForCausalLM, shape: Shape, temperature: float | None = None) -> ModelDrafter:

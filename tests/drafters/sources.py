@@ -9,6 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
+from mmspec.drafters.block.dflash import DFlash, DSpark
+from mmspec.drafters.block.dflash2 import DFlash2
+from mmspec.drafters.block.parallel_eagle import ParallelEagle
+from mmspec.drafters.body.systems import AmphistaStaged, Clover, Coral, Falcon, HydraPlusPlus, MixtureOfAttentions
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.heads.ctc import CTC
@@ -39,8 +43,11 @@ from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import Template
 from mmspec.run.registry import DRAFTERS
 from tests.drafters.cascades import drafting, hf, perturbed
-from tests.drafters.test_guided import SIZES, lively
+from tests.drafters.test_guided import BLOCK, SIZES, lively
 from tests.drafters.test_mtp import LLAMA, SLIDING
+
+IN_CHECKPOINTS = ("mtp",)
+"""Drafters that the target's checkpoint must hold: `tests.drafters.test_shipped_mtp`."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,19 @@ GROWN: dict[str, Make] = {  # sources of distributions, whose draft tokens take 
     "mtp-parallel": net(lambda: ParallelMTP(LLAMA, 4)),
     "mtp-stacked": net(lambda: ParallelMTP(SLIDING, 3, reads=(-1,), chained=True)),
     "mask-tokens": net(lambda: MaskTokens(32, 3)),
+    "dflash": net(lambda: DFlash((1, 3), BLOCK, 50, layers=2, block=6)),
+    "dspark": net(lambda: DSpark((1, 2, 3), BLOCK, 50, block=5, from_anchor=True, markov=8, markov_kind="rnn", confidence=True)),
+    "dflash2": net(lambda: DFlash2((1, 3), BLOCK, 50, block=5, group=8, rank=6, candidates=20)),
+    "clover": net(lambda: Clover((-1,), SIZES, 50, step_options={"heads": 5})),
+    "falcon": net(lambda: Falcon((-1,), SIZES, 50)),
+    "mixture-of-attentions": net(lambda: MixtureOfAttentions((1, 2, 3), SIZES, 50)),
+    "amphista-staged": net(lambda: AmphistaStaged((-1,), SIZES, 50, step_options={"heads": 5})),
+    "hydra++": net(lambda: HydraPlusPlus((-1,), SIZES, 50, step_options={"heads": 5, "layers": 2})),
+    "coral": net(lambda: Coral((1, 2, 3), SIZES, 50, layers=("pair", "state"))),
+    "p-eagle": net(lambda: ParallelEagle((1, 2, 3), SIZES, 50, tokens=5)),
 }
 OWN_FORM: dict[str, Make] = {  # drafters that give their draft tokens a form of their own
-    **{f"name {name}": (lambda world, temperature, name=name: name) for name in DRAFTERS},
+    **{f"name {name}": (lambda world, temperature, name=name: name) for name in DRAFTERS if name not in IN_CHECKPOINTS},
     "none": lambda world, temperature: None,
     "lookup-references": lambda world, temperature: Lookup(max_ngram=4, references=world.texts),
     "suffix-corpus": lambda world, temperature: Suffix(world.texts, factor=2),
@@ -159,7 +176,16 @@ class Uneven:
         return (levels[-1].amax(-1).clamp(min=-100) * 4).long() % 2 == 0
 
 
-NAMED: dict[str, Any] = {"chain": None, "comb": "comb", "children": (3, 2, 1), "expand": "expand", "opt": "opt", "dynamic": "dynamic"}
+NAMED: dict[str, Any] = {
+    "chain": None,
+    "comb": "comb",
+    "children": (3, 2, 1),
+    "expand": "expand",
+    "opt": "opt",
+    "dynamic": "dynamic",
+    "beams": "beams",
+    "cape": "cape",
+}
 """What `tree=` takes by name or by numbers."""
 OBJECTS: dict[str, Any] = {
     "template": Template(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0), (0, 0, 0, 0))),

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmspec
+from mmspec.drafters.body.systems import Clover
 from mmspec.drafters.checkpoints.load import KEY, fill, is_drafter, load_drafter, save_drafter
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
+from mmspec.drafters.features.eagle3_parts import DraftVocabulary
 from mmspec.drafters.heads.medusa import Amphista, Hydra, Medusa, Recurrent
 from mmspec.utils import weights as files
 from tests.drafters.runs import greedy, random_prompt
@@ -20,6 +22,7 @@ MAKE = {
     "hydra": lambda: Hydra(32, 3, layers=2),
     "recurrent": lambda: Recurrent(32, width=16),
     "amphista": lambda: Amphista(32, 3),
+    "clover": lambda: Clover((1, 3), SIZES, 50, 30, layers=("state", "pair"), step_options={"heads": 3}),
     "eagle1": lambda: Eagle1(SIZES),
     "eagle3": lambda: Eagle3((1, 2, 3), SIZES, 50),
     "eagle3-variants": lambda: Eagle3(
@@ -32,7 +35,7 @@ def lively(net):
     torch.manual_seed(3)
     for parameter in net.parameters():
         parameter.data.add_(0.2 * torch.randn_like(parameter))
-    if isinstance(net, Eagle3) and net.vocabulary is not None:
+    if isinstance(net, DraftVocabulary) and net.vocabulary is not None:
         net.know(torch.randperm(50)[:30].sort().values)
     return net
 

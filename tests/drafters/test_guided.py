@@ -7,7 +7,12 @@ from mmspec.core.control import Fixed
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.greedy import Greedy
 from mmspec.drafters import guided
+from mmspec.drafters.block.dflash import DFlash, DSpark
+from mmspec.drafters.block.dflash2 import DFlash2
+from mmspec.drafters.block.parallel_eagle import ParallelEagle
+from mmspec.drafters.body.systems import AmphistaStaged, Clover, Coral, Falcon, HydraPlusPlus, MixtureOfAttentions
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
+from mmspec.drafters.features.eagle3_parts import DraftVocabulary
 from mmspec.drafters.guided import GuidedDrafter, head_of
 from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
 from mmspec.drafters.self_drafting.adapter import Adapter
@@ -23,6 +28,8 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+BLOCK = SIZES | {"head_dim": 16}  # heads that together are wider than the states
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
 MAKE = {
     "medusa": lambda: Medusa(32, 5, layers=2),
     "medusa-own-heads": lambda: Medusa(32, 5, own_heads=50),
@@ -36,6 +43,21 @@ MAKE = {
     "adapter": lambda: Adapter(1, SIZES),
     "adapter-with-mlp": lambda: Adapter(2, SIZES, mlp=True),
     "eagle3-some-values": lambda: Eagle3((0, -1), SIZES, 50, 30, norm_before_residual=True, own_embedding=True),
+    "dflash": lambda: DFlash((1, 3), BLOCK, 50, layers=2, block=6, fc_norm=True),
+    "dflash-windows": lambda: DFlash((2,), BLOCK | WINDOWS, 50, layers=2, block=5, mask_id=49, causal=(True, False)),
+    "dspark": lambda: DSpark((1, 2, 3), BLOCK, 50, block=5, from_anchor=True, markov=8, markov_kind="gated", confidence=True),
+    "dspark-some-values": lambda: DSpark((0, -1), BLOCK, 50, block=5, markov=8, markov_kind="rnn", values=30, shared_head=False),
+    "dflash2": lambda: DFlash2((1, 3), BLOCK, 50, block=6, group=8, rank=6, candidates=20),
+    "clover": lambda: Clover((-1,), SIZES, 50, step_options={"heads": 5, "attention_heads": 2}),
+    "clover-some-values": lambda: Clover((1, 3), SIZES, 50, 30, layers=("state", "pair")),
+    "coral": lambda: Coral((1, 2, 3), SIZES, 50),
+    "falcon": lambda: Falcon((-1,), SIZES, 50),
+    "falcon-three": lambda: Falcon((1, 3), SIZES, 50, block=3, layers=("state", "pair")),
+    "mixture-of-attentions": lambda: MixtureOfAttentions((1, 2, 3), SIZES, 50),
+    "mixture-of-attentions-two-layers": lambda: MixtureOfAttentions((0, 2), SIZES, 50, layers=("value", "state"), block=2),
+    "amphista-staged": lambda: AmphistaStaged((-1,), SIZES, 50, step_options={"heads": 5}),
+    "hydra++": lambda: HydraPlusPlus((-1,), SIZES, 50, step_options={"heads": 5, "layers": 2}),
+    "p-eagle": lambda: ParallelEagle((1, 2, 3), SIZES, 50, tokens=5, deeper=1, kept=1.0, fc_norm=True),
 }
 
 
@@ -44,7 +66,7 @@ def lively(net):
     torch.manual_seed(3)
     for parameter in net.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
-    if isinstance(net, Eagle3) and net.vocabulary is not None:
+    if isinstance(net, DraftVocabulary) and net.vocabulary is not None:
         net.know(torch.randperm(50)[:30].sort().values)
     return net.eval()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.checkpoints.nets import NETS, new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.ctc import CTC
 from mmspec.drafters.shapes import Chain, most_likely
@@ -40,6 +40,12 @@ def drafter(request, big):
     return GuidedDrafter(MAKE[request.param](big), Chain(most_likely))
 
 
-@pytest.mark.parametrize("drafter", ["mtp-three", "mtp-parallel", "ctc", "glide"], indirect=True)
+@pytest.mark.parametrize("drafter", ["mtp-three", "mtp-parallel", "ctc", "glide", "dflash", "dspark", "p-eagle"], indirect=True)
 def test_rounds_never_read_from_the_device(drafter, big):
     contract.test_rounds_never_read_from_the_device(drafter, big)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_a_net_is_told_from_a_drafter(kind):
+    """What has a `begin` is taken for a drafter as it is, which reads no tree or rule."""
+    assert not hasattr(NETS[kind], "begin")

@@ -6,6 +6,7 @@ import torch
 
 from mmspec.core.rules.sibling_rules import without_replacement_rule
 from mmspec.core.rules.token import Token
+from mmspec.drafters.body.systems import SYSTEMS
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
@@ -18,7 +19,9 @@ from tests.drafters.runs import run
 from tests.oracles.statistics import FAIL, PASS, chi_square
 
 PROMPT, ROWS = [4, 8, 15], 2500
-NETS = ("medusa", "hydra", "eagle1", "eagle3", "kangaroo", "mtp", "mtp-parallel", "glide", "ctc", "mask-tokens")
+BLOCKS = ("dflash", "dflash2", "dspark", "p-eagle")
+NETS = ("medusa", "hydra", "eagle1", "eagle3", "kangaroo", "mtp", "mtp-parallel", "glide", "ctc", "mask-tokens", *BLOCKS, *SYSTEMS)
+TREES = ("hydra", "eagle3", "kangaroo", "layer-skip", "mtp", "dspark", *SYSTEMS)
 SELVES = {
     "early-exit": EarlyExit(2),
     "layer-skip": SkipLayers(layers=(1,)),
@@ -55,7 +58,7 @@ def source(name, target):
     return net.eval()
 
 
-CASES = [(name, "token") for name in (*NETS, *SELVES)] + [(name, "tree") for name in ("hydra", "eagle3", "kangaroo", "layer-skip", "mtp")]
+CASES = [(name, "token") for name in (*NETS, *SELVES)] + [(name, "tree") for name in TREES]
 
 
 @pytest.mark.parametrize(("name", "rule"), CASES)

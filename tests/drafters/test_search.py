@@ -11,7 +11,7 @@ from mmspec.core.rules.sibling_rules import TopKSiblings
 from mmspec.core.rules.siblings import Walk
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
-from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
+from mmspec.drafters.trees.search import BeamTree, DynamicDepth, ExpandRerank, OptTree
 from tests.drafters.runs import greedy, plain, random_prompt, run
 from tests.drafters.worlds import cooled, world
 from tests.oracles.tables import Table, TableSession, TableTarget, exact_error, pair, run_loop
@@ -127,6 +127,29 @@ def test_room_ends_a_search_as_a_stop_does():
     draft, origin, _ = grown(SHAPES["opt"], [0, 2, 4], left=3)
     assert all(len(path) <= 2 for row in range(3) for path in nodes(draft, row))
     assert origin.shape == draft.draft_tokens.shape
+
+
+# --- beams ------------------------------------------------------------------------------------------------------------
+
+
+def beams(value: int, width: int, depth: int) -> set[tuple]:
+    """All prefixes of the `width` best paths of a beam search after `value`."""
+    table, held = moody().table.probs, {(): 1.0}
+    for _ in range(depth):
+        longer = {(*path, v): p * float(table[(value, *path)[-1], v]) for path, p in held.items() for v in range(len(table))}
+        held = dict(sorted(longer.items(), key=lambda each: -each[1])[:width])
+    return {path[: n + 1] for path in held for n in range(depth)}
+
+
+@pytest.mark.parametrize(("width", "depth"), [(1, 3), (2, 4), (4, 2), (5, 2)])
+def test_beams_are_a_tree_of_the_best_paths_of_full_length(width, depth):
+    draft, _, calls = grown(BeamTree(width, depth), list(range(6)))
+    assert calls == depth
+    for value in range(6):
+        assert nodes(draft, value) == beams(value, width, depth)
+        assert nodes(grown(BeamTree(width, depth), [value])[0], 0) == nodes(draft, value)
+    short, _, _ = grown(BeamTree(width, depth), [0, 1], left=3)
+    assert [nodes(short, row) for row in range(2)] == [beams(row, width, min(2, depth)) for row in range(2)]
 
 
 # --- the distribution ----------------------------------------------------------------------------------------------------------

@@ -1,16 +1,22 @@
 """Whatever grows, on however many roots, says truly how long its paths are: columns see all their ancestors and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, validate
-from mmspec.drafters.model.drafter import committed_values
-from mmspec.drafters.shapes import Chain, Comb, draw_with_replacement
-from mmspec.drafters.trees.search import ExpandRerank
+from mmspec.core.rules.sibling_rules import topk_rule, without_replacement_rule
+from mmspec.drafters.heads.viterbi import JointPath
+from mmspec.drafters.model.drafter import ModelDrafter, committed_values
+from mmspec.drafters.retrieval.bigrams import Bigrams
+from mmspec.drafters.shapes import Chain, Comb, ConfidentComb, draw_with_replacement, top
+from mmspec.drafters.trees.search import BeamTree, ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.run.shapes import pick_for
 from tests.core.test_records import path
-from tests.oracles.tables import pair
+from tests.oracles.tables import Table, TableTarget, exact_error, pair
 
 SHAPES = {
     "chain": Chain(),
@@ -18,6 +24,9 @@ SHAPES = {
     "wide": StaticTree(Template.branching((3, 2, 2))),
     "deep": StaticTree(Template(((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1, 0))), draw_with_replacement),
     "search": ExpandRerank(width=3, depth=4, nodes=9),
+    "beams": BeamTree(width=3, depth=4),
+    "cape": ConfidentComb(4, bounds=((0.5, 1), (0.3, 2))),
+    "joint-paths": JointPath(Bigrams.count([torch.arange(4)], 4), k=3, paths=4),
 }
 
 
@@ -52,3 +61,30 @@ def test_ancestors_of_what_shapes_grow(shape, roots, length):
         true_to_its_parents(grown)
     assert origin.shape == (rows, final.size - final.roots)
     assert not final.valid[2, roots:].any()
+
+
+# --- siblings by confidence -------------------------------------------------------------------------------------------
+
+SURE = ConfidentComb(3, bounds=((0.6, 1), (0.45, 2)))
+
+
+def test_a_sure_drafter_drafts_fewer_siblings():
+    q = torch.tensor([[0.9, 0.06, 0.04], [0.5, 0.3, 0.2], [0.4, 0.3, 0.3]], dtype=torch.float64)
+    session, pending = TableTarget(Table(q)).begin(3)
+    pending.nodes[:, 0] = torch.arange(3)
+    draft, _ = replace(SURE, pick=top).grow(session.score, pending, Budget(torch.full((3,), 9), 1), Noise.from_seed(0, 3))
+    assert draft.valid[:, 1:].sum(1).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bounds", [((0.3, 5), (0.6, 3)), ((1.0, 1),), ((0.5, 0),)])
+def test_bounds_that_are_none_are_refused(bounds):
+    with pytest.raises(ValueError, match="give pairs of a probability below 1, falling, and a number of siblings"):
+        ConfidentComb(bounds=bounds)
+
+
+@pytest.mark.parametrize("rule", [without_replacement_rule(), topk_rule()], ids=["drawn", "topk"])
+def test_siblings_by_confidence_keep_their_distribution(rule):
+    """The number of siblings is a function of the drafter's distribution, so the sibling rules stay exact."""
+    target, drafter = pair(3, 5, 1)
+    shape = ConfidentComb(2, pick_for(rule), ((0.6, 1),))
+    assert exact_error(target, ModelDrafter(drafter, shape), rule, most=2, length=2, once=True) < 1e-9

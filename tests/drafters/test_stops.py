@@ -1,5 +1,7 @@
 """Chains that end within a round: exact for any stop that decides about later draft tokens only, and not for one that does not."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -15,7 +17,7 @@ from mmspec.core.rules.match import Match
 from mmspec.core.rules.token import Token
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, _ended, _in_order, drawn, most_likely, sampled
-from mmspec.drafters.stops import AcceptanceHead, Confidence, Learned, acceptance_loss
+from mmspec.drafters.stops import AcceptanceHead, Confidence, Learned, Survival, acceptance_loss
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.target import HFTarget
 from tests.drafters.runs import greedy, plain, random_prompt, run
@@ -26,12 +28,12 @@ ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
 
 
 class Telling(TableTarget):
-    """A table that hands out hidden states: its own distributions."""
+    """A table that hands out hidden states, its own distributions, and estimates of acceptance, which depend on the path."""
 
     def begin(self, prompt):
         session, pending = super().begin(prompt)
         score = session.score
-        session.score = lambda draft: (lambda scored: Scored(scored.p, scored.p.probs()))(score(draft))
+        session.score = lambda draft: (lambda scored: Scored(scored.p, probs := scored.p.probs(), confidence=probs[..., 0]))(score(draft))
         session.watch = lambda states: None
         return session, pending
 
@@ -50,7 +52,12 @@ def told(seed: int, most: int, size: int = 3) -> tuple[TableTarget, TableTarget]
     return target, Telling(drafter.table)
 
 
-STOPS = {"confidence": Confidence(0.6), "learned": Learned(head(3), 0.6), "cautious": Learned(head(3, 1), 0.3)}
+STOPS = {
+    "confidence": Confidence(0.6),
+    "learned": Learned(head(3), 0.6),
+    "cautious": Learned(head(3, 1), 0.3),
+    "survival": Survival(0.15),
+}
 
 
 @pytest.mark.parametrize("rule", [Token(), Block()], ids=["token", "block"])
@@ -113,7 +120,7 @@ class Script:
     def __call__(self, draft: Draft) -> Scored:
         distribution = Categorical.of(self.probs[:, self.calls : self.calls + 1])
         self.calls += 1
-        return Scored(distribution, distribution.probs())
+        return Scored(distribution, distribution.probs(), confidence=distribution.probs()[..., 0])
 
 
 def grown(stop, probs, *, early=False, length=4):
@@ -154,7 +161,18 @@ def test_risks_add_up(risk, draft_tokens):
     assert grown(Learned(Certain(), risk), [[SURE] * 4])[0] == [draft_tokens]
 
 
+def test_a_drafters_own_estimates_are_multiplied():
+    """Of draft tokens that it takes for 0.9 likely to be accepted, two together are above 0.8 and three are not."""
+    assert grown(Survival(0.8), [[SURE] * 4, [SURE, UNSURE, SURE, SURE]]) == ([2, 1], 4, 4)
+    assert grown(Survival(0.8), [[SURE] * 4], early=True) == ([2], 3, 3)
+    script = Script(torch.tensor([[SURE]]))
+    with pytest.raises(ValueError, match="estimates no acceptance: Survival needs one with a confidence head"):
+        Survival(0.8).before(replace(script(None), confidence=None), torch.ones(1))
+
+
 def test_numbers_are_checked():
+    with pytest.raises(ValueError, match=r"stop_below is -0\.1"):
+        Survival(-0.1)
     with pytest.raises(ValueError, match=r"stop_below is 1\.5"):
         Confidence(1.5)
     with pytest.raises(ValueError, match="risk is -1"):

@@ -13,13 +13,16 @@ from mmspec.core.rules.lossy.always_accept import AlwaysAccept
 from mmspec.core.rules.match import Match
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.heads.medusa import Hydra, Latent, Medusa
-from mmspec.drafters.heads.viterbi import JointPath, best_path, drawn_path, grouped
+from mmspec.drafters.heads.viterbi import JointPath, best_path, best_paths, drawn_path, grouped
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.shapes import Comb
 from mmspec.run.shapes import shape_of
-from tests.drafters.runs import greedy, plain, random_prompt, run
+from tests.drafters.runs import greedy, random_prompt, run
+from tests.drafters.runs import plain as plainly
+from tests.drafters.sources import GROWN
 from tests.drafters.test_guided import lively
+from tests.drafters.test_products import TEMPERATURES, decoded, plain, target, world  # noqa: F401
 from tests.oracles.enumerate import Tape, TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.tables import encode, first_value_distribution, pair, round_outcomes
@@ -54,6 +57,39 @@ def test_viterbi_finds_the_best_of_all_paths(levels, k):
     weights = lattice(50, levels, k, seed=levels)
     paths, totals = every_path(*weights)
     assert torch.equal(best_path(*weights), paths[totals.argmax(-1)])
+
+
+@pytest.mark.parametrize(("levels", "k", "count"), [(1, 1, 3), (1, 4, 2), (2, 3, 12), (4, 3, 5), (5, 2, 9), (3, 5, 7)])
+def test_list_viterbi_finds_the_best_paths_in_order(levels, k, count):
+    weights = lattice(50, levels, k, seed=levels)
+    paths, totals = every_path(*weights)
+    found, weight = best_paths(*weights, count)
+    expected = torch.nn.functional.pad(totals.sort(1, descending=True).values, (0, count), value=-torch.inf)[:, :count]
+    assert torch.allclose(weight, expected)
+    assert torch.equal(best_paths(*weights, 1)[0][:, 0], best_path(*weights))
+    for row in range(50):
+        chosen = [path for path, real in zip(found[row].tolist(), (weight[row] > -torch.inf).tolist(), strict=True) if real]
+        assert len({tuple(path) for path in chosen}) == len(chosen)
+        assert torch.allclose(totals[row][[paths.tolist().index(path) for path in chosen]], weight[row, : len(chosen)])
+
+
+def test_paths_are_drafted_as_a_tree_with_common_prefixes_once():
+    """The values on the tree's paths are those of the best paths, and no node has two children of one value."""
+    drafter = pair(4, 6, 1)[1]
+    session, pending = drafter.begin(3)
+    bigrams, budget = Bigrams.count([torch.arange(4)], 4), Budget(torch.tensor([9, 2, 9]), 3)
+    shape = JointPath(bigrams, k=3, paths=5)
+    draft, _ = shape.grow(session.score, pending, budget, Noise.from_seed(0, 3))
+    validate(draft)
+    alone = JointPath(bigrams, k=3).grow(drafter.begin(3)[0].score, pending, budget, Noise.from_seed(0, 3))[0]
+    for row in range(3):
+        real = draft.valid[row].nonzero().flatten().tolist()[1:]
+        named = [(int(draft.parents[row, node]), int(draft.nodes[row, node])) for node in real]
+        assert len(set(named)) == len(named)
+        leaves = set(real) - {parent for parent, _ in named}
+        assert 2 <= len(leaves) <= 5
+        first = [int(draft.nodes[row, 1 + level * 5]) for level in range((3, 2, 3)[row])]  # the best path's columns
+        assert first == alone.nodes[row, 1 : 1 + len(first)].tolist()
 
 
 @pytest.mark.parametrize(("levels", "k"), [(1, 3), (2, 3), (3, 2), (4, 2)])
@@ -208,7 +244,7 @@ def test_a_row_draws_the_same_alone_and_in_a_batch_and_with_less_room():
 def test_always_accept_commits_what_was_drafted():
     """The distribution of the first committed value is the drafter's, whatever the target says; the last one is the target's own draw."""
 
-    target, drafter = pair(3, 5, 1)
+    target, drafter = pair(3, 5, 1)  # noqa: F811
     rule, p = AlwaysAccept(), target.table.probs[1 * 3 + 1].log()
     q = Categorical(drafter.table.probs[torch.tensor(1)].log())
     assert (
@@ -281,7 +317,7 @@ def test_under_a_rule_that_checks_a_path_is_a_draft_like_any_other(big):
     inputs = random_prompt(5, 9, seed=1)
     for draw in (False, True):
         out = run(big, grouped(lively(Medusa(32, 4)), table(50), draw=draw), inputs, Match(), length=4, temperature=1.0, seed=4)
-        assert out.sequences.tolist() == plain(big, inputs, seed=4)
+        assert out.sequences.tolist() == plainly(big, inputs, seed=4)
 
 
 def test_the_best_path_commits_the_targets_best(big):
@@ -301,3 +337,15 @@ def test_the_markov_model_mends_what_blind_heads_break():
     start = torch.arange(500) % 2
     assert (mended == start[:, None]).all(1).float().mean() > 0.99
     assert (broken == start[:, None]).all(1).float().mean() < 0.3
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_the_best_paths_as_a_tree_are_exact_over_every_source(name, world, plain):  # noqa: F811
+    """Together and for a row alone, whose drafts are the same: the number of nodes changes with every small change of the candidates."""
+    shape = JointPath(Bigrams.count([torch.arange(3, 40)], 50), k=4, paths=3)
+    for temperature in TEMPERATURES:
+        source = GROWN[name](world, temperature)
+        together, alone = (decoded(world.big, source, shape, temperature, rows) for rows in ((0, 1, 2), (2,)))
+        assert together.tokens == plain[temperature]
+        assert alone.tokens[0] == together.tokens[2]
+        assert alone.rounds[0] == together.rounds[2]

@@ -54,7 +54,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "t5gemma2": {"encoder": {"mm_tokens_per_image": 4, "vision_config": SIGLIP | {"image_size": 16}}},
     "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [16, 16]}},
-    "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"]}},
     "cosmos3_edge": {"text_config": {"rope_parameters": ROPE}},
     "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]], "image_grid_pinpoints": [[8, 16], [16, 8]]},
     "molmo2": {"vision_config": {"image_size": [8, 8]}},
@@ -193,5 +192,6 @@ NAMED = {
     **{"qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL", "qwen3_vl": "Qwen3-VL", "qwen3_vl_moe": "Qwen3-VL-MoE", "glm4v": "GLM-4V"},
     **{"idefics2": "Idefics2", "idefics3": "Idefics3", "smolvlm": "SmolVLM", "internvl": "InternVL", "aya_vision": "Aya Vision"},
     **{"mistral3": "Mistral 3", "gemma3": "Gemma-3 VLM", "shieldgemma2": "Gemma-3 VLM", "paligemma": "PaliGemma"},
+    **{"qwen3_5": "Qwen3.5", "qwen3_5_moe": "Qwen3.5-MoE", "lfm2_vl": "LFM2-VL", "lfm3_vl": "LFM3-VL"},
 }
 """Model types whose small model stands in `tests.seeing`."""

@@ -70,6 +70,7 @@ SIZES: dict[str, int] = {
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 3, "cls_token_id": 4}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
     "blt": {"patcher_config": {"hidden_size": 32}},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -80,9 +81,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"num_key_value_heads": 4},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
+    "minimax": {"sliding_window": None},
+    "nemotron_h": {"sliding_window": None},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},

@@ -27,13 +27,15 @@ SHOWN = {  # model type: the family that drives it
     "llama (dynamic rope)": "RopeLengths",
     "llama (longrope)": "RopeLengths",
     "phi3 (longrope)": "RopeSwitch",
+    "lfm2": "HybridDecoder",
+    "mamba": "HybridDecoder",
+    "qwen3_next": "HybridDecoder",
 }
 NOT_FIT = {  # model type: what its refusal says
     "bert (is_decoder=False)": "runs as an encoder",
     "cpmant": "its own attention mask",
-    "mamba": "cannot be rolled back",
+    "rwkv": "cannot be rolled back",
     "openai-gpt": "no key-value cache",
-    "qwen3_next": "cannot be rolled back",
     "roformer": "takes no position_ids",
     "deepseek_v32": "choose the keys they read",
 }

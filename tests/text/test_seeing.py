@@ -33,9 +33,17 @@ from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
 from tests.sizes import VOCAB, build
 
 TOKENS = 16
-ALIKE = ("VipLLaVA", "Qwen3-VL-MoE", "GLM-4V", "Idefics2", "Aya Vision", "Mistral 3")  # the engine knows no difference: fewer tests
+ALIKE = (
+    "VipLLaVA",
+    "Qwen3-VL-MoE",
+    "GLM-4V",
+    "Idefics2",
+    "Aya Vision",
+    "Mistral 3",
+    "Qwen3.5-MoE",
+)  # the engine knows no difference: fewer tests
 NAMES = tuple(name for name in SIGHTS if name not in ALIKE)
-DEEP = ("LLaVA", "Qwen2-VL", "Qwen3-VL", "Gemma-3 VLM", "PaliGemma 2", "Idefics3", "Mllama")  # one of every kind
+DEEP = ("LLaVA", "Qwen2-VL", "Qwen3-VL", "Gemma-3 VLM", "PaliGemma 2", "Idefics3", "Qwen3.5", "Mllama")  # one of every kind
 WORDS = VOCAB - 8
 
 
@@ -92,7 +100,7 @@ def test_rows_with_and_without_pictures_give_the_tokens_of_generate(name):
             assert torch.equal(run(model, inputs, **options).sequences, expected), f"{pictures}, {options}"
 
 
-@pytest.mark.parametrize("name", ["LLaVA-OneVision", "Qwen2-VL", "Qwen2.5-VL"])
+@pytest.mark.parametrize("name", ["LLaVA-OneVision", "Qwen2-VL", "Qwen2.5-VL", "LFM3-VL"])
 def test_videos_are_pictures_too(name):
     model, inputs = model_of(name), filmed(name)
     expected = greedy(model, inputs)

@@ -31,7 +31,9 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tree", ["comb", "expand", "opt", "dynamic", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)], ids=named)
+@pytest.mark.parametrize(
+    "tree", ["comb", "cape", "expand", "opt", "dynamic", "beams", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)], ids=named
+)
 def test_every_spelling_gives_the_tokens_of_plain_decoding(big, tree, temperature, written):
     ids = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -79,7 +81,7 @@ def _target(model):
 @pytest.mark.parametrize(
     ("tree", "accept", "words"),
     [
-        ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'expand', 'opt', 'dynamic', children per level"),
+        ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'cape', 'expand', 'opt', 'dynamic', 'beams', children per level"),
         ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
         ((0, 2), "exact", r"branching of the tree is \(0, 2\): give at least one level"),
         ("opt", "without-replacement", "tree 'opt' takes the most likely nodes, but Walk needs drawn ones"),
@@ -95,5 +97,7 @@ def test_mistakes_are_told_in_one_line(tree, accept, words):
 def test_the_command_line_takes_the_same(written):
     for text, tree in (("opt", "opt"), ("dynamic", "dynamic"), (str(written), str(written)), ("4,2", [4, 2]), ("none", None)):
         assert config_of({"tree": text}).drafter.tree == tree
-    with pytest.raises(ValueError, match=r"unknown tree 'oak'; valid: comb, expand, opt, dynamic, none, children per level .* a template"):
+    with pytest.raises(
+        ValueError, match=r"unknown tree 'oak'; valid: comb, cape, expand, opt, dynamic, beams, none, children per level .* a template"
+    ):
         config_of({"tree": "oak"})

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mmspec.drafters.body.systems import SYSTEMS
 from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import NETS, new_net
 from mmspec.drafters.features.eagle import Eagle3
@@ -15,7 +16,8 @@ from mmspec.train.record import record
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
 
-READING = [name for name in ("medusa", "hydra", "recurrent", "amphista", "eagle1", "eagle3") if name in NETS]
+KINDS = ("medusa", "hydra", "recurrent", "amphista", "eagle1", "eagle3", "dflash", "dflash2", "dspark", "p-eagle", *SYSTEMS)
+READING = [name for name in KINDS if name in NETS]
 
 
 @pytest.fixture(scope="module")

@@ -85,3 +85,10 @@ def test_states_are_normed_one_by_one(target):
     states[:, 0, 1] *= 1e6
     states[:, 2] *= torch.tensor([1e-1, 1e3, 1e5])[:, None]
     assert torch.allclose(net.take(states.flatten(2)), wanted, atol=1e-3)
+
+
+def test_an_adapter_begins_with_the_norm_of_its_target(target):
+    """Gemma's norm scales by 1 + weight, an adapter's by weight."""
+    net = begin_training(net_to_train("kangaroo", target), target, torch.tensor([3]))
+    states = torch.randn(2, 3, 32)
+    assert torch.allclose(net.norm(states), target.model.norm(states), atol=1e-4)

@@ -74,6 +74,27 @@ def is_drafter(path: str | Path) -> bool:
         return False
 
 
+def from_assistant(model: Any, target: Any) -> Any:
+    """Return the drafter net of a transformers assistant, over the assistant's own weights.
+
+    Args:
+        model: the assistant, such as a `MuseGlimmerAssistantModel`.
+        target: the transformers model it drafts for.
+
+    Raises:
+        ValueError: for an assistant that is not supported, or is for another target.
+    """
+    name = Path(type(model).__name__)
+    reading = read_published(model.config.to_dict(), model.state_dict(), Hints(target), name)
+    with torch.device("meta"):
+        net = net_class(reading.kind)(**reading.options)
+    weights = {ours: reading.weights[reading.theirs(ours)] for ours in net.state_dict()}
+    net.load_state_dict(weights, assign=True)
+    net.rotary = model.rotary_emb
+    _check_suited(net, target, name)
+    return net.eval()
+
+
 def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
     try:
         with torch.random.fork_rng(devices=[]):  # networks are drawn before their weights are read
@@ -84,13 +105,17 @@ def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
 
 def suited(net: Any, target: Any, source: Path) -> Any:
     """Return `net` on the target's device, in its dtype. ValueError if the two do not match."""
+    _check_suited(net, target, source)
+    return net.to(target.device, target.dtype)
+
+
+def _check_suited(net: Any, target: Any, source: Path) -> None:
     config = target.config.get_text_config(decoder=True)
     width, size = getattr(net, "width", None) or net.hidden, _size(net)
     if width != config.hidden_size:
         raise ValueError(f"{source} reads hidden states {width} wide, but the target's are {config.hidden_size}: it is for another target")
     if size and size != config.vocab_size:
         raise ValueError(f"{source} is for a target of {size} values, but this one has {config.vocab_size}: it is for another target")
-    return net.to(target.device, target.dtype)
 
 
 def _size(net: Any) -> int | None:

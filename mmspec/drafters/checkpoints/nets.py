@@ -6,6 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.drafters.block.dflash import DFlash, DSpark
+from mmspec.drafters.block.dflash2 import DFlash2
+from mmspec.drafters.block.parallel_eagle import ParallelEagle
+from mmspec.drafters.body.systems import SYSTEMS
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.features.glide import Glide
 from mmspec.drafters.features.hivis import HiViS
@@ -24,6 +28,8 @@ NETS: dict[str, type[nn.Module]] = {
         *(Medusa, Latent, Hydra, Recurrent, Amphista, CTC),
         *(Eagle1, Eagle3, HiViS, ViSpec),
         *(Adapter, ChainedMTP, ParallelMTP, Glide, MaskTokens),
+        *(DFlash, DFlash2, DSpark, ParallelEagle),
+        *SYSTEMS.values(),
     )
 }
 BEAM_NETS: dict[str, type[nn.Module]] = {RecurrentHead.kind: RecurrentHead}
@@ -54,7 +60,8 @@ def new_net(kind: str, target: Any, options: Mapping[str, Any] | None = None) ->
 def net_to_train(kind: str, target: Any, options: Mapping[str, Any] | None = None, vocabulary: int | None = None) -> Any:
     """Return a net of `kind` that fits `target`, for `begin_training`.
 
-    EAGLE-3 nets for more than `LARGE_VOCABULARY` values draft `DRAFTED_VALUES` of them, and their head is the rows of the target's.
+    EAGLE-3 nets and block drafters for more than `LARGE_VOCABULARY` values draft `DRAFTED_VALUES` of them, by the rows of the target's
+    head.
 
     Args:
         kind: one of `NETS`.
@@ -73,7 +80,8 @@ def net_to_train(kind: str, target: Any, options: Mapping[str, Any] | None = Non
     if vocabulary is not None and not 0 <= vocabulary <= size:
         raise ValueError(f"vocabulary is {vocabulary}: give 1 to {size} values, or 0 for all")
     values = (DRAFTED_VALUES if size > LARGE_VOCABULARY else 0) if vocabulary is None else vocabulary
-    return new_net(kind, target, {"values": values, "shared_head": size > LARGE_VOCABULARY} | dict(options or {}))
+    shared = {"shared_head": True} if size > LARGE_VOCABULARY else {}
+    return new_net(kind, target, {"values": values} | shared | dict(options or {}))
 
 
 def begin_training(net: Any, target: Any, written: Tensor) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from mmspec.drafters.features.eagle3_parts import MidLayer, SharedHead
+from mmspec.drafters.features.eagle3_parts import DraftVocabulary, MidLayer, over_target
 from mmspec.drafters.features.eagle_guide import FeatureGuide
 from mmspec.drafters.features.reading import Columns
 from mmspec.drafters.guided import llama_sizes
@@ -31,12 +31,22 @@ class FeatureNet(nn.Module, ABC):
         width: width of the target's states.
         window: reach of the layer's attention, None for all.
         embed_tokens: the drafter's own embedding, None to use the target's.
+        cached: number of layers with keys and values.
+        most: largest number of draft tokens on a path, None for no bound.
+        reads_drafts: draft tokens go through the layers, too.
+        across: masks have a second part [B, 1, M, S], the committed columns.
+        glancing: share of the net's own states that training replaces by the target's.
 
     Raises:
         ValueError: if `sizes` describe no layer.
     """
 
     kind: ClassVar[str]
+    cached: int = 1
+    most: int | None = None
+    reads_drafts: bool = True
+    across: bool = False
+    glancing: float = 0.0
 
     def __init__(self, reads: Sequence[int], sizes: Mapping[str, Any], **rest: Any):
         super().__init__()
@@ -86,14 +96,38 @@ class FeatureNet(nn.Module, ABC):
             state: [B, M, H] states before each value.
             value: [B, M, D] embeddings of the values.
             positions: [B, M] positions.
-            mask: [B, 1, M, S] bool.
+            mask: [B, 1, M, S] bool; [B, 2, M, S] with `across`.
             cache: the layer's cache.
         """
         ...
 
+    def attends(self, level: int) -> bool:
+        """Return True if the distributions after the nodes of `level` take a forward; without one they follow from their parents' states,
+        by `advance`. Level 0 is the pending token's, and takes one.
+        """
+        return True
+
+    def node_states(self, out: Tensor, value: Tensor) -> Tensor:
+        """Return the states [B, M, S] of nodes from the output [B, M, H] of `forward` and the embeddings [B, M, D] of their values."""
+        return out
+
+    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
+        """Return the states [B, M, S] of nodes of a `level` without a forward.
+
+        Args:
+            state: [B, M, S] their parents' states.
+            value: [B, M, D] embeddings of their values.
+            level: number of draft tokens up to theirs.
+        """
+        raise NotImplementedError(f"{self.kind} runs a forward at every level")
+
+    def feature(self, state: Tensor, level: int) -> Tensor:
+        """Return what `own_logits` reads, [B, M, H], for nodes of `level` with states [B, M, S]."""
+        return state
+
     @abstractmethod
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
-        """Return logits over the drafter's values: the target's, unless `vocabulary` is set."""
+        """Return logits over the drafter's values, those of the target unless `vocabulary` is set, for what `feature` returned."""
         ...
 
     @property
@@ -103,8 +137,7 @@ class FeatureNet(nn.Module, ABC):
 
     def logits(self, state: Tensor, head: Any, size: int) -> Tensor:
         """Return logits over the target's `size` values; -inf for those the drafter lacks."""
-        own, known = self.own_logits(state, head), self.vocabulary
-        return own if known is None else own.new_full((*own.shape[:-1], size), -torch.inf).index_copy_(-1, known, own)
+        return over_target(self.own_logits(state, head), self.vocabulary, size)
 
     def guide(self, session: HFSession) -> "FeatureGuide":
         """Return the guide of one generation on the target session `session`."""
@@ -152,10 +185,9 @@ class Eagle1(FeatureNet):
         return head(state)
 
 
-class Eagle3(FeatureNet):
+class Eagle3(DraftVocabulary, FeatureNet):
     """EAGLE-3 (Li et al. 2025): reads low, middle and high hidden states, predicts no features, and may draft over a part of the
     vocabulary.
-    `d2t` [values] is added to a drafter id to get the target's; `t2d` [size] marks the target ids that the drafter knows.
 
     Args:
         reads: hidden states of the target, numbered as in `mmspec.models.stack`.
@@ -175,8 +207,6 @@ class Eagle3(FeatureNet):
     """
 
     kind = "eagle3"
-    d2t: Tensor
-    t2d: Tensor
 
     def __init__(
         self,
@@ -211,11 +241,9 @@ class Eagle3(FeatureNet):
         self.fc = nn.Linear(wide, self.hidden, bias=False)
         self.midlayer = MidLayer(self.llama, norm_before_residual)
         self.norm = LlamaRMSNorm(self.hidden, self.llama.rms_norm_eps)
-        self.lm_head = SharedHead(values) if shared_head else nn.Linear(self.hidden, values, bias=False)
+        self.set_vocabulary(size, values, self.hidden, shared_head)
         if own_embedding:
             self.embed_tokens = nn.Embedding(size, self.hidden)
-        self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
-        self.register_buffer("t2d", torch.arange(size) < values)
 
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
@@ -225,49 +253,10 @@ class Eagle3(FeatureNet):
         low, high = (2, layers - 3) if layers > 6 else (max(middle - 1, 0), middle + 1)  # the papers' choice, or its neighbours
         return {**super().fit(config), "reads": (low, middle, high), "size": config.vocab_size, "fc_norm": True}
 
-    def know(self, ids: Tensor) -> None:
-        """Make `ids` [values], ascending, the drafter's vocabulary."""
-        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
-        self.t2d.zero_()[ids] = True
-
-    def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise ValueError unless the maps between the vocabularies in `weights` agree and stay inside the target's."""
-        d2t, t2d = weights["d2t"].long(), weights["t2d"].bool()
-        if len(d2t) == len(t2d):
-            if d2t.any():
-                raise ValueError(f"tensor d2t moves ids, but the drafter has all {len(t2d)} values of the target: all zeros are needed")
-            return
-        ids = d2t + torch.arange(len(d2t), device=d2t.device)
-        if ids.min() < 0 or ids.max() >= len(t2d):
-            raise ValueError(
-                f"tensor d2t leads to target ids {int(ids.min())} to {int(ids.max())}, but there are {len(t2d)}: it holds offsets, not ids"
-            )
-        if len(ids.unique()) != len(ids) or not t2d[ids].all() or int(t2d.sum()) != len(ids):
-            raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
-
-    def start_from(self, target: Any) -> None:
-        """Initialise with the rows of the target's head for the drafter's vocabulary. Call `know` first."""
-        self.attach(target)
-        if isinstance(self.lm_head, nn.Linear):
-            weight = target.get_output_embeddings().weight.detach()
-            self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
-
-    def attach(self, target: Any) -> None:
-        """Take the shared head's rows of `target`; nothing for a head of its own. ValueError if the target has none to share."""
-        if isinstance(self.lm_head, SharedHead):
-            self.lm_head.attach(target, None if self.vocabulary is None else self.d2t, self.norm.weight)
-
     def guide(self, session: HFSession) -> FeatureGuide:
         """Return the guide of one generation on the target session `session`."""
         self.attach(session.target.model)
         return super().guide(session)
-
-    @property
-    def vocabulary(self) -> Tensor | None:
-        """The target id of each of the drafter's values; see `FeatureNet.vocabulary`."""
-        if self.lm_head.out_features == len(self.t2d):
-            return None
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def take(self, features: Tensor) -> Tensor:
         """Map the target's states [B, M, F] to the drafter's width; see `FeatureNet.take`."""

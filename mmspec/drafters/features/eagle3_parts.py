@@ -1,5 +1,6 @@
-"""Parts of EAGLE-3's net: its layer, and a head that it shares with the target."""
+"""Parts of EAGLE-3's net: its layer, and the vocabulary and output embedding that it shares with other drafters."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -77,3 +78,84 @@ class SharedHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., values] of `hidden` [..., H]."""
         return nn.functional.linear(hidden, self.rows())
+
+
+class DraftVocabulary(nn.Module):
+    """The drafted values of a net, all of the target's or a part of them, and the output embedding for them.
+
+    `d2t` [values] is added to a drafter id to get the target's; `t2d` [size] marks the target ids that the drafter knows.
+
+    Attributes:
+        lm_head: maps states to logits over the drafted values; None to use the target's own head for all of them.
+        norm: the norm before it.
+    """
+
+    d2t: Tensor
+    t2d: Tensor
+    lm_head: Any
+    norm: Any
+
+    def set_vocabulary(self, size: int, values: int, hidden: int, shared_head: bool) -> None:
+        """Make the head and the maps of `values` of the target's `size` values.
+
+        Args:
+            size: number of values of the target.
+            values: number of values of the drafter.
+            hidden: width of the drafter's states.
+            shared_head: take the rows of the target's head, not trained and not saved.
+        """
+        self.lm_head = SharedHead(values) if shared_head else nn.Linear(hidden, values, bias=False)
+        self.register_buffer("d2t", torch.zeros(values, dtype=torch.long))
+        self.register_buffer("t2d", torch.arange(size) < values)
+
+    def know(self, ids: Tensor) -> None:
+        """Make `ids` [values], ascending, the drafter's vocabulary."""
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        self.t2d.zero_()[ids] = True
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless the maps between the vocabularies in `weights` agree and stay inside the target's."""
+        if "d2t" not in weights:
+            return
+        d2t, t2d = weights["d2t"].long(), weights["t2d"].bool()
+        if len(d2t) == len(t2d):
+            if d2t.any():
+                raise ValueError(f"tensor d2t moves ids, but the drafter has all {len(t2d)} values of the target: all zeros are needed")
+            return
+        ids = d2t + torch.arange(len(d2t), device=d2t.device)
+        if ids.min() < 0 or ids.max() >= len(t2d):
+            raise ValueError(
+                f"tensor d2t leads to target ids {int(ids.min())} to {int(ids.max())}, but there are {len(t2d)}: it holds offsets, not ids"
+            )
+        if len(ids.unique()) != len(ids) or not t2d[ids].all() or int(t2d.sum()) != len(ids):
+            raise ValueError(f"tensors d2t and t2d disagree: {len(ids.unique())} target ids against {int(t2d.sum())}, not the same ones")
+
+    def start_from(self, target: Any) -> None:
+        """Initialise with the rows of the target's head for the drafter's vocabulary. Call `know` first."""
+        self.attach(target)
+        if isinstance(self.lm_head, nn.Linear):
+            weight = target.get_output_embeddings().weight.detach()
+            self.lm_head.weight.data.copy_(weight if self.vocabulary is None else weight[self.vocabulary])
+
+    def attach(self, target: Any) -> None:
+        """Take the shared head's rows of `target`; nothing for a head of its own. ValueError if the target has none to share."""
+        if isinstance(self.lm_head, SharedHead):
+            self.lm_head.attach(target, None if self.vocabulary is None else self.d2t, self.norm.weight)
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """The target id of each of the drafter's values; None if they are the same."""
+        if self.lm_head is None or len(self.d2t) == len(self.t2d):
+            return None
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+
+def over_target(own: Tensor, known: Tensor | None, size: int) -> Tensor:
+    """Return logits over the target's `size` values from `own` [..., values] over the values `known`; -inf for the others.
+
+    Args:
+        own: logits over the drafter's values.
+        known: [values] their ids; None if they are the target's.
+        size: number of values of the target.
+    """
+    return own if known is None else own.new_full((*own.shape[:-1], size), -torch.inf).index_copy_(-1, known, own)

@@ -160,7 +160,8 @@ class Glide(nn.Module):
     @classmethod
     def fit(cls, config: Any) -> dict[str, Any]:
         """Return options for a target of transformers' `config`: one layer of its sizes."""
-        heads, sizes = config.num_attention_heads, llama_layer(config)
+        sizes = llama_layer(config)
+        heads = sizes["num_attention_heads"]
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         del sizes["model_type"]
         return {"sizes": sizes, "kv_heads": getattr(config, "num_key_value_heads", None) or heads, "kv_width": width}

@@ -254,7 +254,7 @@ class Recurrent(Heads):
 
 
 class Amphista(Heads):
-    """Heads that attend to one another in both directions (after Amphista, Li et al. 2024; without its staged adaptation layers).
+    """Heads that attend to one another in both directions (Amphista, Li et al. 2024; with its adaptation layers: `amphista-staged`).
 
     Args:
         hidden: width of the target's hidden states.
@@ -277,10 +277,12 @@ class Amphista(Heads):
 
     def start(self, hidden: Tensor, value: Tensor) -> Tensor:
         """See `Heads.start`."""
-        both = torch.cat([hidden, value], -1)
-        x = torch.stack([enter(both) for enter in self.enter], -2)  # [..., K, H]
-        mixed = self.leave(self.mix(x.flatten(0, -3)).view_as(x))
-        return (hidden[..., None, :] + mixed).flatten(-2)
+        return self.mixed(hidden[..., None, :].expand(*hidden.shape[:-1], self.most, -1), value)
+
+    def mixed(self, hidden: Tensor, value: Tensor) -> Tensor:
+        """Return the pending token's state from the hidden states [..., K, H] that the heads read, and its embedding [..., H]."""
+        x = torch.stack([enter(torch.cat([own, value], -1)) for enter, own in zip(self.enter, hidden.unbind(-2), strict=True)], -2)
+        return (hidden + self.leave(self.mix(x.flatten(0, -3)).view_as(x))).flatten(-2)
 
     def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
         """See `Heads.advance`."""

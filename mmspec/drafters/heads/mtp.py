@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import MtpLayer, MtpModel
+from transformers.modeling_layers import MtpLayer
 
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
-from mmspec.models.compat import ask_attention
+from mmspec.models.compat.mtp import declares_modules, shipped_modules
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import HFSession, HFTarget
@@ -36,6 +36,7 @@ class ChainedMTP(nn.Module):
         layer: transformers config, with its `model_type`, of the decoder layer.
         modules: number of modules.
         hidden_first: the projection reads the state before the embedding, as in MiMo.
+        blocks: the parts, if they are known; by default those of `layer`.
 
     Raises:
         ValueError: for layers whose attention the slot cache does not support, and for no modules.
@@ -44,12 +45,12 @@ class ChainedMTP(nn.Module):
     kind = "mtp"
     reads: tuple[int, ...] = (-1,)
 
-    def __init__(self, layer: Mapping[str, Any], modules: int = 1, hidden_first: bool = False):
+    def __init__(self, layer: Mapping[str, Any], modules: int = 1, hidden_first: bool = False, blocks: Blocks | None = None):
         super().__init__()
         if modules < 1:
             raise ValueError(f"modules is {modules}: multi-token prediction needs at least 1")
         self.config = {"layer": dict(layer), "modules": modules, "hidden_first": hidden_first}
-        self.blocks = Blocks.of({**layer, "mtp_hidden_states_first": hidden_first}, modules)
+        self.blocks = blocks or Blocks.of({**layer, "mtp_hidden_states_first": hidden_first}, modules, many_ropes=True)
         config = self.blocks.config
         self.hidden = config.hidden_size
         self.layers = nn.ModuleList(MtpLayer(config, self.blocks.block, self.blocks.norm, k) for k in range(modules))
@@ -71,22 +72,25 @@ class ChainedMTP(nn.Module):
             ValueError: if the family declares no modules, the checkpoint holds none, or they are chained in an unsupported way.
         """
         name = type(target).__name__
-        if getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None) is None:
+        if not hasattr(target, "get_decoder") or not declares_modules(target.config):
             raise ValueError(
                 f"{name} declares no multi-token prediction modules that transformers can read: train a drafter for it instead"
             )
-        if not target.config.name_or_path:
+        path = target.config.name_or_path
+        if not path:
             raise ValueError(f"no multi-token prediction modules for {name}: it was not loaded from a checkpoint")
         try:
-            found = MtpModel.from_pretrained(target)
-        except (RuntimeError, OSError, ValueError) as error:
+            found = shipped_modules(target)
+        except RuntimeError:  # it lists every weight that is missing
+            raise ValueError(f"{path} holds no multi-token prediction modules of {name}, or not all: use another drafter") from None
+        except (OSError, ValueError) as error:
             raise ValueError(f"no multi-token prediction modules for {name}: {' '.join(str(error).split())}") from None
         if hasattr(found.config, "chain_hidden_post_norm"):
             raise ValueError(f"{name} chains its modules before their norm, which is not supported here: use another drafter")
         options = {**found.config.to_diff_dict(), "model_type": found.config.model_type}
+        blocks = Blocks.like(found.config, found.layers[0].mtp_block, found.layers[0].enorm, found.rotary_emb)  # type: ignore[arg-type]
         with torch.device("meta"):
-            net = cls(options, found.num_mtp_layers, bool(getattr(found.config, "mtp_hidden_states_first", False)))
-        ask_attention(found.config, "sdpa")
+            net = cls(options, found.num_mtp_layers, bool(getattr(found.config, "mtp_hidden_states_first", False)), blocks)
         net.layers, net.rotary = found.layers, copy.deepcopy(found.rotary_emb)
         return net.eval()
 
@@ -102,7 +106,7 @@ class ChainedMTP(nn.Module):
             cache: the module's cache.
         """
         own = positions + 1  # a column stands where its value does, one place after the state it was paired with
-        rope = self.rotary(value, position_ids=own)
+        rope = self.rotary(value, position_ids=own, **self.blocks.rope_options(k))
         return self.layers[k](value, state, position_embeddings=rope, attention_mask=mask, position_ids=own, past_key_values=cache)
 
     def sees(self, k: int, visible: Tensor, positions: Tensor, slot_positions: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from einops import rearrange
+from torch import Tensor, nn
 
 from mmspec.core.noise import Keys, Noise
-from mmspec.core.records import Budget, Draft
+from mmspec.core.records import PAD, Budget, Draft
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.shapes import UNRUN, Score
@@ -44,6 +45,31 @@ def best_path(emission: Tensor, start: Tensor, step: Tensor) -> Tensor:
     return torch.cat(path, 1)
 
 
+def best_paths(emission: Tensor, start: Tensor, step: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` paths of largest total weight, the best first (list Viterbi).
+
+    Args:
+        emission, start, step: as of `best_path`.
+        count: number of paths.
+
+    Returns:
+        States [B, count, L], and total weights [B, count], -inf where there are fewer paths.
+    """
+    total, came_from = (start + emission[:, 0])[..., None], []  # [B, k, n] the n best ways to every state
+    for level in range(1, emission.shape[1]):
+        ways = rearrange(total[:, :, None] + step[:, level - 1, :, :, None], "b i j n -> b j (i n)")
+        value, origin = ways.topk(min(count, ways.shape[-1]), -1)
+        came_from.append((origin, total.shape[-1]))
+        total = value + emission[:, level, :, None]
+    weight, at = total.flatten(1).topk(min(count, total[0].numel()), -1)
+    missing, ranks = count - weight.shape[1], total.shape[-1]
+    path = [at // ranks]
+    for origin, before in reversed(came_from):
+        at = origin.flatten(1).gather(1, at)
+        path.insert(0, at // before)
+    return nn.functional.pad(torch.stack(path, -1), (0, 0, 0, missing)), nn.functional.pad(weight, (0, missing), value=-torch.inf)
+
+
 def drawn_path(emission: Tensor, start: Tensor, step: Tensor, keys: Keys) -> Tensor:
     """States [B, L] drawn with probability in proportion to exp(total weight of the path); `keys` [B, L], arguments as in `best_path`.
 
@@ -61,7 +87,7 @@ def drawn_path(emission: Tensor, start: Tensor, step: Tensor, keys: Keys) -> Ten
 
 @dataclass(frozen=True)
 class JointPath:
-    """One chain through the heads' `k` likeliest values: the most probable path under `bigrams`, or a sampled one.
+    """One chain through the heads' `k` likeliest values, the most probable path under `bigrams` or a sampled one; or several as a tree.
 
     The heads' distributions must not depend on the draft tokens before them, as those of Medusa's heads do not. Processors that read the
     history see the likeliest values in place of the path. Draws are keyed by position. No q is recorded, because the path is drawn as a
@@ -72,20 +98,25 @@ class JointPath:
         k: candidates per head.
         omega: weight of the transitions; 0 decodes every head by itself.
         draw: sample the path instead of taking the most probable one.
+        paths: number of most probable paths, drafted as a tree (BPD's lattice refinement, Kim et al. 2024, whose language model is the
+            bigrams).
 
     Raises:
-        ValueError: for `k` or `omega` out of range.
+        ValueError: for numbers out of range, and for several paths that are drawn.
     """
 
     bigrams: Bigrams
     k: int = 10
     omega: float = 1.0
     draw: bool = False
+    paths: int = 1
     replaces: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.k < 1 or not 0 <= self.omega < float("inf"):
             raise ValueError(f"k and omega are {self.k} and {self.omega}: at least 1 candidate, and an omega of 0 or more, are needed")
+        if self.paths < 1 or (self.draw and self.paths > 1):
+            raise ValueError(f"paths is {self.paths} and draw {self.draw}: give at least 1 path, and one alone where it is drawn")
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
@@ -99,13 +130,27 @@ class JointPath:
         values, emission = torch.stack([top.indices for top in tops], 1), torch.stack([top.values for top in tops], 1)  # [B, L, k]
         start = self.omega * self.bigrams.log_prob(draft.nodes[:, draft.roots - 1, None], values[:, 0])
         step = self.omega * self.bigrams.log_prob(values[:, :-1, :, None], values[:, 1:, None])
+        if self.paths > 1:
+            return self._tree(draft, budget, values, *best_paths(emission, start, step, self.paths))
         keys = noise.draft_token(draft.start[:, None] + torch.arange(budget.length, device=values.device), draft.start)
         states = drawn_path(emission, start, step, keys) if self.draw else best_path(emission, start, step)
         draft_tokens = values.gather(2, states[..., None])[..., 0]
         return draft.extend_chain(draft_tokens, budget.draft_tokens), torch.full_like(draft_tokens, UNRUN)
 
+    def _tree(self, draft: Draft, budget: Budget, values: Tensor, states: Tensor, weight: Tensor) -> tuple[Draft, Tensor]:
+        """Paths of `states` [B, P, L] among `values` [B, L, k] as a tree: a prefix that several have is drafted once."""
+        many, levels = states.shape[1:]
+        alike = (states[:, :, None] == states[:, None]).cumprod(-1).bool()  # [B, P, P, L] up to there
+        first = alike.long().argmax(2)  # [B, P, L] the first path with the same prefix
+        path, level = torch.arange(many, device=values.device), torch.arange(levels, device=values.device)
+        above = torch.where(level > 0, draft.roots + (level - 1) * many + first.roll(1, -1), draft.roots - 1)
+        real = (first == path[:, None]) & (weight > -torch.inf)[..., None] & (level < budget.draft_tokens[:, None, None])
+        parents = torch.where(real & draft.valid[:, draft.roots - 1, None, None], above, PAD)
+        tokens = values.gather(2, states.transpose(1, 2)).flatten(1)  # level by level
+        return draft.extend(tokens, parents.transpose(1, 2).flatten(1), width=many, levels=levels), torch.full_like(tokens, UNRUN)
 
-def grouped(net: Any, bigrams: Bigrams, *, k: int = 10, omega: float = 1.0, draw: bool = False) -> GuidedDrafter:
+
+def grouped(net: Any, bigrams: Bigrams, *, k: int = 10, omega: float = 1.0, draw: bool = False, paths: int = 1) -> GuidedDrafter:
     """Return a drafter that decodes the heads of `net` jointly. Use with `AlwaysAccept` and n - 1 draft tokens a round for n values a call.
 
     Args:
@@ -114,6 +159,7 @@ def grouped(net: Any, bigrams: Bigrams, *, k: int = 10, omega: float = 1.0, draw
         k: candidates per head.
         omega: weight of the transitions.
         draw: sample the path instead of taking the most probable one.
+        paths: number of most probable paths, drafted as a tree.
 
     Raises:
         ValueError: for heads that read the draft tokens before theirs.
@@ -122,4 +168,4 @@ def grouped(net: Any, bigrams: Bigrams, *, k: int = 10, omega: float = 1.0, draw
         raise ValueError(
             f"{type(net).__name__} reads its own draft tokens: a path needs heads that do not, such as medusa, latent or amphista"
         )
-    return GuidedDrafter(net, JointPath(bigrams.to(next(net.parameters()).device), k, omega, draw))
+    return GuidedDrafter(net, JointPath(bigrams.to(next(net.parameters()).device), k, omega, draw, paths))

@@ -22,6 +22,7 @@ from mmspec.core.records import Draft, Scored
 from mmspec.drafters.model.mixing import Adaptive, Weights
 from mmspec.drafters.views.base import View
 from mmspec.models.families.multimodal import Merged
+from mmspec.models.family import StateCommit
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, refresh
 from mmspec.models.skipped_parts import Change, rewired
@@ -147,8 +148,11 @@ def stack_views(states: Sequence[Any], window: int | None = None) -> Any:
     """
     if all(state is None for state in states):
         return None
-    if not all(isinstance(state, Merged) for state in states):
-        raise ValueError("several views at once need a drafter whose pictures stand within its prompt (Mllama's do not): give one view")
+    if not all(isinstance(state, Merged) for state in states) or any(isinstance(state, StateCommit) for state in states):
+        raise ValueError(
+            "several views at once need a drafter whose pictures stand within its prompt (Mllama's do not) and that keeps no recurrent "
+            "states: give one view"
+        )
     size = max(state.embeds.shape[1] for state in states)
     whole = [_completed(_padded(state, size), states, window) for state in states]
     names = [f.name for f in fields(Merged)]

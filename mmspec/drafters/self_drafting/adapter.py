@@ -69,10 +69,13 @@ class Adapter(nn.Module):
         return {"layer": max(1, config.num_hidden_layers // 8), "sizes": llama_sizes(config)}
 
     def start_from(self, target: Any) -> None:
-        """Initialise with the target's final norm, where it has the same form."""
+        """Initialise with the target's final norm, where it is an RMS norm. Some families, as Gemma, scale by 1 + weight."""
         norm = getattr(target.get_decoder(), "norm", None)
-        if getattr(norm, "weight", None) is not None and norm.weight.shape == self.norm.weight.shape:
-            self.norm.weight.data.copy_(norm.weight)
+        weight = getattr(norm, "weight", None)
+        if norm is not None and weight is not None and weight.shape == self.norm.weight.shape and getattr(norm, "bias", None) is None:
+            signs = torch.ones_like(weight)
+            signs[1::2] = -1  # their mean square is 1
+            self.norm.weight.data.copy_((norm(signs) * signs).detach())
 
     def forward(self, state: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         """Return adapted states [B, M, H] of exit states `state` [B, M, H]; `mask` is [B, 1, M, S] bool."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.guided import ViewGuide
 from mmspec.models.module_copy import own_copy
-from mmspec.models.partial_forward import PartialForward, leaving
+from mmspec.models.partial_forward import PartialForward, leaving, refuse_replay
 from mmspec.models.skipped_parts import Skips
 from mmspec.models.stack import stack
 from mmspec.models.target import HFSession
@@ -90,6 +90,7 @@ class SimilarGuide(ViewGuide):
     """Guide that chooses the layers to skip after the first round."""
 
     def __init__(self, plan: SimilarLayers, session: HFSession):
+        refuse_replay(session)
         super().__init__(PartialForward(session))
         self.plan, self.session = plan, session
 

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 from mmspec.drafters.guided import check_width
+from mmspec.models.compat import is_stateful
+from mmspec.models.families.hybrid import HybridDecoder
 from mmspec.models.module_copy import own_copy
 from mmspec.models.partial_forward import PartialForward
 from mmspec.models.skipped_parts import Change, rewired
@@ -46,7 +48,16 @@ class MaskTokens(nn.Module):
         return self._target[0] if self._target else None
 
     def attach(self, target: Any) -> None:
-        """Train through `target`, which is neither trained nor saved."""
+        """Train through `target`, which is neither trained nor saved.
+
+        Raises:
+            ValueError: for a target with recurrent states.
+        """
+        if is_stateful(target) or HybridDecoder.drives(target):
+            raise ValueError(
+                f"mask tokens are trained at many places of a text at once by a mask, and {type(target).__name__} has layers that read "
+                "none: train another kind of drafter, such as eagle3 or dflash"
+            )
         self._target = (target,)
 
     @classmethod

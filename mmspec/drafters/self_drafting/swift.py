@@ -10,7 +10,7 @@ import torch
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.guided import ViewGuide
 from mmspec.drafters.self_drafting.layer_skip import Part, Parts, SkipLayers, check_share, every_other, skips_of, sublayers
-from mmspec.models.partial_forward import PartialForward
+from mmspec.models.partial_forward import PartialForward, refuse_replay
 from mmspec.models.target import HFSession, HFTarget
 
 
@@ -107,6 +107,7 @@ class SwiftGuide(ViewGuide):
     """Guide of SWIFT, with one search per row."""
 
     def __init__(self, plan: Swift, session: HFSession):
+        refuse_replay(session)
         super().__init__(PartialForward(session))
         self.plan, self.session = plan, session
         parts, rows = sublayers(session.target.model), len(session.lengths)

@@ -62,7 +62,7 @@ class WindowView(PartialForward):
             self._copy(draft)
         small = self._layout(draft, layout, fresh)
         with self.session.cache.lent(self.stores, self.capacity):
-            return run_uncaptured(self.session, small, fresh)
+            return run_uncaptured(self.session, small, fresh, self.draft_state())
 
     def close(self) -> None:
         """End the draft of this round; see `Guide.close`."""
@@ -107,4 +107,6 @@ class WindowView(PartialForward):
         nowhere = (slice(None), slice(None), 0)
         visible[nowhere] |= ~valid[:, -fresh:]  # a PAD row needs a visible slot, or its softmax is NaN
         positions = torch.cat([self.taken, position, position.new_zeros(len(valid), empty)], 1)
-        return Layout(layout.ids, layout.positions, own[:, -fresh:], view, visible, positions)
+        return Layout(
+            layout.ids, layout.positions, own[:, -fresh:], view, visible, positions, opening=layout.opening, parents=layout.parents
+        )

@@ -1,4 +1,4 @@
-"""Dynamic draft trees: EAGLE-2's expand and rerank (Li et al. 2024), and two rules for its depth."""
+"""Dynamic draft trees: EAGLE-2's expand and rerank (Li et al. 2024), two rules for its depth, and beams with common prefixes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,17 +162,46 @@ class ExpandRerank:
         return torch.where(stopped[:, None], -torch.inf, beam), bool(stopped.all())
 
     def _rerank(self, draft: Draft, values: Tensor, scores: Tensor, above: Tensor, columns: Tensor, *, levels: int) -> tuple[Draft, Tensor]:
-        """Keep the best candidates. The sort is stable and prefers shallower ones, so parents are kept before their children."""
-        count = min(self.nodes, values.shape[1])
-        kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values
-        new_column = torch.full_like(values, PAD).scatter_(
-            1, kept, torch.arange(count, device=values.device).expand(len(kept), -1) + draft.roots
-        )
-        parent = above.gather(1, kept)
-        parents = torch.where(parent >= 0, new_column.gather(1, parent.clamp_min(0)), draft.roots - 1)
-        parents = torch.where(scores.gather(1, kept) > -torch.inf, parents, PAD)
-        final = draft.extend(values.gather(1, kept), parents, width=self.width, levels=levels)
-        return final, columns.gather(1, kept)
+        """Keep the best candidates."""
+        return _reranked(draft, values, scores, above, columns, nodes=self.nodes, width=self.width, levels=levels)
+
+
+@dataclass(frozen=True)
+class BeamTree(ExpandRerank):
+    """The likeliest paths of full length, as a tree in which common prefixes are drafted once (ReDrafter, Cheng et al. 2024).
+
+    A beam search of `width` beams: the nodes are the final beams' alone, at most `width` a level. `nodes` is not read.
+    """
+
+    def _rerank(self, draft: Draft, values: Tensor, scores: Tensor, above: Tensor, columns: Tensor, *, levels: int) -> tuple[Draft, Tensor]:
+        """Keep the ancestors of the best candidates of the row's deepest level."""
+        parent, depth = above.clamp_min(0), torch.zeros_like(above)
+        for _ in range(levels - 1):
+            depth = torch.where(above >= 0, depth.gather(1, parent) + 1, 0)
+        possible = scores > -torch.inf
+        last = possible & (depth == torch.where(possible, depth, 0).amax(1, keepdim=True))
+        best = scores.masked_fill(~last, -torch.inf).topk(min(self.width, scores.shape[1]), -1)
+        kept = torch.zeros_like(depth).scatter(1, best.indices, (best.values > -torch.inf).long())
+        for _ in range(levels - 1):
+            kept = kept.scatter_reduce(1, parent, torch.where(above >= 0, kept, 0), "amax")
+        scores, nodes = scores.masked_fill(kept == 0, -torch.inf), self.width * levels
+        return _reranked(draft, values, scores, above, columns, nodes=nodes, width=self.width, levels=levels)
+
+
+def _reranked(
+    draft: Draft, values: Tensor, scores: Tensor, above: Tensor, columns: Tensor, *, nodes: int, width: int, levels: int
+) -> tuple[Draft, Tensor]:
+    """`draft` with the best `nodes` candidates, and their columns. The sort is stable and prefers shallower ones, so parents are kept
+    before their children."""
+    count = min(nodes, values.shape[1])
+    kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values
+    new_column = torch.full_like(values, PAD).scatter_(
+        1, kept, torch.arange(count, device=values.device).expand(len(kept), -1) + draft.roots
+    )
+    parent = above.gather(1, kept)
+    parents = torch.where(parent >= 0, new_column.gather(1, parent.clamp_min(0)), draft.roots - 1)
+    parents = torch.where(scores.gather(1, kept) > -torch.inf, parents, PAD)
+    return draft.extend(values.gather(1, kept), parents, width=width, levels=levels), columns.gather(1, kept)
 
 
 def _expanded(columns: Tensor, chosen: Tensor, below: Tensor, runs: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ from mmspec.models.compat.models import (
     eager_configs,
     has_weights,
     hooks_of,
+    is_block_assistant,
     is_stateful,
+    norms_embeddings,
     per_layer_inputs,
 )
 from mmspec.models.compat.positions import (
@@ -69,11 +71,13 @@ __all__ = [
     "has_weights",
     "hooks_of",
     "inputs_replaced",
+    "is_block_assistant",
     "is_stateful",
     "is_vibevoice",
     "keep_tokenizer",
     "many_shapes",
     "mask_makers",
+    "norms_embeddings",
     "per_layer_inputs",
     "plain_sample",
     "pocket_placeholders",

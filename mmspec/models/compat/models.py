@@ -57,6 +57,20 @@ def hooks_of(module: Any) -> tuple[int, int]:
     return len(module._forward_hooks), len(module._forward_pre_hooks)
 
 
+def is_block_assistant(model: Any) -> bool:
+    """Whether `model` was made to draft blocks (DFlash). Relies on the keys that `DFlashTokenCandidateGenerator` reads (since 5.23)."""
+    config = getattr(model, "config", None)
+    keys = ("target_layer_ids", "mask_token_id", "block_size")
+    return isinstance(model, torch.nn.Module) and all(hasattr(config, key) for key in keys)
+
+
+def norms_embeddings(module: Any) -> bool:
+    """Whether an input embedding norms what it looks up. Relies on `MuseGlimmerTextNormedEmbedding.embed_norm` (since 5.23), which
+    `DFlashTokenCandidateGenerator` leaves out.
+    """
+    return getattr(module, "embed_norm", None) is not None
+
+
 def writes_of(tensor: Tensor) -> int:
     """How often a tensor was written to in place; 0 for tensors of inference mode, which are not counted. Relies on `Tensor._version`."""
     return 0 if tensor.is_inference() else tensor._version

@@ -59,9 +59,15 @@ def refuse_unsupported(model: Any) -> None:
         chooses = kinds and all(kind.endswith(("indexed_attention", "compressed_attention", "sparse_attention")) for kind in kinds)
         why = "choose the keys they read, so that no mask can be given" if chooses else "cannot be rolled back after a rejected draft"
         raise ValueError(f"{name} has {what}, which {why}: use plain transformers generation for this model")
+    refuse_other_attention(model)
+
+
+def refuse_other_attention(model: Any) -> None:
+    """Raise ValueError for models whose attention takes no 4-D mask."""
     if attention_of_decoder(model) not in ("sdpa", "eager"):
         raise ValueError(
-            f"{name} runs {attention_of_decoder(model)} attention, which takes no 4-D mask: load it with attn_implementation='sdpa'"
+            f"{type(model).__name__} runs {attention_of_decoder(model)} attention, which takes no 4-D mask: "
+            "load it with attn_implementation='sdpa'"
         )
 
 
@@ -111,6 +117,7 @@ class DecoderOnly:
     chunk: int | None = field(default=None, kw_only=True)
     keeps: bool = field(default=True, kw_only=True)  # the model's forward takes `logits_to_keep`
     sliding: tuple[int, ...] = field(default=(), kw_only=True)  # the layers with a sliding window
+    cache_argument: str = field(default="past_key_values", kw_only=True)  # the argument of the model's forward that takes the cache
 
     own_masks: ClassVar[bool] = False  # `forward` makes masks of another kind, for every forward
 
@@ -160,7 +167,8 @@ class DecoderOnly:
             extra["attention_mask"] = self._masks(model, layout, self._narrowed(layout, cache))
         if self.keeps:
             extra["logits_to_keep"] = keep
-        out = model(input_ids=layout.ids, past_key_values=cache, use_cache=True, output_hidden_states=bool(states), **extra)
+        extra[self.cache_argument] = cache
+        out = model(input_ids=layout.ids, use_cache=True, output_hidden_states=bool(states), **extra)
         return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
     def _narrowed(self, layout: Layout, cache: SlotCache) -> int:

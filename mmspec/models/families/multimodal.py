@@ -9,7 +9,7 @@ take their embeddings from it and all others from their ids; no state of a reque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ _PICTURES = ("image_grid_thw", "image_position_ids", "image_merge_sizes", "high_
 _VIDEOS = {"pixel_values_videos": ("video_grid_thw", "video_position_ids", "video_merge_sizes", *_TYPES)}
 _SOUND = {"input_features": ("feature_attention_mask", "input_features_mask")}
 SIGHT = Modality("pictures", {"pixel_values": _PICTURES, **_VIDEOS})
+PACKED_SIGHT = Modality("pictures", {"pixel_values": ("spatial_shapes", "pixel_attention_mask")})
 TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
 HEARING = Modality("sound", _SOUND)
 SIGHT_AND_HEARING = Modality("pictures or sound", {**SIGHT.brings, **_SOUND})
@@ -156,12 +157,17 @@ class Multimodal(DecoderOnly):
     @classmethod
     def of(cls, model: Any, modality: Modality = SIGHT) -> "Multimodal":
         """The family of `model`. ValueError for models it cannot drive."""
-        base, marks, known = DecoderOnly.of(model), placeholders_of(model), signature(model.forward).parameters
+        return cls.around(DecoderOnly.of(model), model, modality)
+
+    @classmethod
+    def around(cls, base: DecoderOnly, model: Any, modality: Modality, **more: Any) -> Self:
+        """The family of `model`, whose language model `base` drives."""
+        marks, known = placeholders_of(model), signature(model.forward).parameters
         pali, text = model.config.model_type == "paligemma", model.config.get_text_config(decoder=True)
         own = {"chunk": base.chunk, "keeps": base.keeps, "trims": "logits_to_keep" in known, "rebuilds": pali and base.mixed}
         if "per_layer_inputs" in known and text.hidden_size_per_layer_input:
             own["fills"] = text.pad_token_id
-        return cls(base.layers, base.window, base.mixed, modality, marks, never_generated_ids_of(model), int(pali), **own)
+        return cls(base.layers, base.window, base.mixed, modality, marks, never_generated_ids_of(model), int(pali), **own, **more)
 
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
@@ -176,7 +182,7 @@ class Multimodal(DecoderOnly):
     ) -> tuple[Tensor, Tensor | None]:
         table = model.get_input_embeddings()
         embeds = table(layout.ids.clamp(max=table.num_embeddings - 1))  # some placeholders are beyond the table
-        masks, more = self._masks_of(model, layout, state), {}
+        masks, more = self.masks_of(model, layout, state), {}
         if layout.opening:
             embeds, more = state.over(embeds, layout.positions), state.deepened(layout.positions)
         if self.rebuilds:
@@ -196,7 +202,14 @@ class Multimodal(DecoderOnly):
             )
         return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
-    def _masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
+    def masks_of(self, model: Any, layout: Layout, state: Merged) -> Any:
+        """Return the attention masks of a forward as the decoder takes them: one, or one by kind of layer.
+
+        Args:
+            model: the model.
+            layout: columns of the forward.
+            state: of the prompt.
+        """
         if state.sees is None or not layout.opening:
             return self._masks(model, layout)
         within = layout.visible if self.window is None else layout.near(self.window)

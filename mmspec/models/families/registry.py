@@ -9,13 +9,15 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from mmspec.models.compat import recomputes_at_rope_switch
+from mmspec.models.compat.mixers import mixers_of
 from mmspec.models.families.alibi import Alibi, uses_alibi
 from mmspec.models.families.base import DecoderOnly, refuse_unsupported
 from mmspec.models.families.cache_window import CacheWindow
 from mmspec.models.families.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
+from mmspec.models.families.hybrid import HybridDecoder, MultimodalHybrid
 from mmspec.models.families.local_attention import LocalAttention
 from mmspec.models.families.mllama import Mllama
-from mmspec.models.families.multimodal import HEARING, SIGHT, SIGHT_AND_HEARING, TILED_SIGHT, Multimodal
+from mmspec.models.families.multimodal import HEARING, PACKED_SIGHT, SIGHT, SIGHT_AND_HEARING, TILED_SIGHT, Multimodal
 from mmspec.models.families.position_tables import PositionTable
 from mmspec.models.families.rope_lengths import RopeLengths, stretched_limit
 from mmspec.models.families.rope_switch import RopeSwitch
@@ -37,6 +39,7 @@ _MODALITIES |= dict.fromkeys(("qianfan_ocr", "video_llama_3", "video_llava", "hy
 _MODALITIES |= dict.fromkeys(("muse_glimmer", "minimax_m3_vl", "cohere_compass", "emu3", "step3p7", "chameleon"), SIGHT)
 _MODALITIES |= dict.fromkeys(("gemma4", "gemma4_unified", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), SIGHT_AND_HEARING)
 _MODALITIES |= dict.fromkeys(("fun_asr_nano", "moss_transcribe_diarize", "musicflamingo"), HEARING)
+_MODALITIES |= {**dict.fromkeys(("qwen3_5", "qwen3_5_moe", "lfm3_vl"), SIGHT), "lfm2_vl": PACKED_SIGHT}
 HEARS = tuple(kind for kind, modality in _MODALITIES.items() if modality is HEARING)
 SEES = (*(kind for kind, modality in _MODALITIES.items() if modality is not HEARING), "mllama")
 _OTHER_INPUTS = {  # arguments of `forward` besides text
@@ -61,8 +64,8 @@ def family_of(model: Any) -> Family:
         return DecoderAlone.of(model)
     if config.model_type in (*_MODALITIES, "mllama"):
         _refuse_rope_by_length(model)
-    if config.model_type in _MODALITIES:
-        return Multimodal.of(model, _MODALITIES[config.model_type])
+    if config.model_type in _MODALITIES and not HybridDecoder.drives(model):
+        return (MultimodalHybrid if mixers_of(model) else Multimodal).of(model, _MODALITIES[config.model_type])
     if config.model_type == "mllama":
         return Mllama.of(model)
     _refuse_other_modalities(model)
@@ -70,7 +73,9 @@ def family_of(model: Any) -> Family:
 
 
 def _decoder_of(model: Any) -> DecoderOnly:
-    """The family of a causal language model, by where its attention takes positions from."""
+    """The family of a causal language model, by its states and by where its attention takes positions from."""
+    if HybridDecoder.drives(model):
+        return HybridDecoder.of(model)
     if uses_alibi(model):
         return Alibi.of(model)
     if RopeLengths.drives(model) and recomputes_at_rope_switch(model):
@@ -98,7 +103,8 @@ def _refuse_rope_by_length(model: Any) -> None:
 
 def _refuse_other_modalities(model: Any) -> None:
     """ValueError for models that read more than text and are not listed above: as plain decoders they would ignore it."""
-    refuse_unsupported(model)  # no family could drive these
+    if not HybridDecoder.drives(model):
+        refuse_unsupported(model)  # no family could drive these
     name = type(model).__name__
     if model.config.model_type in _FRAME_BOUND:
         raise ValueError(

@@ -32,6 +32,9 @@ _FULL = f"{_LAYERS} {_UNUSED}"
 _WINDOW = "rope=default window=sliding_window"
 _MIXED = "layers=full_attention,sliding_attention rope=default"
 _GEMMA = f"{_MIXED} use_bidirectional_attention=False window=sliding_window"
+_STATES = "layers=full_attention,linear_attention rope=default"
+_ALL_STATES, _CONVOLUTIONS = "layers=linear_attention", "layers=conv,full_attention rope=default"
+_LFM3 = "layers=conv,full_attention,sliding_attention rope=default,proportional"
 _BOTH_WAYS = "use_bidirectional_attention=True"
 TESTED: Mapping[str, tuple[str, ...]] = {
     "LlamaForCausalLM": (_ROPE,),
@@ -72,6 +75,29 @@ TESTED: Mapping[str, tuple[str, ...]] = {
         f"{_MIXED} text=gemma2 {_BOTH_WAYS} window=sliding_window",
     ),
     "MllamaForConditionalGeneration": (f"{_ROPE} text=mllama_text_model",),
+    "Qwen3NextForCausalLM": (_STATES,),
+    "Qwen3_5ForCausalLM": (_STATES,),
+    "Qwen3_5MoeForCausalLM": (_STATES,),
+    "Qwen3_5ForConditionalGeneration": (f"{_STATES} text=qwen3_5_text",),
+    "Qwen3_5MoeForConditionalGeneration": (f"{_STATES} text=qwen3_5_moe_text",),
+    "Mamba2ForCausalLM": (_ALL_STATES,),
+    "FalconH1ForCausalLM": ("layers=hybrid rope=default",),
+    "BambaForCausalLM": (_STATES,),
+    "GraniteMoeHybridForCausalLM": (_STATES,),
+    "Lfm2ForCausalLM": (_CONVOLUTIONS,),
+    "Lfm2MoeForCausalLM": (_CONVOLUTIONS,),
+    "Lfm2VlForConditionalGeneration": (f"{_CONVOLUTIONS} text=lfm2",),
+    "Lfm3ForCausalLM": (f"{_LFM3} window=sliding_window",),
+    "Lfm3VlForConditionalGeneration": (f"{_LFM3} text=lfm3 window=sliding_window",),
+    "JambaForCausalLM": ("layers=full_attention,linear_attention",),
+    "MambaForCausalLM": (_ALL_STATES,),
+    "FalconMambaForCausalLM": (_ALL_STATES,),
+    "ZambaForCausalLM": ("layers=hybrid,linear_attention",),
+    "BailingHybridForCausalLM": (_STATES,),
+    "KimiLinearForCausalLM": ("layers=full_attention,linear_attention",),
+    "MiniMaxForCausalLM": (_STATES,),
+    "OlmoHybridForCausalLM": (_STATES,),
+    "RecurrentGemmaForCausalLM": ("layers=linear_attention,sliding_attention rope=default window=sliding_window,attention_window_size",),
 }
 """Attention settings, as `facts` writes them, of every class the test suite compares with transformers' own `generate`."""
 

@@ -34,7 +34,7 @@ REFUSALS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "output_scores": (_set, "speculate returns sequences only; turn it off"),
     "output_logits": (_set, "speculate returns sequences only; turn it off"),
     "is_assistant": (_set, "a model that drafts is given as speculate(drafter=model); turn it off"),
-    "use_mtp": (_set, "speculate drafts in its place; leave it out and pass speculate(drafter=...)"),
+    "use_mtp": (_set, "speculate drafts in its place; leave it out and pass speculate(drafter='mtp')"),
     "prompt_lookup_num_tokens": (_set, "speculate drafts in its place; leave it out and pass speculate(drafter='lookup')"),
     "assistant_early_exit": (_set, "speculate drafts in its place; leave it out and pass speculate(drafter=EarlyExit(layers))"),
     "assistant_ensemble_weight": (_set, "it changes the output; leave it out, or choose a lossy rule by speculate(accept=...)"),

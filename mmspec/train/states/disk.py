@@ -7,8 +7,9 @@ missing are made by the next run, so a stopped recording continues.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -146,7 +147,7 @@ class Recorded:
         _check_finite(parts, list(rows), f"delete {self.folder} and record again")
         parts = {name: part.to(device, _dtype_in_memory(part)) for name, part in parts.items()}
         *reads, last = (parts[_name(state)] for state in self.settings.states)
-        more = {name: parts[name] for name in ("embeds", "pictures", "total", "best") if name in parts}
+        more: dict[str, Any] = {name: parts[name] for name in ("embeds", "pictures", "total", "best") if name in parts}
         return RecordedWindow(parts["ids"], torch.cat(reads, -1) if reads else last[..., :0], last, parts["own"], **more)
 
     def draw(self, turn: int, rows: int, first: int = 0, device: torch.device | str = "cpu", processes: int = 1) -> RecordedWindow:
@@ -160,8 +161,9 @@ class Recorded:
         if rows < processes:
             raise ValueError(f"rows is {rows} for {processes} processes: give every process a window")
         step, part = divmod(turn, processes)
-        chosen = torch.randint(first, len(self), (rows,), generator=torch.Generator().manual_seed(step))
-        return self.window(chosen.sort().values[part::processes].tolist(), device)
+        generator = torch.Generator().manual_seed(step)
+        chosen, seeds = torch.randint(first, len(self), (rows,), generator=generator), torch.randint(2**31, (rows,), generator=generator)
+        return replace(self.window(chosen.sort().values[part::processes].tolist(), device), seeds=seeds[part::processes].tolist())
 
 
 def _dtype_in_memory(part: Tensor) -> torch.dtype:

@@ -154,7 +154,7 @@ def small_model_memory(model: Any, target: Any, *, rows: int, length: int, logit
 def _activations(config: Any, seen: int) -> int:
     """Numbers that a column keeps for the backward pass in a layer in which it sees `seen` columns."""
     inside = _WIDTHS * config.hidden_size + _WIDTHS // 2 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    return inside + 2 * config.num_attention_heads * seen
+    return inside + 2 * getattr(config, "num_attention_heads", 0) * seen
 
 
 def _loaded(model: Any) -> int:

@@ -1,5 +1,6 @@
 """Windows of text with the target's hidden states: what a drafter that reads the target is trained on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ class RecordedWindow:
     pictures: Tensor | None = None  # [B, W] which picture of its row a position is of, from 1 on; 0 where there is text
     total: Tensor | None = None  # [B, W] logsumexp of the target's logits after each value, where its own text follows
     best: Tensor | None = None  # [B, W] the likeliest value there
+    seeds: Sequence[int] | None = None  # [B] of what a net draws at random in training; None: the rows' numbers
 
     def widened(self, size: int) -> "RecordedWindow":
         """The windows with zeros behind, `size` values long: nothing there is a lesson."""
@@ -44,4 +46,4 @@ class RecordedWindow:
 
     def _each(self, change: Any) -> "RecordedWindow":
         parts = {part.name: getattr(self, part.name) for part in fields(self)}
-        return replace(self, **{name: change(part) for name, part in parts.items() if part is not None})
+        return replace(self, **{name: change(part) for name, part in parts.items() if isinstance(part, Tensor)})

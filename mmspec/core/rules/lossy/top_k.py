@@ -1,4 +1,4 @@
-"""Rules by rank in the target's distribution: SpecDec (Xia et al. 2022) and LASER (Xi et al. 2025)."""
+"""Rules by rank in the target's distribution, SpecDec (Xia et al. 2022) and LASER (Xi et al. 2025), and by distance from its best."""
 
 from dataclasses import dataclass
 
@@ -70,3 +70,30 @@ class TopKFloor(GreedyLike):
         own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
         ahead = (p.scores > own) | ((p.scores == own) & (values < x[..., None]))
         return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)
+
+
+@dataclass(frozen=True)
+class ByDistance(GreedyLike):
+    """Blockwise parallel decoding's check by distance (Stern et al. 2018): the draft token is within `epsilon` of the target's best.
+
+    The distance is that of the numbers of both values, so they must be in order, as intensities are and token ids of text are not. Drift:
+    departures from greedy, a bound.
+
+    Args:
+        epsilon: largest distance, 0 (greedy) or more.
+        budget: departures a row may make; None for no limit.
+
+    Raises:
+        ValueError: for numbers out of range.
+    """
+
+    epsilon: int = 2
+    budget: float | None = None
+
+    def __post_init__(self):
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon is {self.epsilon}: a distance between values is 0 (greedy) or more")
+        check_budget(self.budget)
+
+    def passes(self, p: Categorical, x: Tensor) -> Tensor:
+        return ((x - p.mode()).abs() <= self.epsilon) & (p.prob(x) > 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmspec.drafters.checkpoints.published.block import read_dflash
 from mmspec.drafters.checkpoints.published.eagle import read_eagle
 from mmspec.drafters.checkpoints.published.medusa import is_medusa_name, read_medusa
 from mmspec.drafters.checkpoints.published.records import Hints, Reading
@@ -25,9 +26,10 @@ def _no_hydra(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: H
     )
 
 
-_READERS = {"speculators": read_speculators, "hydra": _no_hydra, "medusa": read_medusa, "eagle": read_eagle}
+_READERS = {"speculators": read_speculators, "dflash": read_dflash, "hydra": _no_hydra, "medusa": read_medusa, "eagle": read_eagle}
 _SIGNS = {  # keys that only configs of this layout have
     "speculators": ("speculators_model_type",),
+    "dflash": ("dflash_config", "target_layer_ids"),
     "hydra": ("hydra_num_heads", "hydra_head_arch"),
     "medusa": ("medusa_num_heads", "medusa_num_layers"),
     "eagle": ("draft_vocab_size", "eagle_config"),
@@ -58,7 +60,7 @@ def read_published(config: Mapping[str, Any], weights: Mapping[str, Tensor], hin
     layout = layout_of(config, lambda: set(weights))
     if layout is None:
         raise ValueError(
-            f"{source} holds no drafter of a known layout: mmspec's own, speculators, EAGLE-1, EAGLE-3 or Medusa (docs/formats.md)"
+            f"{source} holds no drafter of a known layout: mmspec's own, speculators, DFlash, EAGLE-1, EAGLE-3 or Medusa (docs/formats.md)"
         )
     try:
         return _READERS[layout](config, weights, hints)

@@ -54,7 +54,7 @@ def eagle3(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hint
         **{flag: bool(nested.get(flag, config.get(flag))) for flag in _FLAGS},
     }
     inner = any(name.startswith("layers.0.") for name in weights)
-    maps = _maps(weights, layer["vocab_size"], values)
+    maps = vocabulary_maps(weights, layer["vocab_size"], values)
     return Reading("eagle3", options, {**weights, **maps}, prefixed(("midlayer.", "layers.0.")) if inner else str)
 
 
@@ -65,7 +65,7 @@ def sizes(config: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
     found |= {key: config[key] for key in _TAKEN if config.get(key) is not None}
     has = config.get("vocab_size") is not None
     found["vocab_size"] = number(config, "vocab_size") if has else hints.ask("vocab_size", "how many values the target has")
-    return found | {"rope_parameters": _rope(config)} | _window(config)
+    return found | {"rope_parameters": rope_parameters(config)} | _window(config)
 
 
 def own_weights(weights: Mapping[str, Tensor], hints: Hints) -> dict[str, Tensor]:
@@ -79,8 +79,8 @@ def own_weights(weights: Mapping[str, Tensor], hints: Hints) -> dict[str, Tensor
     return kept
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """transformers 5's rope parameters; older configs spread them over `rope_theta` and `rope_scaling`."""
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return transformers 5's rope parameters; older configs spread them over `rope_theta` and `rope_scaling`."""
     given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = given.pop("type", None)
     kind = given.setdefault("rope_type", kind or "default")
@@ -127,8 +127,8 @@ def _reads(config: Mapping[str, Any], fc: Tensor | None, width: int, hints: Hint
     return found
 
 
-def _maps(weights: Mapping[str, Tensor], size: int, values: int) -> dict[str, Tensor]:
-    """d2t and t2d where they are missing but follow from one another, or from the vocabularies being the same."""
+def vocabulary_maps(weights: Mapping[str, Tensor], size: int, values: int) -> dict[str, Tensor]:
+    """Return d2t and t2d where they are missing but follow from one another, or from the vocabularies being the same."""
     d2t, t2d = weights.get("d2t"), weights.get("t2d")
     if d2t is None and t2d is None and values == size:
         return {"d2t": torch.zeros(size, dtype=torch.long), "t2d": torch.ones(size, dtype=torch.bool)}

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from mmspec.drafters.block.dflash import DFlash, DSpark
+from mmspec.drafters.block.parallel_eagle import ParallelEagle
+from mmspec.drafters.checkpoints.published.block import read_parallel_eagle, read_speculators_block
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
 from mmspec.drafters.checkpoints.published.records import Hints, Reading, prefixed, require_values
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
@@ -16,21 +19,27 @@ from mmspec.models.compat import config_path
 from mmspec.models.stack import numbered, stack
 from mmspec.utils.weights import read_config, write_folder
 
+TYPES = ("eagle", "eagle3", "peagle", "dflash", "dspark")
+"""Values of `speculators_model_type` that are read."""
 VERSION = "0.5.0"  # of the package whose keys are written
 _FUSED = 3  # vLLM's fc takes this many hidden states, whatever the config says
 _EAGLE1 = prefixed(("fc.", "fusion_fc."), ("layers.0.", "transformer."))
 
 
 def read_speculators(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """Read an "eagle" or "eagle3" file; the layer's config is nested. Copies of the verifier's tensors are dropped."""
+    """Read a file of one of the types in `TYPES`; the layer's config is nested. Copies of the verifier's tensors are dropped."""
     kind, layer = config["speculators_model_type"], config.get("transformer_layer_config")
-    if kind not in ("eagle", "eagle3"):
-        raise ValueError(f"speculators_model_type {kind!r} in config.json is not supported; valid: eagle, eagle3")
+    if kind not in TYPES:
+        raise ValueError(f"speculators_model_type {kind!r} in config.json is not supported; valid: {', '.join(TYPES)}")
     if not isinstance(layer, Mapping):
         raise ValueError("config.json has no mapping called transformer_layer_config: it is incomplete")
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
+    if kind in ("dflash", "dspark"):
+        return read_speculators_block(config, kept, hints)
     require_values(layer, model_type="llama")
     layer = {**_left_out(), **layer}
-    kept = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
+    if kind == "peagle":
+        return read_parallel_eagle({**layer, **{key: value for key, value in config.items() if value is not None}}, kept, hints)
     if kind == "eagle":
         require_values(config, layernorms=False, transformer_layer_architecture="LlamaDecoderLayer")
         return eagle1({**layer, "bias": config.get("fusion_bias", False)}, kept, hints, _EAGLE1)
@@ -48,32 +57,31 @@ def export_speculators(
     folder: str | Path,
     target: Any,
     *,
-    tokens: int = 5,
+    tokens: int | None = None,
     verifier_name: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write an EAGLE-3 (or EAGLE-1) net in the `speculators` layout, atomically. vLLM serves EAGLE-3 files: `vllm serve FOLDER`.
+    """Write a net of EAGLE-3, P-EAGLE, DFlash, DSpark or EAGLE-1 in the `speculators` layout, atomically: `vllm serve FOLDER`.
 
     Args:
-        net: an `Eagle3` or `Eagle1`.
+        net: an `Eagle3`, `ParallelEagle`, `DFlash`, `DSpark` or `Eagle1`.
         folder: the folder to write.
         target: the transformers model the net was trained for.
-        tokens: draft tokens a round.
+        tokens: draft tokens a round; by default 5, and of block drafters as many as they have.
         verifier_name: name or path of the target in the file; by default the one it was loaded from.
         dtype: dtype of the weights on disk.
 
     Raises:
         ValueError: for nets that the format does not support.
     """
-    if type(net) not in (Eagle1, Eagle3):  # what is derived from them reads more than the format says
-        raise ValueError(f"the speculators format has no {getattr(net, 'kind', type(net).__name__)} drafters: export eagle3 or eagle1")
-    if tokens < 1:
-        raise ValueError(f"tokens is {tokens}: a round drafts at least 1")
-    config = {**_common(net, target, tokens, verifier_name), "torch_dtype": str(dtype or net.fc.weight.dtype).removeprefix("torch.")}
-    if isinstance(net, Eagle1):
-        details, weights = _eagle1_parts(net)
-    else:
-        details, weights = _eagle3_parts(net, target)
+    if type(net) not in _PARTS:  # what is derived from them reads more than the format says
+        known = "eagle3, p-eagle, dflash, dspark or eagle1"
+        raise ValueError(f"the speculators format has no {getattr(net, 'kind', type(net).__name__)} drafters: export {known}")
+    many: int = (getattr(net, "most", None) or 5) if tokens is None else tokens
+    if many < 1:
+        raise ValueError(f"tokens is {many}: a round drafts at least 1")
+    details, weights = _PARTS[type(net)](net, target)
+    config = {**_common(net, target, many, verifier_name), "torch_dtype": str(dtype or net.fc.weight.dtype).removeprefix("torch.")}
     weights = {name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     write_folder(Path(folder), config | details, weights, _is_speculator)
 
@@ -85,9 +93,9 @@ def _is_speculator(folder: Path) -> bool:
         return False
 
 
-def _common(net: Eagle1 | Eagle3, target: Any, tokens: int, verifier_name: str | None) -> dict[str, Any]:
-    """Everything but what the two kinds differ in. There must be no `model_type`, or transformers would look for such a model."""
-    kind, name = "eagle" if isinstance(net, Eagle1) else net.kind, verifier_name or config_path(target.config)
+def _common(net: Any, target: Any, tokens: int, verifier_name: str | None) -> dict[str, Any]:
+    """Everything but what the kinds differ in. There must be no `model_type`, or transformers would look for such a model."""
+    kind, name = _kind(net), verifier_name or config_path(target.config)
     if not name:
         raise ValueError("the target has no name: give verifier_name=, the path or hub name it is served by")
     method = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}
@@ -101,12 +109,19 @@ def _common(net: Eagle1 | Eagle3, target: Any, tokens: int, verifier_name: str |
             "proposal_methods": [method],
             "verifier": verifier,
         },
-        "transformer_layer_config": _layer(net),
+        **({} if isinstance(net, DFlash) else {"transformer_layer_config": _layer(net)}),
         "tie_word_embeddings": False,
     }
 
 
-def _layer(net: Eagle1 | Eagle3) -> dict[str, Any]:
+def _kind(net: Any) -> str:
+    """The type of a net in the format: a DFlash net with further heads is a DSpark net."""
+    if isinstance(net, DFlash):
+        return "dflash" if net.markov_head is None and net.confidence_head is None else "dspark"
+    return "eagle" if isinstance(net, Eagle1) else "peagle" if isinstance(net, ParallelEagle) else net.kind
+
+
+def _layer(net: Any) -> dict[str, Any]:
     """The layer as a Llama config, its rope told in transformers 4's words and in 5's."""
     llama: Any = net.llama
     rope = dict(llama.rope_parameters)
@@ -120,7 +135,7 @@ def _layer(net: Eagle1 | Eagle3) -> dict[str, Any]:
     return found | {"tie_word_embeddings": False, "use_cache": True}
 
 
-def _eagle1_parts(net: Eagle1) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _eagle1_parts(net: Eagle1, target: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     details = {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
         "transformer_layer_architecture": "LlamaDecoderLayer",
@@ -150,11 +165,7 @@ def _eagle3_parts(net: Eagle3, target: Any) -> tuple[dict[str, Any], dict[str, T
         **{flag: True for flag in ("fc_norm", "norm_output") if net.config[flag]},  # older readers do not know these
     }
     weights = {prefixed(("midlayer.", "layers.0."))(name): tensor for name, tensor in _in_order(net, reads).items()}
-    if isinstance(net.lm_head, SharedHead):
-        net.attach(target)
-        weights["lm_head.weight"] = net.lm_head.rows()
-    if net.vocabulary is None:
-        del weights["d2t"], weights["t2d"]
+    weights = _with_head(net, target, weights)
     embed = target.get_input_embeddings()
     if net.embed_tokens is None and type(embed) is not nn.Embedding:  # one that scales, say: vLLM would share the bare table
         with torch.no_grad():
@@ -162,12 +173,73 @@ def _eagle3_parts(net: Eagle3, target: Any) -> tuple[dict[str, Any], dict[str, T
     return details, weights
 
 
+def _parallel_parts(net: ParallelEagle, target: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """EAGLE-3's parts, with the further layers, the mask's state and its value."""
+    details, weights = _eagle3_parts(net, target)
+    _check_mask(net)
+    deeper = {f"deeper.{k}.": f"layers.{k + 1}." for k in range(net.cached - 1)}
+    weights = {prefixed(*deeper.items())(name): tensor for name, tensor in weights.items()}
+    weights["mask_hidden"] = weights["mask_hidden"].view(1, 1, -1)
+    details["transformer_layer_config"] = _layer(net) | {"num_hidden_layers": net.cached}
+    return {**details, "architectures": ["PEagleDraftModel"], "mask_token_id": net.mask_id}, weights
+
+
+def _block_parts(net: DFlash, target: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """DFlash and DSpark. Columns of a sliding layer see earlier ones only, or no layer's do."""
+    _check_mask(net)
+    reads, layers, config = numbered(net.reads, len(stack(target))), len(stack(target)), net.layer_config
+    slides = tuple(kind == "sliding_attention" for kind in config.layer_types)
+    if net.fc_norm is not None or max(reads) == layers or net.causal not in (slides, (False,) * len(slides)):
+        raise ValueError(
+            f"this {net.kind} drafter has fc_norm {net.fc_norm is not None}, reads {list(reads)} of {layers} layers and causal "
+            f"{list(net.causal)}: the format knows no fc_norm, states 0 to {layers - 1}, and causal layers that slide; train it so"
+        )
+    kept = {"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act"}
+    kept |= {"attention_bias", "max_position_embeddings", "layer_types", "sliding_window", "rope_parameters", "use_sliding_window"}
+    layer = {name: getattr(config, name) for name in sorted(kept)} | {"model_type": "qwen3", "num_hidden_layers": len(slides)}
+    details = {
+        "architectures": [f"{'DFlash' if _kind(net) == 'dflash' else 'DSpark'}DraftModel"],
+        "transformer_layer_config": {**layer, "vocab_size": net.config["size"], "tie_word_embeddings": False},
+        "draft_vocab_size": net.config["values"] or net.config["size"],
+        "block_size": net.extra,
+        "mask_token_id": net.mask_id,
+        "aux_hidden_state_layer_ids": list(reads),
+        "target_hidden_size": None,
+        "sample_from_anchor": net.most == net.extra,
+        "sliding_window_non_causal": any(slides) and not any(net.causal),
+    }
+    if _kind(net) == "dspark":
+        details |= {"markov_rank": net.config["markov"], "markov_head_type": net.config["markov_kind"]}
+        details |= {"enable_confidence_head": net.confidence_head is not None, "confidence_head_with_markov": net.markov_head is not None}
+    return details, _with_head(net, target, dict(net.state_dict()))
+
+
+def _check_mask(net: Any) -> None:
+    if net.mask_id is None or getattr(net, "embedding_scale", None) is not None:
+        raise ValueError(
+            f"this {net.kind} drafter embeds its masks otherwise than the target does: train it with mask_id, a value of the target"
+        )
+
+
+def _with_head(net: Any, target: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` with the rows of a shared head, and without maps between equal vocabularies."""
+    if isinstance(net.lm_head, SharedHead):
+        net.attach(target)
+        weights["lm_head.weight"] = net.lm_head.rows()
+    if net.vocabulary is None:
+        weights = {name: tensor for name, tensor in weights.items() if name not in ("d2t", "t2d")}
+    return weights
+
+
 def _in_order(net: Eagle3, reads: tuple[int, ...]) -> dict[str, Tensor]:
     """The net's tensors, its states in the order of the layers: vLLM joins them so, however the ids are listed."""
     order = sorted(range(len(reads)), key=reads.__getitem__)
     state = dict(net.state_dict())
-    for name in ("fc.weight", "input_norm.weight"):
+    for name in ("fc.weight", "input_norm.weight", "mask_hidden"):
         if name in state:
             state[name] = torch.cat([state[name].split(net.width, -1)[i] for i in order], -1)
     norms = {f"fc_norm.{new}.weight": state[f"fc_norm.{old}.weight"] for new, old in enumerate(order) if net.fc_norm is not None}
     return state | norms
+
+
+_PARTS = {Eagle1: _eagle1_parts, Eagle3: _eagle3_parts, ParallelEagle: _parallel_parts, DFlash: _block_parts, DSpark: _block_parts}

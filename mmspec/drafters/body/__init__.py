@@ -1,0 +1,1 @@
+"""One configurable drafter body, and the published drafters that are settings of it."""

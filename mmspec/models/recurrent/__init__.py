@@ -1,0 +1,1 @@
+"""Recurrent and convolution states of models, committed row by row."""
