@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 from mmspec.models.recurrent.states import RecurrentStates
-from tests.sizes import LLAMA, VOCAB, Case, build
+from tests.sizes import LLAMA, STATES, VOCAB, Case, build
 
 __all__ = ["HYBRIDS", "LINEAR", "MAMBA2", "another", "build", "of_vocabulary", "prompts", "small", "uncached_states"]
 
@@ -113,7 +113,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "RecurrentGemma": lambda: hf.RecurrentGemmaForCausalLM(hf.RecurrentGemmaConfig(**RECURRENT_GEMMA)),
     "OLMo-hybrid": lambda: hf.OlmoHybridForCausalLM(hf.OlmoHybridConfig(**SIZES, **LINEAR, layer_types=EVERY_OTHER)),
 }
-HYBRIDS = {name: Case(make, "hybrid") for name, make in MAKERS.items()}
+HYBRIDS = {name: Case(make, "hybrid") for name, make in MAKERS.items() if STATES}
 
 
 def small(name: str) -> Any:

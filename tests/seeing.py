@@ -9,7 +9,7 @@ import transformers as hf
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tests.sizes import GEMMA_LAYERS, LLAMA, VOCAB, Case
+from tests.sizes import GEMMA_LAYERS, LLAMA, STATES, VOCAB, Case
 
 PLACE, START, END, CLIP = VOCAB - 1, VOCAB - 2, VOCAB - 3, VOCAB - 4  # the placeholder, what encloses it, and videos' placeholder
 WORDS = CLIP
@@ -420,3 +420,5 @@ SIGHTS = {
         brackets=False,
     ),
 }
+if not STATES:
+    SIGHTS = {name: view for name, view in SIGHTS.items() if "states" not in view.case.note}

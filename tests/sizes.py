@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 
+from mmspec.models.compat.mixers import drives_states
+
+STATES = drives_states()
+"""Whether models with states are supported under this transformers."""
 VOCAB = 60
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -23,11 +23,13 @@ from tests.conftest import llama
 from tests.families import FAMILIES, LLAMA, build, inputs_for
 from tests.films import batch, row
 from tests.seeing import SIGHTS
+from tests.sizes import STATES
 from tests.speech.small_codecs import encodec
 from tests.speech.small_csm import csm
 from tests.sweep.causal import DYNAMIC, LONGROPE, VARIANTS, make
 
 ROOT = Path(__file__).parents[2]
+NEW = pytest.mark.skipif(not STATES, reason="needs transformers 5.23")
 
 
 def test_whisper_openings_are_made_by_the_models_own_method():
@@ -460,6 +462,7 @@ def test_whisper_reads_how_timestamps_are_weighed_from_the_generation_config():
     assert known.WhisperTimeStampLogitsProcessor(config, begin_index=1)._detect_timestamp_from_logprob is False
 
 
+@NEW
 def test_a_config_declares_modules_and_a_shallow_copy_declares_them_for_it(tmp_path):
     from tests.shipped_mtp import folder_of, loaded
 
@@ -475,6 +478,7 @@ def test_a_config_declares_modules_and_a_shallow_copy_declares_them_for_it(tmp_p
     assert set(target._keys_to_ignore_on_load_unexpected) == set(type(target)._keys_to_ignore_on_load_unexpected)
 
 
+@NEW
 def test_an_assistant_that_shares_all_layers_is_refused_by_transformers_and_built_here():
     from tests.gemma4_assistants import assistant_config
 
@@ -488,6 +492,7 @@ def test_an_assistant_that_shares_all_layers_is_refused_by_transformers_and_buil
     assert shared_states.buildable(llama(1, 0).config).model_type == "llama"
 
 
+@NEW
 @pytest.mark.parametrize("ordered", [False, True])
 def test_an_assistants_parts_are_put_together_as_its_forward_does(ordered):
     from tests.gemma4_assistants import KINDS, assistant, target

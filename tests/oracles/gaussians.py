@@ -60,7 +60,7 @@ class Linear:
     scale: Tensor  # [d]
 
     def __call__(self, x: Tensor) -> Gaussian:
-        return Gaussian(x @ self.a.T + self.b, self.scale)
+        return Gaussian((x[..., None, :] * self.a).sum(-1) + self.b, self.scale)  # the same sum in a batch of any shape
 
     @property
     def target(self) -> Markov:

@@ -14,6 +14,7 @@ from mmspec.models.families.registry import family_of
 from tests.crossing import as_one_batch, generated_alone
 from tests.families import FAMILIES, FRAME_BOUND, REFUSED, build, inputs_for, named_families
 from tests.seeing import SIGHTS
+from tests.sizes import STATES
 
 TOKENS = 16
 DRAFTS = {
@@ -127,6 +128,7 @@ def test_eager_attention_gives_the_same_tokens():
     assert torch.equal(out.sequences, expected)
 
 
+@pytest.mark.skipif(not STATES, reason="some families need transformers 5.23")
 def test_the_page_lists_the_named_families():
     page = Path(__file__).parents[2] / "docs" / "families.md"
     assert "\n".join(named_families()) in page.read_text(encoding="utf-8"), "run: python -m tests.sweep --write docs/families.md"

@@ -25,10 +25,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 from mmspec.models.compat.mixer_cache import MixerCache, States
 
+STATES_SINCE = (5, 23)
+"""The first transformers whose mixers read and write states as described above."""
 CONTINUES, FROM_ZERO, SINGLE = "continues", "from zero", "single"
 """What a mixer does with several columns behind a cached state."""
 MIXERS = {
@@ -73,6 +76,11 @@ class Mixer:
     limited: bool = False
 
 
+def drives_states() -> bool:
+    """Whether the mixers of this transformers read and write states as described above."""
+    return tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= STATES_SINCE
+
+
 def mixers_of(model: Any) -> tuple[Mixer, ...]:
     """Return the mixers of a language model, in order; none unless every layer is of a known kind and every stateful one has a mixer.
 
@@ -81,11 +89,19 @@ def mixers_of(model: Any) -> tuple[Mixer, ...]:
 
     Returns:
         The mixers.
+
+    Raises:
+        ValueError: for a model with such layers under transformers before `STATES_SINCE`.
     """
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds & set(STATEFUL_LAYERS) or kinds - {*STATEFUL_LAYERS, *ATTENTION_LAYERS, *_OTHER_LAYERS}:
         return ()
+    if not drives_states():
+        raise ValueError(
+            f"{type(model).__name__} has recurrent or convolution states, which need transformers {'.'.join(map(str, STATES_SINCE))} or "
+            f"newer; this is {transformers.__version__}: upgrade transformers"
+        )
     window = getattr(config, "sliding_window", None) is not None and "sliding_attention" not in kinds
     if window:
         return ()

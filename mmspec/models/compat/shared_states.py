@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 _ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -26,6 +27,8 @@ def buildable(config: Any) -> Any:
         return config
     try:
         _ = decoder.kv_sharing_modes
+    except AttributeError:
+        raise ValueError(f"{config.model_type} needs transformers 5.23 or newer; this is {transformers.__version__}") from None
     except ValueError:
         kind = type(decoder)
         modes = property(lambda self: [_ALL] * self.num_hidden_layers)
