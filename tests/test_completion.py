@@ -66,9 +66,10 @@ def test_completed_names_are_those_of_the_tables():
     from mmspec.commands.check_kinds import KINDS
     from mmspec.recsys import METHODS as BEAM_METHODS
     from mmspec.text.views import NAMES
-    from mmspec.vision import CONTINUOUS_METHODS, METHODS
+    from mmspec.vision import CONTINUOUS_METHODS, METHODS, PUBLISHED
 
     assert completion.IMAGE_METHODS == tuple(METHODS)
+    assert completion.PUBLISHED_METHODS == tuple(PUBLISHED)
     assert completion.CONTINUOUS_METHODS == tuple(CONTINUOUS_METHODS)
     assert completion.MODES == tuple(BEAM_METHODS)
     assert completion.VIEWS == NAMES

@@ -29,7 +29,9 @@ from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, check_decoder, is_continuous, load_image_model
 from mmspec.utils.provenance import provenance
 from mmspec.vision import LlamaGen, LlamaGenConfig
-from mmspec.vision.codes.methods import METHODS, method_of
+from mmspec.vision.codes.methods import METHODS
+from mmspec.vision.codes.published import PUBLISHED
+from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures, way_of
 from mmspec.vision.families.llamagen import LlamaGenPictures
@@ -82,7 +84,7 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, vision-fashion, continuous, a folder or a hub name")
-    parser.add_argument("--method", help=f"{', '.join(METHODS)}; of continuous tokens {', '.join(CONTINUOUS_METHODS)}")
+    parser.add_argument("--method", help=f"{', '.join((*METHODS, *PUBLISHED))}; of continuous tokens {', '.join(CONTINUOUS_METHODS)}")
     parser.add_argument("--window", type=int, help=f"tokens in flight a forward, by default {WINDOW}; of continuous ones {TOKENS}")
     parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
     parser.add_argument("--temperature", type=float, default=1.0)

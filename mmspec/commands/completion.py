@@ -13,6 +13,8 @@ from mmspec.utils.recipe_files import recipe_names
 
 IMAGE_METHODS = ("plain", "jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "gsd", "eagle", "lantern", "lantern++", "cool-sd")
 IMAGE_METHODS += ("zipar", "zipar-adaptive", "pjd")
+PUBLISHED_METHODS = ("lantern-0.1-1000", "lantern-0.2-1000", "lantern++-5-10", "lantern++-10-5", "lantern++-20-5")
+PUBLISHED_METHODS += ("gsd-14", "gsd-25", "gsd-50", "cool-sd-1.1")
 CONTINUOUS_METHODS = ("plain", "density", "path", "stepwise", "block", "aligned", "d-grs", "aligned-block", "cspd-compat")
 MODES = ("plain", "strict", "coupled", "sample", "relaxed")
 VIEWS = ("drop", "newline", "caption", "own", "pooled", "pruned")
@@ -29,14 +31,14 @@ def drafter_names() -> list[str]:
 
 VALUES: dict[str, Names] = {
     "accept": ("exact", *ACCEPT),
-    "compare": (*IMAGE_METHODS, *CONTINUOUS_METHODS),
+    "compare": (*IMAGE_METHODS, *PUBLISHED_METHODS, *CONTINUOUS_METHODS),
     "device": ("auto", "cpu", "cuda"),
     "draft_length": ("auto", "thompson"),
     "drafter": drafter_names,
     "dtype": ("float32", "bfloat16", "float16", "auto"),
     "engine": ("local", "ray"),
     "form": ("wav", "flac", "ogg"),
-    "method": (*IMAGE_METHODS, *CONTINUOUS_METHODS),
+    "method": (*IMAGE_METHODS, *PUBLISHED_METHODS, *CONTINUOUS_METHODS),
     "modality": MODALITIES,
     "mode": MODES,
     "model": ("mini", *NAMES),

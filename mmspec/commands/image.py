@@ -116,7 +116,7 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
 
     from mmspec.loading.text import device_of
     from mmspec.loading.vision import check_decoder, is_continuous, load_image_model
-    from mmspec.vision.codes.methods import method_of
+    from mmspec.vision.codes.registry import method_of
     from mmspec.vision.continuous.methods import way_of
     from mmspec.vision.generation import default_method
 

@@ -27,6 +27,7 @@ def models(as_json: common.JSON = False, verbose: common.VERBOSE = False) -> Non
     found = {"minis": minis(), "families": families(), "drafters": drafters(), "accept_rules": accept_rules()}
     found["views"] = views()
     found["picture_methods"] = picture_methods()
+    found["published_methods"] = published_methods()
     found["continuous_methods"] = continuous_methods()
     found["recommendation_modes"] = recommendation_modes()
     found["recommendation_drafters"] = recommendation_drafters()
@@ -158,6 +159,15 @@ def picture_methods() -> list[dict[str, str]]:
         shown = f"{name} (default)" if name == default_method() else name
         rows.append({"name": shown, "exactness": exactness, "rule": rule, "draft_tokens": draft_tokens})
     return rows
+
+
+def published_methods() -> list[dict[str, str]]:
+    """Return the published settings for `mmspec image --method`, from the table in the docstring of `mmspec.vision.codes.published`."""
+    from mmspec.vision.codes import published
+
+    lines = [line.strip("| ").split(" | ") for line in (published.__doc__ or "").splitlines() if line.startswith("| ")]
+    table = {cells[0]: cells[1:] for cells in lines[1:]}
+    return [{"name": name, "setting": table[name][0], "taken_from": table[name][1]} for name in published.PUBLISHED]
 
 
 def continuous_methods() -> list[dict[str, str]]:

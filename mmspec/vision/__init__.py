@@ -6,6 +6,7 @@ from mmspec.utils.lazy import exports
 
 if TYPE_CHECKING:
     from mmspec.vision.codes.methods import METHODS, Method
+    from mmspec.vision.codes.published import PUBLISHED
     from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
     from mmspec.vision.continuous.latents import Sampling
     from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
@@ -25,6 +26,7 @@ else:
         "LlamaGen": "families.llamagen_network",
         "LlamaGenConfig": "families.llamagen_layers",
         "METHODS": "codes.methods",
+        "PUBLISHED": "codes.published",
         "Method": "codes.methods",
         "Pictures": "generation",
         "Prompt": "families.base",
@@ -39,6 +41,7 @@ else:
 __all__ = [
     "CONTINUOUS_METHODS",
     "METHODS",
+    "PUBLISHED",
     "ContinuousAR",
     "ContinuousARConfig",
     "ContinuousPictures",

@@ -32,7 +32,8 @@ from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
 from mmspec.utils.renamed import once_positional
-from mmspec.vision.codes.methods import Method, method_of
+from mmspec.vision.codes.methods import Method
+from mmspec.vision.codes.registry import method_of
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.codes.runs import CommittedRuns
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
@@ -109,7 +110,7 @@ def generate(
             "plain" it does not depend on the window either. With "auto" other methods depend on measured seconds.
         temperature: 0 for the most likely code; a number, or one per image.
         top_k, top_p: truncation of the distributions of target and drafter alike, one number or one per image; None for none.
-        method: a name of `mmspec.vision.METHODS`, or a `Method`; by default "jacobi". For models of continuous tokens a name of
+        method: a name of `mmspec.vision.METHODS` or `PUBLISHED`, or a `Method`; by default "jacobi". For models of continuous tokens a name of
             `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path" (diffusion), "density" (mixture) or "plain" (masked).
         window: tokens a forward, the pending token included, at least 1; by default 32, and 5 for continuous tokens, which a smaller
             model drafts; "auto" for the number that maximises measured throughput; or a controller. Rows (zipar, pjd) have sizes of

@@ -8,12 +8,12 @@ import torch
 from mmspec.core.processors.history import History
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.token import Token
-from mmspec.drafters.features.eagle import Eagle1
 from mmspec.drafters.shapes import Chain
 from mmspec.models.guidance import Guided
 from mmspec.train.distillation import RecordedWindow, unroll
-from mmspec.vision import METHODS, LlamaGen, LlamaGenConfig, generate
+from mmspec.vision import METHODS, generate
 from mmspec.vision.families.llamagen import LlamaGenPictures
+from tests.vision.small_nets import guided_model
 
 EXACT = ("plain", "jacobi")
 TRAINED = ("eagle", "lantern", "lantern++", "cool-sd")
@@ -26,12 +26,7 @@ def windowed(method: str, window: int) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def model() -> LlamaGenPictures:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.2}
-    config = LlamaGenConfig(vocab_size=24, grid=5, classes=3, **sizes)
-    net = LlamaGen(config).eval()
-    drafter = Eagle1(**Eagle1.fit(config)).eval()
-    return LlamaGenPictures(net, codebook=torch.randn(24, 4), labels=("cat", "dog", "owl"), drafter=drafter)
+    return guided_model()
 
 
 def distribution_by_hand(model: LlamaGenPictures, classes: list[int], codes: torch.Tensor, scale) -> torch.Tensor:

@@ -15,10 +15,12 @@
 | cool-sd | a static tree by a trained net | annealed relaxation (2601.09212) | lossy |
 | zipar, zipar-adaptive | none: rows are written side by side (2412.04062) | plain sampling | lossy |
 | pjd | a window in every row (2606.05703) | token, row by row | lossy, not metered |
+
+Settings of the relaxed ones that were published: `mmspec.vision.codes.published`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -45,7 +47,6 @@ from mmspec.drafters.shapes import Shape
 from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
-from mmspec.utils.names import unknown
 from mmspec.vision.codes.pjd import PJD
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
@@ -113,7 +114,7 @@ class Method:
             ValueError: if `rule` cannot judge the drafts, or the net is missing.
         """
         if net is not None and not isinstance(net, nn.Module) and not hasattr(net, "guide"):
-            raise ValueError(f"drafter is {_short(net)}: give the trained net of a method that drafts with one, or leave drafter out")
+            raise ValueError(f"drafter is {short(net)}: give the trained net of a method that drafts with one, or leave drafter out")
         if self.shape is not None:
             if net is None:
                 raise ValueError("this method drafts with a trained net: pass drafter=..., or choose a method that needs none such as scd")
@@ -127,7 +128,8 @@ class Method:
         return Window(model.raster, self.couple, self.init, window)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Show a value in a message: itself, or its type where that would be long."""
     return f"{value!r:.60}" if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
@@ -161,7 +163,8 @@ def _lantern_plus(model: ImageModel) -> Walk:
     return lantern_plus_tree(table, k=table.k)
 
 
-_TREE = StaticTree(Template.branching((4, 2, 1, 1)), drawn_siblings)
+STATIC_TREE = StaticTree(Template.branching((4, 2, 1, 1)), drawn_siblings)
+"""The tree of the methods that draft a static one."""
 
 METHODS: dict[str, Method] = {
     "plain": Method(),
@@ -172,26 +175,11 @@ METHODS: dict[str, Method] = {
     "sjd-pac": Method(couple=couplers.maximal, siblings=4, accept=without_replacement_rule()),
     "block": Method(couple=couplers.fresh, accept=Block()),
     "gsd": Method(couple=couplers.fresh, accept=_grouped),
-    "eagle": Method(shape=_TREE, accept=without_replacement_rule()),
+    "eagle": Method(shape=STATIC_TREE, accept=without_replacement_rule()),
     "lantern": Method(shape=ExpandRerank(), accept=_lantern),
-    "lantern++": Method(shape=_TREE, accept=_lantern_plus),
-    "cool-sd": Method(shape=_TREE, accept=cool_tree()),
+    "lantern++": Method(shape=STATIC_TREE, accept=_lantern_plus),
+    "cool-sd": Method(shape=STATIC_TREE, accept=cool_tree()),
     "zipar": Method(rows=ZipAR()),
     "zipar-adaptive": Method(rows=ZipAR(adaptive=True)),
     "pjd": Method(rows=PJD()),
 }
-
-
-def method_of(method: str | Method, **changes: Any) -> Method:
-    """Return the method called `method`, with `changes` (None: no change). ValueError lists the names."""
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-        method = METHODS[method]
-    if not isinstance(method, Method):
-        raise unknown("method", method, METHODS)
-    for name, change in changes.items():
-        fits = isinstance(change, Initialiser) if name == "init" else callable(change) or hasattr(change, "exactness")
-        if change is not None and not fits:
-            raise ValueError(f"{name} is {_short(change)}: give an object that takes the place of the method's own, or leave {name} out")
-    return replace(method, **{name: change for name, change in changes.items() if change is not None})
