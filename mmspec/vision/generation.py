@@ -110,8 +110,8 @@ def generate(
             "plain" it does not depend on the window either. With "auto" other methods depend on measured seconds.
         temperature: 0 for the most likely code; a number, or one per image.
         top_k, top_p: truncation of the distributions of target and drafter alike, one number or one per image; None for none.
-        method: a name of `mmspec.vision.METHODS` or `PUBLISHED`, or a `Method`; by default "jacobi". For models of continuous tokens a name of
-            `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path" (diffusion), "density" (mixture) or "plain" (masked).
+        method: a name of `mmspec.vision.METHODS` or `PUBLISHED`, or a `Method`; by default "jacobi". For models of continuous tokens a
+            name of `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path", "density" (mixture) or "plain" (masked).
         window: tokens a forward, the pending token included, at least 1; by default 32, and 5 for continuous tokens, which a smaller
             model drafts; "auto" for the number that maximises measured throughput; or a controller. Rows (zipar, pjd) have sizes of
             their own. It bounds the depth of trees.

@@ -54,13 +54,13 @@ def test_a_thousand_neighbours_of_a_large_codebook():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_pictures_depend_on_their_own_seed_and_the_budget_ends_the_drift(model, name, guidance=2.5):
-    window = {"window": 9}
-    together = generate(model, [0, 1, 2], method=name, guidance=guidance, seed=[5, 6, 7], **window)
+def test_pictures_depend_on_their_own_seed_and_the_budget_ends_the_drift(model, name):
+    settings = {"method": name, "guidance": 2.5, "window": 9}
+    together = generate(model, [0, 1, 2], seed=[5, 6, 7], **settings)
     assert together.stats.exactness == "lossy"
-    alone = generate(model, [1], method=name, guidance=guidance, seed=6, **window)
+    alone = generate(model, [1], seed=6, **settings)
     assert torch.equal(alone.tokens[0], together.tokens[1])
-    exact = generate(model, [0, 1, 2], method=name, guidance=guidance, seed=[5, 6, 7], drift_budget=0.0, **window)
+    exact = generate(model, [0, 1, 2], seed=[5, 6, 7], drift_budget=0.0, **settings)
     assert exact.stats.drift == 0.0
 
 

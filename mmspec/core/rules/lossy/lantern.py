@@ -4,12 +4,12 @@ Codes that are close in the tokenizer's codebook decode to nearly the same patch
 nearest codes added to its own: accept with min(1, (p(x) + absorbed) / q(x)). The two rules differ in how much may be absorbed.
 
 The released code's corrections are not used. In its dynamic trees (EAGLE-2, point masses) p is set to zero at the draft token and at its
-first k + 1 neighbours, absorbed or not, once anything was absorbed. In its static trees (EAGLE-1) it is q that is set to zero there, and the
-replacement is drawn from norm((p - q)+) with that q. Where nothing is left, both draw from all codes alike. The paper's
-norm((p^{k,delta} - q)+) changes with the draft token that failed. Here a rejected draft token is replaced from norm((p - q)+): as tokens are
-accepted with at least min(1, p/q), no other distribution leaves less between output and target, and the distance is metered without bias.
-`delta` does not bound that distance: it limits what one draft token may absorb, while the distance is what is accepted beyond the token
-rule. Use `budget` to limit it.
+first k + 1 neighbours, absorbed or not, once anything was absorbed. In its static trees (EAGLE-1) it is q that is set to zero there, and
+the replacement is drawn from norm((p - q)+) with that q. Where nothing is left, both draw from all codes alike. The paper's
+norm((p^{k,delta} - q)+) changes with the draft token that failed. Here a rejected draft token is replaced from norm((p - q)+): as tokens
+are accepted with at least min(1, p/q), no other distribution leaves less between output and target, and the distance is metered without
+bias. `delta` does not bound that distance: it limits what one draft token may absorb, while the distance is what is accepted beyond the
+token rule. Use `budget` to limit it.
 """
 
 from abc import abstractmethod
