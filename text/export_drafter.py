@@ -1,4 +1,4 @@
-"""Write a trained EAGLE, P-EAGLE, DFlash or DSpark drafter in the `speculators` layout, from which vLLM serves it together with its target.
+"""Write a trained EAGLE, P-EAGLE, DFlash, DFlash 2 or DSpark drafter in the `speculators` layout, for vLLM.
 
     python text/export_drafter.py build/drafters/eagle3 ./served --model ./big --verifier-name owner/big
     vllm serve ./served                                          # finds the target by the verifier's name

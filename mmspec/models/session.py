@@ -83,6 +83,26 @@ class HFSession:
         Raises:
             ValueError: for a branching draft where the target takes chains only.
         """
+        first, prompt = self.scored, self.context
+        logits, hidden, layout = self.run(draft)
+        healthy = self.healthy(logits)
+        p, fresh = self.distributions(logits, draft, layout, first, deferred=True), draft.size - first
+        if hidden is None or prompt is None:
+            return Scored(p, hidden, healthy=healthy)
+        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+
+    def run(self, draft: Draft) -> tuple[Tensor, Tensor | None, Layout]:
+        """Run the nodes of a draft not run before in this round, with the prompt if that is not cached yet.
+
+        Args:
+            draft: the draft, N columns.
+
+        Returns:
+            Logits [B, M, V] after the M new nodes, the watched hidden states of all columns that ran, and the columns' layout.
+
+        Raises:
+            ValueError: for a branching draft where the target takes chains only.
+        """
         self._check_shape(draft)
         first, prompt, self.draft = self.scored, self.context, draft
         pieces = self._prefill(draft)
@@ -96,11 +116,11 @@ class HFSession:
                 logits, hidden = self._forward(layout, fresh, captured=False)
         own = layout.slots if layout.ids.shape[1] == fresh else layout.slots[:, -fresh:]
         self.slots, self.scored = own if self.slots is None else torch.cat([self.slots, own], 1), draft.size
-        healthy = None if getattr(self.target.processors, "repairs", False) else (logits.flatten(1).amax(-1) < torch.inf)
-        p = self.distributions(logits, draft, layout, first, deferred=True)
-        if hidden is None or prompt is None:
-            return Scored(p, hidden, healthy=healthy)
-        return Scored(p, hidden[:, -fresh:], Context(*prompt, torch.cat([*pieces, hidden[:, :-fresh]], 1)), healthy)
+        return logits, hidden if hidden is None or not pieces else torch.cat([*pieces, hidden], 1), layout
+
+    def healthy(self, logits: Tensor) -> Tensor | None:
+        """Return which rows [B] of logits [B, M, V] hold no NaN or +inf; None where processors repair them."""
+        return None if getattr(self.target.processors, "repairs", False) else (logits.flatten(1).amax(-1) < torch.inf)
 
     def _prefill(self, draft: Draft) -> list[Tensor]:
         """Run all but the end of a long prompt, in pieces whose masks are small. Returns their watched hidden states [B, M, F]."""

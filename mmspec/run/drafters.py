@@ -9,6 +9,7 @@ from mmspec.core.processors.pipeline import Pipeline, Suppress, SuppressAt, Temp
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.transform import Transformed
+from mmspec.drafters.block.pard import by_masks, mask_token_of
 from mmspec.drafters.features.shared_states import SharedStates
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
@@ -61,7 +62,8 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
         _check_draws(made, rule)
         return _composed(made, target, rule) if isinstance(made, (VerticalCascade, HorizontalCascade)) else made
     seen = view_for(view, target, drafter)
-    return ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
+    made = ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
+    return by_masks(made, mask_token_of(drafter))
 
 
 def _composed(drafter: VerticalCascade | HorizontalCascade, target: HFTarget, rule: Accept) -> Drafter:

@@ -17,6 +17,7 @@ from mmspec.core.records import Step
 from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept
 from mmspec.core.stopping import DefaultStopping, Stop
+from mmspec.drafters.block.pard import by_masks, mask_token_of
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.lighter import drafted_part, lighter
 from mmspec.drafters.model.vocabulary import Overlap, Translated
@@ -208,7 +209,8 @@ def aligned_drafter(
         overlap = drafted_part(overlap, vocabulary, end_ids(config))
         ids, overlap = overlap.shared, replace(overlap, shared=torch.arange(len(overlap.shared)))
     own = HFTarget(lighter(drafter, ids=ids, int8=int8), looking(theirs), distributions)
-    return ModelDrafter(Translated(mixed(own, seen), overlap), shape_of(None, rule), seen)
+    made = ModelDrafter(Translated(mixed(own, seen), overlap), shape_of(None, rule), seen)
+    return by_masks(made, mask_token_of(drafter))
 
 
 def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:

@@ -75,6 +75,13 @@ def of_sizes(vocabulary: int) -> LlamaForCausalLM:
     return model
 
 
+def masked(model: LlamaForCausalLM, mask_id: int) -> LlamaForCausalLM:
+    """A copy of a model that drafts by mask tokens (PARD)."""
+    found = perturbed(model, 0.02)
+    found.config.pard_token = mask_id
+    return found
+
+
 def learned_pools(world: World) -> Any:
     pools = Pools(branch=6, limit=64)
     pools.learn("group", world.texts)
@@ -140,6 +147,8 @@ GROWN: dict[str, Make] = {  # sources of distributions, whose draft tokens take 
     "hydra++": net(lambda: HydraPlusPlus((-1,), SIZES, 50, step_options={"heads": 5, "layers": 2})),
     "coral": net(lambda: Coral((1, 2, 3), SIZES, 50, layers=("pair", "state"))),
     "p-eagle": net(lambda: ParallelEagle((1, 2, 3), SIZES, 50, tokens=5)),
+    "pard": lambda world, temperature: masked(world.big, 49),
+    "pard-larger-vocabulary": lambda world, temperature: masked(of_sizes(52), 51),
 }
 OWN_FORM: dict[str, Make] = {  # drafters that give their draft tokens a form of their own
     **{f"name {name}": (lambda world, temperature, name=name: name) for name in DRAFTERS if name not in IN_CHECKPOINTS},

@@ -66,6 +66,24 @@ def test_the_authors_layout_of_the_second(big, tmp_path):
     same_drafts(big, found, net)
 
 
+def test_the_speculators_layout_of_the_second(big, tmp_path):
+    """Its tables are no embeddings; a sliding layer is not causal unless the file says so."""
+    options = {"layers": 2, "block": 5, "mask_id": 49, "taps": 3, "group": 8, "rank": 6, "candidates": 7}
+    net = lively(DFlash2((1, 3), BLOCK | WINDOWS, 50, **options))
+    config = {"speculators_model_type": "dflash2", "block_size": 5, "mask_token_id": 49, "aux_hidden_state_layer_ids": [1, 3]}
+    config |= {"transformer_layer_config": {**QWEN, **WINDOWS, "use_sliding_window": True, "num_hidden_layers": 2}, "draft_vocab_size": 50}
+    config |= {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 7}
+    weights = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in net.state_dict().items()}
+    found = load_drafter(written(tmp_path / "theirs", config, {**weights, "verifier_norm.weight": torch.ones(32)}), big)
+    same_net(found, net)
+    same_drafts(big, found, net)
+    causal = written(tmp_path / "causal", config | {"sliding_window_non_causal": False}, weights)
+    assert load_drafter(causal, big).causal == (True, False)
+    lacking = written(tmp_path / "lacking", {key: value for key, value in config.items() if key != "selector_rank"}, weights)
+    with pytest.raises(ValueError, match=r"config.json has no selector_rank: it is incomplete"):
+        load_drafter(lacking, big)
+
+
 @pytest.mark.parametrize("values", [0, 30])
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_the_speculators_layout(big, tmp_path, kind, values):
@@ -101,6 +119,8 @@ EXPORTS = {
     "dflash-some-values": lambda: DFlash((1, 2), BLOCK, 50, block=5, mask_id=49, values=30, shared_head=False),
     "dflash-windows": lambda: DFlash((0, 2), BLOCK | WINDOWS, 50, layers=2, block=5, mask_id=49, causal=(True, False)),
     "dflash-both-ways": lambda: DFlash((0, 2), BLOCK | WINDOWS, 50, layers=2, block=5, mask_id=49),
+    "dflash2": lambda: DFlash2((1, 2), BLOCK, 50, layers=2, block=5, mask_id=49, group=8, rank=6, candidates=7),
+    "dflash2-own-head": lambda: DFlash2((1, 2), BLOCK, 50, block=5, mask_id=49, group=8, rank=6, from_anchor=True, shared_head=False),
     "dspark": lambda: DSpark((0, 1), BLOCK, 50, block=5, mask_id=49, **HEADS),
     "p-eagle": lambda: ParallelEagle((0, 1, 2), SIZES, 50, tokens=3, deeper=1, mask_id=49, own_embedding=True),
 }
@@ -138,6 +158,7 @@ def test_states_out_of_order_are_written_in_order(big, tmp_path):
         (lambda: DFlash((1, -1), BLOCK, 50, mask_id=3), r"reads \[1, 3\] of 3 layers"),
         (lambda: DFlash((1, 2), BLOCK, 50, mask_id=3, causal=(True,)), r"causal \[True\]"),
         (lambda: ParallelEagle((0, 1, 2), SIZES, 50), "embeds its masks otherwise"),
+        (lambda: DFlash2((1, 2), BLOCK, 50, mask_id=3, values=30), "has 30 values .*: the format's drafts all values of the target"),
     ],
 )
 def test_what_cannot_be_exported_is_named(big, tmp_path, make, said):

@@ -35,12 +35,12 @@ class ModelDrafter:
         """Open the drafting session of one generation."""
         if getattr(self.view, "late", False):
             return self.later(prompt, session)
-        return ModelSession(self._opened(prompt, session), self.shape)
+        return self._session(self._opened(prompt, session))
 
     def later(self, prompt: Any, session: TargetSession) -> "ModelSession":
         """Open a session whose model runs the prompt only when it first drafts."""
         after = session if getattr(self.view, "late", False) else None
-        return ModelSession(partial(self._opened, prompt, session), self.shape, after)
+        return self._session(partial(self._opened, prompt, session), after)
 
     def start_work(self, prompt: Any, session: TargetSession) -> StartWork | None:
         """Estimate the work of the drafter's own encoder; see `CostlyStart.start_work`."""
@@ -51,6 +51,9 @@ class ModelDrafter:
         """Return this drafter with its model's forwards captured as CUDA graphs, where supported; see `HFTarget.capture`."""
         capture = getattr(self.target, "capture", None)
         return self if capture is None else replace(self, target=capture(reserve))
+
+    def _session(self, own: Any, after: Any = None) -> "ModelSession":
+        return ModelSession(own, self.shape, after)
 
     def _opened(self, prompt: Any, session: TargetSession) -> TargetSession:
         own, _ = self.target.begin(self.view(prompt, session))

@@ -1,5 +1,5 @@
 """DFlash and DFlash 2 as their authors publish them (z-lab/dflash), DFlash as transformers' assistants, and `speculators` files of DFlash,
-DSpark and P-EAGLE."""
+DFlash 2, DSpark and P-EAGLE."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +17,8 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
 _SIZES += ("attention_bias", "max_position_embeddings", "layer_types", "sliding_window")
 _ASSISTANT = prefixed(("fc.", "encoder.fc."), ("hidden_norm.", "encoder.output_norm_enc."))
 _SLIDING = "sliding_attention"
+SECOND = {"taps": "conv_kernel_size", "group": "conv_group_size", "rank": "selector_rank", "candidates": "selector_top_k"}
+"""Options of DFlash 2 besides those of DFlash, and their keys in a config."""
 
 
 def read_dflash(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
@@ -42,21 +44,21 @@ def read_dflash(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints:
         "embedding_scale": _scale(nested, hints, assistant),
     }
     if second:
-        keys = {"taps": "conv_kernel_size", "group": "conv_group_size", "rank": "selector_rank", "candidates": "selector_top_k"}
-        options |= {name: number(nested, key) for name, key in keys.items()}
-        weights = {f"{name}.weight" if name.endswith("_codebook") else name: tensor for name, tensor in weights.items()}
+        options |= {name: number(nested, key) for name, key in SECOND.items()}
+        weights = _codebooks(weights)
     return Reading("dflash2" if second else "dflash", options, own_weights(weights, hints), _ASSISTANT if assistant else str)
 
 
 def read_speculators_block(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
-    """Read a "dflash" or "dspark" file of the `speculators` format. Layer ids number inputs of layers."""
+    """Read a "dflash", "dflash2" or "dspark" file of the `speculators` format. Layer ids number inputs of layers."""
     require_values(config, projector_type="dflash", shift_label=False)
     layer, weights = _filled(config["transformer_layer_config"]), own_weights(weights, hints)
     layers, size = number(layer, "num_hidden_layers"), number(layer, "vocab_size")
     values = number(config, "draft_vocab_size") if config.get("draft_vocab_size") is not None else size
     own = "lm_head.weight" in weights
-    spark = config["speculators_model_type"] == "dspark"
-    causal = [kind == _SLIDING and not config.get("sliding_window_non_causal", False) for kind in layer.get("layer_types") or []]
+    kind = config["speculators_model_type"]
+    spark, second = kind == "dspark", kind == "dflash2"
+    causal = [each == _SLIDING and not config.get("sliding_window_non_causal", second) for each in layer.get("layer_types") or []]
     options = {
         **_common(config, hints, "inputs", "aux_hidden_state_layer_ids"),
         "sizes": _sizes(layer),
@@ -72,11 +74,14 @@ def read_speculators_block(config: Mapping[str, Any], weights: Mapping[str, Tens
         options |= heads | {"confidence": bool(config.get("enable_confidence_head", False))}
         if options["confidence"] and options["markov"]:
             require_values({"confidence_head_with_markov": False, **config}, confidence_head_with_markov=True)
+    if second:
+        options |= {name: number(config, key) for name, key in SECOND.items()}
+        weights = _codebooks(weights)
     if own or values < size:
         weights = {**weights, **vocabulary_maps(weights, size, values)}
     else:  # the target's head, and no maps
         weights = {name: tensor for name, tensor in weights.items() if name not in ("d2t", "t2d")}
-    return Reading("dspark" if spark else "dflash", options, weights)
+    return Reading(kind, options, weights)
 
 
 def read_parallel_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor], hints: Hints) -> Reading:
@@ -94,6 +99,11 @@ def read_parallel_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor]
     kept = {name: x.flatten() if name == "mask_hidden" else x for name, x in found.weights.items()}
     pairs = [("midlayer.", "layers.0."), *((f"deeper.{k}.", f"layers.{k + 1}.") for k in range(layers - 1))]
     return Reading("p-eagle", options, kept, prefixed(*pairs))
+
+
+def _codebooks(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` with the selector's tables under the names of embeddings."""
+    return {f"{name}.weight" if name.endswith("_codebook") else name: tensor for name, tensor in weights.items()}
 
 
 def _check_cap(config: Mapping[str, Any], hints: Hints) -> None:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from mmspec.drafters.block.dflash import DFlash, DSpark
+from mmspec.drafters.block.dflash2 import DFlash2
 from mmspec.drafters.block.parallel_eagle import ParallelEagle
-from mmspec.drafters.checkpoints.published.block import read_parallel_eagle, read_speculators_block
+from mmspec.drafters.checkpoints.published.block import SECOND, read_parallel_eagle, read_speculators_block
 from mmspec.drafters.checkpoints.published.eagle import IDS, eagle1, eagle3
 from mmspec.drafters.checkpoints.published.records import Hints, Reading, prefixed, require_values
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
@@ -19,10 +20,11 @@ from mmspec.models.compat import config_path
 from mmspec.models.stack import numbered, stack
 from mmspec.utils.weights import read_config, write_folder
 
-TYPES = ("eagle", "eagle3", "peagle", "dflash", "dspark")
+TYPES = ("eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark")
 """Values of `speculators_model_type` that are read."""
 VERSION = "0.5.0"  # of the package whose keys are written
 _FUSED = 3  # vLLM's fc takes this many hidden states, whatever the config says
+_ARCHITECTURES = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
 _EAGLE1 = prefixed(("fc.", "fusion_fc."), ("layers.0.", "transformer."))
 
 
@@ -34,7 +36,7 @@ def read_speculators(config: Mapping[str, Any], weights: Mapping[str, Tensor], h
     if not isinstance(layer, Mapping):
         raise ValueError("config.json has no mapping called transformer_layer_config: it is incomplete")
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith("verifier_")}
-    if kind in ("dflash", "dspark"):
+    if kind in ("dflash", "dflash2", "dspark"):
         return read_speculators_block(config, kept, hints)
     require_values(layer, model_type="llama")
     layer = {**_left_out(), **layer}
@@ -61,10 +63,10 @@ def export_speculators(
     verifier_name: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a net of EAGLE-3, P-EAGLE, DFlash, DSpark or EAGLE-1 in the `speculators` layout, atomically: `vllm serve FOLDER`.
+    """Write a net of EAGLE-3, P-EAGLE, DFlash, DFlash 2, DSpark or EAGLE-1 in the `speculators` layout, atomically: `vllm serve FOLDER`.
 
     Args:
-        net: an `Eagle3`, `ParallelEagle`, `DFlash`, `DSpark` or `Eagle1`.
+        net: an `Eagle3`, `ParallelEagle`, `DFlash`, `DFlash2`, `DSpark` or `Eagle1`.
         folder: the folder to write.
         target: the transformers model the net was trained for.
         tokens: draft tokens a round; by default 5, and of block drafters as many as they have.
@@ -75,7 +77,7 @@ def export_speculators(
         ValueError: for nets that the format does not support.
     """
     if type(net) not in _PARTS:  # what is derived from them reads more than the format says
-        known = "eagle3, p-eagle, dflash, dspark or eagle1"
+        known = "eagle3, p-eagle, dflash, dflash2, dspark or eagle1"
         raise ValueError(f"the speculators format has no {getattr(net, 'kind', type(net).__name__)} drafters: export {known}")
     many: int = (getattr(net, "most", None) or 5) if tokens is None else tokens
     if many < 1:
@@ -116,6 +118,8 @@ def _common(net: Any, target: Any, tokens: int, verifier_name: str | None) -> di
 
 def _kind(net: Any) -> str:
     """The type of a net in the format: a DFlash net with further heads is a DSpark net."""
+    if isinstance(net, DFlash2):
+        return net.kind
     if isinstance(net, DFlash):
         return "dflash" if net.markov_head is None and net.confidence_head is None else "dspark"
     return "eagle" if isinstance(net, Eagle1) else "peagle" if isinstance(net, ParallelEagle) else net.kind
@@ -185,7 +189,7 @@ def _parallel_parts(net: ParallelEagle, target: Any) -> tuple[dict[str, Any], di
 
 
 def _block_parts(net: DFlash, target: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """DFlash and DSpark. Columns of a sliding layer see earlier ones only, or no layer's do."""
+    """DFlash, DFlash 2 and DSpark. Columns of a sliding layer see earlier ones only, or no layer's do."""
     _check_mask(net)
     reads, layers, config = numbered(net.reads, len(stack(target))), len(stack(target)), net.layer_config
     slides = tuple(kind == "sliding_attention" for kind in config.layer_types)
@@ -198,7 +202,7 @@ def _block_parts(net: DFlash, target: Any) -> tuple[dict[str, Any], dict[str, Te
     kept |= {"attention_bias", "max_position_embeddings", "layer_types", "sliding_window", "rope_parameters", "use_sliding_window"}
     layer = {name: getattr(config, name) for name in sorted(kept)} | {"model_type": "qwen3", "num_hidden_layers": len(slides)}
     details = {
-        "architectures": [f"{'DFlash' if _kind(net) == 'dflash' else 'DSpark'}DraftModel"],
+        "architectures": [f"{_ARCHITECTURES[_kind(net)]}DraftModel"],
         "transformer_layer_config": {**layer, "vocab_size": net.config["size"], "tie_word_embeddings": False},
         "draft_vocab_size": net.config["values"] or net.config["size"],
         "block_size": net.extra,
@@ -211,6 +215,15 @@ def _block_parts(net: DFlash, target: Any) -> tuple[dict[str, Any], dict[str, Te
     if _kind(net) == "dspark":
         details |= {"markov_rank": net.config["markov"], "markov_head_type": net.config["markov_kind"]}
         details |= {"enable_confidence_head": net.confidence_head is not None, "confidence_head_with_markov": net.markov_head is not None}
+    if isinstance(net, DFlash2):
+        if net.config["values"] or net.confidence_head is not None:
+            raise ValueError(
+                f"this dflash2 drafter has {net.config['values'] or 'all'} values and a confidence head {net.confidence_head is not None}: "
+                "the format's drafts all values of the target, and has no such head"
+            )
+        details |= {key: net.config[name] for name, key in SECOND.items()}
+        tables = {name: name.removesuffix(".weight") if "_codebook" in name else name for name in net.state_dict()}
+        return details, _with_head(net, target, {tables[name]: tensor for name, tensor in net.state_dict().items()})
     return details, _with_head(net, target, dict(net.state_dict()))
 
 
@@ -242,4 +255,5 @@ def _in_order(net: Eagle3, reads: tuple[int, ...]) -> dict[str, Tensor]:
     return state | norms
 
 
-_PARTS = {Eagle1: _eagle1_parts, Eagle3: _eagle3_parts, ParallelEagle: _parallel_parts, DFlash: _block_parts, DSpark: _block_parts}
+_PARTS = {Eagle1: _eagle1_parts, Eagle3: _eagle3_parts, ParallelEagle: _parallel_parts}
+_PARTS |= {DFlash: _block_parts, DFlash2: _block_parts, DSpark: _block_parts}
