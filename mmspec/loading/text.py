@@ -20,7 +20,7 @@ from mmspec.utils.names import unknown
 
 MINIS = {"mini": "text", "vlm": "vlm"}
 """Names of the shipped pairs on the command line, and in `mmspec.load`."""
-_TRAINED = ("stop_below", "states", "layer_ids")
+_TRAINED = ("stop_below", "states", "layer_ids", "int8")
 
 
 @dataclass(frozen=True)

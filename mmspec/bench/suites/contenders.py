@@ -6,6 +6,7 @@ from time import process_time
 from typing import Any
 
 from mmspec.bench.compare.peers import Outcome, assistance, run_mmspec, run_transformers
+from mmspec.drafters.checkpoints.load import load_drafter
 from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import Pair, named_drafter, with_drafter
 from mmspec.run.config import changed
@@ -72,7 +73,7 @@ def real_contenders(pair: Pair, drafters: Sequence[str], mini: Any = None) -> di
     }
     found |= {f"mmspec {name}": mmspec_run(name) for name in MODEL_FREE}
     for name in drafters:
-        found |= drafter_contenders(pair, name, name, mini)
+        found |= drafter_contenders(pair, name, name, mini, trained={"int8": {"int8": True}})
     return found
 
 
@@ -93,7 +94,13 @@ def named_contenders(runs: Mapping[str, Run], names: str | None) -> dict[str, Ru
 
 
 def drafter_contenders(
-    pair: Pair, drafter: str, called: str, mini: Any = None, other_ids: bool = False, lighter: Mapping[str, dict[str, Any]] | None = None
+    pair: Pair,
+    drafter: str,
+    called: str,
+    mini: Any = None,
+    other_ids: bool = False,
+    lighter: Mapping[str, dict[str, Any]] | None = None,
+    trained: Mapping[str, dict[str, Any]] | None = None,
 ) -> dict[str, Run]:
     """Return the contenders of one drafter by name: mmspec's, and transformers' assisted generation if the drafter is a model.
 
@@ -104,6 +111,7 @@ def drafter_contenders(
         mini: the shipped mini that `pair` is of.
         other_ids: drafters of another vocabulary run, too.
         lighter: what is added to the contender's name, and options of `loading.model_drafter.LIGHTER`: contenders of their own.
+        trained: the same for a trained drafter, with options of `load_drafter`.
 
     Raises:
         ValueError: for a drafter that cannot be loaded, or has another vocabulary than the target.
@@ -115,7 +123,23 @@ def drafter_contenders(
     assist = assistance(own, 0) if own.model is not None else None
     found = {} if assist is None else {f"transformers assisted by {called}": transformers_run(assist)}
     found |= {f"mmspec {called}": mmspec_run(own.drafter)}
+    if kind == "trained":
+        folder = str(path)
+        return found | {f"mmspec {called} + {words}": _trained_run(folder, pair, options) for words, options in (trained or {}).items()}
     return found | {f"mmspec {called} + {words}": _lighter_run(own, options) for words, options in (lighter or {}).items()}
+
+
+def _trained_run(folder: str, pair: Pair, options: dict[str, Any]) -> Run:
+    """The contender of a trained drafter loaded with options, or a refusal with its reason."""
+    try:
+        return mmspec_run(load_drafter(folder, pair.target, **options))
+    except ValueError as error:
+        return _refused(str(error))
+
+
+def _refused(reason: str) -> Run:
+    refused = Measured([], 0, 0, 0.0, 0.0, refused=reason)
+    return lambda pair, inputs, seed: refused
 
 
 def _lighter_run(own: Pair, options: dict[str, Any]) -> Run:
@@ -123,8 +147,7 @@ def _lighter_run(own: Pair, options: dict[str, Any]) -> Run:
     try:
         return mmspec_run(aligned_model(own, options))
     except ValueError as error:
-        refused = Measured([], 0, 0, 0.0, 0.0, refused=str(error))
-        return lambda pair, inputs, seed: refused
+        return _refused(str(error))
 
 
 def transformers_run(options: dict[str, Any]) -> Run:

@@ -8,6 +8,8 @@ import torch
 
 from mmspec.drafters.checkpoints.nets import net_class
 from mmspec.drafters.checkpoints.published import Hints, Reading, layout_of, read_published
+from mmspec.drafters.features.eagle3_parts import SharedHead
+from mmspec.drafters.int8 import check_int8, is_int8, put_int8_linears
 from mmspec.utils.packing import packed, unpacked
 from mmspec.utils.weights import fill, read_config, read_names, read_weights, write_folder
 
@@ -23,8 +25,10 @@ def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None)
         dtype: dtype of the weights on disk, their own by default; torch.int8 stores matrices as bytes with one scale a row.
 
     Raises:
-        ValueError: if `folder` holds something other than a drafter.
+        ValueError: if `folder` holds something other than a drafter, and for a drafter loaded in int8.
     """
+    if is_int8(net):
+        raise ValueError("this drafter was loaded in int8, which loses precision: load it without int8 to save it")
     weights = net.state_dict()
     if dtype == torch.int8:
         weights = packed(weights)
@@ -33,7 +37,9 @@ def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None)
     write_folder(Path(folder), {KEY: net.kind, **net.config}, weights, is_drafter)
 
 
-def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] | None = None, layer_ids: str | None = None) -> Any:
+def load_drafter(
+    path: str | Path, target: Any = None, *, states: Sequence[int] | None = None, layer_ids: str | None = None, int8: bool = False
+) -> Any:
     """The drafter net in folder `path`, in eval mode: `mmspec.text.generate` takes it as `drafter`.
 
     Reads what `save_drafter` and `export_speculators` write, and the published layouts of EAGLE-1 and -2, EAGLE-3, Medusa and
@@ -46,10 +52,14 @@ def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] 
         states: the target's hidden states an EAGLE-3 drafter reads, numbered as in `mmspec.models.stack`, instead of what the file says.
         layer_ids: what the layer ids of a published EAGLE-3 file number: "inputs" of layers (vLLM, `speculators`) or their
             "outputs" (SpecForge). By default outputs where an `eagle_config` begins with 1, as SGLang draft tokens, else inputs.
+        int8: keep linear layers, and the rows of a shared head, in int8, on a CPU: a draft token then reads a quarter of the memory.
+            The drafter's distributions change a little; what is generated keeps what the accept rule promises.
 
     Raises:
         ValueError: for whatever is missing, broken, unsupported or of another shape, in one line; nothing is loaded then.
     """
+    if not isinstance(int8, bool):
+        raise ValueError(f"int8 is {int8!r}: give True or False")
     if not isinstance(path, str | Path):
         raise ValueError(f"path is {path!r:.60}: give the folder of a drafter, with config.json and weights")
     folder, hints = Path(path).expanduser(), Hints(target, states, layer_ids)
@@ -61,7 +71,18 @@ def load_drafter(path: str | Path, target: Any = None, *, states: Sequence[int] 
         reading = read_published(config, read_weights(folder), hints, folder)
         net = _made(reading.kind, reading.options, folder)
     net = fill(net, reading.weights, folder, reading.theirs)
-    return net if target is None else suited(net, target, folder)
+    net = net if target is None else suited(net, target, folder)
+    return _in_int8(net) if int8 else net
+
+
+def _in_int8(net: Any) -> Any:
+    """Return `net`, its linear layers replaced. ValueError where int8 is not to be had."""
+    weight = next(net.parameters())
+    check_int8(f"this {net.kind} drafter", weight.device, weight.dtype)
+    put_int8_linears(net)
+    if isinstance(getattr(net, "lm_head", None), SharedHead):
+        net.lm_head.int8 = True
+    return net
 
 
 def is_drafter(path: str | Path) -> bool:

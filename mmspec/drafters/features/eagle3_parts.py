@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
+from mmspec.drafters.int8 import int8_rows
 from mmspec.models.compat.models import writes_of
 
 
@@ -41,11 +42,15 @@ class SharedHead(nn.Module):
 
     Args:
         values: number of the drafter's values.
+
+    Attributes:
+        int8: keep the rows in int8, on a CPU; set before `attach`.
     """
 
     def __init__(self, values: int):
         super().__init__()
-        self.out_features = values
+        self.out_features, self.int8 = values, False
+        self._light: tuple[nn.Module, ...] = ()
         self._rows: tuple[Tensor, ...] = ()  # in a tuple, or it would follow the module to other dtypes and devices alone
         self._key: tuple[Any, ...] = ()
 
@@ -67,7 +72,9 @@ class SharedHead(nn.Module):
         key = (weight.data_ptr(), writes_of(weight), None if ids is None else (ids.data_ptr(), writes_of(ids)), like.dtype, like.device)
         if key != self._key:
             rows = weight.detach() if ids is None else weight.detach()[(ids + torch.arange(len(ids), device=ids.device)).to(weight.device)]
-            self._rows, self._key = (rows.to(like.device, like.dtype),), key
+            rows = rows.to(like.device, like.dtype)
+            self._light = (int8_rows(rows),) if self.int8 else ()
+            self._rows, self._key = () if self.int8 else (rows,), key
 
     def rows(self) -> Tensor:
         """Return the rows [values, H]. ValueError before `attach`."""
@@ -77,7 +84,7 @@ class SharedHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., values] of `hidden` [..., H]."""
-        return nn.functional.linear(hidden, self.rows())
+        return self._light[0](hidden) if self._light else nn.functional.linear(hidden, self.rows())
 
 
 class DraftVocabulary(nn.Module):

@@ -5,7 +5,6 @@ layers and shares everything else.
 """
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.control import is_whole
+from mmspec.drafters.int8 import check_int8, int8_linear
 from mmspec.drafters.model.vocabulary import Overlap
 from mmspec.models.model_checks import model_name
-
-_LEVELS = 127  # of int8 weights, either side of 0
 
 
 def lighter(model: Any, *, ids: Tensor | None = None, int8: bool = False) -> Any:
@@ -41,11 +39,11 @@ def lighter(model: Any, *, ids: Tensor | None = None, int8: bool = False) -> Any
             raise ValueError(f"vocabulary needs an output head of type Linear, and that of {model_name(model)} is none: leave it out")
         parts[head] = _rows(head, ids)
     if int8:
-        _check_int8(model)
+        check_int8(model_name(model), model.device, model.dtype)
         for module in model.modules():
             found = parts.get(module, module)
             if type(found) is nn.Linear:
-                parts[module] = _int8(found)
+                parts[module] = int8_linear(found)
     return _with_parts(model, parts) if parts else model
 
 
@@ -86,28 +84,6 @@ def _rows(head: nn.Linear, ids: Tensor) -> nn.Linear:
     if head.bias is not None:
         found.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
     return found.eval()
-
-
-def _check_int8(model: Any) -> None:
-    device, dtype = model.device, model.dtype
-    if device.type != "cpu" or dtype != torch.float32:
-        name = str(dtype).removeprefix("torch.")
-        raise ValueError(f"int8 is for drafters on a CPU in float32, and {model_name(model)} is on {device} in {name}: leave int8 out")
-    if torch.backends.quantized.engine == "none":
-        raise ValueError("int8 needs torch's quantized kernels, which this build has not: leave int8 out")
-
-
-def _int8(linear: nn.Linear) -> nn.Module:
-    from torch.ao.nn.quantized.dynamic import Linear
-
-    weight = linear.weight.detach()
-    scales = weight.abs().amax(1).clamp_min(torch.finfo(weight.dtype).tiny).double() / _LEVELS
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s).*quantized tensor creation functions")  # deprecated, and the kernels' only form of weights
-        made = Linear(linear.in_features, linear.out_features, linear.bias is not None, dtype=torch.qint8)
-        levels = torch.quantize_per_channel(weight, scales, torch.zeros(len(weight), dtype=torch.long), 0, torch.qint8)
-    made.set_weight_bias(levels, None if linear.bias is None else linear.bias.detach())
-    return made.eval()
 
 
 def _with_parts(model: Any, parts: Mapping[nn.Module, nn.Module]) -> Any:
