@@ -12,8 +12,9 @@ from torch import Tensor
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import OnStep, each
 from mmspec.core.decode import generate as run
-from mmspec.core.draft_length.hill_climb import LADDER, HillClimb, in_flight
+from mmspec.core.draft_length.window_cost import LADDER, WindowCost, in_flight
 from mmspec.core.noise import Noise
+from mmspec.core.noise_ring import RingNoise
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.processors.raster import Grammar
 from mmspec.core.result import Generation, Result
@@ -45,6 +46,7 @@ from mmspec.vision.families.base import ImageModel, Size
 
 WINDOW = 32
 """Default number of codes per forward."""
+_HEAD = 0.02  # of a picture's values: what window="auto" may lose before it decodes plainly
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ def generate(
         method: a name of `mmspec.vision.METHODS` or `PUBLISHED`, or a `Method`; by default "jacobi". For models of continuous tokens a
             name of `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path", "density" (mixture) or "plain" (masked).
         window: tokens a forward, the pending token included, at least 1; by default 32, and 5 for continuous tokens, which a smaller
-            model drafts; "auto" for the number that maximises measured throughput; or a controller. Rows (zipar, pjd) have sizes of
-            their own. It bounds the depth of trees.
+            model drafts; "auto" for the number of highest measured throughput, 1 where none pays; or a controller. Rows (zipar, pjd)
+            have sizes of their own. It bounds the depth of trees.
         guidance: the scale of classifier-free guidance, one number or one per image; None or 1 for none.
         size: pixels a side, or (height, width), for models with several sizes.
         couple, init: in place of the method's own coupler and initialiser (a name: uniform, left, up, ...).
@@ -178,7 +180,7 @@ def generate(
         rule,
         prompt,
         stopping=DefaultStopping(rows, found.raster.length, device=device),
-        noise=noise,
+        noise=noise if plan.couple is None else RingNoise.of(noise, most + 1),
         control=Fixed(0) if isinstance(proposer, NoDraft) else control,
         on_step=each(watch, on_step),
     )
@@ -285,5 +287,5 @@ def _control(window: int | str | Control, rows: int, device: torch.device, work:
     if isinstance(window, int):
         check_drafted("window", window, work)
         return control_of(window - 1), window
-    first = in_flight(rows, device.type == "cuda") - 1
-    return control_of(window, auto=lambda: HillClimb(first=first), thompson=False, name="window", unit="tokens"), LADDER[-1] + 1
+    plan = WindowCost(first=in_flight(rows, device.type == "cuda") - 1, head=max(2.0, _HEAD * work))
+    return control_of(window, auto=lambda: plan, thompson=False, name="window", unit="tokens"), LADDER[-1] + 1

@@ -1,1 +1,1 @@
-"""Controllers of the draft length: throughput, Thompson sampling, hill climbing, and the break-even gate."""
+"""Controllers of the draft length: throughput, Thompson sampling, windows by measured cost, and the break-even gate."""
