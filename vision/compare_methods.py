@@ -24,14 +24,14 @@ from mmspec.minis import HOME
 from mmspec.minis.images import load_images, load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
-from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.methods import METHODS as KNOWN
 from mmspec.vision.codes.methods import neighbours
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.quality import metrics
-from mmspec.vision.quality.classifier import classify
+from mmspec.vision.quality.judging import judged
 
-METHODS = ("jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "block", "eagle", "lantern", "lantern++", "cool-sd", "gsd", "zipar", "pjd")
+METHODS = ("jacobi", "sjd", "sjd++", "scd", "scd-gumbel", "sjd-pac", "block", "eagle", "lantern", "lantern++", "cool-sd", "vvs", "gsd")
+METHODS += ("zipar", "pjd")
 METHODS += ("scd + cool-sd", "scd + strong cool-sd", "scd + lantern++", "scd + gsd")  # coupled windows under relaxed rules
 JUDGED = ("frechet", "nll", "accuracy")
 SHOWN = ("frechet", "kernel", "histogram", "horizontal", "vertical", "nll", "accuracy")
@@ -44,23 +44,6 @@ def options(name: str, model: ImageModel, window: int) -> dict:
     rules = {"cool-sd": CoolSD(), "strong cool-sd": CoolSD(delta=2.0), "gsd": KNOWN["gsd"].rule(model)}
     rules["lantern++"] = LanternPlus(neighbours(model, 10))
     return {"method": "scd", "window": window, "accept": rules[name.removeprefix("scd + ")]}
-
-
-@torch.no_grad()
-def judged(model: ImageModel, judge, prompts: list, sequences: torch.Tensor, guidance: float, wanted: torch.Tensor) -> metrics.PictureSet:
-    """What the metrics ask of pictures: features, codes, the target's own surprise, and whether the judge sees the class asked for."""
-    surprise = []
-    for first in range(0, len(prompts), 50):
-        some, codes = prompts[first : first + 50], sequences[first : first + 50]
-        prompt = model.encode(some, guided=True)
-        states = model.model.states(prompt.embeds, torch.cat([codes, codes]), prompt.mask)
-        cond, uncond = model.logits(states).chunk(2)
-        log_p = (uncond + guidance * (cond - uncond)).log_softmax(-1)
-        surprise.append(-log_p.gather(-1, codes[..., None])[..., 0])
-    codes = model.raster.picture(sequences)
-    logits, features = classify(judge, tokens.as_tensor(model.decode(codes)))
-    hits = logits.argmax(-1) == wanted if len(judge.labels) == len(model.labels) else None  # a judge of other classes only sees features
-    return metrics.PictureSet(features, codes, torch.cat(surprise), hits, wanted)
 
 
 def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, seed: int, batch: int) -> tuple:

@@ -65,3 +65,22 @@ def test_the_model_is_the_same_whatever_drafts():
     assert torch.equal(pictures("coupled", 9)[0], plain)
     assert isinstance(METHODS["coupled"][0](SyntheticRaster.make().raster, uniform, 4), Window)
     assert METHODS["coupled"][0](SyntheticRaster.make().raster, uniform, 4).couple is target_noise
+
+
+def test_frames_depend_on_the_frame_before_and_windows_leave_them_as_they_are():
+    target = SyntheticRaster.make(side=3, frames=3)
+    assert target.raster.length == 27
+    assert target.tables.shape[0] == 4
+    near = SyntheticSession(target, 1).near
+    assert near[:, :9][3].tolist() == [-1] * 9
+    assert near[3, 9:27].tolist() == list(range(18))
+    assert near[:3, 9].tolist() == [-1, -1, -1]  # a frame's first cell has no neighbour of its own frame
+    runs = []
+    for method in ("plain", "coupled"):
+        make, rule = METHODS[method]
+        stopping, noise = DefaultStopping(2, 27), Noise.from_seed(1, 2)
+        out = generate(target, make(target.raster, uniform, 8), rule, 2, stopping=stopping, noise=noise, control=Fixed(7))
+        runs.append(out)
+    assert torch.equal(runs[0].tokens, runs[1].tokens)
+    assert runs[1].stats.target_calls < 27
+    assert compression("coupled", 8, rows=2, side=3, frames=3) > 1

@@ -1,7 +1,7 @@
 """A synthetic picture model, for counting the forwards of window methods without weights or data.
 
-A cell depends on its left, upper and upper right neighbours, through random tables, with an entropy similar to that of picture models.
-Tokens per forward are meaningful; seconds are not.
+A cell depends on its left, upper and upper right neighbours, and in sequences of frames on the same cell of the frame before, through
+random tables, with an entropy similar to that of picture models. Tokens per forward are meaningful; seconds are not.
 """
 
 from collections.abc import Callable
@@ -37,13 +37,13 @@ uniform distribution is 4.85."""
 
 @dataclass(frozen=True)
 class SyntheticRaster:
-    """A target over `side` x `side` pictures of `codes` codes; the prompt is the number of rows."""
+    """A target over `side` x `side` pictures of `codes` codes, or sequences of such frames; the prompt is the number of rows."""
 
-    tables: Tensor  # [3, codes + 1, codes] logits given the left, upper and upper right neighbour; the last code is no neighbour
+    tables: Tensor  # [3 or 4, codes + 1, codes] logits given each neighbour; the last code is no neighbour
     raster: Raster
 
     @staticmethod
-    def make(spread: float = SPREAD, side: int = SIDE, codes: int = CODES, seed: int = 0) -> "SyntheticRaster":
+    def make(spread: float = SPREAD, side: int = SIDE, codes: int = CODES, seed: int = 0, frames: int = 1) -> "SyntheticRaster":
         """Return a target with random tables.
 
         Args:
@@ -51,9 +51,14 @@ class SyntheticRaster:
             side: height and width of the pictures, in codes.
             codes: size of the codebook.
             seed: seed of the tables.
+            frames: pictures written one after the other.
         """
-        tables = torch.randn(3, codes + 1, codes, generator=torch.Generator().manual_seed(seed))
-        return SyntheticRaster(tables * spread / 3**0.5, Raster.grid(side, side, codes))
+        near = 3 if frames == 1 else 4
+        tables = torch.randn(near, codes + 1, codes, generator=torch.Generator().manual_seed(seed))
+        raster = frame = Raster.grid(side, side, codes)
+        for _ in range(frames - 1):
+            raster = frame.behind(raster)
+        return SyntheticRaster(tables * spread / near**0.5, raster)
 
     def begin(self, prompt: int) -> tuple["SyntheticSession", Draft]:
         zeros = torch.zeros(prompt, dtype=torch.long)
@@ -68,7 +73,10 @@ class SyntheticSession:
         self.target, self.length, self.scored = target, raster.length, 0
         self.picture = torch.full((rows, raster.length + 1), raster.codes)  # the last column takes the prompt's value
         right = [above + 1 if above != FREE and (above + 1) % raster.width else FREE for above in raster.up]
-        self.near = torch.tensor([[*places, FREE] for places in (raster.left, raster.up, right)])  # [3, T + 1]
+        before = [place - raster.height * raster.width for place in range(raster.length)]
+        before = [place if place >= 0 else FREE for place in before]
+        near = (raster.left, raster.up, right, before)[: len(target.tables)]
+        self.near = torch.tensor([[*places, FREE] for places in near])  # [3 or 4, T + 1]
 
     def score(self, draft: Draft) -> Scored:
         position = (draft.start[:, None] + draft.depth()).clamp(max=self.length)  # [B, N] of the value each node calls for
@@ -76,8 +84,8 @@ class SyntheticSession:
         pictures = self.picture[:, None].repeat(1, draft.size, 1).scatter_(2, own, draft.nodes[:, None].expand_as(own))
         pictures[..., -1] = self.target.raster.codes
         self.pictures, self.scored = pictures, draft.size
-        near = pictures.gather(2, self.near[:, position].permute(1, 2, 0) % (self.length + 1))  # [B, N, 3]
-        return Scored(Categorical(torch.stack([self.target.tables[i][near[..., i]] for i in range(3)]).sum(0)))
+        near = pictures.gather(2, self.near[:, position].permute(1, 2, 0) % (self.length + 1))  # [B, N, 3 or 4]
+        return Scored(Categorical(torch.stack([table[near[..., i]] for i, table in enumerate(self.target.tables)]).sum(0)))
 
     def commit(self, keep: Tensor, most: int) -> None:
         kept = keep >= 0
@@ -102,10 +110,18 @@ METHODS: dict[str, tuple[Callable[[Raster, Initialiser, int], Drafter], Accept]]
 
 
 def compression(
-    method: str, window: int, *, init: Initialiser = uniform, spread: float = SPREAD, rows: int = 8, seed: int = 0, side: int = SIDE
+    method: str,
+    window: int,
+    *,
+    init: Initialiser = uniform,
+    spread: float = SPREAD,
+    rows: int = 8,
+    seed: int = 0,
+    side: int = SIDE,
+    frames: int = 1,
 ) -> float:
-    """Return the tokens per forward of `method` with a window of `window` tokens, over `rows` pictures of one model."""
-    target = SyntheticRaster.make(spread, side)
+    """Return the tokens per forward of `method` with a window of `window` tokens, over `rows` pictures, or sequences, of one model."""
+    target = SyntheticRaster.make(spread, side, frames=frames)
     make, rule = METHODS[method]
     calls = 0
 
@@ -113,7 +129,7 @@ def compression(
         nonlocal calls
         calls += sum(map(bool, step.committed.values))
 
-    stopping, noise = DefaultStopping(rows, side * side), Noise.from_seed(seed, rows)
+    stopping, noise = DefaultStopping(rows, target.raster.length), Noise.from_seed(seed, rows)
     drafter = make(target.raster, init, window)
     generate(target, drafter, rule, rows, stopping=stopping, noise=noise, control=Fixed(window - 1), on_step=count)
-    return rows * side * side / calls
+    return rows * target.raster.length / calls

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.rules.base import Accept
+from mmspec.core.rules.base import UNMETERED, Accept
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.token import ratio
 from mmspec.drafters.shapes import Draw, drawn, most_likely, sampled
@@ -133,8 +133,13 @@ def check_pairing(couple: Coupler, accept: Accept) -> None:
 
     A coupled draft token follows its new distribution given all committed values, as long as these do not depend on it. Block verification
     ends a round by a test of the whole block, later draft tokens included, so draft tokens that are kept after it no longer follow the
-    recorded distribution. Fresh draws are not affected.
+    recorded distribution. Fresh draws are not affected. Draft tokens kept by a threshold (`mmspec.drafters.jacobi.reuse`) never follow it.
     """
+    if getattr(couple, "inexact", False) and accept.uses_q and accept.exactness != UNMETERED:
+        raise ValueError(
+            f"{type(couple).__name__} keeps draft tokens by a threshold, which no rule that reads their distribution can measure: "
+            "accept with ReusedToken or coupled, or couple with maximal"
+        )
     if isinstance(accept, Block) and not couple.fresh:
         raise ValueError(
             f"{type(couple).__name__} keeps draft tokens from round to round, which block verification makes inexact: "

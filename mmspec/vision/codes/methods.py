@@ -7,12 +7,14 @@
 | sjd | a window drawn afresh every round (Teng et al. 2025, arXiv 2410.01699) | token | distribution-exact |
 | scd, scd-gumbel | a window that keeps what it can: maximal coupling, shared Gumbel numbers (2510.24211) | token | distribution-exact |
 | sjd-pac | a coupled window that begins as a tree (2603.18599) | siblings without replacement | distribution-exact |
+| sjd++ | a window that keeps draft tokens by a threshold (2512.07503) | token | lossy (unmetered) |
 | block | a window drawn afresh | block (2403.10444) | distribution-exact |
 | gsd | a window drawn afresh | groups of alike codes (2508.07747) | lossy |
 | eagle | a tree by a trained net (2401.15077) | siblings without replacement | distribution-exact |
 | lantern | the likeliest tree of a trained net (EAGLE-2) | neighbours' mass (2410.03355) | lossy |
 | lantern++ | a static tree by a trained net | neighbours' mass, by a factor (2502.06352) | lossy |
 | cool-sd | a static tree by a trained net | annealed relaxation (2601.09212) | lossy |
+| vvs | a static tree by a trained net behind tokens that are not verified (2511.13587) | neighbours' mass | lossy |
 | zipar, zipar-adaptive | none: rows are written side by side (2412.04062) | plain sampling | lossy |
 | pjd | a window in every row (2606.05703) | token, row by row | lossy, not metered |
 
@@ -31,9 +33,9 @@ from mmspec.core.rules.block import Block
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.lossy.cool_sd import cool_tree
 from mmspec.core.rules.lossy.grouped import Grouped
-from mmspec.core.rules.lossy.lantern import Neighbours, lantern_plus_tree, lantern_tree
+from mmspec.core.rules.lossy.lantern import Lantern, Neighbours, lantern_plus_tree, lantern_tree
 from mmspec.core.rules.sibling_rules import without_replacement_rule
-from mmspec.core.rules.siblings import Walk
+from mmspec.core.rules.siblings import Walk, relaxed
 from mmspec.core.rules.token import Token
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.guided_pair import GuidedPair
@@ -41,6 +43,7 @@ from mmspec.drafters.jacobi import couplers, initialisers
 from mmspec.drafters.jacobi.couplers import Coupler, check_pairing
 from mmspec.drafters.jacobi.initialisers import Initialiser
 from mmspec.drafters.jacobi.proactive import Proactive
+from mmspec.drafters.jacobi.reuse import Reuse, ReusedToken
 from mmspec.drafters.jacobi.windows import Window
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Shape
@@ -48,6 +51,7 @@ from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.vision.codes.pjd import PJD
+from mmspec.vision.codes.vvs import Unverified
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
 
@@ -166,6 +170,15 @@ def _lantern_plus(model: ImageModel) -> Walk:
 STATIC_TREE = StaticTree(Template.branching((4, 2, 1, 1)), drawn_siblings)
 """The tree of the methods that draft a static one."""
 
+_SKIPPED = 2
+_SKIPPING = StaticTree(Template.branching((*[1] * _SKIPPED, 4, 2, 1, 1)), drawn_siblings)
+
+
+def _unverified(model: ImageModel) -> Walk:
+    table = neighbours(model, 1000)
+    return relaxed(Unverified(Lantern(table, 0.2, table.k), _SKIPPED))
+
+
 METHODS: dict[str, Method] = {
     "plain": Method(),
     "jacobi": Method(couple=couplers.target_noise),
@@ -173,12 +186,14 @@ METHODS: dict[str, Method] = {
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),
     "sjd-pac": Method(couple=couplers.maximal, siblings=4, accept=without_replacement_rule()),
+    "sjd++": Method(couple=Reuse(), accept=ReusedToken()),
     "block": Method(couple=couplers.fresh, accept=Block()),
     "gsd": Method(couple=couplers.fresh, accept=_grouped),
     "eagle": Method(shape=STATIC_TREE, accept=without_replacement_rule()),
     "lantern": Method(shape=ExpandRerank(), accept=_lantern),
     "lantern++": Method(shape=STATIC_TREE, accept=_lantern_plus),
     "cool-sd": Method(shape=STATIC_TREE, accept=cool_tree()),
+    "vvs": Method(shape=_SKIPPING, accept=_unverified),
     "zipar": Method(rows=ZipAR()),
     "zipar-adaptive": Method(rows=ZipAR(adaptive=True)),
     "pjd": Method(rows=PJD()),

@@ -1,0 +1,43 @@
+"""What the quality metrics read of generated images: features, codes, the target's own likelihoods and recognised classes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec.vision.codes.tokenizer import as_tensor
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.quality.classifier import classify
+from mmspec.vision.quality.metrics import PictureSet
+
+_BATCH = 50
+
+
+@torch.no_grad()
+def judged(model: ImageModel, judge: Any, prompts: Sequence[Any], sequences: Tensor, guidance: float, wanted: Tensor) -> PictureSet:
+    """Measure the images of a `LlamaGen` model.
+
+    Args:
+        model: the adapter that drew them.
+        judge: a classifier (`mmspec.minis.images.load_judge`).
+        prompts: their prompts, N of them.
+        sequences: codes in writing order, LongTensor [N, T].
+        guidance: the scale they were drawn with, whose distribution -log p is taken of.
+        wanted: LongTensor [N], the class of each.
+
+    Returns:
+        The set. It has no `hits` where the judge knows other classes than the model.
+    """
+    surprise = []
+    for first in range(0, len(prompts), _BATCH):
+        some, codes = prompts[first : first + _BATCH], sequences[first : first + _BATCH]
+        prompt = model.encode(some, guided=True)
+        states = model.model.states(prompt.embeds, torch.cat([codes, codes]), prompt.mask)
+        cond, uncond = model.logits(states).chunk(2)
+        log_p = (uncond + guidance * (cond - uncond)).log_softmax(-1)
+        surprise.append(-log_p.gather(-1, codes[..., None])[..., 0])
+    codes = model.raster.picture(sequences)
+    logits, features = classify(judge, as_tensor(model.decode(codes)))
+    hits = logits.argmax(-1) == wanted if len(judge.labels) == len(getattr(model, "labels", ())) else None
+    return PictureSet(features, codes, torch.cat(surprise), hits, wanted)
