@@ -28,7 +28,7 @@ from mmspec.vision.codes.methods import METHODS as KNOWN
 from mmspec.vision.codes.methods import neighbours
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.quality import metrics
-from mmspec.vision.quality.judging import judged
+from mmspec.vision.quality.judging import judged_pictures
 
 METHODS = ("jacobi", "sjd", "sjd++", "scd", "scd-gumbel", "sjd-pac", "block", "eagle", "lantern", "lantern++", "cool-sd", "vvs", "gsd")
 METHODS += ("zipar", "pjd")
@@ -37,7 +37,7 @@ JUDGED = ("frechet", "nll", "accuracy")
 SHOWN = ("frechet", "kernel", "histogram", "horizontal", "vertical", "nll", "accuracy")
 
 
-def options(name: str, model: ImageModel, window: int) -> dict:
+def options(name: str, model: ImageModel, window: int | str) -> dict:
     """What `generate` needs for a row of the table."""
     if name in KNOWN:
         return {"method": name, "window": window if KNOWN[name].windowed else None}
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the mini's set; default: the shipped one")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--window", type=int, default=48)
+    parser.add_argument("--window", type=lambda text: text if text == "auto" else int(text), default=48, help="tokens a forward, or auto")
     parser.add_argument("--batch", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--timed-batch", type=int, default=1)
@@ -90,11 +90,11 @@ def main() -> None:
     prompts = [given[n % len(given)] for n in range(args.pictures)]
     wanted = torch.arange(args.pictures) % len(given)
     first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 0, args.batch)
-    plain = judged(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
+    plain = judged_pictures(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
     rows = {"plain": {"forwards": forwards, "exactness": "token-exact"}}
     for name in track(args.methods, args.set):
         found, calls, drift, exactness = drawn(model, prompts, options(name, model, args.window), args.guidance, 10**6, args.batch)
-        distances = metrics.compare(plain, judged(model, judge, prompts, found, args.guidance, wanted))
+        distances = metrics.compare(plain, judged_pictures(model, judge, prompts, found, args.guidance, wanted))
         shown = {
             key: {"value": d.value, "ceiling": d.ceiling, "inside": d.inside, "p": d.p} for key, d in distances.items() if key in SHOWN
         }

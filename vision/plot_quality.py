@@ -23,7 +23,7 @@ from mmspec.utils.provenance import machine, provenance
 from mmspec.vision import METHODS, PUBLISHED
 from mmspec.vision.codes.registry import method_of
 from mmspec.vision.quality import metrics
-from mmspec.vision.quality.judging import judged
+from mmspec.vision.quality.judging import judged_pictures
 
 SHOWN = {"frechet": "Frechet distance to plain decoding", "nll": "-log p a code, above plain decoding's, nats"}
 COLOURS = {"token-exact": "#1a7f37", "distribution-exact": "#0969da", "lossy": "#cf222e"}
@@ -97,11 +97,11 @@ def main() -> None:
     prompts = [given[n % len(given)] for n in range(args.pictures)]
     wanted = torch.arange(args.pictures) % len(given)
     first, counted, _, _ = drawn(model, prompts * 2, "plain", args.window, args.guidance, 0, args.batch)
-    plain = judged(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
+    plain = judged_pictures(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
     rows: dict[str, dict] = {}
     for name in track(args.methods, args.set):
         found, forwards, drift, exactness = drawn(model, prompts, name, args.window, args.guidance, 10**6, args.batch)
-        distances = metrics.compare(plain, judged(model, judge, prompts, found, args.guidance, wanted))
+        distances = metrics.compare(plain, judged_pictures(model, judge, prompts, found, args.guidance, wanted))
         kept = ("value", "low", "high", "floor", "ceiling", "p")
         row: dict[str, Any] = {key: {field: getattr(distances[key], field) for field in kept} for key in SHOWN}
         row |= {"saving": saving(counted.mean().item(), forwards, len(forwards) == args.pictures)}

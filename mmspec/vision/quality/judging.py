@@ -15,7 +15,9 @@ _BATCH = 50
 
 
 @torch.no_grad()
-def judged(model: ImageModel, judge: Any, prompts: Sequence[Any], sequences: Tensor, guidance: float, wanted: Tensor) -> PictureSet:
+def judged_pictures(
+    model: ImageModel, judge: Any, prompts: Sequence[Any], sequences: Tensor, guidance: float, wanted: Tensor
+) -> PictureSet:
     """Measure the images of a `LlamaGen` model.
 
     Args:
