@@ -3,21 +3,19 @@
     python text/distil_model.py --model ./big --prompts prompts.txt --out ./small        (an eighth of its layers, which begin as they are)
     python text/distil_model.py --model ./big --prompts prompts.txt --size config.json   (any causal architecture with its vocabulary size)
     python text/distil_model.py --text speculative --loss jsd                            (for the shipped mini)
+    python text/distil_model.py --model ./big --prompts prompts.txt --start ./small --parallel 8    (drafts 8 tokens in one forward: PARD)
     torchrun --nproc-per-node 2 text/distil_model.py ...     (or accelerate launch --num_processes 2: one job, the same weights)
 
-The target writes text after the prompts under the sampling settings it will be used with, and the small model learns the target's
-distributions on that text, or partly on text of its own (on-policy, DistillSpec), or on its own text in which the target replaces every
-token outside its --rank likeliest (speculative, SKD). Every checkpoint prints held-out acceptance. Runs resume where they stopped. Codec
-language models in one stream of ids are causal models like others; of a vision-language model the language model is distilled on text.
-The vocabulary stays the target's, since assisted generation and vLLM need its ids. Above 65,536 values, embeddings and head are the
-target's own and are not trained (--head); a narrow config.json makes them small, and they begin as the target's on the principal
-directions of the tokens in use.
+The target writes text after the prompts under the sampling settings it will be used with, and the small model learns its distributions on
+that text, or partly on text of its own (on-policy, DistillSpec), or on its own text in which the target replaces every token outside its
+--rank likeliest (speculative, SKD). Every checkpoint prints held-out acceptance. Runs resume where they stopped. Codec language models in
+one stream of ids are causal models like others; of a vision-language model the language model is distilled. Above 65,536 values, embeddings
+and head are the target's own and are not trained (--head); a narrow config.json makes them small (docs/drafters.md).
 """
 
 import argparse
 import json
 import os
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +31,8 @@ from mmspec.train.parallel import join_processes
 from mmspec.train.small_model.architecture import share_embeddings, small_model, start_embeddings
 from mmspec.train.small_model.folder import check_replaceable, claim_work, note_acceptance, noted_acceptance, save_small_model
 from mmspec.train.small_model.loss import SmallModelLoss
-from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids, estimated_memory
+from mmspec.train.small_model.masks import mask_columns
+from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids, estimated_memory, opening_ids
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
 
@@ -47,8 +46,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", default="small", help="small, or a config.json")
     parser.add_argument("--layers", type=int, help="of --size small; an eighth of the target's by default")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--from-target", dest="fresh", action="store_false", help="begin with weights of the target, the default")
+    start.add_argument("--from-target", dest="fresh", action="store_false", default=False, help="begin with the target's weights (default)")
     start.add_argument("--fresh", action="store_true", help="begin with random weights, but for a shared head")
+    start.add_argument("--start", type=Path, help="begin with a small model that was trained already: its folder")
+    parser.add_argument("--parallel", type=int, help="learn to draft this many tokens in one forward, by mask tokens")
+    parser.add_argument("--kept", type=float, help="parallel: share of the masks of one depth that have one behind them; 0.7 by default")
+    parser.add_argument("--mask-token", type=int, help="parallel: its id; by default the largest that the target does not write")
     parser.add_argument("--head", choices=("shared", "own"), help="embeddings and head: the target's as they are, or trained")
     parser.add_argument("--text", choices=TEXTS, default="off-policy", help="whose text is learnt from")
     parser.add_argument("--share", type=float, help="part of the steps with the small model's text; 0.5 by default")
@@ -92,9 +95,7 @@ def openings(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
         texts = [t for i, t in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))) if i % 20 and len(t) > 200]
     else:
         raise ValueError("--prompts is missing: give a file with one prompt a line, or JSON lines")
-    random.Random(0).shuffle(texts)
-    ids = [tokenizer(text)["input_ids"] for text in texts[: args.windows]]
-    return [ids[i % len(ids)] for i in range(args.windows)]
+    return opening_ids(tokenizer, texts, args.windows)
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -108,19 +109,20 @@ def run(args: argparse.Namespace) -> None:
     check_replaceable(out)
     if args.rows < here.num_processes:
         raise ValueError(f"--rows is {args.rows} for {here.num_processes} processes: give every process a window")
-    device = str(here.device) if args.device == "auto" else args.device
-    pair = load_pair(Config(target=TargetSection(path=args.model, device=device), drafter=DrafterSection(kind="none")))
+    place = TargetSection(path=args.model, device=str(here.device) if args.device == "auto" else args.device)
+    pair = load_pair(Config(target=place, drafter=DrafterSection(kind="none")))
     target = pair.target.requires_grad_(False)
     torch.manual_seed(0)
-    model = small_model(target, args.size, layers=args.layers, fresh=args.fresh).to(target.device)
-    shared = share_embeddings(model, target, None if args.head is None else args.head == "shared")
-    example = SmallModelLoss(model, target, args.loss)
+    model = small_model(target, args.size, layers=args.layers, fresh=args.fresh, start=args.start).to(target.device)
+    shared = share_embeddings(model, target, None if args.head is None and args.start is None else args.head == "shared")
+    example = SmallModelLoss(model, target, args.loss, masks=mask_columns(args.parallel, args.mask_token, args.kept))
     estimate = estimated_memory(example, target, args.windows, -(-args.rows // here.num_processes), args.opening + args.new)
     estimate.announce(here, args.force_memory)
     claim_work(args.work, settings)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new)
     ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
-    if not args.fresh and not shared:
+    example.choose_mask(ids, pair.tokenizer.all_special_ids)
+    if not args.fresh and not shared and args.start is None:
         start_embeddings(model, target, counted_ids(ids, own, model.config.vocab_size))
     text = TrainingText(target, ids, own, max(args.rows, len(ids) // 16), source)
 
@@ -135,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
     fit(example, loss, fitting, args.work / "model.pt", title="distil", validate=validate)
     if here.is_main_process:
         command = recipe_command("text/distil_model.py", vars(args), leave_out=("work", "out"), processes=here.num_processes)
-        save_small_model(model, pair.tokenizer, out, settings | {"command": command}, noted_acceptance(log))
+        save_small_model(model, pair.tokenizer, out, settings | {"command": command}, noted_acceptance(log), example.mask_id)
         print(f"{out}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters; mmspec text PROMPT --drafter {out}")
 
 

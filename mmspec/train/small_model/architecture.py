@@ -22,8 +22,10 @@ _LAYER_LISTS = ("layer", "types", "pattern")
 """Words in the names of config entries that hold one value for every layer."""
 
 
-def small_model(target: Any, size: str = "small", *, layers: int | None = None, fresh: bool = False) -> Any:
-    """Make an untrained drafter model with the ids of a target.
+def small_model(
+    target: Any, size: str = "small", *, layers: int | None = None, fresh: bool = False, start: str | Path | None = None
+) -> Any:
+    """Make a drafter model with the ids of a target.
 
     Args:
         target: a causal language model of transformers, or a vision-language model, whose language model is taken.
@@ -31,6 +33,7 @@ def small_model(target: Any, size: str = "small", *, layers: int | None = None, 
             architecture with the target's vocabulary size.
         layers: number of layers in place of an eighth of them. They are taken at even distances, the first and the last among them.
         fresh: begin with random weights, as a model of a config.json always does but for `start_embeddings`.
+        start: the transformers folder of a small model that was trained already, to go on from, instead of the other arguments.
 
     Returns:
         A causal language model in float32, in eval mode, on the CPU.
@@ -39,6 +42,10 @@ def small_model(target: Any, size: str = "small", *, layers: int | None = None, 
         ValueError: for targets that are no such model, configs that cannot be read or have another vocabulary, and layers that do not fit.
     """
     config = _text_config(target)
+    if start is not None:
+        if size != "small" or layers is not None or fresh:
+            raise ValueError(f"size is {size!r}, layers {layers} and fresh {fresh}, but {start} is a whole model: leave them out")
+        return _trained(Path(start), config)
     if size != "small":
         if layers is not None:
             raise ValueError(f"layers is {layers}, but {size} says how many there are: give one of them")
@@ -151,6 +158,17 @@ def principal_rows(weight: Tensor, width: int, counts: Tensor | None = None) -> 
     second_moments = rows.T @ (rows * weights.to(rows)[:, None])
     directions = torch.linalg.eigh(second_moments).eigenvectors.flip(-1)  # largest first
     return rows @ directions[:, :width]
+
+
+def _trained(path: Path, target: Any) -> Any:
+    """The causal language model in a folder, in float32 and eval mode, with the vocabulary of the config `target`."""
+    from transformers import AutoModelForCausalLM
+
+    causal_config(path, target)
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} holds no causal language model: {_first_line(error)}") from None
 
 
 def _text_config(target: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmspec.drafters.block.pard import KEY
 from mmspec.train.parallel import join_processes
 from mmspec.train.states.identity import claim_folder
 from mmspec.utils.files import whole, whole_folder, write_json
@@ -39,11 +40,20 @@ def claim_work(folder: Path, settings: Mapping[str, Any]) -> None:
     claim_folder(folder / "settings.json", settings, "a run with", flags, join_processes())
 
 
-def note_acceptance(path: Path, step: int, acceptance: tuple[float, float]) -> str:
-    """Add the held-out acceptance at a step to a file of JSON lines, and return it as text."""
+def note_acceptance(path: Path, step: int, acceptance: Sequence[tuple[float, float]]) -> str:
+    """Add the held-out acceptance at a step to a file of JSON lines, and return it as text.
+
+    Args:
+        path: the file.
+        step: number of the step.
+        acceptance: (acceptance, greedy agreement) for the draft tokens of a block one by one; of an ordinary model one pair.
+    """
+    taken, agreed = ([pair[part] for pair in acceptance] for part in (0, 1))
+    block = {"by_token": taken, "agreement_by_token": agreed} if len(taken) > 1 else {}
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": step, "acceptance": acceptance[0], "agreement": acceptance[1]}) + "\n")
-    return f"step {step}: held-out acceptance {acceptance[0]:.3f}, greedy agreement {acceptance[1]:.3f}"
+        file.write(json.dumps({"step": step, "acceptance": taken[0], "agreement": agreed[0], **block}) + "\n")
+    sampled, greedy = (" ".join(f"{each:.3f}" for each in part) for part in (taken, agreed))
+    return f"step {step}: held-out acceptance {sampled}, greedy agreement {greedy}"
 
 
 def noted_acceptance(path: Path) -> list[dict[str, float]]:
@@ -52,7 +62,14 @@ def noted_acceptance(path: Path) -> list[dict[str, float]]:
     return sorted({line["step"]: line for line in lines}.values(), key=lambda line: line["step"])
 
 
-def save_small_model(model: Any, tokenizer: Any, folder: Path, settings: Mapping[str, Any], noted: Sequence[Mapping[str, float]]) -> None:
+def save_small_model(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    settings: Mapping[str, Any],
+    noted: Sequence[Mapping[str, Any]],
+    mask_id: int | None = None,
+) -> None:
     """Write a model as an ordinary transformers folder with tokenizer, card and `FACTS`, completely or not at all.
 
     Args:
@@ -61,6 +78,7 @@ def save_small_model(model: Any, tokenizer: Any, folder: Path, settings: Mapping
         folder: the folder to write. One that holds a distilled model is replaced.
         settings: of the run, ready for JSON; "model" and "command" stand on the card.
         noted: what `noted_acceptance` returned.
+        mask_id: the mask token of a model that drafts a block, which its config will name.
 
     Raises:
         ValueError: for weights that are not finite, and a folder that holds something else; nothing is written then.
@@ -69,6 +87,8 @@ def save_small_model(model: Any, tokenizer: Any, folder: Path, settings: Mapping
         if not torch.isfinite(weight).all():
             raise ValueError(f"{name} of the small model holds NaN or infinity: it is not saved; train with a lower rate")
     check_replaceable(folder)
+    if mask_id is not None:
+        setattr(model.config, KEY, mask_id)
     with whole_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
@@ -87,8 +107,19 @@ def small_model_card(model: Any, settings: Mapping[str, Any], noted: Sequence[Ma
         width=config.hidden_size,
         parameters=sum(weight.numel() for weight in model.parameters()) / 1e6,
         command=settings["command"],
+        block=_block(model, noted),
         rows="\n".join(f"| {line['step']:.0f} | {line['acceptance']:.3f} | {line['agreement']:.3f} |" for line in noted),
     )
+
+
+def _block(model: Any, noted: Sequence[Mapping[str, Any]]) -> str:
+    """The lines of a card on drafting a block, empty for an ordinary model."""
+    found = [line["by_token"] for line in noted if "by_token" in line]
+    if not found:
+        return ""
+    last = " ".join(f"{each:.3f}" for each in found[-1])
+    token = getattr(model.config, KEY, None)
+    return f"\n- Drafts a block in one forward by mask token {token} (PARD). Acceptance by draft token, at the last step: {last}"
 
 
 _CARD = """# Drafter for {target}
@@ -97,7 +128,7 @@ A {kind} of {layers} layers, width {width} and {parameters:.1f} M parameters wit
 As a drafter (`mmspec text --drafter`, `assistant_model=` of transformers, a draft model of vLLM) it only proposes: under exact rules the
 output is the target's. Its own text is not to be relied on. The weights follow their target's terms.
 
-- Recipe: `{command}`
+- Recipe: `{command}`{block}
 
 Acceptance on windows of the target's own text that were held out: the chance that the token rule accepts a token (1 - TV), and how often
 the likeliest tokens agree.

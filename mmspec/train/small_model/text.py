@@ -5,8 +5,9 @@ which is what the target will have to judge. Early on such text is poor; in spec
 replaces every token that is not among its likeliest.
 """
 
+import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -113,16 +114,13 @@ class TrainingText:
         if self.source.kind != "off-policy" and torch.rand((), generator=generator).item() < self.source.share:
             chosen, own = torch.randint(len(self.prompts), (rows,), generator=generator).tolist(), range(part, rows, processes)
             return self._written(model, [self.prompts[chosen[row]] for row in own], [step * rows + row for row in own])
-        return self.window(torch.randint(self.held, len(self.ids), (rows,), generator=generator).sort().values[part::processes].tolist())
+        chosen = torch.randint(self.held, len(self.ids), (rows,), generator=generator).sort().values[part::processes].tolist()
+        return replace(self.window(chosen), seeds=tuple(range(step * rows + part, (step + 1) * rows, processes)))
 
-    def acceptance(self, example: SmallModelLoss) -> tuple[float, float]:
-        """Return `SmallModelLoss.acceptance` over all windows held out."""
-        found, total = [0.0, 0.0], 0
-        for window in self.held_out():
-            count = int(window.own[:, 1:].sum())
-            found = [before + count * mean for before, mean in zip(found, example.acceptance(window), strict=True)]
-            total += count
-        return found[0] / max(1, total), found[1] / max(1, total)
+    def acceptance(self, example: SmallModelLoss) -> list[tuple[float, float]]:
+        """Return `SmallModelLoss.acceptance` over all windows held out, for the draft tokens of a block one by one."""
+        sums = torch.stack([example.acceptance_sums(window) for window in self.held_out()]).sum(0)
+        return [(taken / max(1.0, count), agreed / max(1.0, count)) for taken, agreed, count in sums.tolist()]
 
     def _written(self, model: Any, prompts: Sequence[Tensor], seeds: list[int]) -> TextWindow:
         """What the small model, alone or with the target, writes after `prompts`."""
@@ -138,7 +136,7 @@ class TrainingText:
                     out = generate(self.target, inputs, model, accept=rule, draft_length=self.source.draft_length, **settings)
         finally:
             model.train(trained)
-        return _behind(prompts, out.tokens.cpu(), out.lengths.tolist()).to(self.target.device)
+        return replace(_behind(prompts, out.tokens.cpu(), out.lengths.tolist()), seeds=tuple(seeds)).to(self.target.device)
 
 
 def estimated_memory(example: SmallModelLoss, target: Any, windows: int, rows: int, length: int) -> TrainingMemory:
@@ -152,8 +150,17 @@ def estimated_memory(example: SmallModelLoss, target: Any, windows: int, rows: i
         length: ids of a window.
     """
     size, kept = target.get_output_embeddings().weight.shape[0], _kept_bytes(target, windows * length)
+    length = length if example.masks is None else round(length * sum(example.masks.shares))
     logits = min(example.most_logits, rows * length * size)
     return small_model_memory(example.model, target, rows=rows, length=length, logits=logits, kept=kept)
+
+
+def opening_ids(tokenizer: Any, texts: Sequence[str], count: int) -> list[list[int]]:
+    """Return the ids of `count` of the texts in a random order that is always the same; fewer texts are repeated."""
+    drawn = list(texts)
+    random.Random(0).shuffle(drawn)
+    ids = [tokenizer(text)["input_ids"] for text in drawn[:count]]
+    return [ids[i % len(ids)] for i in range(count)]
 
 
 def counted_ids(ids: Tensor, own: Tensor, size: int) -> Tensor:
