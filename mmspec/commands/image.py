@@ -21,9 +21,12 @@ EXAMPLES = """Examples:
   mmspec image "ankle boot" --model vision-fashion --window auto
   mmspec image "ankle boot" --model continuous --method path --compare plain
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
+  mmspec image bag --model continuous --method chain --head-steps 64 --draft-steps 14 --compare plain
   mmspec image "a cat in the rain" --model ./janus --device cuda --dtype bfloat16
 """
 OUT, BATCH, MOST = "mmspec-image.png", 16, 1024
+CHAINS = ("chain", "path", "stepwise", "block")
+"""Methods for continuous tokens that read --draft-steps."""
 _METHOD = "plain, jacobi, scd, ...; of continuous tokens plain, path, aligned, density, ... (mmspec models lists them and the defaults)."
 _WINDOW = "Tokens scored per forward, or auto for the fastest. For continuous tokens: draft tokens plus 1."
 _SIGMA = "Of continuous tokens: the noise on every token that is a part of the distribution, in a token's deviations."
@@ -38,6 +41,10 @@ GUIDANCE = Annotated[
 ]
 HEAD_STEPS = Annotated[int | None, common.option(common.DRAWING, "Of continuous tokens: steps of the head's chain.", metavar="N")]
 SIGMA_OUT = Annotated[float | None, common.option(common.DRAWING, _SIGMA, metavar="X")]
+_DRAFT_STEPS = (
+    "Of continuous tokens: steps of the head's chain drafted beside the current one, 0 to 31, or auto; --method chain has a default."
+)
+DRAFT_STEPS = Annotated[str | None, common.option(common.HOW, _DRAFT_STEPS, metavar="N")]
 TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
@@ -53,6 +60,7 @@ def image(
     method: METHOD = None,
     compare: Annotated[str | None, common.option(common.HOW, "Generate by this method too, and show both.", metavar="NAME")] = None,
     window: WINDOW = None,
+    draft_steps: DRAFT_STEPS = None,
     drift_budget: BUDGET = None,
     guidance: GUIDANCE = None,
     temperature: TEMPERATURE = None,
@@ -72,11 +80,19 @@ def image(
     if not 1 <= grid <= MOST:
         raise ValueError(f"--grid is {grid}: draw 1 to {MOST} pictures; for more take the job mmspec recipe vision/generate_batch.py")
     check(drift_budget=drift_budget, temperature=1.0 if temperature is None else temperature, top_k=top_k, guidance=guidance)
-    if method == "plain" and compare is None:
-        common.refuse_unread("is for methods that draft, and plain decodes one token a forward: leave it out", "--window", "--drift-budget")
+    if method in ("plain", "chain") and compare is None:
+        common.refuse_unread(
+            f"is for methods that draft, and {method} decodes one token a forward: leave it out", "--window", "--drift-budget"
+        )
     prompt = sys.stdin.read().strip() if prompt == "-" else prompt
-    options = {"window": _window(window), "drift_budget": drift_budget, "temperature": temperature, "top_k": top_k, "size": _size(size)}
-    options |= {"head_steps": head_steps, "sigma_out": sigma_out}
+    options = {
+        "window": _count("window", window, "tokens"),
+        "drift_budget": drift_budget,
+        "temperature": temperature,
+        "top_k": top_k,
+        "size": _size(size),
+    }
+    options |= {"head_steps": head_steps, "sigma_out": sigma_out, "draft_steps": _count("draft-steps", draft_steps, "steps")}
     options = {name: value for name, value in options.items() if value is not None}
     with whole(out, binary=True) as sink:  # before heavy imports, so that a place that cannot be written to is reported at once
         common.begin(verbose)
@@ -134,20 +150,22 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     options = options | {"guidance": scale}
     total = len(names) * len(prompts) * loaded.cells
     with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:
-        draws = [_draw(loaded, name, prompts, seeds, options, done) for name in names]
+        draws = [_draw(loaded, name, names, prompts, seeds, options, done) for name in names]
     about = {"prompt": prompt, "model": given["model"], "seeds": seeds, "settings": options}
     return about, draws
 
 
 def _check_for_codes(continuous: bool, model: str, options: dict[str, Any]) -> None:
     """Raise ValueError for options of continuous tokens if the model generates codes."""
-    for name in ("head_steps", "sigma_out"):
+    for name in ("head_steps", "sigma_out", "draft_steps"):
         if not continuous and name in options:
             shown = f"--{name.replace('_', '-')}"
             raise ValueError(f"{shown} is for continuous tokens, and {model} writes codes: leave it out, or take --model continuous")
 
 
-def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]) -> Drawn:
+def _draw(
+    loaded: Any, name: str, names: list[str], prompts: list, seeds: list[int], options: dict[str, Any], done: Callable[..., Any]
+) -> Drawn:
     import torch
 
     from mmspec.jobs.pictures import PictureTotals, drawn_by, generate_options
@@ -155,8 +173,10 @@ def _draw(loaded: Any, name: str, prompts: list, seeds: list[int], options: dict
 
     totals, images, codes, shown = PictureTotals(), [], [], 0
     settings = generate_options(loaded, options)
-    if name == "plain":  # beside a method that drafts: these options are that one's
+    if name in ("plain", "chain"):  # beside a method that drafts: these options are that one's
         settings = {key: value for key, value in settings.items() if key not in ("window", "drift_budget")}
+    if len(names) > 1 and name not in CHAINS:
+        settings.pop("draft_steps", None)
 
     def committed(step: Any) -> None:
         nonlocal shown
@@ -228,11 +248,11 @@ def _show(draws: list[Drawn], out: str) -> None:
     show.print(f"{what}{same}: {out}", soft_wrap=True)
 
 
-def _window(text: str | None) -> int | str | None:
+def _count(option: str, text: str | None, unit: str) -> int | str | None:
     if text is None or text == "auto":
         return text
     if not text.lstrip("-").isdigit():
-        raise ValueError(f"--window is {text!r}: give a number of tokens, or auto")
+        raise ValueError(f"--{option} is {text!r}: give a number of {unit}, or auto")
     return int(text)
 
 

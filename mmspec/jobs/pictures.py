@@ -117,7 +117,7 @@ def generate_options(loaded: Loaded, options: dict[str, Any]) -> dict[str, Any]:
     """
     rest = {name: value for name, value in options.items() if name not in ("head_steps", "sigma_out")}
     if not isinstance(loaded.model, ContinuousPictures):
-        if said := [name for name in ("head_steps", "sigma_out") if options.get(name) is not None]:
+        if said := [name for name in ("head_steps", "sigma_out", "draft_steps") if options.get(name) is not None]:
             raise ValueError(f"{said[0]} is for continuous tokens, and {loaded.name} writes codes: leave it out, or take continuous")
         return rest
     return rest | {"sampling": Sampling(options.get("head_steps"), options.get("sigma_out"))}
@@ -128,7 +128,7 @@ def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, 
     if not isinstance(loaded.model, ContinuousPictures):
         return {}
     found = loaded.model.fit(method)
-    window = 1 if method == "plain" else options.get("window", WINDOW)
+    window = 1 if method in ("plain", "chain") else options.get("window", WINDOW)
     if found.head == "mixture":
         return {"head": found.head, "window": window}
     chain = Sampling(options.get("head_steps"), options.get("sigma_out")).filled(found.model.config)

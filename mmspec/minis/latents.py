@@ -41,6 +41,7 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
     The first of `HEADS` holds the others too, so that every method finds its head; any other is returned alone.
     """
     from mmspec.vision.continuous.autoencoder import load_autoencoder
+    from mmspec.vision.continuous.chain_draft import load_linear_draft
     from mmspec.vision.continuous.methods import ContinuousPictures
 
     autoencoder = load_autoencoder(folder / "autoencoder")
@@ -52,7 +53,8 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
         }
         labels = [str(label) for _, label in sorted(model.config.id2label.items())]
         to_pictures = partial(_pictures, autoencoder)
-        return ContinuousPictures(model, to_pictures, labels, next(iter(drafters.values()), None), others), drafters
+        linear = load_linear_draft(folder / head / "target")
+        return ContinuousPictures(model, to_pictures, labels, next(iter(drafters.values()), None), others, linear), drafters
 
     kept = [other for other in HEADS[1:] if (folder / other / "target" / "model.safetensors").exists()] if head == HEADS[0] else []
     others = [one(other)[0] for other in kept]

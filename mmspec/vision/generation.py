@@ -94,6 +94,7 @@ def generate(
     init: str | Initialiser | None = None,
     drift_budget: float | None = None,
     sampling: Sampling | None = None,
+    draft_steps: int | str | None = None,
     on_step: OnStep = None,
     capture: bool = False,
 ) -> Pictures:
@@ -122,6 +123,8 @@ def generate(
         couple, init: in place of the method's own coupler and initialiser (a name: uniform, left, up, ...).
         drift_budget: the total variation that a lossy rule may spend on an image; after that it is exact for the rest of the image.
         sampling: of the heads of continuous models: steps, the noise `sigma_out` on every token, a diffusers scheduler.
+        draft_steps: of diffusion heads, by methods "chain", "path", "stepwise" and "block": states of a chain that are drafted beside the
+            current one and judged in one call of the head, 0 to 31; "auto" for the number that commits the most steps a second.
         on_step: called with every round, for progress bars and previews.
         capture: fix all shapes and compile the target's forward, as in `mmspec.text.generate`. For methods that draft from the target or
             not at all.
@@ -147,8 +150,8 @@ def generate(
             "picture codes, and this model writes continuous tokens",
             top_k=top_k, top_p=top_p, tree=tree, size=size, couple=couple, init=init, drift_budget=drift_budget, capture=capture or None,
         )  # fmt: skip
-        return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept, on_step)
-    refuse("models of continuous tokens, and this one writes codes", sampling=sampling)
+        return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, draft_steps, drafter, accept, on_step)
+    refuse("models of continuous tokens, and this one writes codes", sampling=sampling, draft_steps=draft_steps)
     found, method = image_model(model), default_method() if method is None else method
     found = found if size is None else found.resized(size)
     accept = rule_of(accept, temperature) if isinstance(accept, str) else accept
@@ -231,6 +234,7 @@ def _continuous(
     temperature: Any,
     seed: int | Sequence[int],
     sampling: Sampling | None,
+    draft_steps: int | str | None,
     drafter: Any,
     accept: Any,
     on_step: OnStep,
@@ -242,8 +246,13 @@ def _continuous(
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}: a density has no best value to take, give a positive number")
     method = model.method if method is None else method
-    if method == "plain":
-        refuse("methods that draft, and method 'plain' does not", drafter=drafter, accept=accept, window=None if window == 1 else window)
+    if method in ("plain", "chain"):
+        refuse(
+            f"methods that draft tokens, and method {method!r} does not",
+            drafter=drafter,
+            accept=accept,
+            window=None if window == 1 else window,
+        )
     control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device, model.model.config.grid**2)
     found, out = generate_continuous(
         model,
@@ -256,6 +265,7 @@ def _continuous(
         guidance=scale_of(guidance),  # type: ignore[arg-type]
         temperature=temperature,
         drafter=drafter,
+        draft_steps=draft_steps,
         accept=rule_of(accept, 1.0) if isinstance(accept, str) and accept != "exact" else None if accept == "exact" else accept,
         on_step=on_step,
     )

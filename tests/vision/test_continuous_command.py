@@ -35,7 +35,7 @@ def image(capsys, tmp_path, folder):
 
 @pytest.mark.parametrize("method", [*CAUSAL, "plain", "cspd-compat"])
 def test_the_picture_is_that_of_the_public_call(image, folder, method):
-    window = {} if method == "plain" else {"window": 3}
+    window = {} if method in ("plain", "chain") else {"window": 3}
     code, out, _, path = image("trouser", "--method", method, *(("--window", 3) if window else ()), "--seed", 3, "--json")
     found = json.loads(out)
     wanted = generate(load_image_model(str(folder)).model, ["trouser"], method=method, seed=3, **window)
@@ -46,7 +46,16 @@ def test_the_picture_is_that_of_the_public_call(image, folder, method):
     assert found["tokens"] == small_latents.CELLS
     assert found["step_compression"] == pytest.approx(small_latents.CELLS / found["forwards"])
     assert found["head"] in CONTINUOUS_METHODS[method].heads
-    assert found["window"] == (1 if method == "plain" else 3)
+    assert found["window"] == (3 if window else 1)
+
+
+def test_steps_of_the_chain_are_drafted(image, folder):
+    """Options of one method are not the other's."""
+    asked = ("--draft-steps", 2, "--head-steps", 6, "--seed", 3, "--json")
+    found = json.loads(image("bag", "--method", "chain", "--compare", "plain", *asked)[1])
+    wanted = generate(load_image_model(str(folder)).model, ["bag"], method="chain", seed=3, sampling=Sampling(6), draft_steps=2)
+    torch.testing.assert_close(torch.tensor(found["vectors"]), wanted.tokens, atol=6e-5, rtol=0)
+    assert (found["compare"]["method"], found["compare"]["head_steps"]) == ("plain", 6)
 
 
 def test_what_was_asked_and_what_the_model_says_are_both_told(image):
@@ -104,6 +113,9 @@ MISTAKES = {
     "no steps": (("bag", "--head-steps", 0), ("steps is 0", "1 to 1024")),
     "steps of a mixture": (("bag", "--method", "density", "--head-steps", 4), ("head_steps", "mixture")),
     "a window of nothing": (("bag", "--window", 0), ("window is 0",)),
+    "a window inside the chain": (("bag", "--method", "chain", "--window", 3), ("--window", "chain")),
+    "drafted steps of plain decoding": (("bag", "--method", "plain", "--draft-steps", 3), ("draft_steps is 3", "'plain'")),
+    "drafted steps of words": (("bag", "--method", "chain", "--draft-steps", "many"), ("--draft-steps is 'many'", "auto")),
     "a window of words": (("bag", "--window", "wide"), ("'wide'", "auto")),
     "the likeliest codes": (("bag", "--top-k", 5), ("top_k is 5", "continuous tokens")),
     "a size": (("bag", "--size", 32), ("size is 32",)),

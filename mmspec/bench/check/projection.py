@@ -8,7 +8,8 @@ a few thousand tokens.
 
 - Tokens that are Gaussians given the noise of their samplers (`aligned`): one number a token.
 - Paths of denoising steps (`path`, `stepwise`, `block`): one number for every step of every token. A committed path has the target's
-  distribution, so each of its steps has it given the states before.
+  distribution, so each of its steps has it given the states before. Speculation inside a chain (`chain`) is tested in the same way, along
+  the line to the mean that the prediction of the step before would give.
 - Distributions without a mean (mixtures): the rank of log q/p at x among its values at fresh draws from p, which is uniform, turned into a
   normal number. A rule that accepts too much favours values with a large q.
 
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.chains.tables import StepTables
 from mmspec.core.control import Fixed
 from mmspec.core.distributions.denoising_path import DenoisingPath
 from mmspec.core.distributions.gaussian import Gaussian
@@ -110,6 +112,7 @@ def project(
     sampling: Sampling | None = None,
     drafter: Any = None,
     accept: Any = None,
+    draft_steps: int | str | None = None,
     least: float = 0.0,
 ) -> ProjectedValues:
     """Generate one picture a prompt as `mmspec.vision.generate` does, and project every committed value.
@@ -117,7 +120,8 @@ def project(
     A sample of some thousands of tokens, such as 150 pictures of 7 x 7, detects common faults.
 
     Args:
-        model, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept: as in `mmspec.vision.generate`.
+        model, prompts, method, window, guidance, temperature, seed, sampling, drafter, accept, draft_steps: as in
+            `mmspec.vision.generate`.
         least: values count where the two models' means are at least this many standard deviations apart.
 
     Returns:
@@ -131,16 +135,14 @@ def project(
         raise ValueError(f"{type(model).__name__} is no model of continuous tokens: tokens with a table are checked by mmspec check")
     method = pictures.method if method is None else method
     way = way_of(method)
-    if way.accept is None:
+    if way.accept is None and method != "chain":
         raise ValueError(f"method {method!r} judges no draft token: take one that drafts, such as path, density or aligned")
     noise, sampling = Noise.from_seed(seed, len(prompts), pictures.model.device), sampling or Sampling()
     options: dict[str, Any] = {"guidance": guidance, "temperature": temperature, "drafter": drafter, "sampling": sampling}
-    watch = Watch(len(prompts))
-    found, out = generate_continuous(
-        pictures, prompts, method, control=Fixed(window - 1), most=window, noise=noise, accept=accept, on_step=watch, **options
-    )
+    watch, chosen = Watch(len(prompts)), {"control": Fixed(window - 1), "most": window, "noise": noise, "accept": accept}
+    found, out = generate_continuous(pictures, prompts, method, on_step=watch, draft_steps=draft_steps, **chosen, **options)
     x, judged = watch.values(), watch.judged()
-    if not isinstance(accept or way.accept, FROM_LEFT):
+    if method == "chain" or not isinstance(accept or way.accept, FROM_LEFT):
         judged = torch.ones_like(judged)
     values = [
         _chunk(found, list(prompts[rows]), method, noise.seeds[rows], x[rows], judged[rows].to(x.device), options, window, least)
@@ -154,7 +156,8 @@ def _chunk(
     found: ContinuousPictures, prompts: Any, method: str, seeds: Tensor, x: Tensor, judged: Tensor, options: Any, window: int, least: float
 ) -> Tensor:
     classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **options)
-    p, q = (taught(side, classes, x) for side in (target, drafting))
+    p = taught(target, classes, x)
+    q = p if drafting is None else taught(drafting, classes, x)
     values, gap = projected(p, q, x, Noise(seeds + _RANKS))
     judged = judged.reshape(*judged.shape, *(1,) * (values.dim() - 2)).expand_as(values)
     return values[judged & (gap > least)]
@@ -173,7 +176,7 @@ def projected(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
 
     Args:
         p: distributions of the target.
-        q: distributions of the drafter.
+        q: distributions of the drafter; `p` itself for speculation inside a chain.
         x: committed values [B, S, *value].
         noise: noise for the ranks of distributions that are not Gaussian.
 
@@ -181,11 +184,31 @@ def projected(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
         Numbers that are standard normal if `x` was drawn from `p`, and the distance of `q` from `p`: both [B, S], or [B, S, T] for paths.
         The distance of distributions that are not Gaussian is the spread of log q/p.
     """
+    if isinstance(p, DenoisingPath) and q is p:
+        return _along(p.steps(x), held_steps(p, x), x[..., 1:, :])
     if isinstance(p, DenoisingPath):
         return _along(p.steps(x), q.steps(x), x[..., 1:, :])
     if isinstance(p, Gaussian):
         return _along(p, q, x)
     return _ranked(p, q, x, noise)
+
+
+def held_steps(p: DenoisingPath, x: Tensor) -> Gaussian:
+    """Return the steps of chains whose prediction of the clean token is held for one step.
+
+    Args:
+        p: distributions of paths [B, S].
+        x: paths [B, S, T + 1, d].
+
+    Returns:
+        Gaussians [B, S, T]; those of the first steps are the head's own.
+    """
+    schedule, steps, states = p.denoiser.noise_schedule, p.steps(x), x[..., :-1, :]
+    a, b, c, e = (table[:, None] for table in StepTables(schedule).coefficients)
+    out = (steps.mean - schedule.keep[:, None] * states) / schedule.gain[:, None]
+    predicted = c * states + e * out
+    held = torch.cat([predicted[..., :1, :], predicted[..., :-1, :]], -2)
+    return Gaussian((a * states + b * held).to(steps.mean.dtype), steps.scale)
 
 
 def _along(p: Gaussian, q: Gaussian, x: Tensor) -> tuple[Tensor, Tensor]:

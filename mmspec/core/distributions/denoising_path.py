@@ -102,6 +102,21 @@ class Denoiser:
         out = out.repeat_interleave(self.every, -2)[..., : self.steps, :] if self.every > 1 else out
         return noise_schedule.keep.to(out.dtype)[:, None] * states + noise_schedule.gain.to(out.dtype)[:, None] * out
 
+    def noise(self, keys: Keys, width: int, z: Tensor) -> Tensor:
+        """Return the noise of chains by `keys` [...], standard normal [..., T + 1, width] in the precision of `z`."""
+        return keys.branch(self.steps + 1).normal(width).to(z.dtype)
+
+    def draw(self, z: Tensor, keys: Keys, width: int, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Sample paths by streams of random numbers.
+
+        Args:
+            z: conditioning [..., D].
+            keys: streams [...].
+            width: numbers of a state, d.
+            path, first, and what is returned: as in `walk`.
+        """
+        return self.walk(z, self.noise(keys, width, z), path, first)
+
     def walk(self, z: Tensor, noise: Tensor, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sample paths, by T runs of the net in a row.
 
@@ -176,11 +191,11 @@ class DenoisingPath(Density):
         Returns:
             Paths [..., T + 1, d], and the distribution with the computed means.
         """
-        path, means = self.denoiser.walk(self.z, self._noise(keys))
+        path, means = self.denoiser.draw(self.z, keys, self.width)
         return path, DrawnPath(self, path, means)
 
     def sample(self, keys: Keys) -> Tensor:
-        return self.denoiser.walk(self.z, self._noise(keys))[0]
+        return self.denoiser.draw(self.z, keys, self.width)[0]
 
     def redrawn(self, x: Tensor, first: Tensor, keys: Keys) -> Tensor:
         """Draw the later states of paths anew, each by the stream that `sample` uses for it.
@@ -193,14 +208,11 @@ class DenoisingPath(Density):
         Returns:
             Paths [..., T + 1, d].
         """
-        return self.denoiser.walk(self.z, self._noise(keys), x, first)[0]
+        return self.denoiser.draw(self.z, keys, self.width, x, first)[0]
 
     def mode(self) -> Tensor:
         """The path without noise, from x_T = 0."""
         return self.denoiser.walk(self.z, self.z.new_zeros(*self.z.shape[:-1], self.denoiser.steps + 1, self.width))[0]
-
-    def _noise(self, keys: Keys) -> Tensor:
-        return keys.branch(self.streams).normal(self.width).to(self.z.dtype)
 
     def picked(self, rows: Tensor, columns: Tensor) -> "DenoisingPath":
         return DenoisingPath(self.z[rows, columns], self.denoiser, self.width)

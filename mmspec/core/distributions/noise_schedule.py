@@ -24,6 +24,7 @@ from mmspec.core.distributions.scheduler_probe import (
     is_one_of,
     prepared,
     probed,
+    x0_tables,
 )
 
 _NO_NOISE = 1e-9
@@ -42,6 +43,8 @@ class NoiseSchedule:
     keep: Tensor  # [T] coefficient of the state
     gain: Tensor  # [T] coefficient of the network's output, of the scheduler's prediction type
     std: Tensor  # [T] standard deviation of the noise
+    x0_state: Tensor | None = None  # [T] coefficient of the state in the network's prediction of the clean token, where it is known
+    x0_output: Tensor | None = None  # [T] coefficient of the output in it
 
     @staticmethod
     def of(scheduler: Any, steps: int, sigma_out: float, *, eta: float = 1.0, temperature: float = 1.0) -> "NoiseSchedule":
@@ -69,7 +72,7 @@ class NoiseSchedule:
         if eta != 1.0 and not is_one_of(scheduler, IMPLICIT):
             raise ValueError(f"eta is {eta}, but {class_name(scheduler)} has none: leave it out, or take DDIMParallelScheduler")
         check_numbers(steps, sigma_out, temperature, scheduler.config.num_train_timesteps)
-        noise_schedule = NoiseSchedule(*probed(prepared(scheduler, steps), eta))
+        noise_schedule = NoiseSchedule(*probed(prepared(scheduler, steps), eta), *x0_tables(prepared(scheduler, steps)))
         return noise_schedule._with_noise(sigma_out, temperature)
 
     @staticmethod
@@ -105,7 +108,9 @@ class NoiseSchedule:
         s, h = level[:-1], level[:-1] - level[1:]
         c = torch.full_like(s, churn)
         c[-1] = 0
-        noise_schedule = NoiseSchedule(ready.timesteps.cpu(), 1 - c * h, -h * (1 + c * (1 - s)), (2 * c * s * h).sqrt())
+        noise_schedule = NoiseSchedule(
+            ready.timesteps.cpu(), 1 - c * h, -h * (1 + c * (1 - s)), (2 * c * s * h).sqrt(), torch.ones_like(s), -s
+        )
         return noise_schedule._with_noise(sigma_out, temperature)
 
     def _with_noise(self, sigma_out: float, temperature: float) -> "NoiseSchedule":
@@ -127,6 +132,15 @@ class NoiseSchedule:
     def stochastic(self) -> bool:
         """True if every step but the last has noise of its own."""
         return bool((self.std[:-1] > 0).all())
+
+    @property
+    def prediction(self) -> tuple[Tensor, Tensor]:
+        """Coefficients of state and output [T] in a prediction that changes little from step to step: the clean token, or the output
+        itself where the scheduler does not tell.
+        """
+        if self.x0_state is None or self.x0_output is None:
+            return torch.zeros_like(self.std), torch.ones_like(self.std)
+        return self.x0_state, self.x0_output
 
     @property
     def weight(self) -> Tensor:
@@ -170,7 +184,8 @@ class NoiseSchedule:
         Returns:
             A new schedule.
         """
-        return NoiseSchedule(*(table.to(device) for table in (self.timesteps, self.keep, self.gain, self.std)))
+        tables = (self.timesteps, self.keep, self.gain, self.std, self.x0_state, self.x0_output)
+        return NoiseSchedule(*(None if table is None else table.to(device) for table in tables))  # pyright: ignore[reportArgumentType]
 
     def check_path(self, rule: str) -> None:
         """Check that every state of a chain has a density, as rules that judge states need.

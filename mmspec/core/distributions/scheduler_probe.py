@@ -146,6 +146,30 @@ def probed(scheduler: Any, eta: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return timesteps, keep, gain, std
 
 
+def x0_tables(scheduler: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Read the clean state that a network predicts at every step, x0 = c state + e output.
+
+    Args:
+        scheduler: what `prepared` returned.
+
+    Returns:
+        c and e, each [T] float64; None for schedulers that do not tell, or where a prediction does not depend on the output.
+    """
+    if is_one_of(scheduler, FLOW):
+        level = scheduler.sigmas.double().cpu()[:-1]
+        state, output = torch.ones_like(level), -level
+    elif is_one_of(scheduler, ANCESTRAL + IMPLICIT):
+        unit, rows = torch.tensor([[1.0, 0.0]]).double(), []
+        for t in scheduler.timesteps:
+            keys = torch.Generator().manual_seed(0)
+            rows.append(scheduler.step(1 - unit, t, unit, generator=keys, return_dict=False)[1].double()[0])
+        state, output = torch.stack(rows, 1)
+    else:
+        return None, None
+    good = state.isfinite().all() and output.isfinite().all() and bool((output != 0).all())
+    return (state, output) if good else (None, None)
+
+
 def _noise_of(scheduler: Any) -> Tensor:
     """[3] the noise a scheduler draws with a generator of seed 0, in the outputs' precision, or in single where it computes in that."""
     single = is_one_of(scheduler, FLOW + SOLVER)

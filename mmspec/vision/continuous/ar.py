@@ -85,9 +85,28 @@ class DiffusionHead(nn.Module):
 
     def forward(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
         """Return the velocity [M, d]."""
-        angle = timesteps[:, None] * self.rates
-        about = F.silu(self.time_embedding(torch.cat([angle.cos(), angle.sin()], -1).to(z.dtype)) + self.given(z))
-        parts = self.modulation(about).chunk(3 * self.blocks + 2, -1)
+        return self.denoise(x, self.condition(self.embed_times(timesteps), z))
+
+    def embed_times(self, timesteps: Tensor) -> Tensor:
+        """Embed timesteps [...] as [..., W]."""
+        angle = timesteps[..., None] * self.rates
+        return self.time_embedding(torch.cat([angle.cos(), angle.sin()], -1).to(self.given.weight.dtype))
+
+    def condition(self, times: Tensor, z: Tensor) -> Tensor:
+        """Compute the shifts, scales and gates of all blocks, which do not depend on the noisy token.
+
+        Args:
+            times: embedded timesteps [..., W].
+            z: the backbone's states [..., D].
+
+        Returns:
+            Modulations [..., (3 blocks + 2) W].
+        """
+        return self.modulation(F.silu(times + self.given(z)))
+
+    def denoise(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Return the velocity [M, d] of `x` [M, d], given the modulations `condition` [M, (3 blocks + 2) W]."""
+        parts = condition.chunk(3 * self.blocks + 2, -1)
         x = self.input(x)
         for block, (first, second) in enumerate(zip(self.first, self.second, strict=True)):
             shift, scale, gate = parts[3 * block : 3 * block + 3]

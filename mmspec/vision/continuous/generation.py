@@ -16,13 +16,15 @@ from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept
 from mmspec.core.rules.token import Token
+from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.continuous.ar import ContinuousAR
-from mmspec.vision.continuous.latents import LatentRequest, Latents, Sampling, tokens_of
+from mmspec.vision.continuous.heads import HeadStats
+from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Latents, Sampling, tokens_of
 from mmspec.vision.continuous.masked import generate_masked
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 
@@ -59,6 +61,7 @@ def generate_continuous(
     temperature: float = 1.0,
     drafter: Any = None,
     accept: Accept | None = None,
+    draft_steps: int | str | None = None,
     on_step: OnStep = None,
 ) -> tuple[ContinuousPictures, Generation]:
     """Generate one picture a prompt; see `mmspec.vision.generate`.
@@ -71,12 +74,15 @@ def generate_continuous(
     found, way = model.fit(method), way_of(method)
     if way.form == "sets" and not isinstance(control, Fixed):
         raise ValueError(f"{method} drafts the same number of iterations every round: give window a number, not 'auto'")
+    if draft_steps is not None and (way.form != "path" or found.head != "diffusion"):
+        raise ValueError(f"draft_steps is {draft_steps!r}, but method {method!r} runs its head once a step: leave it out, or take chain")
     if way.form == "sets" or found.head == "masked":
         return found, _by_sets(found, found.classes(prompts), method, most, noise, sampling, guidance, temperature, drafter)
     network = found.model
     classes, target, drafting = pair_of(
-        found, prompts, method, most=most, noise=noise, sampling=sampling, guidance=guidance, temperature=temperature, drafter=drafter
-    )
+        found, prompts, method, most=most, noise=noise, sampling=sampling, guidance=guidance, temperature=temperature, drafter=drafter,
+        draft_steps=draft_steps,
+    )  # fmt: skip
     chain = NoDraft() if drafting is None else ModelDrafter(drafting, way.shape)
     out = run(
         target,
@@ -88,7 +94,13 @@ def generate_continuous(
         control=Fixed(0) if isinstance(chain, NoDraft) else control,
         on_step=on_step,
     )
-    return found, replace(out, tokens=tokens_of(out.tokens, network.config.channels))
+    return found, replace(out, tokens=tokens_of(out.tokens, network.config.channels), stats=_counted(out.stats, target))
+
+
+def _counted(stats: Stats, target: Any) -> Stats:
+    """Return the statistics with the calls of the target's head, if it has a chain."""
+    head = getattr(getattr(target, "doubled", target).family, "head", None)
+    return stats if head is None else HeadStats(**vars(stats), head_calls=head.calls, head_states=head.states)
 
 
 def pair_of(
@@ -102,6 +114,7 @@ def pair_of(
     guidance: float | None = None,
     temperature: float = 1.0,
     drafter: Any = None,
+    draft_steps: int | str | None = None,
 ) -> tuple[Tensor, Any, Any]:
     """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter as a target, or None.
 
@@ -118,7 +131,10 @@ def pair_of(
     if guidance is not None:
         _check_guided(network)
         classes = torch.cat([classes, torch.full_like(classes, network.config.classes)])
-    request = LatentRequest(form, noise, temperature, guidance)
+    chains = None if draft_steps is None and method != "chain" else ChainDrafts(draft_steps, model.linear)
+    if chains is not None and (every := sampling.filled(network.config).every) != 1:
+        raise ValueError(f"every is {every}, but speculation inside a chain runs the head at every state: leave every or draft_steps out")
+    request = LatentRequest(form, noise, temperature, guidance, chains)
     target = _target(network, request, sampling, most)
     if way.accept is None or most == 1:
         return classes, target, None
@@ -147,7 +163,8 @@ def _drafting(draft_token: Any, network: ContinuousAR, request: LatentRequest, s
             raise ValueError(
                 f"the drafter's {name} is {getattr(theirs, name)}, the target's {getattr(own, name)}: take one of the same tokens and head"
             )
-    draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature)
+    chains = None if request.chains is None else replace(request.chains, linear=None)
+    draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature, chains=chains)
     if own.head == "mixture":
         return _target(draft.model, draft_request, sampling, most)
     chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)

@@ -6,7 +6,7 @@ A `ContinuousAR` with a mixture head gives a density. One with a diffusion head 
 T steps of a head's chain, d numbers a token.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.chains.denoiser import SpeculativeDenoiser
+from mmspec.core.chains.linear import LinearDraft
 from mmspec.core.distributions.aligned import ChainSampler, aligned
 from mmspec.core.distributions.denoising_path import Denoiser, DenoisingPath
 from mmspec.core.distributions.gaussian import Gaussian
@@ -28,6 +30,7 @@ from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.continuous.ar import ContinuousAR, scheduler
+from mmspec.vision.continuous.heads import CountedHead
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,27 @@ def _kernel(schedule: Any, steps: int, sigma_out: float, eta: float, temperature
 
 
 @dataclass(frozen=True)
+class ChainDrafts:
+    """Speculation inside the chains of a diffusion head.
+
+    Args:
+        draft_steps: as in `SpeculativeDenoiser.of`.
+        linear: the linear model by which states are drafted, or None.
+    """
+
+    draft_steps: int | str | None = None
+    linear: LinearDraft | None = None
+
+
+@dataclass(frozen=True)
 class LatentRequest:
-    """Settings of a generation for every model in it: form of the values, noise, temperature and guidance."""
+    """Settings of a generation for every model in it: form of the values, noise, temperature, guidance, and speculation inside chains."""
 
     form: str  # density, path or aligned
     noise: Noise
     temperature: float = 1.0
     guidance: float | None = None
+    chains: ChainDrafts | None = None
 
 
 class Latents:
@@ -117,8 +134,15 @@ class Latents:
         if config.head == "diffusion":
             sampling = sampling.filled(config)
             self.noise_schedule = sampling.noise_schedule(request.temperature).to(model.device)
-            net: Any = model.head if request.guidance is None else GuidedNet(model.head, request.guidance)
-            self.denoiser = Denoiser(net, self.noise_schedule, 1 if sampling.every is None else sampling.every)
+            self.head = CountedHead(model.head, request.guidance)
+            self.denoiser = self._denoiser(self.noise_schedule, 1 if sampling.every is None else sampling.every)
+
+    def _denoiser(self, noise_schedule: NoiseSchedule, every: int) -> Denoiser:
+        chains = self.request.chains
+        if chains is None or every > 1:
+            return Denoiser(self.head, noise_schedule, every)
+        linear = None if chains.linear is None else chains.linear.to(self.model.device)
+        return SpeculativeDenoiser.of(self.head, noise_schedule, chains.draft_steps, linear, self.request.guidance)
 
     @property
     def value(self) -> tuple[int, ...]:
@@ -160,25 +184,6 @@ class Latents:
             return Mixture.joint(*head(z)).tempered(self.request.temperature)
         cond, uncond = (Gaussian(mean[..., 0, :], std[..., 0, :]) for _, mean, std in (head(part) for part in z.chunk(2, -1)))
         return Gaussian.guided(cond, uncond, scale - 1).tempered(self.request.temperature)
-
-
-@dataclass(frozen=True)
-class GuidedNet:
-    """Classifier-free guidance of a head, for conditional and unconditional states side by side [M, 2 D]."""
-
-    head: Callable[[Tensor, Tensor, Tensor], Tensor]
-    scale: float
-
-    def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
-        """Return the guided output [M, d] of the head.
-
-        Args:
-            x: [M, d] noisy tokens.
-            timesteps: [M] noise levels.
-            z: [M, 2 D] states with and without the class.
-        """
-        cond, uncond = self.head(torch.cat([x, x]), torch.cat([timesteps, timesteps]), torch.cat(z.chunk(2, -1))).chunk(2)
-        return uncond + self.scale * (cond - uncond)
 
 
 def tokens_of(values: Tensor, width: int) -> Tensor:

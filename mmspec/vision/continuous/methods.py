@@ -7,6 +7,7 @@
 | path | a token and its chain of states | the chain's | token | distribution-exact |
 | stepwise | the same | the same | reflection step by step (De Bortoli et al. 2025, arXiv 2501.05370) | distribution-exact |
 | block | the same | the same | block verification over all steps (Soen et al. 2026, 2606.13426) | distribution-exact |
+| chain | the same | the same, several steps judged in one call of the head | none: plain sampling | distribution-exact |
 | aligned | a token | a Gaussian, given noise that target and drafter share | token | distribution-exact |
 | d-grs | the same | the same | several draft tokens a token (Bullo et al. 2026, 2609.17691) | distribution-exact |
 | aligned-block | the same | the same | block (Sun et al. 2024, 2403.10444) | distribution-exact |
@@ -21,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmspec.core.chains.linear import LinearDraft
 from mmspec.core.distributions.denoising_path import recorded
 from mmspec.core.rules.block import Block
 from mmspec.core.rules.d_grs import dgrs
@@ -64,6 +66,7 @@ CONTINUOUS_METHODS: dict[str, ContinuousMethod] = {
     "path": ContinuousMethod("path", Token(), ("diffusion",)),
     "stepwise": ContinuousMethod("path", Stepwise(), ("diffusion",)),
     "block": ContinuousMethod("path", BlockSteps(), ("diffusion",)),
+    "chain": ContinuousMethod("path", None, ("diffusion",)),
     "aligned": ContinuousMethod("aligned", Token(), ("diffusion",)),
     "d-grs": ContinuousMethod("aligned", dgrs(), ("diffusion",), siblings=3),
     "aligned-block": ContinuousMethod("aligned", Block(), ("diffusion",)),
@@ -80,6 +83,7 @@ class ContinuousPictures:
         labels: one name a class.
         drafter: a smaller model of the same tokens, used by methods that draft when none is given.
         others: models with other heads over the same tokens. A method for another head runs on the first of them that has it.
+        linear: a linear model of a diffusion head, by which steps of its chains are drafted (`chain_draft.fit_linear_draft`).
     """
 
     def __init__(
@@ -89,8 +93,10 @@ class ContinuousPictures:
         labels: Sequence[str] = (),
         drafter: ContinuousAR | MaskedAR | None = None,
         others: Sequence["ContinuousPictures"] = (),
+        linear: LinearDraft | None = None,
     ):
         self.model, self.to_pictures, self.labels, self.drafter, self.others = model, to_pictures, tuple(labels), drafter, tuple(others)
+        self.linear = linear
 
     @property
     def head(self) -> str:

@@ -1,0 +1,89 @@
+"""A head whose chains are sampled speculatively, in place of one call a step."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmspec.core.chains.control import FixedSteps, MeasuredSteps, usual_draft_steps
+from mmspec.core.chains.linear import LinearDraft
+from mmspec.core.chains.sampler import LONGEST, ChainControl, SpeculativeSampler
+from mmspec.core.chains.tables import StepTables
+from mmspec.core.distributions.denoising_path import Denoiser, Net
+from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.core.noise import Keys
+
+
+@dataclass(frozen=True)
+class SpeculativeDenoiser(Denoiser):
+    """A head and its chain, sampled by speculation inside the chain. Its distributions are those of the `Denoiser`.
+
+    Args:
+        sampler: samples the chains.
+    """
+
+    sampler: SpeculativeSampler | None = None
+
+    @staticmethod
+    def of(
+        net: Net,
+        noise_schedule: NoiseSchedule,
+        draft_steps: int | str | None = None,
+        linear: LinearDraft | None = None,
+        guidance: float | None = None,
+    ) -> "SpeculativeDenoiser":
+        """Make the sampler of a head.
+
+        Args:
+            net: the head.
+            noise_schedule: its chain; every step must have noise.
+            draft_steps: states drafted beside the current one in every call, "auto" for the number that commits the most steps a second, or
+                None for a number that depends on the steps of the chain only.
+            linear: the linear model by which states are drafted; without one the prediction of the clean token is held unchanged.
+            guidance: scale of classifier-free guidance, by which `linear` is combined as the outputs are.
+
+        Returns:
+            The head.
+
+        Raises:
+            ValueError: for a number out of range, and for chains with a step without noise.
+        """
+        if linear is None:
+            tables, first = StepTables(noise_schedule), None
+        else:
+            tables = StepTables(noise_schedule, linear.response(noise_schedule, guidance))
+
+            def first(z: Tensor) -> Tensor:
+                return linear.first(z, guidance)
+
+        sampler = SpeculativeSampler(net, tables, chain_control(draft_steps, noise_schedule.steps), first)
+        return SpeculativeDenoiser(net, noise_schedule, sampler=sampler)
+
+    def draw(self, z: Tensor, keys: Keys, width: int, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        assert self.sampler is not None
+        shape, noise = keys.words.shape, self.noise(keys, width, z)
+        uniform = keys.branch(self.steps, self.steps + 1).uniform()
+        flat = [part.reshape(-1, *part.shape[len(shape) :]) for part in (z, noise, uniform)]
+        kept = None if path is None else path.reshape(-1, *path.shape[-2:])
+        found = self.sampler.sample(*flat, kept, None if first is None else first.reshape(-1))
+        return found.path.view(*shape, *found.path.shape[1:]), found.means.reshape(*shape, *found.means.shape[1:])
+
+
+def chain_control(draft_steps: int | str | None, steps: int) -> ChainControl:
+    """Return the controller of a number of drafted states.
+
+    Args:
+        draft_steps: a number, "auto", or None for the usual one.
+        steps: steps of the chain.
+
+    Returns:
+        The controller.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if draft_steps == "auto":
+        return MeasuredSteps()
+    number = usual_draft_steps(steps) if draft_steps is None else draft_steps
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < LONGEST:
+        raise ValueError(f"draft_steps is {draft_steps!r}: give 0 to {LONGEST - 1} states, or 'auto'")
+    return FixedSteps(number)

@@ -1,0 +1,120 @@
+"""Method "chain": pictures by speculation inside the head's chain have the target's distribution, with all that it combines with."""
+
+from functools import cache
+
+import pytest
+import torch
+from diffusers import DDIMParallelScheduler, FlowMatchEulerDiscreteScheduler
+
+from mmspec.bench.check.projection import project
+from mmspec.core.chains.linear import LinearDraft
+from mmspec.core.rules.base import DISTRIBUTION_EXACT
+from mmspec.vision import ContinuousPictures, Sampling, generate
+from mmspec.vision.continuous.chain_draft import fit_linear_draft, load_linear_draft, save_linear_draft
+from tests.vision.pushed import pair, prompts, small
+
+SIZES = {"head_steps": 8, "sigma_out": 0.2, "grid": 5}
+
+
+@cache
+def fitted() -> LinearDraft:
+    classes = torch.arange(8) % 4
+    tokens = generate(small(**SIZES), classes.tolist(), method="plain").sequences
+    return fit_linear_draft(small(**SIZES), classes, tokens, contexts=32)
+
+
+def model(linear: bool = True) -> ContinuousPictures:
+    target = pair("diffusion", 0.02, **SIZES)
+    target.linear = fitted() if linear else None
+    return target
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"linear": False, "draft_steps": 2},
+        {"guidance": 2.0},
+        {"method": "path", "draft_steps": 3, "window": 3},
+        {"method": "stepwise", "draft_steps": 3, "window": 3},
+        {"temperature": 0.8, "draft_steps": "auto"},
+    ],
+    ids=["usual", "held", "guided", "path", "stepwise", "auto"],
+)
+def test_it_is_exact(options):
+    options = {"method": "chain"} | options
+    found = project(model(options.pop("linear", True)), prompts(80), **options, seed=3)
+    assert found.tokens == 2000
+    assert found.stats.exactness == DISTRIBUTION_EXACT
+    assert found.p_value > 0.01
+
+
+@pytest.mark.parametrize("guidance", [None, 2.0])
+def test_a_picture_is_the_same_alone_and_in_a_batch(guidance):
+    together = generate(model(), prompts(4), method="chain", seed=11, guidance=guidance)
+    for row in range(4):
+        alone = generate(model(), [row], method="chain", seed=11 + row, guidance=guidance)
+        assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
+
+
+def test_calls_of_the_head_are_counted_and_saved():
+    plain, none, held, moved = (
+        generate(model(linear), [1], method=method, draft_steps=draft_steps).stats
+        for linear, method, draft_steps in ((True, "plain", None), (True, "chain", 0), (False, "chain", 7), (True, "chain", 7))
+    )
+    assert (plain.head_calls, plain.head_states) == (8 * 25, 8 * 25)
+    assert (none.head_calls, none.head_states) == (8 * 25, 8 * 25)
+    assert held.head_calls < 0.8 * plain.head_calls
+    assert moved.head_calls < held.head_calls
+    assert held.target_calls == plain.target_calls == 25
+    path = generate(model(), [1], method="path", window=3).stats
+    assert path.head_calls > 0
+
+
+def test_the_linear_model_is_stored_and_read(tmp_path):
+    assert load_linear_draft(tmp_path) is None
+    save_linear_draft(fitted(), tmp_path)
+    for name, tensor in vars(fitted()).items():
+        assert torch.equal(getattr(load_linear_draft(tmp_path), name), tensor)
+    assert [path.name for path in tmp_path.iterdir()] == ["chain.safetensors"]
+
+
+def test_only_diffusion_heads_are_fitted():
+    with pytest.raises(ValueError, match="the head is a mixture: only a diffusion head"):
+        fit_linear_draft(small("mixture"), torch.zeros(1, dtype=torch.long), torch.zeros(1, 16, 4))
+
+
+SET = {"num_train_timesteps": 1024, "beta_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction", "timestep_spacing": "trailing"}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(schedule=DDIMParallelScheduler(**SET, clip_sample=False), eta=0.5),
+        Sampling(steps=4, schedule=FlowMatchEulerDiscreteScheduler(num_train_timesteps=4, stochastic_sampling=True)),
+    ],
+    ids=["ddim", "flow"],
+)
+def test_other_samplers(sampling):
+    out = generate(model(False), prompts(3), method="chain", sampling=sampling, draft_steps=3)
+    assert out.tokens.isfinite().all()
+    assert out.stats.head_calls < 25 * (sampling.steps or 8)
+
+
+REFUSED = [
+    ({"method": "plain", "draft_steps": 3}, "draft_steps is 3, but method 'plain' runs its head once a step"),
+    ({"method": "aligned", "draft_steps": 3}, "draft_steps is 3, but method 'aligned'"),
+    ({"draft_steps": 32}, "draft_steps is 32: give 0 to 31 states, or 'auto'"),
+    ({"draft_steps": "many"}, "draft_steps is 'many': give 0 to 31 states, or 'auto'"),
+    ({"window": 3}, "window is 3, but it is for methods that draft tokens, and method 'chain' does not"),
+    ({"sampling": Sampling(every=2)}, "every is 2, but speculation inside a chain"),
+    ({"sampling": Sampling(sigma_out=0.0)}, "speculation inside a chain needs noise in the last step"),
+    ({"sampling": Sampling(schedule=DDIMParallelScheduler(**SET, clip_sample=False), eta=0.0)}, "needs noise in every step"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED, ids=[words[:30] for _, words in REFUSED])
+def test_bad_requests_are_refused_in_one_line(options, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        generate(model(), [0], **{"method": "chain"} | options)
+    assert "\n" not in str(refused.value)
