@@ -31,7 +31,9 @@ def numbers(rows: int, steps: int = STEPS, seed: int = 0, size: int = SIZE) -> t
     return z, normal, torch.rand(rows, steps, generator=generator, dtype=torch.float64)
 
 
-def sampler(draft_steps: int, response: Tensor | None = None, net=NET, schedule: NoiseSchedule = SCHEDULE, first=None) -> SpeculativeSampler:
+def sampler(
+    draft_steps: int, response: Tensor | None = None, net=NET, schedule: NoiseSchedule = SCHEDULE, first=None
+) -> SpeculativeSampler:
     return SpeculativeSampler(net, StepTables(schedule, response), FixedSteps(draft_steps), first)
 
 

@@ -1,6 +1,7 @@
 """A head whose chains are sampled speculatively, in place of one call a step."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -47,24 +48,18 @@ class SpeculativeDenoiser(Denoiser):
         Raises:
             ValueError: for a number out of range, and for chains with a step without noise.
         """
-        if linear is None:
-            tables, first = StepTables(noise_schedule), None
-        else:
-            tables = StepTables(noise_schedule, linear.response(noise_schedule, guidance))
-
-            def first(z: Tensor) -> Tensor:
-                return linear.first(z, guidance)
-
+        tables = StepTables(noise_schedule, None if linear is None else linear.response(noise_schedule, guidance))
+        first = None if linear is None else partial(linear.first, guidance=guidance)
         sampler = SpeculativeSampler(net, tables, chain_control(draft_steps, noise_schedule.steps), first)
         return SpeculativeDenoiser(net, noise_schedule, sampler=sampler)
 
     def draw(self, z: Tensor, keys: Keys, width: int, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         assert self.sampler is not None
-        shape, noise = keys.words.shape, self.noise(keys, width, z)
+        shape, noise = keys.words.shape, keys.branch(self.steps + 1).normal(width).to(z.dtype)
         uniform = keys.branch(self.steps, self.steps + 1).uniform()
-        flat = [part.reshape(-1, *part.shape[len(shape) :]) for part in (z, noise, uniform)]
         kept = None if path is None else path.reshape(-1, *path.shape[-2:])
-        found = self.sampler.sample(*flat, kept, None if first is None else first.reshape(-1))
+        begin = None if first is None else first.reshape(-1)
+        found = self.sampler.sample(z.reshape(-1, z.shape[-1]), noise.flatten(0, -3), uniform.flatten(0, -2), kept, begin)
         return found.path.view(*shape, *found.path.shape[1:]), found.means.reshape(*shape, *found.means.shape[1:])
 
 

@@ -102,10 +102,6 @@ class Denoiser:
         out = out.repeat_interleave(self.every, -2)[..., : self.steps, :] if self.every > 1 else out
         return noise_schedule.keep.to(out.dtype)[:, None] * states + noise_schedule.gain.to(out.dtype)[:, None] * out
 
-    def noise(self, keys: Keys, width: int, z: Tensor) -> Tensor:
-        """Return the noise of chains by `keys` [...], standard normal [..., T + 1, width] in the precision of `z`."""
-        return keys.branch(self.steps + 1).normal(width).to(z.dtype)
-
     def draw(self, z: Tensor, keys: Keys, width: int, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sample paths by streams of random numbers.
 
@@ -113,9 +109,13 @@ class Denoiser:
             z: conditioning [..., D].
             keys: streams [...].
             width: numbers of a state, d.
-            path, first, and what is returned: as in `walk`.
+            path: states [..., T + 1, d] to continue from.
+            first: index [...] of the first state that is sampled.
+
+        Returns:
+            The path and its means, as `walk`.
         """
-        return self.walk(z, self.noise(keys, width, z), path, first)
+        return self.walk(z, keys.branch(self.steps + 1).normal(width).to(z.dtype), path, first)
 
     def walk(self, z: Tensor, noise: Tensor, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Sample paths, by T runs of the net in a row.

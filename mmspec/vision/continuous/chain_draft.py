@@ -46,9 +46,9 @@ def fit_linear_draft(model: ContinuousAR, classes: Tensor, tokens: Tensor, *, co
     some = torch.randperm(len(cond), generator=generator)[:contexts].to(cond.device)
     levels = ((torch.arange(LEVELS) / (LEVELS - 1)).square() * (scheduler().config["num_train_timesteps"] - 1)).long()
     noise = torch.randn(LEVELS, len(some), tokens.shape[-1], generator=generator).to(cond)
-    jacobians = [_jacobian(model.head, z[some], tokens.flatten(0, 1)[some], levels, noise) for z in (cond, uncond)]
+    guided, unguided = (_jacobian(model.head, z[some], tokens.flatten(0, 1)[some], levels, noise) for z in (cond, uncond))
     weight, bias = _first(model.head, torch.cat([cond, uncond]), levels[-1:], generator)
-    return LinearDraft(levels.float().to(cond.device), *jacobians, weight, bias)
+    return LinearDraft(levels.float().to(cond.device), guided, unguided, weight, bias)
 
 
 def _jacobian(head: Any, z: Tensor, tokens: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
