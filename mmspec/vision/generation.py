@@ -247,12 +247,8 @@ def _continuous(
         raise ValueError(f"temperature is {temperature}: a density has no best value to take, give a positive number")
     method = model.method if method is None else method
     if method in ("plain", "chain"):
-        refuse(
-            f"methods that draft tokens, and method {method!r} does not",
-            drafter=drafter,
-            accept=accept,
-            window=None if window == 1 else window,
-        )
+        given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
+        refuse(f"methods that draft tokens, and method {method!r} does not", **given)
     control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device, model.model.config.grid**2)
     found, out = generate_continuous(
         model,
