@@ -1,16 +1,17 @@
-"""Train an EAGLE-type drafter of a mini vision target on pictures that the target drew itself.
+"""Train a drafter of an image model on pictures that the model drew itself: an EAGLE-type net, or a smaller image model.
 
     python vision/train_drafter.py --set fashion        (15 minutes on one CPU core)
+    python vision/train_drafter.py --pictures FOLDER --out OUT        (the target of your own pictures in OUT)
+    python vision/train_drafter.py --pictures FOLDER --out OUT --kind model        (a smaller image model, for "assisted")
     torchrun --nproc-per-node 2 vision/train_drafter.py --set fashion
 
-The target draws its pictures from classes or captions under guidance; the net learns the target's distributions and last hidden states over
-them, with the class or caption and, for the unconditional rows that guidance needs, without. Drawn pictures are kept in the work folder,
-and a stopped run goes on; delete the folder to start again. The drafter is written to OUT/drafters/KIND with its card.
+The target draws its pictures from classes or captions under guidance; the drafter learns the target's distributions over them, a net its
+last hidden states too, with the class or caption and, for the unconditional rows that guidance needs, without. Drawn pictures are kept in
+the work folder, and a stopped run goes on; delete the folder to start again. The drafter is written to OUT/drafters/KIND with its card.
 """
 
 import argparse
 import json
-import os
 import random
 from pathlib import Path
 
@@ -20,13 +21,14 @@ from torch import Tensor, nn
 import mmspec
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import new_net
-from mmspec.minis import pictures
-from mmspec.minis.captions import captions_of
 from mmspec.minis.card import picture_drafter_card
 from mmspec.minis.images import load_images
+from mmspec.minis.picture_sets.options import add_set_options, resolve_picture_options
+from mmspec.minis.picture_sets.sets import training_captions
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, RecordedWindow, acceptance_text
 from mmspec.train.parallel import join_processes, own_share
+from mmspec.train.small_model.images import SmallImageLoss, small_llamagen, written_pictures
 from mmspec.utils.recipe_files import recipe_command
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.llamagen import LlamaGenPictures
@@ -34,14 +36,12 @@ from mmspec.vision.families.llamagen_layers import LlamaGenConfig
 from mmspec.vision.families.llamagen_network import LlamaGen
 
 
-def prompts_of(model: ImageModel, count: int) -> list:
-    """Classes in turn, or names of emoji that the target was trained on."""
+def prompts_of(model: ImageModel, args: argparse.Namespace) -> list:
+    """Classes in turn, or captions that the target was trained on."""
     config = model.model.config
     if config.condition == "class":
-        return [number % config.classes for number in range(count)]
-    rows = pictures.emoji(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))[1]
-    names = [captions_of(row)[0] for row, held in zip(rows, pictures.held_out(len(rows)), strict=True) if not held]
-    return random.Random(0).choices(names, k=count)
+        return [number % config.classes for number in range(args.drawn)]
+    return random.Random(0).choices(training_captions(args.set if args.pictures is None else args.pictures), k=args.drawn)
 
 
 def drawn(model: ImageModel, prompts: list, guidance: float, batch: int, path: Path) -> Tensor:
@@ -69,50 +69,53 @@ def window(model: ImageModel, prompts: list, codes: Tensor, rows: list[int], con
 
 
 def tiny() -> ImageModel:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
     return LlamaGenPictures(LlamaGen(LlamaGenConfig(vocab_size=32, grid=4, classes=3, **sizes)).eval())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=("fashion", "emoji"), default="fashion")
-    parser.add_argument("--kind", default="eagle1", help="a feature drafter: eagle1 or eagle3")
-    parser.add_argument("--work", type=Path, help="default build/drafter-SET")
-    parser.add_argument("--out", type=Path, help="default mmspec/minis/vision/SET")
-    parser.add_argument("--pictures", type=int, default=768)
+    add_set_options(parser, "drafter")
+    parser.add_argument("--kind", default="eagle1", help="a feature drafter: eagle1; or model, a smaller image model")
+    parser.add_argument("--layers", type=int, help="of a smaller image model; default 2")
+    parser.add_argument("--drawn", type=int, default=768, help="pictures that the target draws to learn from")
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--rows", type=int, default=16, help="pictures a step")
     parser.add_argument("--depth", type=int, default=3, help="levels unrolled in training")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
-    parser.add_argument("--smoke", action="store_true", help="two steps on a few pictures of a tiny random target")
+    parser.add_argument("--smoke", action="store_true", help="two steps on a few pictures, of a tiny random target where none is given")
     args, here = parser.parse_args(), join_processes("cpu")
-    args.work, args.out = args.work or Path(f"build/drafter-{args.set}"), args.out or Path(f"mmspec/minis/vision/{args.set}")
-    args.work.mkdir(parents=True, exist_ok=True)
+    resolve_picture_options(parser, args, "drafter")
+    own, small = args.set == "own", args.kind == "model"
+    if args.layers is not None and not small:
+        parser.error("--layers is for --kind model: leave it out")
+    args.layers = (args.layers or (1 if args.smoke else 2)) if small else None
     if args.smoke:
-        args.pictures, args.steps, args.rows, args.out = 12, 2, 2, args.work / "mini"
+        args.drawn, args.steps, args.rows, args.out = 12, 2, 2, args.out if own else args.work / "mini"
     if args.rows < here.num_processes:
         parser.error(f"--rows is {args.rows} for {here.num_processes} processes: give every process a picture")
-    model = tiny() if args.smoke else load_images(args.out)["target"]
+    model = tiny() if args.smoke and not own else load_images(args.out)["target"]
     target = model.model.requires_grad_(False)
-    prompts = prompts_of(model, args.pictures)
+    prompts = prompts_of(model, args)
     with here.main_process_first():
         codes = drawn(model, prompts, args.guidance, 64, args.work / "drawn.pt")
     torch.manual_seed(0)
-    net = new_net(args.kind, target, {})
-    if net.reads != (-1,):
+    net, held = small_llamagen(target, args.layers) if small else new_net(args.kind, target, {}), max(args.rows, args.drawn // 16)
+    if not small and net.reads != (-1,):
         raise SystemExit(f"{args.kind} reads states {net.reads}: this recipe records the last one only, so train eagle1")
-    example, held = DistillationLoss(net, target, Aim(depth=args.depth, states=0.1)), max(args.rows, args.pictures // 16)
+    example = SmallImageLoss(net, target) if small else DistillationLoss(net, target, Aim(depth=args.depth, states=0.1))
+    lesson = written_pictures if small else window
 
     def loss(module: nn.Module, turn: int) -> Tensor:
         step = turn // here.num_processes
         pick = random.Random(step)
-        rows = [pick.randrange(held, args.pictures) if not args.smoke else pick.randrange(args.pictures) for _ in range(args.rows)]
-        return module(window(model, prompts, codes, list(own_share(rows)), conditional=step % 3 != 0))
+        rows = [pick.randrange(held, args.drawn) if not args.smoke else pick.randrange(args.drawn) for _ in range(args.rows)]
+        return module(lesson(model, prompts, codes, list(own_share(rows)), conditional=step % 3 != 0))
 
     def validate(module: nn.Module, step: int) -> list:
-        levels = module.acceptance(window(model, prompts, codes, list(range(held)), conditional=True))
+        levels = module.acceptance(lesson(model, prompts, codes, list(range(held)), conditional=True))
         print(f"step {step}: held-out acceptance {acceptance_text(levels)}", flush=True)
         return levels
 
@@ -122,8 +125,9 @@ def main() -> None:
         return
     levels = validate(example, args.steps)
     folder = args.out / "drafters" / args.kind
-    save_drafter(net, folder, torch.float16)
-    command = recipe_command("vision/train_drafter.py", vars(args), leave_out=("work",), processes=here.num_processes)
+    net.half().save_pretrained(folder) if small else save_drafter(net, folder, torch.float16)
+    unwritten = ("work", "name", "set" if own else "pictures")
+    command = recipe_command("vision/train_drafter.py", vars(args), leave_out=unwritten, processes=here.num_processes)
     card = picture_drafter_card(args, command, sum(p.numel() for p in net.parameters()), held, levels)
     (folder / "card.md").write_text(card, encoding="utf-8")
     (args.work / "facts.json").write_text(json.dumps({"levels": levels}) + "\n", encoding="utf-8")

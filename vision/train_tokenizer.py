@@ -1,14 +1,15 @@
-"""Make a picture tokenizer of mini vision from nothing: a small VQ model, its codebook started by k-means.
+"""Make a picture tokenizer from nothing: a small VQ model, its codebook started by k-means.
 
     python vision/train_tokenizer.py --set emoji        (20 minutes on one CPU core; --set fashion: 9 minutes)
+    python vision/train_tokenizer.py --pictures FOLDER --out OUT --size 96 --grid 12        (your own pictures, as they are)
 
-Data (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT; its official test pictures held out) or Noto emoji at 64x64 (Apache-2.0;
-every tenth held out), varied in place, size, hue and brightness. A stopped run goes on; delete the work folder to start again.
+Sets of the data folder (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT; its official test pictures held out) or Noto emoji at
+64x64 (Apache-2.0), varied in place, size, hue and brightness. Of emoji and of your pictures every tenth is held out. A stopped run goes on;
+delete the work folder to start again. The tokenizer is written to OUT/tokenizer.
 """
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from einops import rearrange
 from PIL import Image
 
-from mmspec.minis import pictures
+from mmspec.minis.picture_sets.options import add_picture_options, read_pictures, resolve_picture_options
+from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes import tokenizer as tokens
@@ -37,18 +39,9 @@ SETS = {
 }
 
 
-def read(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Training and held-out pictures, floats [N, C, H, W] in [-1, 1]."""
-    data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
-    if name == "fashion":
-        return tokens.as_tensor(pictures.fashion(data)[0]), tokens.as_tensor(pictures.fashion(data, "test")[0])
-    found, rows = pictures.emoji(data)
-    held = pictures.held_out(len(rows))
-    return tokens.as_tensor(found[~held]), tokens.as_tensor(found[held])
-
-
 def sheet(pairs: torch.Tensor, path: Path, across: int = 16) -> None:
     """Pictures above their reconstructions, [2, N, C, H, W], as one PNG, twice as large."""
+    across = min(across, pairs.shape[1])
     count = pairs.shape[1] // across * across
     rows = rearrange(pairs[:, :count], "two (rows across) c h w -> (rows two across) c h w", across=across)
     tiles = [np.pad(np.asarray(tile.convert("RGB")), ((1, 1), (1, 1), (0, 0))) for tile in tokens.as_pictures(rows)]
@@ -73,38 +66,45 @@ def report(model, held: torch.Tensor, path: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=SETS, default="fashion")
-    parser.add_argument("--work", type=Path, help="default build/tokenizer-SET")
-    parser.add_argument("--out", type=Path, help="default mmspec/minis/vision/SET/tokenizer")
+    add_picture_options(parser, "tokenizer")
+    parser.add_argument("--grid", type=int, help="codes a side, of your own pictures; the size is 1, 2, 4, 8 ... times this; default 16")
+    parser.add_argument("--codes", type=int, help="size of the codebook, for your own pictures; default 512")
+    parser.add_argument("--width", type=int, help="channels of the first level, for your own pictures; default 64")
+    parser.add_argument("--rows", type=int, help="pictures a step; default 64 (fashion), 16 (emoji), 32 (your own)")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--finish", type=int, help="steps of the decoder alone, the codes fixed, colours as they are; default emoji only")
     parser.add_argument("--warmup", type=int, default=400, help="steps before the codebook's start, nothing quantised")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
-    parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model on random pictures")
+    parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
-    recipe = SETS[args.set]
-    sizes, rows, steps = recipe["model"], recipe["rows"], args.steps or recipe["steps"]
+    kept = resolve_picture_options(parser, args, "tokenizer", own=("grid", "codes", "width"))
+    own = args.set == "own"
+    recipe = {"model": {}, "rows": 32, "steps": 2500, "finish": 0} if own else SETS[args.set]
+    if own:
+        recipe["model"] = tokens.sizes_for(
+            args.size or 64, args.grid or 16, codes=args.codes or 512, width=8 if args.smoke else args.width or 64
+        )
+    sizes, rows, steps = recipe["model"], args.rows or recipe["rows"], args.steps or recipe["steps"]
     finishing = recipe["finish"] if args.finish is None else args.finish
-    args.work = args.work or Path(f"build/tokenizer-{args.set}")
-    args.out = args.out or Path(f"mmspec/minis/vision/{args.set}/tokenizer")
-    args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    if args.smoke:
+    if args.smoke and not own:
         sizes = {**sizes, "channels": (8,) * len(sizes["channels"]), "codes": 16}
-        train, held = (tokens.as_tensor(torch.randint(256, (n, 28, 28), dtype=torch.uint8)) for n in (32, 16))
-        if args.set == "emoji":
-            train, held = (torch.nn.functional.interpolate(x, 64).expand(-1, 3, -1, -1) for x in (train, held))
-        steps, rows, args.warmup, finishing = 4, 4, 2, 2
-        args.out = args.work / "tokenizer"  # never over the shipped one
+        data = random_pictures(sizes["size"], sizes["colours"])
+        args.out = args.work / "mini"  # never over the shipped one
     else:
-        train, held = read(args.set)
+        data = read_pictures(parser, args, kept, args.size or 64)
+    if args.smoke:
+        steps, rows, args.warmup, finishing = 4, 4, 2, 2
+    train, held, out = data.train, data.held.floats(slice(0, 1024)), args.out / "tokenizer"
     model = tokens.make_tokenizer(**sizes)
 
     def some(count: int, seed: int, colour: float = 0.25) -> tuple[torch.Tensor, torch.Generator]:
         generator = torch.Generator().manual_seed(seed)
-        found = train[torch.randint(len(train), (count,), generator=generator)]
-        if args.set == "emoji":
+        found = train.floats(torch.randint(len(train), (count,), generator=generator))
+        if own and args.mirror:
+            found = torch.where(torch.rand(count, 1, 1, 1, generator=generator) < 0.5, found.flip(-1), found)
+        elif args.set == "emoji":
             found = tokens.vary(found, generator, shift=6, scale=0.2, mirror=torch.ones(count, dtype=torch.bool), colour=colour)
         return found, generator
 
@@ -126,7 +126,7 @@ def main() -> None:
     rates = {"model.quantize": 3.0}  # the codes follow the encoder, which moves under them
     options = {"weight_decay": 0.01, "checkpoint_every": 500, "mixed_precision": args.precision}
     plan = Fit(steps=steps, lr=2e-3, warmup=100, rates=rates, **options)
-    fit(tokens.TokenizerLoss(model), loss, plan, args.work / "checkpoint.pt", title=args.set, validate=validate)
+    fit(tokens.TokenizerLoss(model), loss, plan, args.work / "checkpoint.pt", title=args.name, validate=validate)
     for part in (model.encoder, model.quant_conv, model.quantize):  # from here on the codes stand: only the decoder still learns
         part.requires_grad_(False)
 
@@ -136,10 +136,10 @@ def main() -> None:
 
     if finishing:
         plan = Fit(steps=finishing, lr=1e-3, warmup=50, **options)
-        fit(tokens.TokenizerLoss(model), finish, plan, args.work / "finish.pt", title=f"{args.set}, decoder", validate=validate)
-    tokens.save_tokenizer(model, args.out)
+        fit(tokens.TokenizerLoss(model), finish, plan, args.work / "finish.pt", title=f"{args.name}, decoder", validate=validate)
+    tokens.save_tokenizer(model, out)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps}
-    facts |= report(tokens.load_tokenizer(args.out), held, args.work / "sheet.png")
+    facts |= report(tokens.load_tokenizer(out), held, args.work / "sheet.png")
     (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
 

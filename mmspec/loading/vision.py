@@ -73,7 +73,7 @@ def load_image_model(name: str = "mini", dtype: str = "float32", device: torch.d
 def _own(name: str, parts: dict[str, Any], dtype: str, device: torch.device | str) -> Loaded:
     """A LlamaGen of this project's, its parts moved to where they run."""
     model, kind = parts["target"], torch.float32 if dtype == "auto" else getattr(torch, dtype)
-    for net in (model.model, model.drafter):
+    for net in (model.model, model.drafter, None if model.assistant is None else model.assistant.model):
         if net is not None:
             net.to(device, kind)
     if model.captions is not None:

@@ -89,8 +89,9 @@ def drafter_card(args: Any, command: str, aim: Any, net: Any, held: int, levels:
 def picture_drafter_card(args: Any, command: str, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
     """Return the card of a drafter trained by `vision/train_drafter.py` with `args`; `command` gives the same weights again."""
     table = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
-    facts = {name: getattr(args, name) for name in ("set", "kind", "pictures", "guidance", "steps", "rows", "lr", "depth")}
+    facts = {name: getattr(args, name) for name in ("name", "kind", "drawn", "guidance", "steps", "rows", "lr", "depth")}
     facts |= {"command": command, "versions": _versions(), "parameters": parameters / 1e6, "held": held, "table": table}
+    facts["loss"] = "kl" if args.kind == "model" else "kl + 0.1 x SmoothL1 on states"
     return PICTURE_DRAFTER_CARD.format(**facts)
 
 
@@ -125,13 +126,13 @@ the likeliest tokens agree.
 """
 
 
-PICTURE_DRAFTER_CARD = """# {kind} drafter for the {set} target of mini vision
+PICTURE_DRAFTER_CARD = """# {kind} drafter for the {name} target
 
 {parameters:.2f} M parameters. It only proposes: under an exact rule the picture's distribution is the target's, whatever the drafter.
 
-- Recipe: {steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels unrolled; loss kl + 0.1 x SmoothL1 on states; every third
-  step without class or caption. With {versions} the command below gives these weights again.
-- Data: {pictures} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
+- Recipe: {steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels unrolled; loss {loss}; every third step without class or
+  caption. With {versions} the command below gives these weights again.
+- Data: {drawn} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
 - Weights: Apache-2.0.
 
 Acceptance on {held} pictures held out, code by code on the target's own pictures and without guidance: the chance that the token rule

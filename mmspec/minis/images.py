@@ -1,5 +1,6 @@
-"""Loading mini vision: two LlamaGens with their tokenizers, judges and drafters, written by the recipes in vision/."""
+"""Loading image models that the recipes in vision/ wrote, mini vision among them: LlamaGens with tokenizers, judges and drafters."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ CAPTIONS = ("a red apple", "grinning face", "green heart", "dog face", "pizza", 
 
 
 def load_images(folder: Path) -> dict[str, Any]:
-    """Return the parts of the set in `folder` (fashion or emoji): `target`, `drafters`, `processor`, `examples`.
+    """Return the parts of the model in `folder`, shipped or of your own pictures: `target`, `drafters`, `processor`, `examples`.
 
     Raises:
         FileNotFoundError: naming the recipe, if there is no target.
@@ -26,21 +27,22 @@ def load_images(folder: Path) -> dict[str, Any]:
             f"no target in {folder}: make it with mmspec recipe vision/train_target.py -- --set {folder.name} --out {folder}"
         )
     model, vq = _llamagen(folder / "target"), tokens.load_tokenizer(folder / "tokenizer")
-    drafters = {path.parent.name: load_drafter(path.parent, model) for path in sorted((folder / "drafters").glob("*/config.json"))}
     labels = [str(label) for _, label in sorted(model.config.id2label.items())] if model.config.condition == "class" else []
     captions = processor = None
     if model.config.condition == "caption":
         processor = PreTrainedTokenizerFast.from_pretrained(folder / "captions")
         captions = T5Captions(_encoder(folder / "captions"), processor, model.config.prefix)
-    target = LlamaGenPictures(
-        model,
-        to_pictures=lambda codes: tokens.decode_codes(vq, codes),
-        codebook=tokens.codebook(vq).detach(),
-        captions=captions,
-        labels=labels,
-        drafter=drafters.get("eagle1"),
-    )
-    return {"target": target, "drafters": drafters, "processor": processor, "examples": labels or list(CAPTIONS)}
+    options: dict[str, Any] = {"to_pictures": lambda codes: tokens.decode_codes(vq, codes), "codebook": tokens.codebook(vq).detach()}
+    options |= {"captions": captions, "labels": labels}
+    drafters: dict[str, Any] = {}
+    for path in sorted((folder / "drafters").glob("*/config.json")):
+        small = json.loads(path.read_text(encoding="utf-8")).get("model_type") == "llamagen"
+        place = path.parent
+        drafters[place.name] = LlamaGenPictures(_llamagen(place), **options) if small else load_drafter(place, model)
+    target = LlamaGenPictures(model, **options, drafter=drafters.get("eagle1"), assistant=drafters.get("model"))
+    given = folder / "examples.json"  # captions that a model of one's own was not trained on
+    examples = labels or (json.loads(given.read_text(encoding="utf-8")) if given.exists() else list(CAPTIONS))
+    return {"target": target, "drafters": drafters, "processor": processor, "examples": examples}
 
 
 def load_judge(folder: Path) -> Any:

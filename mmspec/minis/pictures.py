@@ -47,10 +47,15 @@ def emoji(data: Path) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Return Noto emoji on white: pictures [N, 64, 64, 3] and their captions (name, group, subgroup, keywords), in the caption file's
     order.
     """
-    folder = data / "noto-emoji-64"
-    rows = [json.loads(line) for line in (folder / "captions.jsonl").read_text(encoding="utf-8").splitlines() if line.strip()]
-    with zipfile.ZipFile(folder / "images_64.zip") as box:
+    rows = emoji_rows(data)
+    with zipfile.ZipFile(data / "noto-emoji-64" / "images_64.zip") as box:
         return np.stack([_on_white(box.read(row["file"])) for row in rows]), rows
+
+
+def emoji_rows(data: Path) -> list[dict[str, Any]]:
+    """Return the captions of Noto emoji (name, group, subgroup, keywords), in their file's order."""
+    text = (data / "noto-emoji-64" / "captions.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _on_white(raw: bytes) -> np.ndarray:

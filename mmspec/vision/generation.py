@@ -33,8 +33,9 @@ from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
 from mmspec.utils.renamed import once_positional
+from mmspec.vision.codes.assisted import assisted_drafter, small_image_model
 from mmspec.vision.codes.methods import Method
-from mmspec.vision.codes.registry import method_of
+from mmspec.vision.codes.registry import check_read, method_of
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.codes.runs import CommittedRuns
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
@@ -46,6 +47,8 @@ from mmspec.vision.families.base import ImageModel, Size
 
 WINDOW = 32
 """Default number of codes per forward."""
+CHAIN = 6
+"""The same where a smaller model drafts all of them."""
 _HEAD = 0.02  # of a picture's values: what window="auto" may lose before it decodes plainly
 
 
@@ -104,8 +107,8 @@ def generate(
         model: a transformers image model, a `mmspec.vision.LlamaGen`, or an adapter (`mmspec.vision.ImageModel`) where the model needs
             a processor for texts or a decoder for its codes.
         prompts: a list of texts or classes, or the tensors that the model's processor returned.
-        drafter: the trained net, or the smaller model of continuous tokens, of the methods that draft with one; by default the model's
-            own, if it has one. Refused by other methods.
+        drafter: the trained net, the smaller image model (or its adapter), or the smaller model of continuous tokens, of the methods that
+            draft with one; by default the model's own, if it has one. Refused by other methods.
         accept: in place of the method's own rule: a name, a rule, or a function from the adapter to a rule.
         draft_length: draft tokens a round: `window` less the pending token. Give one of the two.
         tree: of the methods that draft with a trained net, in place of their own tree; as `mmspec.text.generate` takes it.
@@ -113,8 +116,9 @@ def generate(
             "plain" it does not depend on the window either. With "auto" other methods depend on measured seconds.
         temperature: 0 for the most likely code; a number, or one per image.
         top_k, top_p: truncation of the distributions of target and drafter alike, one number or one per image; None for none.
-        method: a name of `mmspec.vision.METHODS` or `PUBLISHED`, or a `Method`; by default "jacobi". For models of continuous tokens a
-            name of `mmspec.vision.CONTINUOUS_METHODS`; by default the head's own: "path", "density" (mixture) or "plain" (masked).
+        method: a name of `mmspec.vision.METHODS` or `PUBLISHED`, or a `Method`; by default "jacobi", "eagle" if `drafter` is a net and
+            "assisted-jacobi" if it is an image model. For models of continuous tokens a name of `mmspec.vision.CONTINUOUS_METHODS`; by
+            default the head's own: "path", "density" (mixture) or "plain" (masked).
         window: tokens a forward, the pending token included, at least 1; by default 32, and 5 for continuous tokens, which a smaller
             model drafts; "auto" for the number of highest measured throughput, 1 where none pays; or a controller. Rows (zipar, pjd)
             have sizes of their own. It bounds the depth of trees.
@@ -144,6 +148,8 @@ def generate(
     check(prompts=prompts, window=window, guidance=guidance, couple=couple, drift_budget=drift_budget, on_step=on_step, capture=capture)
     if accept is not None and not isinstance(accept, str) and not callable(accept):
         raise ValueError(f"accept is {shown(accept)}: give the name of a rule, a rule, or a function from the adapter to a rule")
+    if method is None and drafter is not None and continuous_model(model) is None:
+        method = default_method(drafter)
     window = window if draft_length is None else _window(window, request.draft_length)
     if (vectors := continuous_model(model)) is not None:
         refuse(
@@ -156,7 +162,7 @@ def generate(
     found = found if size is None else found.resized(size)
     accept = rule_of(accept, temperature) if isinstance(accept, str) else accept
     plan = method_of(method, accept=accept, couple=couple, init=_initialiser(init))
-    _check_read(plan, method, drafter=drafter, tree=tree, window=window, accept=accept, couple=couple, init=init, drift_budget=drift_budget)
+    check_read(plan, method, drafter=drafter, tree=tree, window=window, accept=accept, couple=couple, init=init, drift_budget=drift_budget)
     scale = scale_of(guidance)
     distributions = pipeline(temperature=temperature, top_k=top_k, top_p=top_p, first=[Grammar(found.raster)])
     prompt = found.encode(prompts, guided=scale is not None)
@@ -171,8 +177,13 @@ def generate(
         return _pictures(found, out, None)
     rule = _budgeted(plan.rule(found), drift_budget)
     plan = plan if tree is None else replace(plan, shape=shape_of(tree, rule))
-    control, most = _control(WINDOW if window is None else window, len(prompt.mask), device, found.raster.length)
-    proposer = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
+    usual = CHAIN if plan.assisted and plan.couple is None else WINDOW
+    control, most = _control(usual if window is None else window, len(prompt.mask), device, found.raster.length)
+    if plan.assisted:
+        small, room = small_image_model(found, drafter), None if plan.couple is None else most
+        proposer = assisted_drafter(small, prompts, distributions, scale, rule, room, most) if most > 1 else NoDraft()
+    else:
+        proposer = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
     distributions = distributions if scale is None else Guided(distributions.steps, scale)
     family: Any = found  # its prompts are `Prompt`s
     target = HFTarget(found.model, family, distributions, reserve=found.raster.length + most)
@@ -183,7 +194,7 @@ def generate(
         rule,
         prompt,
         stopping=DefaultStopping(rows, found.raster.length, device=device),
-        noise=noise if plan.couple is None else RingNoise.of(noise, most + 1),
+        noise=noise if plan.couple is None or plan.assisted else RingNoise.of(noise, most + 1),
         control=Fixed(0) if isinstance(proposer, NoDraft) else control,
         on_step=each(watch, on_step),
     )
@@ -203,26 +214,11 @@ def _window(window: Any, draft_length: Any) -> Any:
     return draft_length + 1 if isinstance(draft_length, int) else draft_length
 
 
-def _check_read(plan: Method, method: Any, **given: Any) -> None:
-    """Raise ValueError for an argument that the method does not use."""
-    name = f"method {method!r}" if isinstance(method, str) else "this method"
-    if plan.rows is not None:
-        refuse(f"methods that judge draft tokens, and {name} writes rows side by side", **given)
-    elif plan.shape is not None:
-        refuse(f"methods that draft by a window, and {name} drafts with a trained net", couple=given["couple"], init=given["init"])
-    elif plan.couple is not None:
-        refuse(
-            f"methods that draft with a trained net, and {name} drafts from the target itself", drafter=given["drafter"], tree=given["tree"]
-        )
-    else:
-        window = None if given["window"] == 1 else given["window"]
-        unread = {"drafter": given["drafter"], "tree": given["tree"], "window": window, "init": given["init"]}
-        refuse(f"methods that draft, and {name} does not", **unread)
-
-
-def default_method() -> str:
-    """Return the default method of `generate` for codes."""
-    return "jacobi"
+def default_method(drafter: Any = None) -> str:
+    """Return the default method of `generate` for codes, with a `drafter` or without."""
+    if drafter is None:
+        return "jacobi"
+    return "eagle" if hasattr(drafter, "guide") else "assisted-jacobi"
 
 
 def _continuous(

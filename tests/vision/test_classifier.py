@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from mmspec.minis import HOME
 from mmspec.minis.pictures import FASHION
-from mmspec.vision.quality.classifier import Classifier, classify, load_classifier, save_classifier
+from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
 
 
 def tiny(size=12, colours=1):
@@ -55,6 +55,22 @@ def test_it_comes_back_in_half_precision(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["judge"]
     with pytest.raises(FileNotFoundError, match=r"vision/train_classifier\.py"):
         load_classifier(tmp_path / "none")
+
+
+def test_several_attributes_are_judged_apart(tmp_path):
+    torch.manual_seed(0)
+    labels = ("left colour: red", "left colour: blue", "shape: disc", "shape: bar", "shape: none")
+    model = Classifier(size=12, colours=1, labels=labels, widths=(4, 8, 8), wide=10, groups=(2, 3))
+    assert model.values == {"left colour": ["red", "blue"], "shape": ["disc", "bar", "none"]}
+    logits, wanted = torch.randn(6, 5), torch.tensor([[0, 2], [1, 1], [0, 0], [1, 2], [0, 1], [1, 0]])
+    one, two = F.cross_entropy(logits[:, :2], wanted[:, 0]), F.cross_entropy(logits[:, 2:], wanted[:, 1])
+    assert torch.allclose(attribute_loss(model, logits, wanted, smoothing=0.0), (one + two) / 2)
+    assert torch.equal(seen_values(model, logits), torch.stack([logits[:, :2].argmax(1), logits[:, 2:].argmax(1)], 1))
+    save_classifier(model, tmp_path / "judge")
+    assert load_classifier(tmp_path / "judge").values == model.values
+    assert tiny().values == {"class": ["dark", "light", "striped"]}
+    with pytest.raises(ValueError, match="add up to 4"):
+        Classifier(size=12, colours=1, labels=labels, groups=(2, 2))
 
 
 def test_the_shipped_judges_are_small_and_name_their_classes():

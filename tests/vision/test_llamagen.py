@@ -112,6 +112,29 @@ def test_the_forward_is_the_published_one(kind):
 
 
 @torch.no_grad()
+def test_attention_by_content_leaves_the_prefix_unrotated(monkeypatch):
+    """The forward with a prefix that attention can tell apart, and decoding in windows, ragged, with guidance, code for code."""
+    adapter, prompts = CASES["llamagen-caption"].make(), CASES["llamagen-caption"].prompts(3)
+    prefix, real = prefixes(adapter.model, "caption", prompts, SCALE)
+    codes = torch.randint(0, 50, (len(prefix), 16), generator=torch.Generator().manual_seed(0))
+    uniform = adapter.model.write(prefix, codes, real)
+    adapter.model.config.prefix_attention = "content"
+    found = adapter.model.write(prefix, codes, real)
+    assert (found - uniform).abs().max() > 1e-2
+    rotated = turned
+    monkeypatch.setattr("tests.vision.test_llamagen.turned", lambda x, cell, grid: x if cell < 0 else rotated(x, cell, grid))
+    wanted = torch.stack([published(adapter.model, prefix[row], real[row], codes[row, :-1]) for row in range(len(prefix))])
+    assert (found - wanted).abs().max() < 1e-4
+    for window in (1, 5):
+        assert torch.equal(run(adapter, prompts, 3, window, SCALE, [4, 5, 6]), by_hand(adapter, "caption", prompts, 3, SCALE, [4, 5, 6]))
+
+
+def test_prefix_attention_has_two_values():
+    with pytest.raises(ValueError, match="give uniform or content"):
+        LlamaGenConfig(prefix_attention="none")
+
+
+@torch.no_grad()
 def test_planted_faults_in_the_forward_show():
     model = small_models.llamagen("caption")
     prefix, real = prefixes(model, "caption", small_models.features(2), None)

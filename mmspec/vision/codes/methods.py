@@ -3,6 +3,8 @@
 | name | draft tokens | rule | exactness |
 |---|---|---|---|
 | plain | none | plain sampling | token-exact |
+| assisted | a chain by a smaller image model (2211.17192) | coupled | token-exact |
+| assisted-jacobi | a window drawn by the target's own noise, its far end by a smaller image model | coupled | token-exact |
 | jacobi | a window drawn by the target's own noise | coupled | token-exact |
 | sjd | a window drawn afresh every round (Teng et al. 2025, arXiv 2410.01699) | token | distribution-exact |
 | scd, scd-gumbel | a window that keeps what it can: maximal coupling, shared Gumbel numbers (2510.24211) | token | distribution-exact |
@@ -61,7 +63,8 @@ Rule = Accept | Callable[[ImageModel], Accept]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How pictures of codes are generated. At most one of `couple`, `shape` and `rows` is given; none of them means no drafts.
+    """How pictures of codes are generated. At most one of `couple`, `shape` and `rows` is given; without them and `assisted` there
+    are no drafts.
 
     Args:
         accept: accept rule, or a function that makes one for a model.
@@ -70,9 +73,10 @@ class Method:
         siblings: width of the tree that the window begins with.
         shape: tree or chain drafted by a trained net.
         rows: rows decoded side by side; `accept` then does not apply.
+        assisted: a smaller image model drafts: a chain, or with `couple` the far end of the window.
 
     Raises:
-        ValueError: if more than one is given.
+        ValueError: if more than one is given, or `assisted` with a shape or rows.
     """
 
     accept: Rule = field(default_factory=Coupled)
@@ -81,15 +85,18 @@ class Method:
     siblings: int = 1
     shape: Shape | None = None
     rows: ZipAR | PJD | None = None
+    assisted: bool = False
 
     def __post_init__(self):
         if sum(part is not None for part in (self.couple, self.shape, self.rows)) > 1:
             raise ValueError("a method drafts in one way: give couple, shape or rows")
+        if self.assisted and (self.shape is not None or self.rows is not None):
+            raise ValueError("a smaller image model drafts chains and windows: leave shape and rows out, or assisted")
 
     @property
     def windowed(self) -> bool:
         """True if the method drafts, and so reads a window."""
-        return self.couple is not None or self.shape is not None
+        return self.assisted or self.couple is not None or self.shape is not None
 
     def rule(self, model: ImageModel) -> Accept:
         """Return the accept rule.
@@ -182,6 +189,8 @@ def _unverified(model: ImageModel) -> Walk:
 METHODS: dict[str, Method] = {
     "plain": Method(),
     "jacobi": Method(couple=couplers.target_noise),
+    "assisted": Method(assisted=True),
+    "assisted-jacobi": Method(assisted=True, couple=couplers.target_noise),
     "sjd": Method(couple=couplers.fresh, accept=Token()),
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),

@@ -1,9 +1,10 @@
-"""Image methods by name: `METHODS`, and `PUBLISHED` settings of relaxed ones."""
+"""Image methods by name: `METHODS`, and `PUBLISHED` settings of relaxed ones; which arguments a method reads."""
 
 from dataclasses import replace
 from typing import Any
 
 from mmspec.drafters.jacobi.initialisers import Initialiser
+from mmspec.run.request import refuse
 from mmspec.utils.names import unknown
 from mmspec.vision.codes.methods import METHODS, Method, short
 from mmspec.vision.codes.published import PUBLISHED
@@ -20,3 +21,25 @@ def method_of(method: str | Method, **changes: Any) -> Method:
         if change is not None and not fits:
             raise ValueError(f"{name} is {short(change)}: give an object that takes the place of the method's own, or leave {name} out")
     return replace(method, **{name: change for name, change in changes.items() if change is not None})
+
+
+def check_read(plan: Method, method: Any, **given: Any) -> None:
+    """Raise ValueError for an argument that the method does not use."""
+    name = f"method {method!r}" if isinstance(method, str) else "this method"
+    if plan.rows is not None:
+        refuse(f"methods that judge draft tokens, and {name} writes rows side by side", **given)
+    elif plan.assisted:
+        refuse(
+            f"methods that draft by a window or a tree of their own, and {name} drafts with a smaller image model",
+            couple=given["couple"], init=given["init"], tree=given["tree"],
+        )  # fmt: skip
+    elif plan.shape is not None:
+        refuse(f"methods that draft by a window, and {name} drafts with a trained net", couple=given["couple"], init=given["init"])
+    elif plan.couple is not None:
+        refuse(
+            f"methods that draft with a trained net, and {name} drafts from the target itself", drafter=given["drafter"], tree=given["tree"]
+        )
+    else:
+        window = None if given["window"] == 1 else given["window"]
+        unread = {"drafter": given["drafter"], "tree": given["tree"], "window": window, "init": given["init"]}
+        refuse(f"methods that draft, and {name} does not", **unread)

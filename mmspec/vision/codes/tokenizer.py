@@ -7,6 +7,7 @@ Vector quantisation: van den Oord et al. 2017, arXiv 1711.00937. Start by k-mean
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,34 @@ def make_tokenizer(*, size: int, colours: int, patch: int, channels: Sequence[in
         vq_embed_dim=dim,
         mid_block_add_attention=False,
     )
+
+
+def sizes_for(size: int, grid: int, *, codes: int = 512, width: int = 64, dim: int = 8) -> dict[str, Any]:
+    """Return arguments of `make_tokenizer` for colour pictures.
+
+    Args:
+        size: pixels a side.
+        grid: codes a side.
+        codes: size of the codebook.
+        width: channels of the first level; each further level, of half the size, has half as many more.
+        dim: length of the codes' vectors.
+
+    Returns:
+        The arguments: blocks of up to 4x4 pixels, then as many levels as the grid needs.
+
+    Raises:
+        ValueError: unless the size is 1, 2, 4, 8, ... times the grid, and the width a multiple of 8.
+    """
+    times = size // grid if grid > 0 else 0
+    if times < 1 or times * grid != size or times & (times - 1):
+        near = [grid * 2**power for power in range(6)] if grid > 0 else []
+        raise ValueError(f"{size} pixels in {grid} codes a side: the size is 1, 2, 4, 8 ... times the grid, such as one of {near}")
+    if width < 8 or width % 8:
+        raise ValueError(f"width is {width}: the number of channels is a multiple of 8")
+    patch = min(times, 4)
+    levels = (times // patch).bit_length()
+    channels = tuple(width * (2 + level) // 2 // 8 * 8 for level in range(levels))
+    return {"size": size, "colours": 3, "patch": patch, "channels": channels, "codes": codes, "dim": dim}
 
 
 def colours(model: VQModel) -> int:
@@ -234,7 +263,7 @@ def load_tokenizer(folder: Path) -> VQModel:
     """The tokenizer in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(
-            f"no tokenizer in {folder}: make it with mmspec recipe vision/train_tokenizer.py -- --set SET --out {folder}"
+            f"no tokenizer in {folder}: make it with mmspec recipe vision/train_tokenizer.py -- --set SET --out {folder.parent}"
         )
     config = VQModel.load_config(folder)
     assert isinstance(config, dict)

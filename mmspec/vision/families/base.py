@@ -69,6 +69,7 @@ class ImageModel(ABC):
         layers: number of attention layers.
         codebook: [K, d] vectors of the codes, normalised where the quantiser normalises; None if unknown.
         drafter: the trained net that methods draft with when none is given.
+        assistant: the smaller image model that methods draft with when none is given.
     """
 
     model: Any
@@ -76,6 +77,7 @@ class ImageModel(ABC):
     layers: int
     codebook: Tensor | None = None
     drafter: Any = None  # the trained net that methods draft with when none is given
+    assistant: Any = None  # the smaller image model that methods draft with when none is given
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:
@@ -178,7 +180,8 @@ class ImageModel(ABC):
         self, model: Any, layout: Layout, cache: SlotCache, state: Prompt, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [R, keep, V] of the last `keep` columns. Hidden states are taken by hooks (`models.stack.tapped`), never here."""
-        embeds = self.embedded(layout.ids, state) if layout.opening else self.embed(layout.ids)
+        codes = layout.ids.clamp(max=self.raster.values - 1)  # a column of PAD may hold the id of a prompt position
+        embeds = self.embedded(layout.ids, state) if layout.opening else self.embed(codes)
         hidden = self.hidden(embeds, layout, cache, state)
         return self.logits(hidden[:, -keep:]), None
 

@@ -45,6 +45,7 @@ class LlamaGenPictures(ImageModel):
         captions: maps texts to features, for caption models.
         labels: one name a class, for class models.
         drafter: the trained net that methods draft with when none is given.
+        assistant: the smaller image model that methods draft with when none is given.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class LlamaGenPictures(ImageModel):
         captions: Captions | None = None,
         labels: Sequence[str] = (),
         drafter: Any = None,
+        assistant: Any = None,
     ):
         config = model.config
         self.model, self.to_pictures, self.codebook, self.captions, self.labels = model, to_pictures, codebook, captions, tuple(labels)
-        self.drafter = drafter
+        self.drafter, self.assistant = drafter, assistant
         self.layers = config.num_hidden_layers
         self.raster = Raster.grid(config.grid, config.grid, config.vocab_size)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 CONDITIONS = ("class", "caption")
+PREFIX_ATTENTION = ("uniform", "content")
 
 
 class LlamaGenConfig(PreTrainedConfig):
@@ -22,11 +23,13 @@ class LlamaGenConfig(PreTrainedConfig):
         caption_width: width of the text encoder's features.
         prefix: prefix positions: 1 for class models, the number of text features for caption models.
         rope_theta, rms_norm_eps, initializer_range: as in `LlamaConfig`.
+        prefix_attention: "uniform", as published: queries and keys of the prefix are multiplied by zeros, so that all its positions get the
+            same weight; or "content": they are not rotated, and attention tells the words of a caption apart.
         dropout: dropout of embeddings, attention outputs and feed-forward outputs, in training.
         rest: further options of `PreTrainedConfig`.
 
     Raises:
-        ValueError: for an unknown condition, and for head widths that are not a multiple of 4.
+        ValueError: for an unknown condition or prefix attention, and for head widths that are not a multiple of 4.
     """
 
     model_type = "llamagen"
@@ -46,12 +49,15 @@ class LlamaGenConfig(PreTrainedConfig):
         prefix: int = 1,
         rope_theta: float = 10000.0,
         rms_norm_eps: float = 1e-5,
+        prefix_attention: str = "uniform",
         dropout: float = 0.0,
         initializer_range: float = 0.02,
         **rest: Any,
     ):
         if condition not in CONDITIONS:
             raise ValueError(f"condition is {condition!r}: a LlamaGen is conditioned on {' or '.join(CONDITIONS)}")
+        if prefix_attention not in PREFIX_ATTENTION:
+            raise ValueError(f"prefix_attention is {prefix_attention!r}: give {' or '.join(PREFIX_ATTENTION)}")
         if hidden_size % num_attention_heads or (hidden_size // num_attention_heads) % 4:
             raise ValueError(
                 f"hidden_size {hidden_size} over {num_attention_heads} heads: each head needs a width divisible by 4, "
@@ -62,6 +68,7 @@ class LlamaGenConfig(PreTrainedConfig):
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
         self.intermediate_size = intermediate_size or -(-int(8 * hidden_size / 3) // 256) * 256
         self.grid, self.condition, self.classes, self.caption_width, self.prefix = grid, condition, classes, caption_width, prefix
+        self.prefix_attention = prefix_attention
         self.rope_theta, self.rms_norm_eps, self.dropout, self.initializer_range = rope_theta, rms_norm_eps, dropout, initializer_range
         self.max_position_embeddings = prefix + grid * grid
         options: dict[str, Any] = {"tie_word_embeddings": False} | rest
@@ -164,7 +171,7 @@ class DecoderBlock(nn.Module):
 def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [R, 1, M, width / 2] for places `cells` [R, M]: the first half rotates by row, the second by column.
 
-    Prefix positions (-1) get zeros, as published.
+    Prefix positions (-1) get zeros, as published, or with `prefix_attention` "content" no rotation.
     """
     width = config.hidden_size // config.num_attention_heads
     steps = torch.arange(0, width // 2, 2, device=cells.device, dtype=torch.float32) / (width // 2)
@@ -172,6 +179,9 @@ def rotary(cells: Tensor, config: LlamaGenConfig) -> tuple[Tensor, Tensor]:
     place = torch.stack([cells // config.grid, cells % config.grid], -1)[..., None]  # [R, M, 2, 1]
     angle = (place * rate).flatten(-2)[:, None]
     inside = (cells >= 0)[:, None, :, None]
+    if config.prefix_attention == "content":
+        angle = angle * inside
+        return angle.cos(), angle.sin()
     return angle.cos() * inside, angle.sin() * inside
 
 

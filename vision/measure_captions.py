@@ -1,0 +1,118 @@
+"""Do pictures show what their captions say? Every method, judged by attributes, with intervals; and what a caption is worth in nats.
+
+    python vision/measure_captions.py MODEL --pictures FOLDER --count 200        (MODEL: what vision/train_target.py wrote)
+
+Held-out captions of FOLDER (captions.jsonl with attributes) are drawn by each method, all with the same seeds, and read by MODEL's
+classifier (vision/train_classifier.py). A picture is right when every attribute is. Intervals are 95 %, by bootstrap over pictures; those
+of differences from plain decoding are paired. The caption's gain is the target's -log p of held-out pictures given another picture's
+caption, or none, less that given their own, a code and a picture. A caption of a few bits is spread over all codes of a picture, so a
+code's share of it is small.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from rich.progress import track
+
+import mmspec
+from mmspec.minis.images import load_images, load_judge
+from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelled_pictures
+from mmspec.utils.files import write_json
+from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.families.llamagen import LlamaGenPictures
+from mmspec.vision.quality.classifier import Classifier, classify, seen_values
+
+METHODS = ("plain", "jacobi", "sjd", "scd", "eagle", "assisted", "assisted-jacobi", "lantern++", "cool-sd", "gsd", "zipar", "pjd")
+
+
+@torch.no_grad()
+def nats(model: LlamaGenPictures, codes: torch.Tensor, captions: list[str], told: bool = True) -> torch.Tensor:
+    """-log p of each picture [N], nats, given captions or none."""
+    found = []
+    for first in range(0, len(codes), 50):
+        some = slice(first, first + 50)
+        prompt = model.encode(captions[some], guided=True)
+        half = slice(0, len(codes[some])) if told else slice(len(codes[some]), None)
+        log_p = model.model.write(prompt.embeds[half], codes[some], prompt.mask[half]).log_softmax(-1)
+        found.append(-log_p.gather(-1, codes[some][..., None])[..., 0].sum(1))
+    return torch.cat(found)
+
+
+def interval(values: torch.Tensor, rounds: int = 2000) -> tuple[float, float, float]:
+    """Mean of [N] and its 95 % interval, by bootstrap."""
+    pick = torch.randint(len(values), (rounds, len(values)), generator=torch.Generator().manual_seed(0))
+    means = values.double()[pick].mean(1)
+    return values.double().mean().item(), means.quantile(0.025).item(), means.quantile(0.975).item()
+
+
+def wanted_values(judge: Classifier, data: LabelledPictures) -> torch.Tensor:
+    """Held-out attributes [N, A] as the judge numbers them. SystemExit where it knows others."""
+    if not data.values or judge.values != data.values:
+        raise SystemExit(f"the judge sees {', '.join(judge.values)} and the folder has {', '.join(data.values) or 'no attributes'}")
+    return torch.tensor(data.held.attributes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", default=Path("build/measured"))
+    parser.add_argument("--pictures", type=Path, help="the folder that the model was trained on")
+    parser.add_argument("--count", type=int, default=200, help="captions drawn")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="drafters that the model lacks are left out")
+    parser.add_argument("--guidance", type=float, default=2.0)
+    parser.add_argument("--window", type=int, help="tokens a forward; default each method's own")
+    parser.add_argument("--batch", type=int, default=40)
+    parser.add_argument("--work", type=Path, help="where pixels are kept; default build/pictures-FOLDER")
+    parser.add_argument("--out", type=Path, help="also write everything as JSON")
+    parser.add_argument("--smoke", action="store_true", help="two pictures by two methods, of a model and scenes made here")
+    args = parser.parse_args()
+    if args.smoke and args.pictures is None:
+        from mmspec.minis.picture_sets.tiny import tiny_scenes_model
+
+        args.pictures, args.model, args.methods, args.count = *tiny_scenes_model(args.model), ("plain", "scd"), 2
+    if args.pictures is None:
+        parser.error("--pictures is missing: give the folder that the model was trained on")
+    parts, judge = load_images(args.model), load_judge(args.model)
+    model, vq = parts["target"], tokens.load_tokenizer(args.model / "tokenizer")
+    data = labelled_pictures(args.pictures, size=judge.config["size"], work=args.work)
+    wanted, given = wanted_values(judge, data)[: args.count], [texts[0] for texts in data.held.conditions]
+    codes = code_table(vq, data.held)[:, 0].long()
+    own, other, none = nats(model, codes, given), nats(model, codes, given[1:] + given[:1]), nats(model, codes, given, told=False)
+    facts: dict = {"nats a code": interval(own / codes.shape[1]), "judge on rebuilt pictures": None, "gain": {}, "methods": {}}
+    seen = seen_values(judge, classify(judge, tokens.codes_to_pixels(vq, codes[: args.count].view(-1, *[model.raster.width] * 2)))[0])
+    facts["judge on rebuilt pictures"] = interval((seen == wanted).all(1).float())
+    for name, against in (("over another picture's caption", other), ("over no caption", none)):
+        facts["gain"][name] = {"a picture": interval(against - own), "a code": interval((against - own) / codes.shape[1])}
+        mean, low, high = facts["gain"][name]["a picture"]
+        print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {mean / codes.shape[1]:.4f} a code")
+    has = {"eagle": model.drafter, "lantern": model.drafter, "cool": model.drafter, "assist": model.assistant}
+    methods = ["plain", *(name for name in args.methods if name != "plain")]
+    methods = [name for name in methods if all(part is not None or not name.startswith(start) for start, part in has.items())]
+    captions, plain = given[: args.count], torch.zeros(0)
+    print("| method | exactness | forwards | x fewer | drift a code | all attributes right, % | less than plain, % | attributes right, % |")
+    print("|---" * 8 + "|")
+    for name in track(methods, "methods", disable=len(methods) < 4):
+        calls, drift, drawn = 0, 0.0, []
+        for first in range(0, len(captions), args.batch):
+            some = captions[first : first + args.batch]
+            options = {} if args.window is None or name in ("plain", "zipar", "pjd") else {"window": args.window}
+            out = mmspec.vision.generate(model, some, method=name, guidance=args.guidance, seed=first, **options)
+            drawn.append(out.tokens)
+            calls, drift = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0)
+        right = seen_values(judge, classify(judge, tokens.codes_to_pixels(vq, torch.cat(drawn)))[0]) == wanted
+        whole = right.all(1).float()
+        plain = whole if name == "plain" else plain
+        row = {"exactness": out.stats.exactness, "forwards": calls / len(captions), "drift": drift / (len(captions) * codes.shape[1])}
+        row |= {"right": interval(whole), "less": interval(plain - whole), "attributes": interval(right.float().mean(1))}
+        facts["methods"][name] = row
+        shown = ["{:.1f} ({:.1f} to {:.1f})".format(*(100 * x for x in row[key])) for key in ("right", "less", "attributes")]
+        fewer = facts["methods"]["plain"]["forwards"] / row["forwards"]
+        print(
+            f"| {name} | {row['exactness']} | {row['forwards']:.1f} | {fewer:.2f} | {row['drift']:.3f} | {' | '.join(shown)} |", flush=True
+        )
+    if args.out:
+        write_json(args.out, facts)
+
+
+if __name__ == "__main__":
+    main()
