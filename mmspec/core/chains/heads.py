@@ -6,13 +6,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-MOST = 1 << 26
-"""Largest number of entries that are prepared for a batch of tokens; above it the head is run as it is."""
-
 
 @runtime_checkable
 class PreparedHead(Protocol):
-    """A head of two parts, of which only the second reads the state."""
+    """A head of two parts, of which only the second reads the state.
+
+    What the first part returns is kept for all T steps of all R tokens under way: R T F numbers.
+    """
 
     def embed_times(self, timesteps: Tensor) -> Tensor:
         """Embed timesteps.
