@@ -5,9 +5,9 @@ python -m tests.drop_in_table > docs/drop-in.md
 
 from transformers.generation import stopping_criteria
 
-from mmspec.text.drop_in import processors as drop_in_processors
-from mmspec.text.drop_in import stops as drop_in_stops
-from mmspec.text.drop_in.arguments import ARGUMENTS, FIELDS, INPUTS, NATIVE, NO_EFFECT, PLAIN, REFUSED
+from mmspec.run.drop_in import processors as drop_in_processors
+from mmspec.run.drop_in import stops as drop_in_stops
+from mmspec.run.drop_in.arguments import ARGUMENTS, FIELDS, INPUTS, NATIVE, NO_EFFECT, PLAIN, REFUSED
 
 ORDER = (NATIVE, PLAIN, REFUSED, NO_EFFECT)
 INTRODUCTION = """# Arguments of `generate` in the drop-in

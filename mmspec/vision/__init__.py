@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from mmspec.vision.continuous.latents import Sampling
     from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
     from mmspec.vision.diffusion.pipeline import Denoised, denoise
+    from mmspec.vision.drop_in.accelerate import accelerate
+    from mmspec.vision.drop_in.speculate import speculate
     from mmspec.vision.families import image_model
-    from mmspec.vision.families.base import ImageModel, Prompt
+    from mmspec.vision.families.base import ImageModel, ImagePrompt, Prompt
     from mmspec.vision.families.llamagen_layers import LlamaGenConfig
     from mmspec.vision.families.llamagen_network import LlamaGen
     from mmspec.vision.generation import Pictures, generate
@@ -23,6 +25,7 @@ else:
         "ContinuousPictures": "continuous.methods",
         "Denoised": "diffusion.pipeline",
         "ImageModel": "families.base",
+        "ImagePrompt": "families.base",
         "LlamaGen": "families.llamagen_network",
         "LlamaGenConfig": "families.llamagen_layers",
         "METHODS": "codes.methods",
@@ -32,9 +35,11 @@ else:
         "Prompt": "families.base",
         "Sampling": "continuous.latents",
         "CONTINUOUS_METHODS": "continuous.methods",
+        "accelerate": "drop_in.accelerate",
         "denoise": "diffusion.pipeline",
         "generate": "generation",
         "image_model": "families",
+        "speculate": "drop_in.speculate",
     }
     __getattr__, __dir__ = exports(__name__, _MODULES, {"WAYS": "CONTINUOUS_METHODS"})
 
@@ -47,13 +52,16 @@ __all__ = [
     "ContinuousPictures",
     "Denoised",
     "ImageModel",
+    "ImagePrompt",
     "LlamaGen",
     "LlamaGenConfig",
     "Method",
     "Pictures",
     "Prompt",
     "Sampling",
+    "accelerate",
     "denoise",
     "generate",
     "image_model",
+    "speculate",
 ]

@@ -106,7 +106,8 @@ def generate(
     Args:
         model: a transformers image model, a `mmspec.vision.LlamaGen`, or an adapter (`mmspec.vision.ImageModel`) where the model needs
             a processor for texts or a decoder for its codes.
-        prompts: a list of texts or classes, or the tensors that the model's processor returned.
+        prompts: a list of texts or classes, of `mmspec.vision.ImagePrompt` for image to image, or the tensors that the model's processor
+            returned.
         drafter: the trained net, the smaller image model (or its adapter), or the smaller model of continuous tokens, of the methods that
             draft with one; by default the model's own, if it has one. Refused by other methods.
         accept: in place of the method's own rule: a name, a rule, or a function from the adapter to a rule.
@@ -159,9 +160,9 @@ def generate(
         return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, draft_steps, drafter, accept, on_step)
     refuse("models of continuous tokens, and this one writes codes", sampling=sampling, draft_steps=draft_steps)
     found, method = image_model(model), default_method() if method is None else method
-    found = found if size is None else found.resized(size)
+    found = (found if size is None else found.resized(size)).prepared(prompts)
     accept = rule_of(accept, temperature) if isinstance(accept, str) else accept
-    plan = method_of(method, accept=accept, couple=couple, init=_initialiser(init))
+    plan = method_of(method, accept=accept, couple=couple, init=initialiser_of(init))
     check_read(plan, method, drafter=drafter, tree=tree, window=window, accept=accept, couple=couple, init=init, drift_budget=drift_budget)
     scale = scale_of(guidance)
     distributions = pipeline(temperature=temperature, top_k=top_k, top_p=top_p, first=[Grammar(found.raster)])
@@ -178,7 +179,7 @@ def generate(
     rule = _budgeted(plan.rule(found), drift_budget)
     plan = plan if tree is None else replace(plan, shape=shape_of(tree, rule))
     usual = CHAIN if plan.assisted and plan.couple is None else WINDOW
-    control, most = _control(usual if window is None else window, len(prompt.mask), device, found.raster.length)
+    control, most = control_for(usual if window is None else window, len(prompt.mask), device, found.raster.length)
     if plan.assisted:
         small, room = small_image_model(found, drafter), None if plan.couple is None else most
         proposer = assisted_drafter(small, prompts, distributions, scale, rule, room, most) if most > 1 else NoDraft()
@@ -245,7 +246,7 @@ def _continuous(
     if method in ("plain", "chain"):
         given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
         refuse(f"methods that draft tokens, and method {method!r} does not", **given)
-    control, most = _control(TOKENS if window is None else window, len(prompts), model.model.device, model.model.config.grid**2)
+    control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.model.config.grid**2)
     found, out = generate_continuous(
         model,
         prompts,
@@ -264,7 +265,8 @@ def _continuous(
     return _pictures(found, out, None)
 
 
-def _initialiser(init: str | Initialiser | None) -> Initialiser | None:
+def initialiser_of(init: str | Initialiser | None) -> Initialiser | None:
+    """Return the initialiser of that name; None for None. ValueError lists the names."""
     if not isinstance(init, str):
         return init
     if init not in INITIALISERS:
@@ -284,7 +286,7 @@ def _budgeted(rule: Accept, budget: float | None) -> Accept:
     return replace(rule, budget=budget)  # pyright: ignore[reportArgumentType]
 
 
-def _control(window: int | str | Control, rows: int, device: torch.device, work: int) -> tuple[Control, int]:
+def control_for(window: int | str | Control, rows: int, device: torch.device, work: int) -> tuple[Control, int]:
     """Return the controller of the window and its largest number of tokens. `work` is the number of tokens of a picture."""
     if isinstance(window, int):
         check_drafted("window", window, work)

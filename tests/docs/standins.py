@@ -21,6 +21,7 @@ from pyarrow import parquet
 import mmspec
 from tests.docs.pages import ROOT
 from tests.speech import small_csm, small_pocket
+from tests.vision import small_pipeline
 
 TOKENS = 16
 """The most new tokens that a block of the docs generates here."""
@@ -97,6 +98,7 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
         (transformers.CsmForConditionalGeneration, lambda name: small_csm.csm()),
         (transformers.PocketTTSForConditionalGeneration, lambda name: pocket),
         (diffusers.DDPMPipeline, _pipeline),
+        (diffusers.GlmImagePipeline, lambda name: small_pipeline.pipeline()),
     )
     replaced = (
         (transformers.BatchEncoding, "to", lambda self, device: self),

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 import tests.tiny
-from mmspec.text.drop_in.arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
+from mmspec.run.drop_in.arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
 from tests.crossing import as_one_batch, generated_alone
 from tests.drop_in_table import table
 from tests.families import FAMILIES, VOCAB, build, inputs_for
@@ -58,7 +58,7 @@ def test_a_setting_this_version_does_not_know_is_refused(model, monkeypatch):
             self.swirl = kwargs.pop("swirl", None)
             super().__init__(**kwargs)
 
-    monkeypatch.setattr("mmspec.text.drop_in.arguments.GenerationConfig", Newer)
+    monkeypatch.setattr("mmspec.run.drop_in.arguments.GenerationConfig", Newer)
     config = Newer(max_new_tokens=4, swirl=3)
     with pytest.raises(ValueError, match="swirl is 3: this version of mmspec does not know that setting"):
         model.generate(**inputs_for("Llama", 1), generation_config=config, custom_generate=mmspec.text.speculate())

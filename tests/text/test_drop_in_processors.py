@@ -8,9 +8,9 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as known
 from transformers.generation import stopping_criteria
 
-from mmspec.text.drop_in import processors as drop_in_processors
-from mmspec.text.drop_in import stops as drop_in_stops
-from mmspec.text.drop_in.processors import FORMS, WITHOUT_DRAFTING, NodeByNode, ProcessorContext, form_of
+from mmspec.run.drop_in import processors as drop_in_processors
+from mmspec.run.drop_in import stops as drop_in_stops
+from mmspec.run.drop_in.processors import FORMS, WITHOUT_DRAFTING, NodeByNode, ProcessorContext, form_of
 from tests.core.test_sequence_processors import BIASES, IGNORED, SOURCE, B, P, V, case, theirs
 
 WHISPER = GenerationConfig(no_timestamps_token_id=2, eos_token_id=1, bos_token_id=1, max_initial_timestamp_index=1)

@@ -164,7 +164,7 @@ def test_a_grid_of_positions_that_is_not_the_models_is_caught():
     adapter, wanted = CASES["glm_image"].make(), expected("glm_image", 3, False)
     places = adapter._places
     for fault in (lambda found: found[[0, 2, 1]], lambda found: found[[0, 0, 0]], lambda found: found[:, :1].expand_as(found)):
-        adapter._places = lambda lengths, fault=fault: fault(places(lengths))
+        adapter._places = lambda ids, sources, fault=fault: fault(places(ids, sources))
         assert run(adapter, CASES["glm_image"].prompts(3), 3, 5).tolist() != wanted.tolist()
 
 

@@ -23,6 +23,7 @@ from mmspec.models.compat.gguf import forget_gguf, gguf_options, progress_as_set
 from mmspec.models.compat.models import (
     ask_attention,
     attention_of,
+    bring_weights,
     config_path,
     eager_configs,
     has_weights,
@@ -57,6 +58,7 @@ __all__ = [
     "GenerateCall",
     "ask_attention",
     "attention_of",
+    "bring_weights",
     "config_path",
     "copied",
     "csm_embeddings",

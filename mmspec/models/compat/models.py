@@ -52,6 +52,17 @@ def has_weights(module: Any) -> bool:
     return hasattr(module, "_hf_hook") or not any(weight.is_meta for weight in module.parameters(recurse=False))
 
 
+def bring_weights(module: Any) -> None:
+    """Move a model that accelerate keeps elsewhere between its forwards to where it runs, as a call of its forward would.
+
+    Relies on `_hf_hook.pre_forward(module)` of accelerate (0.20 to 1.x), by which diffusers' `enable_model_cpu_offload` moves whole models.
+    Hooks of the parts of a model are left to those parts' forwards.
+    """
+    hook = getattr(module, "_hf_hook", None)
+    if hook is not None:
+        hook.pre_forward(module)
+
+
 def hooks_of(module: Any) -> tuple[int, int]:
     """How many forward hooks and forward pre-hooks a module has (torch keeps them in `_forward_hooks` and `_forward_pre_hooks`)."""
     return len(module._forward_hooks), len(module._forward_pre_hooks)

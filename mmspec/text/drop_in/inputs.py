@@ -11,7 +11,7 @@ from mmspec.models import compat
 from mmspec.models.families.mllama import Mllama
 from mmspec.models.families.multimodal import Multimodal
 from mmspec.models.families.registry import positions_of
-from mmspec.text.drop_in.arguments import cache_reason
+from mmspec.run.drop_in.arguments import cache_reason
 
 _TEXT = ("input_ids", "attention_mask", "position_ids", "logits_to_keep", "use_cache")
 _ENCODER = (

@@ -2,10 +2,9 @@
 
 If every processor, criterion and input has a form that is exact at each node of a draft, mmspec decodes the request. Otherwise
 transformers' own loop decodes it without drafting, with a warning that gives the reason. Settings without a speculative form are refused.
-All are listed in `mmspec.text.drop_in.arguments`.
+All are listed in `mmspec.run.drop_in.arguments`.
 """
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmspec.core.control import Control
 from mmspec.core.decode import generate
@@ -33,15 +30,15 @@ from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import shown
+from mmspec.run.drop_in.arguments import own_inputs, refuse
+from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
+from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
+from mmspec.run.drop_in.stops import end_values, ends_of, without_form
 from mmspec.run.request import Request
 from mmspec.run.rules import reads_raw, rule_of
 from mmspec.run.shapes import Tree
-from mmspec.text.drop_in.arguments import own_inputs, refuse
 from mmspec.text.drop_in.inputs import inputs_for, plain_reason
-from mmspec.text.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
-from mmspec.text.drop_in.stops import HostStops, end_values, ends_of, without_form
 from mmspec.text.generation import StreamerFeed
-from mmspec.text.settings.processors import end_ids
 
 
 def speculate(
@@ -160,45 +157,20 @@ class _Work:
                 stopping=DefaultStopping(len(ids), ends.most, ends.values, ends.stops, ids.device),
                 noise=self.noise(ids.device),
                 control=resolved.control,
-                pad=self.pad(ends),
+                pad=pad_of(self.config, ends),
                 on_step=stream,
             )
         new = out.sequences if ends.together is None else out.sequences[:, : ends.together.length]
-        return self.returned(torch.cat([self.ids, new.to(self.ids.device)], 1))
+        return returned(self.model, self.config, torch.cat([self.ids, new.to(self.ids.device)], 1))
 
     def plain(self, model_kwargs: Mapping[str, Any]) -> Any:
         """Decode by transformers' own loop. Sampled tokens use the same noise as in mmspec."""
-        processors, config = LogitsProcessorList(self.processors), self.config
-        if config.do_sample and not isinstance(self.rule, Greedy):
-            processors.append(_Drawn(self.noise(self.ids.device), self.ids.shape[1]))
-        config = copy.copy(config)
-        config.do_sample = False
-        return compat.plain_sample(
-            self.model,
-            self.ids,
-            logits_processor=processors,
-            stopping_criteria=self.criteria,
-            generation_config=config,
-            streamer=self.streamer,
-            **model_kwargs,
-        )
+        noise = self.noise(self.ids.device) if self.config.do_sample and not isinstance(self.rule, Greedy) else None
+        return decode_plainly(self.model, self.ids, self.processors, self.criteria, self.config, self.streamer, noise, model_kwargs)
 
     def noise(self, device: torch.device) -> Noise:
         """Return the request's noise. Greedy requests do not advance torch's generator."""
-        seed = self.asked.request.seed
-        if seed is None:
-            seed = int(torch.randint(2**62, ())) if self.config.do_sample else 0
-        return Noise.from_seed(seed, len(self.ids), device)
-
-    def pad(self, ends: HostStops) -> int:
-        pad = self.config.pad_token_id
-        return int(pad) if pad is not None else [*end_ids(self.config), *ends.values, 0][0]
-
-    def returned(self, sequences: Tensor) -> Any:
-        if not self.config.return_dict_in_generate:
-            return sequences
-        kind = GenerateEncoderDecoderOutput if self.model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
-        return kind(sequences=sequences)  # pyright: ignore[reportArgumentType]
+        return request_noise(self.asked.request.seed, self.config, len(self.ids), device)
 
 
 class TokenStream(StreamerFeed):
@@ -209,17 +181,6 @@ class TokenStream(StreamerFeed):
         if self.streamer is not None:
             for value in step.committed.values[0]:
                 self.streamer.put(torch.tensor([value]))
-
-
-class _Drawn(LogitsProcessor):
-    """Adds the Gumbel noise of each row and output position, so that the argmax is the token that mmspec would draw."""
-
-    def __init__(self, noise: Noise, prompt: int):
-        self.noise, self.prompt = noise, prompt
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        position = torch.full((len(scores), 1), input_ids.shape[1] - self.prompt, device=scores.device)
-        return scores + self.noise.value(position)[:, 0].gumbel(scores.shape[-1])
 
 
 _WARPS = (Temperature, TopK, TopP, MinP)

@@ -60,6 +60,19 @@ class Prompt:
         return self.mask.sum(1)
 
 
+@dataclass(frozen=True)
+class ImagePrompt:
+    """A text with images, for models that make an image from images (GLM-Image).
+
+    Args:
+        text: what to draw.
+        images: PIL images that it is about, in the order in which they are shown to the model.
+    """
+
+    text: str
+    images: tuple[Image.Image, ...] = ()
+
+
 class ImageModel(ABC):
     """Base class of image models that write pictures code by code; also their family.
 
@@ -164,6 +177,17 @@ class ImageModel(ABC):
         """
         raise ValueError(f"{type(self.model).__name__} makes pictures of one size only: leave size out")
 
+    def prepared(self, prompts: Any) -> "ImageModel":
+        """Return this model as it writes pictures for these prompts, which may change the raster.
+
+        Args:
+            prompts: what `encode` takes.
+
+        Returns:
+            This adapter, or another one of the same network.
+        """
+        return self
+
     # --- the engine's family ------------------------------------------------------------------------------------------
 
     def prompt(self, model: Any, inputs: Prompt) -> tuple[Tensor, Tensor]:
@@ -199,11 +223,15 @@ class ImageModel(ABC):
         return torch.where((ids >= own)[..., None], given.to(embeds.dtype), embeds)
 
 
-def texts_of(prompts: Any) -> list[str]:
-    """Return prompts that must be texts. ValueError names the first invalid one."""
+def texts_of(prompts: Any, images: bool = False) -> list[Any]:
+    """Return prompts that must be texts, or with `images` texts and `ImagePrompt`s. ValueError names the first invalid one."""
     if isinstance(prompts, str):
         raise ValueError(f"prompts is the one text {prompts!r}: give a list of captions, one a picture")
     for prompt in prompts:
+        if isinstance(prompt, ImagePrompt) and images and isinstance(prompt.text, str) and prompt.text.strip():
+            continue
+        if isinstance(prompt, ImagePrompt) and not images:
+            raise ValueError("a prompt is an ImagePrompt: this model takes texts only, without images")
         if not isinstance(prompt, str) or not prompt.strip():
             found = f"prompt {prompt!r:.60}" if isinstance(prompt, str | int | float) else f"a prompt, a {type(prompt).__name__},"
             raise ValueError(f"{found} is not a text: give a caption")

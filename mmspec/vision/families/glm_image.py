@@ -13,19 +13,19 @@ from mmspec.core.processors.raster import Raster
 from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImageModel, Prompt, Size, cells_of, decoded
-from mmspec.vision.families.tokens import Vocabulary, prompt_tokens, states, tokens_on
+from mmspec.vision.families.base import ImageModel, ImagePrompt, Prompt, Size, cells_of, decoded
+from mmspec.vision.families.tokens import Vocabulary, content_of, prompt_tokens, states, tokens_on
 
 PIXELS = 32
 """A code's side in the picture; a preview has about (PIXELS / 2)^2 codes, whatever the picture's size."""
 
 
 class GlmImage(ImageModel):
-    """A `GlmImageForConditionalGeneration`, and its processor for prompts that are texts.
+    """A `GlmImageForConditionalGeneration`, and its processor for prompts that are texts or `ImagePrompt`s (image to image).
 
     `to_pictures` makes PIL pictures of codes [B, height, width]: diffusers' `GlmImagePipeline` called with the same prompts and with
     `prior_token_ids=prior_tokens(codes)`. Guidance is the pipeline's affair too. `size` is in pixels; `preview` the rows and columns of
-    the preview, by default the published ones.
+    the preview, by default the published ones. Prompts with images have no preview.
     """
 
     def __init__(
@@ -49,8 +49,14 @@ class GlmImage(ImageModel):
         height, width = cells_of(size, PIXELS, "GLM-Image")
         ratio = height / width
         self.preview = preview or (int(ratio**0.5 * (PIXELS // 2)), int((1 / ratio) ** 0.5 * (PIXELS // 2)))
-        small = Raster.grid(*self.preview, self.codes)
-        self.raster = Raster.grid(height, width, self.codes, tail=(self.codes,)).behind(small)
+        self._write((self.preview, (height, width)))
+
+    def _write(self, grids: Sequence[tuple[int, int]]) -> None:
+        """Set the grids that are written, in turn; the last one is the picture's."""
+        self.grids = tuple(grids)
+        self.raster = Raster.grid(*self.grids[-1], self.codes, tail=(self.codes,))
+        for grid in self.grids[-2::-1]:
+            self.raster = self.raster.behind(Raster.grid(*grid, self.codes))
 
     def resized(self, size: Size) -> "GlmImage":
         """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
@@ -58,46 +64,82 @@ class GlmImage(ImageModel):
         other._resize(size, None)
         return other
 
+    def prepared(self, prompts: Any) -> "GlmImage":
+        """Without the preview for prompts that hold images; see `ImageModel.prepared`."""
+        if not _with_images(prompts):
+            return self
+        other = copy(self)
+        other._write(self.grids[-1:])
+        return other
+
     @torch.no_grad()
-    def encode(self, prompts: Sequence[str] | Mapping[str, Tensor], guided: bool) -> Prompt:
-        """Texts, or what the processor returned for them."""
+    def encode(self, prompts: Sequence[str | ImagePrompt] | Mapping[str, Tensor], guided: bool) -> Prompt:
+        """Texts, or what the processor returned for them; with images only on the adapter that `prepared` returns."""
         if guided:
             raise ValueError("GLM-Image is guided in its diffusion stage, not here: leave guidance out, give it to the pipeline instead")
-        inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "GLM-Image")
+        inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "GLM-Image", images=True)
         ids, mask = tokens_on(inputs, self.model.device)
-        self._check_grids(inputs)
-        return Prompt.of(self.decoder.embed_tokens(ids), mask, extra=self._places(mask.sum(1)))
+        grids = self._sources(inputs, len(ids))
+        ids = self._with_codes(ids, inputs, [grid for row in grids for grid in row])
+        places = [self._places(line[real], row) for line, real, row in zip(ids, mask, grids, strict=True)]
+        longest = max(line.shape[1] for line in places)
+        extra = torch.stack([F.pad(line, (0, longest - line.shape[1])) for line in places], 1)
+        return Prompt.of(self.decoder.embed_tokens(ids), mask, extra=extra)
 
-    def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
-        said = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
+    def _tokenize(self, prompts: list[Any]) -> Mapping[str, Any]:
+        said = [[{"role": "user", "content": content_of(prompt)}] for prompt in prompts]
         size = {"target_h": self.raster.height * PIXELS, "target_w": self.raster.width * PIXELS}
         options = {"tokenize": True, "padding": True, "return_dict": True, "return_tensors": "pt"}
         return self.processor.apply_chat_template(said, **options, **size)
 
-    def _check_grids(self, inputs: Mapping[str, Any]) -> None:
-        """The processor says which grids the prompts ask for: the picture's and the preview's, in turn."""
-        own = [[1, self.raster.height, self.raster.width], [1, *self.preview]]
-        asked = torch.as_tensor(inputs.get("image_grid_thw", [])).tolist()
-        if asked and asked != own * (len(asked) // 2):
-            raise ValueError(
-                f"the prompts ask for grids {asked}, but this adapter makes {own} a prompt: use resized, or the same target size"
-            )
+    def _sources(self, inputs: Mapping[str, Any], rows: int) -> list[list[tuple[int, int]]]:
+        """The grids of the images in each prompt. ValueError unless the prompts ask for the grids that are written.
 
-    def _places(self, lengths: Tensor) -> Tensor:
-        """Time, row and column [3, R, P + T] of logical positions: equal in the prompts of `lengths` [R], and apart in the grids behind.
+        `image_grid_thw` lists the images of a prompt, then its picture, then its preview.
+        """
+        asked = [(int(height), int(width)) for _, height, width in torch.as_tensor(inputs.get("image_grid_thw", [])).tolist()]
+        if not asked:
+            return [[] for _ in range(rows)]
+        if len(asked) % rows:
+            raise ValueError(f"{len(asked)} grids in image_grid_thw for {rows} prompts: every prompt holds the same number of images")
+        each, own = len(asked) // rows, list(self.grids[::-1])
+        found = [asked[row * each : (row + 1) * each] for row in range(rows)]
+        for grids in found:
+            if grids[-len(own) :] != own:
+                raise ValueError(
+                    f"the prompts ask for grids {grids}, but this adapter makes {own} a prompt: use resized, or the same target size"
+                )
+        return [grids[: -len(own)] for grids in found]
+
+    def _with_codes(self, ids: Tensor, inputs: Mapping[str, Any], grids: list[tuple[int, int]]) -> Tensor:
+        """`ids` with the codes of the images in place of their placeholders."""
+        features = (inputs.get("mm_encoder_outputs") or {}).get("image")
+        if features is None and inputs.get("pixel_values") is None:
+            return ids
+        if features is None:
+            thw = torch.tensor([(1, *grid) for grid in grids], device=self.model.device)
+            features = self.model.get_image_features(inputs["pixel_values"].to(self.model.device), thw, return_dict=True)
+        codes = self.model.get_image_tokens(features.pooler_output).flatten().to(ids.device)
+        return ids.masked_scatter(self.model.model.get_placeholder_mask(ids, codes), codes)
+
+    def _places(self, ids: Tensor, sources: Sequence[tuple[int, int]]) -> Tensor:
+        """Time, row and column [3, P + T] of the logical positions of one row: equal in its text `ids` [P], apart within grids.
 
         The class itself keeps this table on the module, where it is the last caller's.
         """
-        lines, start = [], 0
-        for height, width in (self.preview, (self.raster.height, self.raster.width)):
-            cell = torch.arange(height * width, device=lengths.device)
-            lines.append(torch.stack([torch.zeros_like(cell), cell // width, cell % width]) + start)
-            start += max(height, width)
-        grids = torch.cat([*lines, torch.full((3, 1), start, device=lengths.device)], 1)  # [3, T], from the prompt's end
-        position = torch.arange(int(lengths.max()) + grids.shape[1], device=lengths.device).expand(len(lengths), -1)
-        after = position - lengths[:, None]
-        inside = grids[:, after.clamp(0, grids.shape[1] - 1)] + lengths[:, None]
-        return torch.where(after < 0, position, inside)
+        config, device = self.model.config, ids.device
+        begins = (torch.nonzero(ids == config.image_start_token_id)[:, 0] + 1).tolist()
+        ends = torch.nonzero(ids == config.image_end_token_id)[:, 0].tolist()
+        parts, place, done = [], 0, 0
+        for begin, end, grid in zip(begins, ends, sources, strict=False):  # the last begin is the picture's
+            parts += [_line(place, begin - done, device), _cells(grid, place + begin - done, device)]
+            place, done = place + begin - done + max(grid), end
+        parts.append(_line(place, len(ids) - done, device))
+        place += len(ids) - done
+        for grid in self.grids:
+            parts.append(_cells(grid, place, device))
+            place += max(grid)
+        return torch.cat([*parts, _line(place, 1, device)], 1)
 
     def embed(self, values: Tensor) -> Tensor:
         """Return embeddings [B, M, H] of ids; see `ImageModel.embed`."""
@@ -120,3 +162,21 @@ class GlmImage(ImageModel):
 def prior_tokens(codes: Tensor) -> Tensor:
     """What the diffusion stage takes: every code twice as high and wide, in raster order. [B, H, W] -> [B, 4 H W]"""
     return codes.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
+
+
+def _with_images(prompts: Any) -> bool:
+    """True if prompts hold images: what a processor returned, or `ImagePrompt`s."""
+    if isinstance(prompts, Mapping):
+        return prompts.get("pixel_values") is not None or (prompts.get("mm_encoder_outputs") or {}).get("image") is not None
+    return any(isinstance(prompt, ImagePrompt) and prompt.images for prompt in prompts)
+
+
+def _line(place: int, count: int, device: torch.device) -> Tensor:
+    """[3, count] places of text from `place` on."""
+    return torch.arange(place, place + count, device=device).expand(3, -1)
+
+
+def _cells(grid: tuple[int, int], place: int, device: torch.device) -> Tensor:
+    """[3, height * width] places of a grid that begins at `place`."""
+    cell = torch.arange(grid[0] * grid[1], device=device)
+    return torch.stack([torch.zeros_like(cell), cell // grid[1], cell % grid[1]]) + place

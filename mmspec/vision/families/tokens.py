@@ -10,7 +10,7 @@ from torch import Tensor
 from mmspec.models.families.base import causal_mask, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import texts_of
+from mmspec.vision.families.base import ImagePrompt, texts_of
 
 Tokens = tuple[Tensor, Tensor]
 """Ids [R, P], padded on either side, and their mask [R, P] bool."""
@@ -39,19 +39,27 @@ class Vocabulary:
         return stretch if self.straight else stretch[..., self.ids - self.rows.start]
 
 
-def prompt_tokens(prompts: Any, tokenize: Callable[[list[str]], Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
-    """`prompts` as tensors: what the processor returned, or what `tokenize` makes of texts.
+def prompt_tokens(
+    prompts: Any, tokenize: Callable[[list[Any]], Mapping[str, Any]] | None, name: str, images: bool = False
+) -> Mapping[str, Any]:
+    """`prompts` as tensors: what the processor returned, or what `tokenize` makes of texts (with `images`, of `ImagePrompt`s, too).
 
-    ValueError where there is nothing to tokenize with, and for prompts that hold pictures.
+    ValueError where there is nothing to tokenize with, and for pictures in prompts without `images`.
     """
     if not isinstance(prompts, Mapping):
-        texts = texts_of(prompts)
+        texts = texts_of(prompts, images)
         if tokenize is None:
             raise ValueError(f"{name} was given texts but no processor: make the adapter with one, or pass what the processor returned")
         prompts = tokenize(texts)
-    if prompts.get("pixel_values") is not None:
+    if prompts.get("pixel_values") is not None and not images:
         raise ValueError("the prompts hold pixel_values: pictures in prompts are not supported, give texts only")
     return prompts
+
+
+def content_of(prompt: str | ImagePrompt) -> list[dict[str, Any]]:
+    """A prompt as the content of a chat message: its images, then its text."""
+    text, images = (prompt.text, prompt.images) if isinstance(prompt, ImagePrompt) else (prompt, ())
+    return [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
 
 
 def tokens_on(inputs: Mapping[str, Any], device: torch.device, ids: str = "input_ids", mask: str = "attention_mask") -> Tokens:

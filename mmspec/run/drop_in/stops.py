@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.generation import stopping_criteria as known
 
 from mmspec.core.stopping import Stop
-from mmspec.text.drop_in.processors import vouched_for
+from mmspec.run.drop_in.processors import vouched_for
 
 WITHOUT_DRAFTING: dict[type, str] = {known.ConfidenceCriteria: "reads each step's scores"}
 FORMS = (known.MaxLengthCriteria, known.EosTokenCriteria, known.StopStringCriteria, known.MaxTimeCriteria)

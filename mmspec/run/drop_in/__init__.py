@@ -1,0 +1,1 @@
+"""What a decoding function for `custom_generate` shares between modalities: settings, processors, stops, transformers' own loop."""
