@@ -30,7 +30,8 @@ from mmspec.run.drop_in.arguments import cache_reason, own_inputs, refuse
 from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
 from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
 from mmspec.run.drop_in.stops import HostStops, end_values, ends_of, without_form
-from mmspec.vision.codes.methods import Method, method_of
+from mmspec.vision.codes.methods import Method
+from mmspec.vision.codes.registry import method_of
 from mmspec.vision.drop_in.glm_image import READ, GlmImageTokens, grids_of
 from mmspec.vision.generation import WINDOW, control_for, initialiser_of
 
