@@ -23,6 +23,9 @@ EXAMPLES = """Examples:
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
   mmspec image bag --model continuous --method chain --head-steps 64 --draft-steps 14 --compare plain
   mmspec image "a cat in the rain" --model ./janus --device cuda --dtype bfloat16
+  mmspec image 207 --model c2i_B_256.pt --decoder vq_ds16_c2i.pt --guidance 4
+  mmspec image "at night" --model ./GLM-Image --image street.png --size 512
+  mmspec image "a cat" --model ./anole --decoder vqgan.ckpt --guidance 3 --negative blurry
 """
 OUT, BATCH, MOST = "mmspec-image.png", 16, 1024
 CHAINS = ("chain", "path", "stepwise", "block")
@@ -47,6 +50,14 @@ _DRAFT_STEPS = (
 DRAFT_STEPS = Annotated[str | None, common.option(common.HOW, _DRAFT_STEPS, metavar="N")]
 TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
+NEGATIVE = Annotated[str | None, common.option(common.DRAWING, "A text that guidance leads away from.", metavar="TEXT")]
+IMAGE = Annotated[
+    list[str] | None, common.option(common.WHAT, "A picture that the prompt is about (GLM-Image); may be given again.", metavar="FILE")
+]
+_DECODER = "The file of the picture decoder, for LlamaGen files, Chameleon, Anole and Lumina-mGPT."
+DECODER = Annotated[str | None, common.option(common.WHAT, _DECODER, metavar="FILE")]
+_CAPTIONS = "The folder of the T5 encoder, for LlamaGen files of captions."
+CAPTIONS = Annotated[str | None, common.option(common.WHAT, _CAPTIONS, metavar="PATH")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
 _MODEL = "mini (default), vision-fashion, continuous, continuous-mixture, continuous-masked, a folder or a hub name."
 MODEL = Annotated[str, common.option(common.WHAT, _MODEL, metavar="PATH")]
@@ -55,6 +66,9 @@ MODEL = Annotated[str, common.option(common.WHAT, _MODEL, metavar="PATH")]
 def image(
     prompt: Annotated[str | None, typer.Argument(help="What to draw: a caption, or a class; - reads standard input.")] = None,
     model: MODEL = "mini",
+    decoder: DECODER = None,
+    captions: CAPTIONS = None,
+    image: IMAGE = None,
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
     method: METHOD = None,
@@ -63,6 +77,7 @@ def image(
     draft_steps: DRAFT_STEPS = None,
     drift_budget: BUDGET = None,
     guidance: GUIDANCE = None,
+    negative: NEGATIVE = None,
     temperature: TEMPERATURE = None,
     top_k: TOP_K = None,
     head_steps: HEAD_STEPS = None,
@@ -106,6 +121,10 @@ def image(
             "guidance": guidance,
             "seed": seed,
             "grid": grid,
+            "decoder": decoder,
+            "captions": captions,
+            "images": image or [],
+            "negative": negative,
         }
         request, draws = _drawn(prompt, [method] + ([] if compare is None else [compare]), options, given)
         sink.write(_page(draws, form))
@@ -131,7 +150,7 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     from rich.console import Console
 
     from mmspec.loading.text import device_of
-    from mmspec.loading.vision import check_decoder, is_continuous, load_image_model
+    from mmspec.loading.vision import check_decoder, guided_from, is_continuous, is_file_model, load_image_model, with_images
     from mmspec.vision.codes.registry import method_of
     from mmspec.vision.continuous.methods import way_of
     from mmspec.vision.generation import default_method
@@ -140,18 +159,24 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     for name in (each for each in methods if each is not None):
         (way_of if continuous else method_of)(name)  # unknown names are reported before anything is loaded
     _check_for_codes(continuous, given["model"], options)
+    own = {"decoder": given["decoder"], "captions": given["captions"]}
+    if is_file_model(given["model"]):
+        own["size"] = options.pop("size", None)
     with Console(stderr=True).status(f"loading {given['model']}"):
-        loaded = load_image_model(given["model"], given["dtype"], device_of(given["device"]))
+        own = {name: value for name, value in own.items() if value is not None}
+        loaded = load_image_model(given["model"], given["dtype"], device_of(given["device"]), **own)
     check_decoder(loaded)
+    loaded = guided_from(loaded, given["negative"], given["guidance"])
     usual = getattr(loaded.model, "method", None) or default_method()
     names = [usual if method is None else method for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
-    prompts, seeds = loaded.prompts(prompt, given["grid"]), [given["seed"] + row for row in range(given["grid"])]
+    prompts, seeds = with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]), [given["seed"] + row for row in range(given["grid"])]
     options = options | {"guidance": scale}
     total = len(names) * len(prompts) * loaded.cells
     with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:
         draws = [_draw(loaded, name, names, prompts, seeds, options, done) for name in names]
-    about = {"prompt": prompt, "model": given["model"], "seeds": seeds, "settings": options}
+    extra = {name: given[name] for name in ("images", "negative") if given[name]}
+    about = {"prompt": prompt, "model": given["model"], "seeds": seeds, "settings": options} | extra
     return about, draws
 
 

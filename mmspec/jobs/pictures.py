@@ -94,7 +94,8 @@ class Draw:
         out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **generate_options(self.loaded, self.options))
         self.totals.add(out)
         for row, (_, record) in enumerate(batch):
-            picture = out.model.decode(out.tokens[row : row + 1])[0]
+            made = out.model
+            picture = made.decode_row(out.tokens, row) if isinstance(made, ImageModel) else made.decode(out.tokens[row : row + 1])[0]
             yield picture_bytes(picture), record | {"seed": seeds[row]}
 
     def measures(self) -> dict[str, float]:

@@ -1,22 +1,24 @@
 """Image models by name: a shipped mini, a folder of one's own training, a transformers checkpoint. `trust_remote_code` stays off."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from mmspec import minis
-from mmspec.models.checkpoint_loading import loaded
+from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
 from mmspec.vision.continuous.methods import ContinuousPictures
-from mmspec.vision.families import ADAPTERS
-from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.base import ImageModel, ImagePrompt, Size
+from mmspec.vision.families.glm_image import GlmImage
+from mmspec.vision.families.imagegpt import ImageGPT
 
 MINIS = ("mini", "vision", "vision-fashion")
 CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}
 """Minis of continuous tokens, and the heads that they are called for; the first finds the others' where a way of drawing needs them."""
-DTYPES = ("float32", "bfloat16", "float16", "auto")
 MINI_GUIDANCE = 2.0
 """The scale the minis of codes are drawn with where none is given; `docs/results.md` measures them at it."""
 
@@ -47,27 +49,50 @@ class Loaded:
         return self.model.model.config.grid**2 if isinstance(self.model, ContinuousPictures) else self.model.raster.length
 
 
-def load_image_model(name: str = "mini", dtype: str = "float32", device: torch.device | str = "cpu") -> Loaded:
+def load_image_model(
+    name: str = "mini",
+    dtype: str = "float32",
+    device: torch.device | str = "cpu",
+    *,
+    decoder: str | None = None,
+    captions: str | None = None,
+    size: Size | None = None,
+) -> Loaded:
     """The image model called `name`: "mini" or "vision", "vision-fashion", a name of `CONTINUOUS`, a folder that `vision/train_target.py`
-    or `vision/train_continuous.py` wrote, a folder or hub name of a transformers image model.
+    or `vision/train_continuous.py` wrote, or what `load_image_checkpoint` reads: a published LlamaGen file, a folder of diffusers'
+    `GlmImagePipeline`, a folder or hub name of a transformers image model. `decoder`, `captions` and `size` are for those.
 
     FileNotFoundError or ValueError, in one line, for what cannot be had."""
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
-    where = Path(name).expanduser()
+    where, own = Path(name).expanduser(), {"decoder": decoder, "captions": captions}
     if name in MINIS:
+        _refuse(name, **own)
         mini = minis.load("vision" if name == "mini" else name)
         return _own(name, {"target": mini.target, "examples": mini.examples}, dtype, device)
     if (place := _latents(name)) is not None:
+        _refuse(name, **own)
         return _continuous(name, *place, dtype, device)
     if (where / "target").is_dir():
         from mmspec.minis.images import load_images
 
+        _refuse(name, **own)
         return _own(name, load_images(where), dtype, device)
     if not where.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
         known = ", ".join((*MINIS, *CONTINUOUS))
         raise FileNotFoundError(f"model path {name} does not exist: give {known}, a folder with config.json and weights, or a hub name")
-    return _checkpoint(name, str(where) if where.exists() else name, dtype, device)
+    return _checkpoint(name, str(where) if where.exists() else name, dtype, device, decoder=decoder, captions=captions, size=size)
+
+
+def is_file_model(name: str) -> bool:
+    """Whether `name` is a checkpoint file, whose picture size is a matter of loading; nothing is loaded."""
+    return Path(name).expanduser().is_file()
+
+
+def _refuse(name: str, **given: Any) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(f"{option} is {value!r}, and {name} has its own: leave it out")
 
 
 def _own(name: str, parts: dict[str, Any], dtype: str, device: torch.device | str) -> Loaded:
@@ -120,29 +145,9 @@ def _continuous(name: str, folder: Path, head: str, dtype: str, device: torch.de
     return Loaded(name, model, tuple(parts["examples"]), autoencoder=parts["processor"])
 
 
-def _checkpoint(name: str, where: str, dtype: str, device: torch.device | str) -> Loaded:
-    import transformers as hf
-
-    try:
-        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
-        kinds = config.architectures or []
-        kind = next((each for each in kinds if each in ADAPTERS and hasattr(hf, each)), None)
-        if kind is None:
-            raise ValueError(f"it is a {' or '.join(kinds) or config.model_type}, and image models mmspec knows are {', '.join(ADAPTERS)}")
-        model = loaded(getattr(hf, kind), where, dtype=dtype, trust_remote_code=False).to(device).eval()
-        pixels = kind.startswith("ImageGPT")
-        processor = (hf.AutoImageProcessor if pixels else hf.AutoProcessor).from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        lines = str(error).strip().splitlines()
-        raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
-    return Loaded(name, _adapter(kind)(model, processor.clusters if pixels else processor), prompted=not pixels)
-
-
-def _adapter(kind: str) -> Any:
-    from importlib import import_module
-
-    module, name = ADAPTERS[kind].split(":")
-    return getattr(import_module(module), name)
+def _checkpoint(name: str, where: str, dtype: str, device: torch.device | str, **more: Any) -> Loaded:
+    model = load_image_checkpoint(where, dtype=dtype, device=device, **more)
+    return Loaded(name, model, prompted=not isinstance(model, ImageGPT))
 
 
 def check_decoder(loaded: Loaded) -> None:
@@ -151,5 +156,30 @@ def check_decoder(loaded: Loaded) -> None:
     if getattr(model, "to_pictures", check_decoder) is None:
         raise ValueError(
             f"{loaded.name} has no decoder of its own, so it gives codes and no pictures: "
-            "make the adapter in Python with to_pictures, and call mmspec.vision.generate"
+            "give the file of one (--decoder), or make the adapter in Python with to_pictures, and call mmspec.vision.generate"
         )
+
+
+def guided_from(loaded: Loaded, negative: str | None, guidance: float | None) -> Loaded:
+    """`loaded` with guidance away from the text `negative`, if given. ValueError without guidance, and for models that read none."""
+    if negative is None:
+        return loaded
+    if guidance is None or guidance == 1 or not isinstance(loaded.model, ImageModel):
+        raise ValueError("a negative text is given without guidance: give --guidance above 1, or leave it out")
+    return replace(loaded, model=loaded.model.guided_from(negative))
+
+
+def with_images(loaded: Loaded, prompts: list[Any], files: Sequence[str]) -> list[Any]:
+    """`prompts` with the pictures of `files`, if any. ValueError for models that read none, and for what is no picture."""
+    if not files:
+        return prompts
+    if not isinstance(loaded.model, GlmImage):
+        raise ValueError(f"{loaded.name} reads no pictures: leave --image out, or take GLM-Image")
+    return [ImagePrompt(prompt, tuple(_picture(file) for file in files)) for prompt in prompts]
+
+
+def _picture(file: str) -> Image.Image:
+    try:
+        return Image.open(file).convert("RGB")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read as a picture: {str(error).splitlines()[0]}") from None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
     from mmspec.vision.diffusion.pipeline import Denoised, denoise
     from mmspec.vision.drop_in.accelerate import accelerate
+    from mmspec.vision.drop_in.pipeline import Pipeline, PipelineOutput
     from mmspec.vision.drop_in.speculate import speculate
     from mmspec.vision.families import image_model
     from mmspec.vision.families.base import ImageModel, ImagePrompt, Prompt
@@ -32,6 +33,8 @@ else:
         "PUBLISHED": "codes.published",
         "Method": "codes.methods",
         "Pictures": "generation",
+        "Pipeline": "drop_in.pipeline",
+        "PipelineOutput": "drop_in.pipeline",
         "Prompt": "families.base",
         "Sampling": "continuous.latents",
         "CONTINUOUS_METHODS": "continuous.methods",
@@ -57,6 +60,8 @@ __all__ = [
     "LlamaGenConfig",
     "Method",
     "Pictures",
+    "Pipeline",
+    "PipelineOutput",
     "Prompt",
     "Sampling",
     "accelerate",

@@ -163,6 +163,18 @@ class ImageModel(ABC):
         """
         ...
 
+    def decode_row(self, codes: Tensor, row: int) -> Image.Image:
+        """Decode one picture of a batch alone, so that it does not depend on the others.
+
+        Args:
+            codes: LongTensor [B, height, width].
+            row: which one.
+
+        Returns:
+            A PIL picture.
+        """
+        return self.decode(codes[row : row + 1])[0]
+
     def resized(self, size: Size) -> "ImageModel":
         """Return this model for pictures of another size.
 
@@ -176,6 +188,20 @@ class ImageModel(ABC):
             ValueError: for an unsupported size.
         """
         raise ValueError(f"{type(self.model).__name__} makes pictures of one size only: leave size out")
+
+    def guided_from(self, negative: str | Sequence[str]) -> "ImageModel":
+        """Return this model with other texts that guidance leads away from.
+
+        Args:
+            negative: one text, or one a prompt.
+
+        Returns:
+            An adapter of the same network.
+
+        Raises:
+            ValueError: for models without negative texts.
+        """
+        raise ValueError(f"negative prompts are not read by {type(self.model).__name__}: leave them out")
 
     def prepared(self, prompts: Any) -> "ImageModel":
         """Return this model as it writes pictures for these prompts, which may change the raster.

@@ -16,7 +16,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, cells_of, decoded
-from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stack_prompts, states, tokens_on
+from mmspec.vision.families.tokens import Tokens, Vocabulary, negative_tokens, one_each, prompt_tokens, stack_prompts, states, tokens_on
 
 
 class Chameleon(ImageModel):
@@ -25,7 +25,7 @@ class Chameleon(ImageModel):
     `to_pictures` makes PIL pictures of codes [B, height, width] (the decoder of its VQ tokenizer). `size` is in pixels, by default what
     the model's own pictures have. `row_end` and `tail` are vocabulary ids that close every row and the picture: none in Anole, 8803 and
     (8196,) in Lumina-mGPT. Tokens given as prompts must end with the one that begins a picture (and, in Lumina-mGPT, those that say its
-    size), and hold `negative_prompt_ids` for guidance.
+    size), and hold `negative_prompt_ids` for guidance; texts are guided away from `negative`, one text or one a prompt.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class Chameleon(ImageModel):
         size: Size | None = None,
         row_end: int | None = None,
         tail: Sequence[int] = (),
+        negative: str | Sequence[str] | None = None,
     ):
         refuse_unsupported(model.model)
-        self.model, self.processor, self.to_pictures = model, processor, to_pictures
+        self.model, self.processor, self.to_pictures, self.negative = model, processor, to_pictures, negative
         self.layers = model.config.num_hidden_layers
         self.codebook = model.model.vqmodel.quantize.embedding.weight.detach()
         known = model.model.vocabulary_mapping.img2bpe
@@ -49,8 +50,8 @@ class Chameleon(ImageModel):
         self.raster = self._raster(model.config.vq_config.resolution if size is None else size)
 
     def _raster(self, size: Size) -> Raster:
-        step = 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)
-        height, width = cells_of(size, step, "Chameleon")
+        self.step = 2 ** (len(self.model.config.vq_config.channel_multiplier) - 1)  # pixels a code
+        height, width = cells_of(size, self.step, "Chameleon")
         first = self.codes + self.closed
         row_end = self.codes if self.closed else None
         return Raster.grid(height, width, self.codes, row_end=row_end, tail=range(first, first + self.tail))
@@ -61,14 +62,26 @@ class Chameleon(ImageModel):
         other.raster = self._raster(size)
         return other
 
+    def guided_from(self, negative: str | Sequence[str]) -> "Chameleon":
+        """Guide away from other texts; see `ImageModel.guided_from`."""
+        other = copy(self)
+        other.negative = negative
+        return other
+
     @torch.no_grad()
     def encode(self, prompts: Sequence[str] | Mapping[str, Tensor], guided: bool) -> Prompt:
         """Texts, or what the processor returned for them."""
         inputs = prompt_tokens(prompts, self._tokenize if self.processor is not None else None, "Chameleon")
         ids, mask = tokens_on(inputs, self.model.device)
         if guided:
-            ids, mask = stack_prompts((ids, mask), negative_tokens(inputs, len(ids), self.model.device, "Chameleon"))
+            ids, mask = stack_prompts((ids, mask), self._away(prompts, inputs, len(ids)))
         return Prompt.of(self.model.model.embed_tokens(ids), mask)
+
+    def _away(self, prompts: Any, inputs: Mapping[str, Any], rows: int) -> Tokens:
+        """The unconditional prompts: of `negative` for texts, else those among the inputs."""
+        if self.negative is None or isinstance(prompts, Mapping):
+            return negative_tokens(inputs, rows, self.model.device, "Chameleon")
+        return tokens_on(self._tokenize(one_each(self.negative, rows)), self.model.device)
 
     def _tokenize(self, texts: list[str]) -> Mapping[str, Any]:
         texts = [f"{text}{self.processor.image_start_token}" for text in texts]

@@ -13,7 +13,7 @@ from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures, cells_of
-from mmspec.vision.families.tokens import Vocabulary, negative_tokens, prompt_tokens, stack_prompts, states, tokens_on
+from mmspec.vision.families.tokens import Vocabulary, negative_tokens, one_each, prompt_tokens, stack_prompts, states, tokens_on
 
 ENDS = ("<|extra_201|>", "<|image end|>")
 """The tokens that end the frame and the picture; the text's own end follows."""
@@ -26,7 +26,7 @@ class Emu3(ImageModel):
     `negative_prompt_ids` for guidance. Where the vocabulary does not name all three closing tokens, pictures end with their last row.
     """
 
-    def __init__(self, model: Any, processor: Any = None, size: Size = 720, negative: str = ""):
+    def __init__(self, model: Any, processor: Any = None, size: Size = 720, negative: str | Sequence[str] = ""):
         self.model, self.processor, self.negative = model, processor, negative
         self.decoder = model.model.text_model
         refuse_unsupported(self.decoder)
@@ -52,6 +52,12 @@ class Emu3(ImageModel):
         other.raster = self._raster(size)
         return other
 
+    def guided_from(self, negative: str | Sequence[str]) -> "Emu3":
+        """Guide away from other texts; see `ImageModel.guided_from`."""
+        other = copy(self)
+        other.negative = negative
+        return other
+
     @torch.no_grad()
     def encode(self, prompts: Sequence[str] | Mapping[str, Tensor], guided: bool) -> Prompt:
         """Texts, or what the processor returned for them."""
@@ -62,7 +68,7 @@ class Emu3(ImageModel):
         if guided:
             own = inputs.get("negative_prompt_ids") is None and self.processor is not None
             away = (
-                tokens_on(self._tokenize([self.negative] * len(ids)), device) if own else negative_tokens(inputs, len(ids), device, "Emu3")
+                tokens_on(self._tokenize(one_each(self.negative, len(ids))), device) if own else negative_tokens(inputs, len(ids), device, "Emu3")
             )
             ids, mask = stack_prompts((ids, mask), away)
         return Prompt.of(self.decoder.embed_tokens(ids), mask)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -23,8 +25,8 @@ PIXELS = 32
 class GlmImage(ImageModel):
     """A `GlmImageForConditionalGeneration`, and its processor for prompts that are texts or `ImagePrompt`s (image to image).
 
-    `to_pictures` makes PIL pictures of codes [B, height, width]: diffusers' `GlmImagePipeline` called with the same prompts and with
-    `prior_token_ids=prior_tokens(codes)`. Guidance is the pipeline's affair too. `size` is in pixels; `preview` the rows and columns of
+    `to_pictures` makes PIL pictures of codes [B, height, width]: a `DiffusionStage`, or a function that calls diffusers'
+    `GlmImagePipeline` with the same prompts and with `prior_token_ids=prior_tokens(codes)`. Guidance is the pipeline's affair too. `size` is in pixels; `preview` the rows and columns of
     the preview, by default the published ones. Prompts with images have no preview.
     """
 
@@ -65,11 +67,12 @@ class GlmImage(ImageModel):
         return other
 
     def prepared(self, prompts: Any) -> "GlmImage":
-        """Without the preview for prompts that hold images; see `ImageModel.prepared`."""
-        if not _with_images(prompts):
-            return self
+        """Without the preview for prompts that hold images, and with the prompts for the diffusion stage; see `ImageModel.prepared`."""
         other = copy(self)
-        other._write(self.grids[-1:])
+        if _with_images(prompts):
+            other._write(self.grids[-1:])
+        if isinstance(self.to_pictures, DiffusionStage) and not isinstance(prompts, Mapping | str):
+            other.to_pictures = replace(self.to_pictures, prompts=tuple(prompts))
         return other
 
     @torch.no_grad()
@@ -158,10 +161,59 @@ class GlmImage(ImageModel):
         """Decode codes to pixels; see `ImageModel.decode`."""
         return decoded(self.to_pictures, codes, "GLM-Image")
 
+    def decode_row(self, codes: Tensor, row: int) -> Image.Image:
+        """Decode one picture by its own prompt; see `ImageModel.decode_row`."""
+        stage = self.to_pictures
+        if isinstance(stage, DiffusionStage):
+            stage = replace(stage, prompts=stage.prompts[row : row + 1])
+        return decoded(stage, codes[row : row + 1], "GLM-Image")[0]
+
 
 def prior_tokens(codes: Tensor) -> Tensor:
     """What the diffusion stage takes: every code twice as high and wide, in raster order. [B, H, W] -> [B, 4 H W]"""
     return codes.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1)
+
+
+@dataclass(frozen=True)
+class DiffusionStage:
+    """Pictures of codes by the diffusion stage of diffusers' `GlmImagePipeline`. Its noise is a function of the codes.
+
+    Args:
+        pipeline: the pipeline.
+        prompts: one a picture, texts or `ImagePrompt`s; `generate` fills them in.
+        options: of the pipeline's call: guidance_scale, num_inference_steps, ...
+    """
+
+    pipeline: Any
+    prompts: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes [B, height, width] picture by picture. ValueError without a prompt for each."""
+        if len(self.prompts) != len(codes):
+            raise ValueError(f"{len(codes)} pictures and {len(self.prompts)} prompts for the diffusion stage: give the prompts as texts")
+        return [self._picture(prompt, each) for prompt, each in zip(self.prompts, codes, strict=True)]
+
+    def _picture(self, prompt: Any, codes: Tensor) -> Image.Image:
+        seed = int.from_bytes(sha256(codes.cpu().numpy().tobytes()).digest()[:7], "big")
+        given: dict[str, Any] = {"height": codes.shape[0] * PIXELS, "width": codes.shape[1] * PIXELS}
+        given |= {"prior_token_ids": prior_tokens(codes[None]), "generator": torch.Generator().manual_seed(seed)}
+        text, images = (prompt.text, prompt.images) if isinstance(prompt, ImagePrompt) else (prompt, ())
+        if images:
+            given |= self._sources(images)
+        return self.pipeline(text, **given, **self.options).images[0]
+
+    @torch.no_grad()
+    def _sources(self, images: Sequence[Image.Image]) -> dict[str, Any]:
+        """The images of a prompt as the pipeline takes them beside codes: their own codes, and their grids."""
+        model = self.pipeline.vision_language_encoder
+        read = self.pipeline.processor.image_processor(images=list(images), return_tensors="pt")
+        grids = read["image_grid_thw"].to(model.device)
+        features = model.get_image_features(read["pixel_values"].to(model.device), grids, return_dict=True).pooler_output
+        codes = model.get_image_tokens(features).split(grids.prod(1).tolist())
+        found = [prior_tokens(each.view(1, *grid[1:].tolist()))[0] for each, grid in zip(codes, grids, strict=True)]
+        twice = grids * torch.tensor([1, 2, 2], device=grids.device)
+        return {"image": list(images), "prior_token_image_ids": [torch.cat(found)], "source_image_grid_thw": [twice]}
 
 
 def _with_images(prompts: Any) -> bool:

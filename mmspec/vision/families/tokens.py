@@ -1,6 +1,6 @@
 """What the classes over transformers' decoders share: picture codes as tokens of a vocabulary, prompts made of tokens, the forward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,14 @@ def negative_tokens(inputs: Mapping[str, Any], rows: int, device: torch.device, 
     if len(ids) not in (1, rows):
         raise ValueError(f"{len(ids)} negative prompts for {rows} prompts: give one for each, or one for all")
     return ids.expand(rows, -1), mask.expand(rows, -1)
+
+
+def one_each(negative: str | Sequence[str], rows: int) -> list[str]:
+    """Negative texts, one a row. ValueError for another number of them."""
+    texts = [negative] * rows if isinstance(negative, str) else list(negative)
+    if len(texts) != rows:
+        raise ValueError(f"{len(texts)} negative prompts for {rows} prompts: give one for each, or one for all")
+    return texts
 
 
 def stack_prompts(first: Tokens, second: Tokens) -> Tokens:
