@@ -115,6 +115,7 @@ def test_pipelines_are_saved_and_loaded(pipe, janus, tmp_path):
         "captions": (captions, "a red apple", {}),
         "janus": (janus, TEXTS[0], {}),
         "llamagen": (llamagen, 3, {}),
+        "pixels": (Pipeline.from_pretrained(small_checkpoints.imagegpt(tmp_path)), None, {}),
         "lumina": (Pipeline.from_pretrained(lumina, decoder=decoder), TEXTS[0], {"height": 12, "width": 8}),
         "glm": (Pipeline.from_pretrained(small_checkpoints.glm_image(tmp_path)), TEXTS[0], small_pipeline.SIZE),
     }

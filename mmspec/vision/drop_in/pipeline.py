@@ -1,6 +1,5 @@
 """`mmspec.vision.Pipeline`: image models of codes, called as pipelines of diffusers are."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,9 @@ from torch import Tensor
 from mmspec.core.control import Control
 from mmspec.core.decode import each
 from mmspec.core.stats import Stats
-from mmspec.utils.files import whole_folder, write_json
-from mmspec.vision.checkpoints.load import LUMINA, load_image_checkpoint
+from mmspec.utils.files import whole_folder
+from mmspec.vision.checkpoints.load import load_image_checkpoint
+from mmspec.vision.checkpoints.save import save_image_checkpoint
 from mmspec.vision.codes.methods import Method
 from mmspec.vision.drop_in.pipeline_call import OUTPUTS, TENSORS, CodesProgress, OnStepEnd, callback_of, images_of, prompts_of, repeated, seeds_of
 from mmspec.vision.families import image_model
@@ -91,29 +91,8 @@ class Pipeline:
         Raises:
             ValueError: for decoders and encoders without a file format.
         """
-        from mmspec.vision.checkpoints.own import DECODER, save_llamagen
-        from mmspec.vision.checkpoints.vqgan import VQGANDecoder
-        from mmspec.vision.families.glm_image import DiffusionStage
-        from mmspec.vision.families.llamagen import LlamaGenPictures
-        from mmspec.vision.families.lumina import LuminaMGPT
-
-        model: Any = self.model
-        decoder = getattr(model, "to_pictures", None)
         with whole_folder(folder) as place:
-            if isinstance(model, LlamaGenPictures):
-                save_llamagen(model, place)
-            elif isinstance(decoder, DiffusionStage):
-                decoder.pipeline.save_pretrained(place)
-            elif decoder is not None and not isinstance(decoder, VQGANDecoder):
-                raise ValueError(f"to_pictures is a {type(decoder).__name__}, which has no file format: save its parts yourself")
-            else:
-                model.model.save_pretrained(place)
-                if getattr(model, "processor", None) is not None:
-                    model.processor.save_pretrained(place)
-                if decoder is not None:
-                    decoder.save(place / DECODER)
-                if isinstance(model, LuminaMGPT):
-                    write_json(place / "config.json", json.loads((place / "config.json").read_text()) | {"architectures": [LUMINA]})
+            save_image_checkpoint(self.model, place)
 
     @property
     def device(self) -> torch.device:
