@@ -170,7 +170,10 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     usual = getattr(loaded.model, "method", None) or default_method()
     names = [usual if method is None else method for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
-    prompts, seeds = with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]), [given["seed"] + row for row in range(given["grid"])]
+    prompts, seeds = (
+        with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]),
+        [given["seed"] + row for row in range(given["grid"])],
+    )
     options = options | {"guidance": scale}
     total = len(names) * len(prompts) * loaded.cells
     with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:

@@ -77,7 +77,9 @@ def _grid(path: Path, size: Size | None) -> int:
     digits = re.search(r"(\d+)$", path.stem)
     side = size if size is not None else int(digits[1]) if digits else None
     if not isinstance(side, int) or side % PIXELS or side < PIXELS:
-        raise ValueError(f"size is {side}: the name of {path.name} does not end with the pixels a side, give them, in multiples of {PIXELS}")
+        raise ValueError(
+            f"size is {side}: the name of {path.name} does not end with the pixels a side, give them, in multiples of {PIXELS}"
+        )
     return side // PIXELS
 
 

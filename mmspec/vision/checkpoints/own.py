@@ -1,4 +1,4 @@
-"""Our own format of LlamaGens: a folder with target, tokenizer or decoder.safetensors, captions and drafters, as vision/ recipes write it."""
+"""Our own format of LlamaGens: a folder with target, tokenizer or decoder.safetensors, captions and drafters, written by recipes."""
 
 import json
 from dataclasses import dataclass
@@ -86,7 +86,9 @@ def save_llamagen(model: LlamaGenPictures, folder: Path) -> None:
     """
     decoder, captions = model.to_pictures, model.captions
     if decoder is not None and not isinstance(decoder, TokenizerDecoder | VQGANDecoder):
-        raise ValueError(f"to_pictures is {type(decoder).__name__}, which has no file format: give a VQGANDecoder, or save its parts yourself")
+        raise ValueError(
+            f"to_pictures is {type(decoder).__name__}, which has no file format: give a VQGANDecoder, or save its parts yourself"
+        )
     if captions is not None and not isinstance(captions, T5Captions):
         raise ValueError(f"captions is {type(captions).__name__}, which has no file format: give T5Captions, or save its parts yourself")
     if model.model.config.condition == "class":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.vision.families.base import as_pictures
 

@@ -15,11 +15,20 @@ from mmspec.utils.files import whole_folder
 from mmspec.vision.checkpoints.load import load_image_checkpoint
 from mmspec.vision.checkpoints.save import save_image_checkpoint
 from mmspec.vision.codes.methods import Method
-from mmspec.vision.drop_in.pipeline_call import OUTPUTS, TENSORS, CodesProgress, OnStepEnd, callback_of, images_of, prompts_of, repeated, seeds_of
+from mmspec.vision.drop_in.pipeline_call import (
+    OUTPUTS,
+    TENSORS,
+    CodesProgress,
+    OnStepEnd,
+    callback_of,
+    images_of,
+    prompts_of,
+    repeated,
+    seeds_of,
+)
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 from mmspec.vision.generation import generate
-
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ class Emu3(ImageModel):
         if guided:
             own = inputs.get("negative_prompt_ids") is None and self.processor is not None
             away = (
-                tokens_on(self._tokenize(one_each(self.negative, len(ids))), device) if own else negative_tokens(inputs, len(ids), device, "Emu3")
+                tokens_on(self._tokenize(one_each(self.negative, len(ids))), device)
+                if own
+                else negative_tokens(inputs, len(ids), device, "Emu3")
             )
             ids, mask = stack_prompts((ids, mask), away)
         return Prompt.of(self.decoder.embed_tokens(ids), mask)

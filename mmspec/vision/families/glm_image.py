@@ -26,8 +26,8 @@ class GlmImage(ImageModel):
     """A `GlmImageForConditionalGeneration`, and its processor for prompts that are texts or `ImagePrompt`s (image to image).
 
     `to_pictures` makes PIL pictures of codes [B, height, width]: a `DiffusionStage`, or a function that calls diffusers'
-    `GlmImagePipeline` with the same prompts and with `prior_token_ids=prior_tokens(codes)`. Guidance is the pipeline's affair too. `size` is in pixels; `preview` the rows and columns of
-    the preview, by default the published ones. Prompts with images have no preview.
+    `GlmImagePipeline` with the same prompts and with `prior_token_ids=prior_tokens(codes)`. Guidance is the pipeline's affair too.
+    `size` is in pixels; `preview` the rows and columns of the preview, by default the published ones. Prompts with images have none.
     """
 
     def __init__(

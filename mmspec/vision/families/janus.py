@@ -57,6 +57,8 @@ class Janus(ImageModel):
         """The unconditional prompts: padding, which is attended to, for all but the tokens that begin the text and the picture."""
         config = self.model.generation_config
         image = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id")
+        if image is None:  # transformers 5.23 does not read it from a file
+            image = getattr(getattr(self.processor, "tokenizer", None), "boi_token_id", None)
         known = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id, "generation_kwargs['boi_token_id']": image}
         missing = [name for name, value in known.items() if value is None]
         if missing:
