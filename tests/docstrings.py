@@ -171,11 +171,13 @@ SHARED_NAMES = {
     "main": "entry points",
     "measure": "every suite's measurement",
     "method_of": "a method by its name, of each modality's own table",
+    "Pipeline": "the processors of logits, and the public name that users of diffusers look for",
     "recommend": "the public call, and the command of that name",
     "refuse": "both raise ValueError for arguments that do not apply",
     "render": "the HTML report, and every suite's table",
     "run": "the engine's driver, and the public call that runs a job",
     "section": "the demo's modules, one a modality, have the same three functions",
+    "speculate": "the public calls of two modalities, for transformers' custom_generate",
     "there": "see section",
     "work": "see section",
 }

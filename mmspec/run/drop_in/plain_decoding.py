@@ -57,14 +57,14 @@ def decode_plainly(
     """
     every, config = LogitsProcessorList(processors), copy.copy(config)
     if noise is not None:
-        every.append(Drawn(noise, ids.shape[1]))
+        every.append(NoiseProcessor(noise, ids.shape[1]))
     config.do_sample = False
     return compat.plain_sample(
         model, ids, logits_processor=every, stopping_criteria=criteria, generation_config=config, streamer=streamer, **model_kwargs
     )
 
 
-class Drawn(LogitsProcessor):
+class NoiseProcessor(LogitsProcessor):
     """Adds the Gumbel noise of each row and output position, so that the argmax is the token that mmspec would draw.
 
     Args:
@@ -76,6 +76,7 @@ class Drawn(LogitsProcessor):
         self.noise, self.prompt = noise, prompt
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        """Return `scores` [B, V] plus the noise at the position that follows `input_ids` [B, L]."""
         position = torch.full((len(scores), 1), input_ids.shape[1] - self.prompt, device=scores.device)
         return scores + self.noise.value(position)[:, 0].gumbel(scores.shape[-1])
 

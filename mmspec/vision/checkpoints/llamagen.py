@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmspec.vision.checkpoints.vqgan import VQGANDecoder, read_tensors
+from mmspec.vision.checkpoints.vqgan import VQGANDecoder, checkpoint_tensors
 from mmspec.vision.families.base import Size
 from mmspec.vision.families.llamagen import LlamaGenPictures, T5Captions
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
@@ -35,7 +35,7 @@ def load_llamagen_file(
     Raises:
         ValueError: for files that are not a LlamaGen's, and unknown sizes.
     """
-    found = read_tensors(path)
+    found = checkpoint_tensors(path)
     found.pop("freqs_cis", None)
     config = _config(found, Path(path), size)
     model = LlamaGen(config)

@@ -55,7 +55,7 @@ class VQGANDecoder:
         Raises:
             ValueError: for files without such a decoder.
         """
-        found = read_tensors(path)
+        found = checkpoint_tensors(path)
         try:
             return VQGANDecoder(*_renamed(found))
         except ValueError as error:
@@ -135,7 +135,7 @@ class VQGANDecoder:
         return self.weights[name]
 
 
-def read_tensors(path: str | Path) -> dict[str, Tensor]:
+def checkpoint_tensors(path: str | Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint file.
 
     Args:

@@ -21,9 +21,9 @@ from mmspec.vision.drop_in.pipeline_call import (
     CodesProgress,
     OnStepEnd,
     callback_of,
+    each_repeated,
     images_of,
-    prompts_of,
-    repeated,
+    prompts_with_images,
     seeds_of,
 )
 from mmspec.vision.families import image_model
@@ -37,7 +37,7 @@ class PipelineOutput:
 
     Attributes:
         images: PIL images; a float array [B, H, W, C] or tensor [B, C, H, W] in [0, 1]; or the codes LongTensor [B, height, width].
-        tokens: the codes.
+        tokens: the codes, LongTensor [B, height, width].
         stats: counts and seconds.
     """
 
@@ -195,15 +195,15 @@ class Pipeline:
         unknown = [name for name in callback_on_step_end_tensor_inputs if name not in TENSORS]
         if unknown or (callback_on_step_end_tensor_inputs and callback_on_step_end is None):
             raise ValueError(f"callback_on_step_end_tensor_inputs may name {' and '.join(TENSORS)}, for a callback_on_step_end")
-        prompts = prompts_of(prompt, image)
+        prompts = prompts_with_images(prompt, image)
         scale = self.guidance_scale if guidance_scale is None else guidance_scale
         model = self.model
         if negative_prompt is not None:
             if scale is None or scale == 1:
                 raise ValueError("negative_prompt is given without guidance: give guidance_scale above 1, or leave it out")
-            texts = negative_prompt if isinstance(negative_prompt, str) else repeated(negative_prompt, num_images_per_prompt)
+            texts = negative_prompt if isinstance(negative_prompt, str) else each_repeated(negative_prompt, num_images_per_prompt)
             model = model.guided_from(texts)
-        prompts = repeated(prompts, num_images_per_prompt)
+        prompts = each_repeated(prompts, num_images_per_prompt)
         total = len(prompts) * (model if height is None else model.resized((height, int(width or 0)))).raster.length
         with CodesProgress(total, **self._bar) as bar:
             out = generate(

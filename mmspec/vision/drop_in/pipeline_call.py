@@ -18,7 +18,7 @@ TENSORS = ("codes", "lengths")
 OnStepEnd = Callable[[Any, int, int, dict[str, Any]], dict[str, Any] | None]
 
 
-def prompts_of(prompt: Any, image: Any) -> list[Any]:
+def prompts_with_images(prompt: Any, image: Any) -> list[Any]:
     """Return prompts as a list, with their images. ValueError for another number of images."""
     prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
     if image is None:
@@ -34,7 +34,7 @@ def prompts_of(prompt: Any, image: Any) -> list[Any]:
     return [ImagePrompt(text, tuple(some)) for text, some in zip(prompts, images, strict=True)]
 
 
-def repeated(values: Sequence[Any], times: int) -> list[Any]:
+def each_repeated(values: Sequence[Any], times: int) -> list[Any]:
     """Return each of `values` several times, one after the other."""
     return [value for value in values for _ in range(times)]
 
