@@ -171,7 +171,6 @@ SHARED_NAMES = {
     "main": "entry points",
     "measure": "every suite's measurement",
     "method_of": "a method by its name, of each modality's own table",
-    "Pipeline": "the processors of logits, and the public name that users of diffusers look for",
     "recommend": "the public call, and the command of that name",
     "refuse": "both raise ValueError for arguments that do not apply",
     "render": "the HTML report, and every suite's table",

@@ -16,7 +16,8 @@ def exports(
 
     Args:
         package: the package's `__name__`.
-        modules: public name -> the module, relative to the package, that defines it. A submodule that is public itself maps to "".
+        modules: public name -> the module, relative to the package, that defines it, or "module:name" where it has another name there. A
+            submodule that is public itself maps to "".
         renamed: names of the release before -> their new names; using one warns.
 
     Returns:
@@ -30,8 +31,8 @@ def exports(
             return get(new)
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}")
-        where = modules[name]
-        found = getattr(import_module(f"{package}.{where}"), name) if where else import_module(f"{package}.{name}")
+        where, _, own = modules[name].partition(":")
+        found = getattr(import_module(f"{package}.{where}"), own or name) if where else import_module(f"{package}.{name}")
         setattr(sys.modules[package], name, found)
         return found
 

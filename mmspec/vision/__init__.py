@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
     from mmspec.vision.diffusion.pipeline import Denoised, denoise
     from mmspec.vision.drop_in.accelerate import accelerate
-    from mmspec.vision.drop_in.pipeline import Pipeline, PipelineOutput
+    from mmspec.vision.drop_in.pipeline import ImagePipeline as Pipeline
+    from mmspec.vision.drop_in.pipeline import PipelineOutput
     from mmspec.vision.drop_in.speculate import speculate
     from mmspec.vision.families import image_model
     from mmspec.vision.families.base import ImageModel, ImagePrompt, Prompt
@@ -33,7 +34,7 @@ else:
         "PUBLISHED": "codes.published",
         "Method": "codes.methods",
         "Pictures": "generation",
-        "Pipeline": "drop_in.pipeline",
+        "Pipeline": "drop_in.pipeline:ImagePipeline",
         "PipelineOutput": "drop_in.pipeline",
         "Prompt": "families.base",
         "Sampling": "continuous.latents",

@@ -46,7 +46,7 @@ class PipelineOutput:
     stats: Stats = field(repr=False)
 
 
-class Pipeline:
+class ImagePipeline:
     """An image model of codes with the call of diffusers' pipelines.
 
     Args:
@@ -69,7 +69,7 @@ class Pipeline:
         decoder: str | Path | None = None,
         captions: str | Path | None = None,
         size: Size | None = None,
-    ) -> "Pipeline":
+    ) -> "ImagePipeline":
         """Load a pipeline.
 
         Args:
@@ -113,7 +113,7 @@ class Pipeline:
         """The network's dtype."""
         return self.model.model.dtype
 
-    def to(self, device: torch.device | str) -> "Pipeline":
+    def to(self, device: torch.device | str) -> "ImagePipeline":
         """Move the network, its drafter, its text encoder and its decoder.
 
         Args:
