@@ -78,7 +78,7 @@ def _refuse(where: Path, **given: Any) -> None:
 
 def _moved(model: Any, device: torch.device | str, kind: torch.dtype) -> Any:
     """A LlamaGen and its parts, moved to where they run."""
-    for net in (model.model, model.drafter):
+    for net in (model.model, model.drafter, None if model.assistant is None else model.assistant.model):
         if net is not None:
             net.to(device, kind)
     if model.captions is not None:

@@ -124,7 +124,8 @@ class ImagePipeline:
         """
         model: Any = self.model
         decoder, captions = getattr(model, "to_pictures", None), getattr(model, "captions", None)
-        parts = [model.model, model.drafter, getattr(captions, "encoder", None), getattr(decoder, "tokenizer", None)]
+        assistant = getattr(getattr(model, "assistant", None), "model", None)
+        parts = [model.model, model.drafter, assistant, getattr(captions, "encoder", None), getattr(decoder, "tokenizer", None)]
         parts += [decoder] if hasattr(decoder, "to") else [getattr(decoder, "pipeline", None)]
         for part in parts:
             if part is not None:
