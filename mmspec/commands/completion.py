@@ -11,8 +11,8 @@ from mmspec.minis import NAMES, shipped_drafters
 from mmspec.run.registry import ACCEPT, DRAFTERS
 from mmspec.utils.recipe_files import recipe_names
 
-IMAGE_METHODS = ("plain", "jacobi", "assisted", "assisted-jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "sjd++", "block", "gsd")
-IMAGE_METHODS += ("eagle", "lantern", "lantern++", "cool-sd", "vvs", "zipar", "zipar-adaptive", "pjd")
+IMAGE_METHODS = ("plain", "jacobi", "sjd", "scd", "scd-gumbel", "sjd-pac", "sjd++", "block", "gsd")
+IMAGE_METHODS += ("eagle", "assisted", "assisted-jacobi", "lantern", "lantern++", "cool-sd", "vvs", "zipar", "zipar-adaptive", "pjd")
 PUBLISHED_METHODS = ("lantern-0.1-1000", "lantern-0.2-1000", "lantern++-5-10", "lantern++-10-5", "lantern++-20-5")
 PUBLISHED_METHODS += ("gsd-14", "gsd-25", "gsd-50", "cool-sd-1.1")
 CONTINUOUS_METHODS = ("plain", "density", "path", "stepwise", "block", "chain", "aligned", "d-grs", "aligned-block", "cspd-compat")

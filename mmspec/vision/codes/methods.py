@@ -3,8 +3,6 @@
 | name | draft tokens | rule | exactness |
 |---|---|---|---|
 | plain | none | plain sampling | token-exact |
-| assisted | a chain by a smaller image model (2211.17192) | coupled | token-exact |
-| assisted-jacobi | a window drawn by the target's own noise, its far end by a smaller image model | coupled | token-exact |
 | jacobi | a window drawn by the target's own noise | coupled | token-exact |
 | sjd | a window drawn afresh every round (Teng et al. 2025, arXiv 2410.01699) | token | distribution-exact |
 | scd, scd-gumbel | a window that keeps what it can: maximal coupling, shared Gumbel numbers (2510.24211) | token | distribution-exact |
@@ -13,6 +11,8 @@
 | block | a window drawn afresh | block (2403.10444) | distribution-exact |
 | gsd | a window drawn afresh | groups of alike codes (2508.07747) | lossy |
 | eagle | a tree by a trained net (2401.15077) | siblings without replacement | distribution-exact |
+| assisted | a chain by a smaller image model (2211.17192) | coupled | token-exact |
+| assisted-jacobi | a window drawn by the target's own noise, its far end by a smaller image model | coupled | token-exact |
 | lantern | the likeliest tree of a trained net (EAGLE-2) | neighbours' mass (2410.03355) | lossy |
 | lantern++ | a static tree by a trained net | neighbours' mass, by a factor (2502.06352) | lossy |
 | cool-sd | a static tree by a trained net | annealed relaxation (2601.09212) | lossy |
@@ -189,8 +189,6 @@ def _unverified(model: ImageModel) -> Walk:
 METHODS: dict[str, Method] = {
     "plain": Method(),
     "jacobi": Method(couple=couplers.target_noise),
-    "assisted": Method(assisted=True),
-    "assisted-jacobi": Method(assisted=True, couple=couplers.target_noise),
     "sjd": Method(couple=couplers.fresh, accept=Token()),
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),
@@ -199,6 +197,8 @@ METHODS: dict[str, Method] = {
     "block": Method(couple=couplers.fresh, accept=Block()),
     "gsd": Method(couple=couplers.fresh, accept=_grouped),
     "eagle": Method(shape=STATIC_TREE, accept=without_replacement_rule()),
+    "assisted": Method(assisted=True),
+    "assisted-jacobi": Method(assisted=True, couple=couplers.target_noise),
     "lantern": Method(shape=ExpandRerank(), accept=_lantern),
     "lantern++": Method(shape=STATIC_TREE, accept=_lantern_plus),
     "cool-sd": Method(shape=STATIC_TREE, accept=cool_tree()),
