@@ -11,12 +11,14 @@ import torch
 from transformers import LlamaConfig
 
 from mmspec import text
+from mmspec.drafters.block.dflash2 import DFlash2
 from mmspec.drafters.checkpoints.load import load_drafter
 from mmspec.drafters.checkpoints.published import export_speculators
 from mmspec.drafters.features.eagle import Eagle3
 from mmspec.train.distillation import unroll
 from mmspec.train.record import record
 from tests.drafters.runs import greedy, random_prompt
+from tests.drafters.test_guided import BLOCK
 from tests.drafters.test_published import KNOWN, LAYER, SIZES, H, V, deep, lively
 
 speculators = pytest.importorskip("speculators", reason="pip install speculators")
@@ -100,3 +102,29 @@ def test_what_the_package_writes_loads_here(deep, verifier, window, tmp_path, va
     out = text.generate(deep, inputs, net, draft_length=3, max_new_tokens=12)
     assert out.tokens.tolist() == greedy(deep, inputs, new=12)
     assert out.stats.drafted > 0
+
+
+def test_a_second_dflash_drafter_is_the_packages_both_ways(deep, verifier, window, tmp_path):
+    """The package loads what is exported here and scores the same candidates alike; what it writes loads here."""
+    net = lively(DFlash2((1, 3, 5), BLOCK, V, layers=2, block=4, mask_id=49, group=8, rank=6, candidates=5))
+    export_speculators(net, tmp_path / "out", deep, verifier_name=str(verifier))
+    config = speculators.SpeculatorModelConfig.from_pretrained(tmp_path / "out")
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = speculators.SpeculatorModel.from_pretrained(tmp_path / "out", config=config).eval()
+    assert type(model).__name__ == "DFlash2DraftModel"
+    model.embed_tokens.weight.data.copy_(deep.get_input_embeddings().weight)
+    model.lm_head.weight.data.copy_(deep.lm_head.weight)
+    ids, features, blank = window.ids[:1], window.features[:1], torch.zeros_like(window.ids[:1])
+    with torch.no_grad():
+        hidden, own, _, _, places = model._backbone_forward(features, ids, blank + 1, features[..., :H], blank, max_anchors=5)
+        places, hidden, own = places.view(5, 4), hidden.view(5, 4, -1)[:, 1:], own.view(5, 4, -1)[:, 1:]
+        before = ids[0, places[:, :3]]
+        chosen, theirs = model.candidate_selector.select(own, hidden, before)
+        embedded = net.block_values(deep.get_input_embeddings(), ids[:, places[:, 0]])
+        feature, _ = net.feature(net.blocks(features, embedded, places[None, :, 0])[0], before, None)
+        ours = net.eval().own_logits(feature, deep.lm_head)
+    assert torch.equal(ours.topk(5).indices.sort().values, chosen.sort().values)
+    assert torch.allclose(ours.gather(-1, chosen), theirs, atol=1e-4)
+    model.save_pretrained(tmp_path / "theirs")
+    found = load_drafter(tmp_path / "theirs", deep)
+    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in net.state_dict().items())
