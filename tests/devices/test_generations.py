@@ -40,7 +40,15 @@ def test_a_gpu_gives_the_cpus_output_and_waits_once_a_round(name):
 # --- text: every source of drafts, in a chain and in a tree ---------------------------------------------------------------
 
 TREE = cycle(tree for tree in TREES if tree != "chain")
-MADE_BEFORE = ("near", "larger-vocabulary", "smaller-vocabulary", "cascade", "relay", "relay-of-models")  # their weights are drawn anew
+MADE_BEFORE = (  # their weights are drawn anew
+    "near",
+    "pard",
+    "larger-vocabulary",
+    "smaller-vocabulary",
+    "cascade",
+    "relay",
+    "relay-of-models",
+)  # their weights are drawn anew
 SOURCES = [
     *((name, "chain", 0.0) for name in (*GROWN, *OWN_FORM)),
     *((name, next(TREE), 1.0) for name in GROWN),

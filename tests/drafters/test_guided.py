@@ -149,7 +149,7 @@ def gap_to_training(big, net, wrong=(1, 2, 9)):
 
 
 def test_a_net_drafts_with_the_distributions_it_was_trained_on(big, net):
-    assert gap_to_training(big, net) < 1e-5
+    assert gap_to_training(big, net) < 5e-5  # float32: sums in another order
 
 
 @pytest.mark.parametrize("name", [name for name in MAKE if "adapter" not in name])

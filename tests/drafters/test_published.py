@@ -378,7 +378,7 @@ def test_sizes_of_a_default_llama_may_be_left_out():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"speculators_model_type": "mlp"}, "'mlp' in config.json is not supported; valid: eagle, eagle3, peagle, dflash, dspark"),
+        ({"speculators_model_type": "mlp"}, "'mlp' in config.json is not supported; valid: eagle, eagle3, peagle, dflash, dflash2, dspark"),
         ({"transformer_layer_config": None}, "no mapping called transformer_layer_config"),
         (
             {"transformer_layer_config": LAYER | {"model_type": "qwen3"}},
@@ -669,7 +669,11 @@ def test_an_embedding_that_scales_is_written_out(tmp_path):
 @pytest.mark.parametrize(
     ("make", "options", "said"),
     [
-        (lambda: Medusa(H, 3), {}, "the speculators format has no medusa drafters: export eagle3, p-eagle, dflash, dspark or eagle1"),
+        (
+            lambda: Medusa(H, 3),
+            {},
+            "the speculators format has no medusa drafters: export eagle3, p-eagle, dflash, dflash2, dspark or eagle1",
+        ),
         (lambda: Eagle3((1, 3), SIZES, V), {}, r"reads hidden states \(1, 3\) of 7 layers: vLLM hands out 3 different ones, 0 to 6"),
         (lambda: Eagle3((1, 3, -1), SIZES, V), {}, r"reads hidden states \(1, 3, 7\) of 7 layers"),
         (lambda: Eagle3((1, 3, 3), SIZES, V), {}, "3 different ones"),

@@ -141,7 +141,7 @@ class MaskedDraftSession(ModelSession):
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, and its draft tokens' columns: none of them is run."""
         getattr(self.session, "session", self.session).fill(budget)
-        grown, origin = super()._grow(pending, own, budget, noise)
+        grown, origin = self.shape.grow(self.score, own, budget, noise)
         return grown, torch.full_like(origin, UNRUN)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
