@@ -43,8 +43,9 @@ def codes_model() -> LlamaGenPictures:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "initializer_range": 0.2}
     config = LlamaGenConfig(vocab_size=24, grid=3, classes=3, **sizes)
-    drafter = Eagle1(**Eagle1.fit(config)).eval()
-    return LlamaGenPictures(LlamaGen(config).eval(), codebook=torch.randn(24, 4), labels=("cat", "dog", "owl"), drafter=drafter)
+    drafter, small = Eagle1(**Eagle1.fit(config)).eval(), LlamaGenPictures(LlamaGen(config).eval())
+    net, codebook = LlamaGen(config).eval(), torch.randn(24, 4)
+    return LlamaGenPictures(net, codebook=codebook, labels=("cat", "dog", "owl"), drafter=drafter, assistant=small)
 
 
 def picture(model: Any, on_step: OnStep, prompts: Any = (0, 1), **options: Any) -> Any:
