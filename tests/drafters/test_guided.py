@@ -1,5 +1,7 @@
 """Drafters that read the target: what every drafter owes, and that a net drafts with the very distributions it was trained on."""
 
+import copy
+
 import pytest
 import torch
 
@@ -113,7 +115,7 @@ def distributions_in_training(big, net, prompt, text, depth):
         for level in unroll(net, window, big.get_input_embeddings(), head_of(big), depth):
             logits, known = level.logits[0], getattr(net, "vocabulary", None)
             if known is not None:
-                logits = torch.full((len(logits), 50), -torch.inf).index_copy_(-1, known, logits)
+                logits = logits.new_full((len(logits), 50), -torch.inf).index_copy_(-1, known, logits)
             found.append((logits.log_softmax(-1), level.after, level.blind))
     return found
 
@@ -149,7 +151,9 @@ def gap_to_training(big, net, wrong=(1, 2, 9)):
 
 
 def test_a_net_drafts_with_the_distributions_it_was_trained_on(big, net):
-    assert gap_to_training(big, net) < 5e-5  # float32: sums in another order
+    """In double precision: in float32, sums in another order come near the bound on some processors."""
+    big, net = (copy.deepcopy(model).double() for model in (big, net))
+    assert gap_to_training(big, net) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in MAKE if "adapter" not in name])

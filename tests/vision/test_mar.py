@@ -94,20 +94,20 @@ def test_annealed_steps_go_evenly_from_first_to_last():
 
 def by_hand(model: MaskedAR, label: int, seed: int, iterations: int, counts: list[int], scale=None) -> torch.Tensor:
     """One picture, cell by cell and step by step, with two calls of everything under guidance `scale(share of cells committed)`."""
-    config, cells = model.config, model.config.grid**2
+    config, cells, dtype = model.config, model.config.grid**2, model.dtype
     keys = Noise.from_seed(seed, 1)
     order = keys.shared(torch.arange(cells)).uniform()[0].argsort().tolist()
     tokens, hidden, done = torch.zeros(1, cells, config.channels), torch.ones(1, cells, dtype=torch.bool), 0
     for size, steps in zip(set_sizes(iterations, cells), counts, strict=True):
         noise_schedule = NoiseSchedule.of(scheduler(), steps, config.sigma_out)
-        states = [model.states(torch.tensor([c]), tokens, hidden)[0] for c in (label, config.classes)]
+        states = [model.states(torch.tensor([c]), tokens.to(dtype), hidden)[0] for c in (label, config.classes)]
         fresh = {}
         for cell in order[done : done + size]:
             noise = keys.value(torch.tensor([[cell]])).branch(steps + 1).normal(config.channels)[0, 0]
             x = noise[0]
             for step in range(steps):
                 time = noise_schedule.timesteps[step : step + 1]
-                out, bare = (model.head(x.float()[None], time, state[cell][None])[0] for state in states)
+                out, bare = (model.head(x.to(dtype)[None], time, state[cell][None])[0] for state in states)
                 if scale is not None:
                     out = bare + scale((done + size) / cells) * (out - bare)
                 x = noise_schedule.mean(x, step, out) + noise_schedule.std[step] * noise[step + 1]
@@ -130,11 +130,11 @@ def by_hand(model: MaskedAR, label: int, seed: int, iterations: int, counts: lis
     ],
 )
 def test_pictures_are_what_each_cell_by_itself_comes_to(options, counts, scale):
-    model = small()
+    model = small().double()  # guidance magnifies rounding
     out = generate_masked(model, [1, 2], noise=Noise.from_seed(3, 2), **options)
     for row, label in enumerate((1, 2)):
         own = by_hand(model, label, 3 + row, options["iterations"], counts, scale)
-        assert (out.sequences[row] - own).abs().max() < 1e-4 * own.abs().max()  # guidance magnifies rounding
+        assert (out.sequences[row] - own).abs().max() < 1e-4
     assert out.lengths.tolist() == [9, 9]
 
 
@@ -175,7 +175,7 @@ def test_a_picture_does_not_hang_on_its_batch(options):
     all_four = generate_masked(model, [0, 1, 2, 3], noise=Noise.from_seed(11, 4), **options).sequences
     for row in range(4):
         alone = generate_masked(model, [row], noise=Noise.from_seed(11 + row, 1), **options).sequences
-        assert (alone[0] - all_four[row]).abs().max() < 1e-4 * alone.abs().max()
+        assert (alone[0] - all_four[row]).abs().max() < 1e-4
     other = generate_masked(model, [0], noise=Noise.from_seed(12, 1), **options).sequences
     assert (other[0] - all_four[0]).abs().max() > 0.1
 
