@@ -58,7 +58,7 @@ def int8_rows(weight: Tensor) -> nn.Module:
 
 def is_int8(net: nn.Module) -> bool:
     """Whether `put_int8_linears` has replaced layers of `net`."""
-    return any(type(module).__name__ == "Int8Linear" for module in net.modules())
+    return any(isinstance(module, _layer()) for module in net.modules())
 
 
 def put_int8_linears(net: nn.Module) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from mmspec.models.compat.mixer_cache import MixerCache, States, minimax_cache
-from mmspec.models.compat.mixers import CACHE_NAMES, FROM_ZERO, limit_changes, mixers_of
+from mmspec.models.compat.mixers import CACHE_NAMES, FROM_ZERO, drives_states, limit_changes, mixers_of
 from mmspec.models.module_copy import own_copy
 from mmspec.models.recurrent.mixer_run import MixerRun
 from mmspec.models.slot_cache import SlotCache
@@ -98,3 +99,14 @@ def test_minimax_takes_caches_of_its_own_class_only():
 
 def test_models_without_states_have_no_mixers():
     assert mixers_of(llama(1, seed=0)) == ()
+
+
+def test_models_with_states_are_refused_by_name_before_the_transformers_they_need(monkeypatch):
+    model = type("Tiny", (), {})()
+    model.config = LlamaConfig(layer_types=["linear_attention"], num_hidden_layers=1)
+    monkeypatch.setattr("transformers.__version__", "5.22.1")
+    needs = r"Tiny has recurrent or convolution states, which need transformers 5\.23 or newer; this is 5\.22\.1"
+    with pytest.raises(ValueError, match=needs):
+        mixers_of(model)
+    monkeypatch.setattr("transformers.__version__", "5.23.0.dev0")
+    assert drives_states()

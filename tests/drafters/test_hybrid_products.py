@@ -1,4 +1,5 @@
 """Every source of drafts x every tree over models with states, as `test_products` runs them over Llama: the tokens of plain decoding."""
+# ruff: noqa: F811  parameters of the tests are the imported fixtures
 
 from itertools import cycle
 
@@ -6,9 +7,8 @@ import pytest
 
 import mmspec
 from mmspec.run.registry import SELF_DRAFTING
-from tests.drafters.runs import greedy, random_prompt
-from tests.drafters.sources import GROWN, OWN_FORM, TREES, World
-from tests.drafters.test_products import INPUTS, NEW, TEMPERATURES, check_all, decoded
+from tests.drafters.sources import GROWN, OWN_FORM, TREES
+from tests.drafters.test_products import INPUTS, NEW, check_all, decoded, plain, target, world  # noqa: F401
 from tests.drafters.test_products_options import OPTIONS
 from tests.hybrids import of_vocabulary
 
@@ -26,25 +26,8 @@ def family(request):
 
 
 @pytest.fixture(scope="module")
-def target(family):
-    """A target with end tokens that end the first row early and no other, greedily and sampled."""
-    model = of_vocabulary(family, 50)
-    outputs = [decoded(model, None, None, temperature).tokens for temperature in TEMPERATURES]
-    others = {token for rows in outputs for row in rows[1:] for token in row} | {t for rows in outputs for t in rows[0][:4]}
-    model.generation_config.eos_token_id = [next(t for t in rows[0] if t not in others) for rows in outputs]
-    return model
-
-
-@pytest.fixture(scope="module")
-def world(target, small, tmp_path_factory):
-    noise = random_prompt(40, 40, seed=2)["input_ids"].tolist()
-    return World(target, small, greedy(target, INPUTS) + noise, tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def plain(target):
-    """Per temperature, the output of plain decoding: each row alone."""
-    return {temperature: [decoded(target, None, None, temperature, [row]).tokens[0] for row in range(3)] for temperature in TEMPERATURES}
+def model(family):
+    return of_vocabulary(family, 50)
 
 
 def test_plain_decoding_is_the_models_own(target, plain):
@@ -59,10 +42,8 @@ def test_what_grows_trees_is_exact_in_every_tree(name, world, plain):
     check_all(world, plain, name, GROWN[name], TREES, cycle(range(3)))
 
 
-@pytest.mark.parametrize("name", OWN_FORM)
+@pytest.mark.parametrize("name", [name for name in OWN_FORM if name.removeprefix("name ") not in REFUSED])
 def test_what_has_a_form_of_its_own_is_exact(name, world, plain):
-    if name.removeprefix("name ") in REFUSED:
-        return
     trees = ("opt", "chain") if name.removeprefix("name ") in SELF_DRAFTING else ("chain",)
     check_all(world, plain, name, OWN_FORM[name], trees, cycle(range(3)))
 

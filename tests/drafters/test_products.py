@@ -52,9 +52,14 @@ def decoded(model: Any, source: Any, tree: Any, temperature: float, rows: Sequen
 
 
 @pytest.fixture(scope="module")
-def target():
-    """A target with end tokens that end the first row early and no other, greedily and sampled."""
-    model = llama(3, seed=0)
+def model():
+    """The model that `target` gives end tokens."""
+    return llama(3, seed=0)
+
+
+@pytest.fixture(scope="module")
+def target(model):
+    """`model` with end tokens that end the first row early and no other, greedily and sampled."""
     outputs = [decoded(model, None, None, temperature).tokens for temperature in TEMPERATURES]
     others = {token for rows in outputs for row in rows[1:] for token in row} | {t for rows in outputs for t in rows[0][:4]}
     model.generation_config.eos_token_id = [next(t for t in rows[0] if t not in others) for rows in outputs]

@@ -8,7 +8,7 @@ from mmspec.core.draft_length.thompson import Thompson
 from mmspec.core.processors.sequence import NoRepeatNGram
 from tests.drafters.sources import GROWN, TREES
 from tests.drafters.test_contract import Varied
-from tests.drafters.test_products import decoded, plain, target, world  # noqa: F401  the target whose rows end in three ways
+from tests.drafters.test_products import decoded, model, plain, target, world  # noqa: F401  the target whose rows end in three ways
 
 OPTIONS = {
     "one-token": {"max_new_tokens": 1},

@@ -29,6 +29,7 @@ TOKENS = 20
 LENGTHS = (7, 12, 2)
 PAIRS = {"narrow": (2, NARROW, False), "wide": (2, WIDE, False), "clusters": (2, WIDE, True), "nothing shared": (0, NARROW, False)}
 """Layers of the target that share, the sliding window, and whether the assistant's output embedding is in clusters."""
+SHARING = [name for name, (shared, _, _) in PAIRS.items() if shared]
 
 
 @pytest.fixture(scope="module", params=PAIRS)
@@ -81,11 +82,13 @@ def test_text_is_that_of_generate_and_of_plain_sampling(pair):
         assert mmspec.text.generate(model, inputs, drafter=drafter, tree=tree, max_new_tokens=TOKENS).tokens.tolist() == expected
 
 
+@pytest.mark.parametrize("pair", SHARING, indirect=True)
 def test_draft_tokens_are_those_of_transformers_round_by_round(pair):
-    """transformers' generator is given a forward of the text before the pending token, so that no rejected token has left a key."""
+    """transformers' targets hand out states only where layers share them.
+
+    transformers' generator is given a forward of the text before the pending token, so that no rejected token has left a key.
+    """
     model, drafter = pair
-    if model.config.num_kv_shared_layers == 0:
-        pytest.skip("transformers' targets hand out nothing where no layers share")
     checked = partly = 0
     together = rounds(model, drafter, prompts(LENGTHS), DRAFTED)
     for row in range(len(LENGTHS)):
@@ -110,10 +113,10 @@ def _theirs(model: Any, drafter: Any, text: torch.Tensor) -> list[int]:
     return found[0, text.shape[1] :].tolist()
 
 
+@pytest.mark.parametrize("pair", SHARING, indirect=True)
 def test_transformers_own_assisted_text_is_the_same(pair):
     model, drafter = pair
-    if model.config.num_kv_shared_layers:
-        assert alone(model, assistant_model=drafter) == alone(model)
+    assert alone(model, assistant_model=drafter) == alone(model)
 
 
 def test_mutant_keys_of_rejected_tokens_are_caught(pair, monkeypatch):

@@ -21,7 +21,10 @@ from tests.drafters.runs import greedy, random_prompt
 from tests.drafters.test_guided import BLOCK
 from tests.drafters.test_published import KNOWN, LAYER, SIZES, H, V, deep, lively
 
-speculators = pytest.importorskip("speculators", reason="pip install speculators")
+speculators = pytest.importorskip(
+    "speculators",
+    reason="speculators pins other versions of transformers and torch: install it in an environment of its own",
+)
 __all__ = ["deep"]
 
 

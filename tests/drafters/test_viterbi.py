@@ -22,7 +22,7 @@ from tests.drafters.runs import greedy, random_prompt, run
 from tests.drafters.runs import plain as plainly
 from tests.drafters.sources import GROWN
 from tests.drafters.test_guided import lively
-from tests.drafters.test_products import TEMPERATURES, decoded, plain, target, world  # noqa: F401
+from tests.drafters.test_products import TEMPERATURES, decoded, model, plain, target, world  # noqa: F401
 from tests.oracles.enumerate import Tape, TapeNoise, explore
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.oracles.tables import encode, first_value_distribution, pair, round_outcomes
