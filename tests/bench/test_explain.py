@@ -11,7 +11,7 @@ from mmspec.bench.explain import probes
 from mmspec.bench.explain.acceptance import DraftAcceptance, PositionAcceptance
 from mmspec.bench.explain.causes import causes_of
 from mmspec.bench.explain.costs import PairCosts
-from mmspec.bench.explain.explanation import ExplainPlan, explain_pair, stage_count
+from mmspec.bench.explain.explanation import ExplainPlan, Explanation, explain_pair, stage_count
 from mmspec.bench.explain.facts import PairFacts
 from mmspec.bench.explain.observed import observe
 from mmspec.bench.explain.pairs import pair_for
@@ -212,6 +212,22 @@ def test_a_batch_that_fills_the_machine(healthy):
     full = replace(COSTS, columns={1: 0.02, 2: 0.036, 4: 0.068, 8: 0.13, 16: 0.26})
     assert named(replace(healthy, costs=full, alone=COSTS, batch_size=32)) == "batch too large"
     assert named(replace(healthy, costs=COSTS, alone=COSTS, batch_size=2)) == "healthy"
+
+
+def test_a_machine_that_one_row_fills(healthy):
+    full = replace(COSTS, columns={1: 0.01, 2: 0.018, 4: 0.034, 8: 0.065, 16: 0.13})
+    seldom = tuple(PositionAcceptance(200, 120, 0.6, 0.6) for _ in range(4))
+    facts = replace(healthy, batch_size=1, length=None, costs=full, acceptance=replace(healthy.acceptance, positions=seldom))
+    assert named(facts) == "columns too dear"
+    assert named(replace(facts, costs=COSTS)) == "healthy"
+
+
+def test_a_pair_of_no_known_cause_says_what_would_pay(healthy):
+    seldom = tuple(PositionAcceptance(200, 60, 0.3, 0.3) for _ in range(4))
+    found = Explanation("big", "small", replace(healthy, acceptance=replace(healthy.acceptance, positions=seldom), most=1), ())
+    costs = replace(COSTS, columns={1: 0.01, 2: 0.0125, 4: 0.016, 8: 0.025, 16: 0.04}, step=0.0019)
+    found = replace(found, facts=replace(found.facts, costs=costs))
+    assert found.verdict.startswith("drafting does not pay here: 30 % of judged draft tokens are accepted, drafts pay from ")
 
 
 def test_drafts_too_long_and_too_short(healthy):

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmspec.bench.compare.peers import run_mmspec
 from mmspec.bench.compare.run import Spread
-from mmspec.bench.explain.cause import Cause
+from mmspec.bench.explain.cause import Cause, percent
 from mmspec.bench.explain.causes import causes_of
 from mmspec.bench.explain.costs import PairCosts, measure_pair_costs
 from mmspec.bench.explain.facts import PairFacts, TokenizerMatch
@@ -81,8 +81,13 @@ class Explanation:
             return f"likely cause: {self.causes[0].text}"
         length, speed = self.facts.best()
         if length == 0:
-            return "drafting does not pay here, and none of the known causes was found"
+            return f"drafting does not pay here: {self._short_of_break_even()}, and none of the known causes was found"
         return f"healthy: {speed:.2f} times plain decoding is expected with {length} draft tokens a round, and no cause of loss was found"
+
+    def _short_of_break_even(self) -> str:
+        needed = self.break_even
+        pays = "no share would pay" if needed is None else f"drafts pay from {percent(needed)} on"
+        return f"{percent(self.facts.acceptance.rate)} of judged draft tokens are accepted, {pays}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -7,6 +7,7 @@ from mmspec.bench.explain.facts import PairFacts
 from mmspec.bench.explain.speed import break_even_rate
 
 _DEAR, _CHEAP = 0.2, 0.05  # a drafter's step relative to the target's: from where on it is dear, and where nothing is left to gain
+_FULL = 3.0  # seconds of a forward over 8 columns relative to one over 1, from where on a machine has no compute to spare
 
 
 def _too_dear(facts: PairFacts) -> Cause | None:
@@ -55,6 +56,19 @@ def _batch(facts: PairFacts) -> Cause | None:
     return Cause("batch too large", "the batch already fills the machine, so draft tokens are not scored for free", evidence, remedy, gain)
 
 
+def _columns_too_dear(facts: PairFacts) -> Cause | None:
+    """One row already fills the machine: the target takes nearly as long for a draft token as for a step of its own."""
+    costs = facts.costs
+    gain = facts.gain(costs=replace(costs, columns=dict.fromkeys(costs.columns, costs.target(1))))
+    if facts.batch_size > 1 or costs.growth() < _FULL or facts.best()[0] > 0 or gain < LEAST_GAIN:
+        return None
+    seconds = ", ".join(f"{milliseconds(costs.target(size))} over {size}" for size in (1, 2, 4, 8))
+    evidence = (f"a forward of the target takes {seconds} columns",)
+    remedy = "use a machine with compute to spare (a GPU, more cores), a dtype that it computes faster, or a drafter of higher acceptance"
+    text = "one row already fills the machine: the target takes nearly as long to check a draft token as to write one"
+    return Cause("columns too dear", text, evidence, remedy, gain, measured=False)
+
+
 def _length(facts: PairFacts) -> Cause | None:
     """The fixed draft length is too long or too short."""
     if facts.length is None or facts.length == 0 or facts.tree:
@@ -67,5 +81,5 @@ def _length(facts: PairFacts) -> Cause | None:
     return Cause("draft length", text, evidence, f"use draft_length={best}, or 'auto'", possible / speed)
 
 
-SECONDS: tuple[FindCause, ...] = (_too_dear, _slow_start, _batch, _length)
+SECONDS: tuple[FindCause, ...] = (_too_dear, _slow_start, _batch, _columns_too_dear, _length)
 """All of them; each returns None where its cause does not apply."""
