@@ -54,13 +54,16 @@ def _version(name: str) -> str:
 
 def cpu_name() -> str:
     """The processor's model, as the system reports it."""
+    return cpu_fact("model name") or platform.processor() or platform.machine()
+
+
+def cpu_fact(name: str) -> str | None:
+    """What Linux says of the first processor under `name`, such as "vendor_id"; None where it says nothing."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), None)
 
 
 def git_state() -> str | None:

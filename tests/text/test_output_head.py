@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.models.compat import output_head
-from mmspec.models.compat.output_head import head_product, transposes
+from mmspec.models.compat.output_head import cpu_maker, head_product, product_of
 from mmspec.text import generate
 from tests.drafters.runs import prompt_of
 
@@ -21,35 +21,54 @@ def wide():
     return model
 
 
+@pytest.fixture(params=["AuthenticAMD", "GenuineIntel"])
+def maker(request, monkeypatch):
+    monkeypatch.setattr(output_head, "cpu_maker", lambda: request.param)
+    return request.param
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 5), (2, 2), (3, 1), (1, 6), (2, 9)])
 @pytest.mark.parametrize("values", [32000, 131072, 262144])
-def test_both_products_agree(shape, values):
+def test_all_products_agree(shape, values, maker):
     x, weight = torch.randn(*shape, 8), torch.randn(values, 8)
     torch.testing.assert_close(head_product(x, weight), F.linear(x, weight))
     assert head_product(x, weight).is_contiguous()
 
 
-def test_the_rule_reads_sizes_only():
+def test_the_rule_reads_sizes_and_the_maker_only(monkeypatch):
     large, middle, small = (torch.empty(values, 4) for values in (262144, 32000, 31999))
-    assert [transposes(rows, large) for rows in (1, 2, 5, 8, 9, 17)] == [True, True, True, True, False, False]
-    assert [transposes(rows, middle) for rows in (1, 2, 5, 6)] == [False, True, True, False]
-    assert not any(transposes(rows, weight) for rows in (1, 2, 5) for weight in (small, large.bfloat16(), large.to("meta")))
+    monkeypatch.setattr(output_head, "cpu_maker", lambda: "AuthenticAMD")
+    assert [product_of(rows, large) == "transposed" for rows in (1, 2, 5, 8, 9, 17)] == [True, True, True, True, False, False]
+    assert [product_of(rows, middle) == "transposed" for rows in (1, 2, 5, 6)] == [False, True, True, False]
+    assert all(product_of(rows, weight) == "linear" for rows in (1, 2, 5) for weight in (small, large.bfloat16(), large.to("meta")))
+    monkeypatch.setattr(output_head, "cpu_maker", lambda: "GenuineIntel")
+    assert [product_of(rows, middle) for rows in (1, 6, 7, 15, 16)] == ["linear", "linear", "padded", "padded", "linear"]
+    assert all(product_of(rows, weight) == "linear" for rows in (7, 15) for weight in (small, large.bfloat16(), large.to("meta")))
+    monkeypatch.setattr(output_head, "cpu_maker", lambda: "")
+    assert all(product_of(rows, large) == "linear" for rows in range(1, 20))
+
+
+def test_the_makers_name_is_read_once():
+    assert cpu_maker() is cpu_maker()
+    assert isinstance(cpu_maker(), str)
 
 
 @pytest.mark.parametrize("drafter", [None, "lookup", "jacobi", "early-exit"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_are_those_of_generate_and_the_model_is_unchanged(wide, drafter, temperature, monkeypatch):
+def test_tokens_are_those_of_generate_and_the_model_is_unchanged(wide, drafter, temperature, maker, monkeypatch):
     inputs, calls = prompt_of([5, 6, 7, 5, 6], [9, 8, 9]), []
+    settings = {"max_new_tokens": 20, "draft_length": 2 if maker == "AuthenticAMD" else 3, "temperature": temperature, "seed": 4}
     real = output_head.head_product
-    monkeypatch.setattr(output_head, "head_product", lambda x, weight: calls.append(x.shape) or real(x, weight))
-    out = generate(wide, inputs, drafter, max_new_tokens=20, draft_length=2, temperature=temperature, seed=4)
-    assert calls
-    assert "forward" not in vars(wide.lm_head)
-    monkeypatch.setattr(output_head, "transposes", lambda rows, weight: False)
-    assert torch.equal(
-        out.tokens, generate(wide, inputs, drafter, max_new_tokens=20, draft_length=2, temperature=temperature, seed=4).tokens
+    monkeypatch.setattr(
+        output_head, "head_product", lambda x, weight: calls.append(product_of(x[..., 0].numel(), weight)) or real(x, weight)
     )
+    out = generate(wide, inputs, drafter, **settings)
+    assert calls
+    assert drafter is None or {"AuthenticAMD": "transposed", "GenuineIntel": "padded"}[maker] in calls
+    assert "forward" not in vars(wide.lm_head)
+    monkeypatch.setattr(output_head, "product_of", lambda rows, weight: "linear")
+    assert torch.equal(out.tokens, generate(wide, inputs, drafter, **settings).tokens)
     if temperature == 0.0:
         whole = wide.generate(**inputs, do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=None)
         assert torch.equal(whole[:, inputs["input_ids"].shape[1] :], out.tokens)
