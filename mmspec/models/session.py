@@ -12,7 +12,7 @@ from mmspec.core.processors.history import History
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Context, Draft, Scored
 from mmspec.models.changed import replaced
-from mmspec.models.compat.output_head import head_changes
+from mmspec.models.compat.output_head import drop_changed_head, head_changes
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting, StateCommit
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.slot_cache import SlotCache
@@ -54,6 +54,7 @@ class HFSession:
         self.watched: tuple[int, ...] = ()
         self.ahead: PrecomputedStates | None = None
         self.draft: Draft | None = None  # under way, as last scored
+        drop_changed_head(target.model)
 
     def watch(self, states: Sequence[int]) -> None:
         """Let `score` return hidden states from now on, concatenated.
