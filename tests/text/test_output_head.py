@@ -81,12 +81,12 @@ def test_torchs_operators_for_packed_weights_are_where_they_were(rows):
 def test_a_copy_is_kept_while_the_weight_is_as_it_was_and_dropped_with_it():
     before = len(packed_product._copies)
     weight = torch.nn.Parameter(torch.randn(500, 64))
-    copy = packed_product.packed(weight)
+    copy = packed_product.packed_copy(weight)
     packed_product.drop_changed_copy(weight)
-    assert packed_product.packed(weight) is copy
+    assert packed_product.packed_copy(weight) is copy
     weight.data[499, 63] += 1  # counted by no version of the tensor
     packed_product.drop_changed_copy(weight)
-    assert packed_product.packed(weight) is not copy
+    assert packed_product.packed_copy(weight) is not copy
     del weight
     gc.collect()
     assert len(packed_product._copies) == before

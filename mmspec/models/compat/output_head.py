@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.models.compat.packed_product import drop_changed_copy, packed, packs
+from mmspec.models.compat.packed_product import drop_changed_copy, packed_copy, packs
 from mmspec.utils.provenance import cpu_fact
 
 Product = Literal["linear", "transposed", "padded", "packed"]
@@ -86,7 +86,7 @@ def head_product(x: Tensor, weight: Tensor) -> Tensor:
     if product == "linear" or torch.is_grad_enabled():
         return F.linear(x, weight)
     if product == "packed":
-        return packed(weight).product(flat).view(*x.shape[:-1], -1)
+        return packed_copy(weight).product(flat).view(*x.shape[:-1], -1)
     if product == "padded":
         return F.linear(F.pad(flat, (0, 0, 0, _FULL - rows)), weight)[:rows].view(*x.shape[:-1], -1)
     flat = flat.repeat(2, 1) if rows == 1 else flat  # copied: rows that share memory are no BLAS product

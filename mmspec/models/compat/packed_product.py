@@ -46,7 +46,7 @@ def packs() -> bool:
     return torch.backends.mkldnn.is_available()
 
 
-def packed(weight: Tensor) -> PackedWeight:
+def packed_copy(weight: Tensor) -> PackedWeight:
     """Return the packed copy of a weight. It is made at the first call and lives as long as the weight.
 
     Args:
