@@ -51,11 +51,11 @@ def measured(model: Any, columns: int, kept: Sequence[int], way: str) -> dict[st
         session.score(pending)
         session.commit(torch.zeros(rows, 1, dtype=torch.long), 1)
         pending = Draft.root(ids[:, 0], pending.start + 1)
-    draft = pending
+    draft, tokens = pending, ids.repeat(1, -(-columns // ids.shape[1]))[:, 1:columns]
     if columns > 1 and way == "tree":
-        draft = pending.extend(ids[:, 1:columns], torch.tensor(BRANCHES[columns]).repeat(rows, 1), width=3, levels=columns)
+        draft = pending.extend(tokens, torch.tensor(BRANCHES[columns]).repeat(rows, 1), width=3, levels=columns)
     elif columns > 1:
-        draft = pending.extend(ids.repeat(1, 2)[:, 1:columns], torch.arange(columns - 1).repeat(rows, 1), linear=True)
+        draft = pending.extend(tokens, torch.arange(columns - 1).repeat(rows, 1), linear=True)
     place = torch.arange(columns).repeat(rows, 1)
     keep = torch.where(place < torch.tensor(kept)[:, None], place, -1) if way != "tree" else _paths(draft, kept)
     runs, seen, over = [0], [0], MixerRun.over
