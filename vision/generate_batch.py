@@ -3,6 +3,8 @@
     python vision/generate_batch.py prompts.txt --out out --batch-size 16
     python vision/generate_batch.py prompts.jsonl --out out --model vision-fashion --method jacobi --guidance 3
     python vision/generate_batch.py prompts.jsonl --out out --model continuous --method path --window 5
+    python vision/generate_batch.py classes.jsonl --out out --model c2i_B_256.pt --decoder vq_ds16_c2i.pt --guidance 4
+    python vision/generate_batch.py prompts.jsonl --out out --model continuous --method chain --head-steps 64 --draft-steps 14
     torchrun --nproc-per-node 8 vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16
     python vision/generate_batch.py prompts.jsonl --out out --model ./janus --dtype bfloat16 --engine ray
 
@@ -26,7 +28,7 @@ import torch
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Stopped, run
 from mmspec.jobs.pictures import Draw, picture_job_identity
 from mmspec.loading.text import device_of
-from mmspec.loading.vision import Loaded, check_decoder, is_continuous, load_image_model
+from mmspec.loading.vision import Loaded, check_decoder, is_continuous, is_file_model, load_image_model
 from mmspec.utils.provenance import provenance
 from mmspec.vision import LlamaGen, LlamaGenConfig
 from mmspec.vision.codes.methods import METHODS
@@ -45,14 +47,15 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     if named is not None:
         continuous = is_continuous(args.model) if loaded is None else isinstance(loaded.model, ContinuousPictures)
         (way_of if continuous else method_of)(named)
-    loaded = loaded or load_image_model(args.model, args.dtype, device_of(Processes.here().device(args.device)))
+    loaded = loaded or load(args)
     check_decoder(loaded)
     scale = loaded.guidance if args.guidance is None else args.guidance
     vectors = isinstance(loaded.model, ContinuousPictures)
     method = named or (loaded.model.method if vectors else default_method())
-    drafts = method != "plain" if vectors else method_of(method).windowed
+    drafts = method not in ("plain", "chain") if vectors else method_of(method).windowed
     own = {"method": method} | ({"window": TOKENS if vectors else WINDOW} if drafts else {})
-    names = ("method", "window", "temperature", "top_k", "drift_budget", "size", "head_steps", "sigma_out")
+    sized = () if is_file_model(args.model) else ("size",)  # of a file it is a matter of loading
+    names = ("method", "window", "temperature", "top_k", "drift_budget", "head_steps", "sigma_out", "draft_steps", *sized)
     options: dict[str, Any] = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
     work = Draw(loaded, options, args.seed)
     return Job(
@@ -71,6 +74,17 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     )
 
 
+def load(args: argparse.Namespace) -> Loaded:
+    """Load the model with the decoder, text encoder and size that were given."""
+    own = {"decoder": args.decoder, "captions": args.captions} | ({"size": args.size} if is_file_model(args.model) else {})
+    return load_image_model(args.model, args.dtype, device_of(Processes.here().device(args.device)), **own)
+
+
+def steps(text: str) -> int | str:
+    """A number, or "auto"; other words are refused where the method is known."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
 def tiny() -> Loaded:
     """A random target of three classes, whose codes are shown as colours."""
     torch.manual_seed(0)
@@ -84,6 +98,8 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, vision-fashion, continuous, a folder or a hub name")
+    parser.add_argument("--decoder", help="the file of the picture decoder, for LlamaGen files, Chameleon, Anole and Lumina-mGPT")
+    parser.add_argument("--captions", help="the folder of the T5 encoder, for LlamaGen files of captions")
     parser.add_argument("--method", help=f"{', '.join((*METHODS, *PUBLISHED))}; of continuous tokens {', '.join(CONTINUOUS_METHODS)}")
     parser.add_argument("--window", type=int, help=f"tokens in flight a forward, by default {WINDOW}; of continuous ones {TOKENS}")
     parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
@@ -91,6 +107,7 @@ def main() -> None:
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--drift-budget", type=float, help="total variation a lossy method may spend on a picture")
     parser.add_argument("--head-steps", type=int, help="of continuous tokens: steps of the head's chain")
+    parser.add_argument("--draft-steps", type=steps, help="of continuous tokens: steps of the chain drafted at once, 0 to 31, or auto")
     parser.add_argument("--sigma-out", type=float, help="of continuous tokens: the noise on every token that is a part of the distribution")
     parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
     parser.add_argument("--seed", type=int, default=0)

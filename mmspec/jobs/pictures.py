@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from mmspec.loading.vision import Loaded
-from mmspec.vision.continuous.generation import WINDOW
+from mmspec.vision.checkpoints.vqgan import VQGANDecoder
+from mmspec.vision.continuous.generation import WINDOW, check_draft_steps
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 from mmspec.vision.families.base import ImageModel
@@ -71,6 +72,9 @@ class Draw:
 
     def __post_init__(self):
         generate_options(self.loaded, self.options)  # what it has no use for is told before anything is drawn
+        if isinstance(model := self.loaded.model, ContinuousPictures):
+            method = self.options.get("method", model.method)
+            check_draft_steps(model.fit(method), method, self.options.get("draft_steps"))
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the record. ValueError for a missing prompt, an unknown class, or an invalid seed."""
@@ -148,6 +152,8 @@ def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
     found = {"target": weights(model.model), "config": _config(model.model)}
     if model.codebook is not None:
         found["codebook"] = _digest(model.codebook.detach().float().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(decoder := getattr(model, "to_pictures", None), VQGANDecoder):
+        found["decoder"] = weights(decoder)
     if (captions := getattr(model, "captions", None)) is not None and hasattr(captions, "encoder"):
         found["captions"] = weights(captions.encoder)
     return found | ({"drafter": weights(model.drafter)} if drafts and model.drafter is not None else {})

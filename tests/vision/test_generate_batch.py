@@ -8,13 +8,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import mmspec
 from mmspec.jobs import Stopped, run
 from mmspec.jobs.pictures import Draw
 from mmspec.loading.vision import load_image_model
+from mmspec.vision.checkpoints.load import load_image_checkpoint
 from mmspec.vision.quality.contact_sheets import picture_bytes
-from tests.vision import small_latents
+from tests.vision import small_checkpoints, small_latents
 
 ROOT = Path(__file__).parents[2]
 LINES = [
@@ -47,6 +49,10 @@ def job(recipe, tmp_path):
         settings |= {
             "head_steps": None,
             "sigma_out": None,
+            "draft_steps": None,
+            "decoder": None,
+            "captions": None,
+            "device": "cpu",
             "model": "tiny",
             "seed": 3,
             "batch_size": 2,
@@ -55,7 +61,8 @@ def job(recipe, tmp_path):
             "prompts": prompts,
             "out": tmp_path / name,
         } | changes
-        return run(recipe.make_job(argparse.Namespace(**settings), loaded or recipe.tiny()))
+        own = loaded or (recipe.tiny() if settings["model"] == "tiny" else None)
+        return run(recipe.make_job(argparse.Namespace(**settings), own))
 
     return done
 
@@ -126,6 +133,39 @@ def test_another_job_is_refused(job, change):
         job("out", **change)
 
 
+def test_a_published_file_is_drawn_with_its_decoder_and_size(job, tmp_path):
+    file, decoder = small_checkpoints.llamagen(tmp_path)
+    prompts = tmp_path / "classes.jsonl"
+    prompts.write_text('{"class": 3}\n{"class": 5, "seed": 8}')
+    plain = file.rename(tmp_path / "model.pt")  # a name that tells no size
+    asked = {"model": str(plain), "decoder": str(decoder), "size": 64, "prompts": prompts, "guidance": 4.0}
+    job("out", **asked)
+    model, found = load_image_checkpoint(plain, decoder=decoder, size=64), {row["index"]: row for row in rows(tmp_path / "out")}
+    for index, number, seed in ((0, 3, 3), (1, 5, 8)):
+        alone = mmspec.vision.generate(model, [number], method="scd", window=6, guidance=4.0, seed=seed)
+        assert (tmp_path / "out" / found[index]["file"]).read_bytes() == picture_bytes(alone.images[0])
+    other = torch.load(decoder)
+    other["model"]["decoder.conv_out.bias"] += 0.1  # the same codebook
+    torch.save(other, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match=r"holds another job.*decoder"):
+        job("out", **asked | {"decoder": str(tmp_path / "other.pt")})
+
+
+def test_decoders_are_refused_as_by_the_command(job, tmp_path):
+    anole, vqgan = small_checkpoints.chameleon(tmp_path)
+    file, _ = small_checkpoints.llamagen(tmp_path)
+    wrong = {
+        "no decoder of its own": {"model": str(anole)},
+        "64 codes and .* has 50": {"model": str(file), "decoder": str(vqgan)},
+        "has its own: leave it out": {"model": "mini", "decoder": str(vqgan)},
+        "captions is .* does not read it": {"model": str(anole), "decoder": str(vqgan), "captions": str(tmp_path)},
+    }
+    for words, change in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            job("out", **change)
+    assert not (tmp_path / "out").exists()
+
+
 # --- continuous tokens ------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +193,18 @@ def test_continuous_tokens_in_bulk_are_those_of_the_public_call(job, vectors, tm
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {"target", "config", "autoencoder", "drafter", "sampling"} == set(manifest["model"])
     assert manifest["options"]["batch_size"] == 1
+
+
+def test_steps_of_the_chain_are_drafted(job, vectors, tmp_path):
+    asked = VECTORS | {"method": "chain", "window": None, "head_steps": 6, "draft_steps": 2, "batch_size": 1}
+    job("out", vectors, **asked)
+    found = {row["index"]: row for row in rows(tmp_path / "out")}
+    settings = {"sampling": mmspec.vision.Sampling(6), "draft_steps": 2, "seed": found[0]["seed"]}
+    alone = mmspec.vision.generate(vectors.model, ["cat"], method="chain", **settings)
+    assert (tmp_path / "out" / found[0]["file"]).read_bytes() == picture_bytes(alone.images[0])
+    with pytest.raises(ValueError, match="holds another job"):
+        job("out", vectors, **asked | {"draft_steps": 3})
+    assert job("auto", vectors, **asked | {"draft_steps": "auto"}).outputs == 4
 
 
 @pytest.mark.parametrize("method", ["path", "density"])
@@ -195,12 +247,18 @@ def test_bad_requests_for_continuous_tokens_are_told_before_anything_is_drawn(jo
         "unknown method for continuous tokens 'jacobi'": {"method": "jacobi"},
         "steps is 0": {"head_steps": 0},
         "sigma_out is -1": {"sigma_out": -1.0},
+        "draft_steps is 'many'": {"method": "chain", "window": None, "draft_steps": "many"},
+        "draft_steps is 32": {"draft_steps": 32},
+        "draft_steps is 3, but method 'plain'": {"method": "plain", "window": None, "draft_steps": 3},
+        "draft_steps is 3, but method 'density'": {"method": "density", "draft_steps": 3},
     }
     for words, change in wrong.items():
         with pytest.raises(ValueError, match=words):
             job("out", vectors, **(VECTORS | change))
     with pytest.raises(ValueError, match="head_steps is for continuous tokens"):
         job("out", head_steps=4)
+    with pytest.raises(ValueError, match="draft_steps is for continuous tokens"):
+        job("out", draft_steps=2)
     assert not (tmp_path / "out").exists()
 
 

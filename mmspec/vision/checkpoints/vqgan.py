@@ -61,10 +61,13 @@ class VQGANDecoder:
         except ValueError as error:
             raise ValueError(f"{path} holds no decoder of a VQGAN: {error}") from None
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors by name, and a mark if the code vectors are normalised."""
+        return self.weights | ({"mmspec.normalised": torch.ones(1)} if self.normalised else {})
+
     def save(self, path: Path) -> None:
         """Write the tensors as safetensors, which `load` reads."""
-        mark = {"mmspec.normalised": torch.ones(1)} if self.normalised else {}
-        save_file({name: tensor.contiguous() for name, tensor in self.weights.items()} | mark, path)
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, path)
 
     def to(self, device: torch.device | str) -> "VQGANDecoder":
         """Move the tensors to a device, and return this decoder."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.chains.denoiser import chain_control
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import OnStep
 from mmspec.core.decode import generate as run
@@ -74,8 +75,7 @@ def generate_continuous(
     found, way = model.fit(method), way_of(method)
     if way.form == "sets" and not isinstance(control, Fixed):
         raise ValueError(f"{method} drafts the same number of iterations every round: give window a number, not 'auto'")
-    if draft_steps is not None and (way.form != "path" or found.head != "diffusion"):
-        raise ValueError(f"draft_steps is {draft_steps!r}, but method {method!r} runs its head once a step: leave it out, or take chain")
+    check_draft_steps(found, method, draft_steps)
     if way.form == "sets" or found.head == "masked":
         return found, _by_sets(found, found.classes(prompts), method, most, noise, sampling, guidance, temperature, drafter)
     network = found.model
@@ -95,6 +95,21 @@ def generate_continuous(
         on_step=on_step,
     )
     return found, replace(out, tokens=tokens_of(out.tokens, network.config.channels), stats=_counted(out.stats, target))
+
+
+def check_draft_steps(model: ContinuousPictures, method: str, draft_steps: int | str | None) -> None:
+    """Raise ValueError for `draft_steps` out of range, and for methods and heads that do not read it.
+
+    Args:
+        model: the model whose head `method` uses.
+        method: a name of `CONTINUOUS_METHODS`.
+        draft_steps: as in `generate`; None is always accepted.
+    """
+    if draft_steps is None:
+        return
+    if way_of(method).form != "path" or model.head != "diffusion":
+        raise ValueError(f"draft_steps is {draft_steps!r}, but method {method!r} runs its head once a step: leave it out, or take chain")
+    chain_control(draft_steps, 1)
 
 
 def _counted(stats: Stats, target: Any) -> Stats:
