@@ -3,12 +3,13 @@
 A scene is a square with shapes in some of its four corners. The same seed gives the same scenes, pictures, captions and questions.
 """
 
-import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from PIL import Image, ImageDraw
+from PIL import Image
+
+from mmspec.minis.picture_sets.shapes import PLACES, FilledShape, draw_shapes
 
 SIDE = 64
 """Pixels of a picture's side."""
@@ -22,13 +23,11 @@ COLOURS = {
 }
 SHAPES = ("circle", "square", "triangle", "star")
 SIZES = {"small": 7.0, "large": 12.5}  # mean radius in pixels
-PLACES = ("top left", "top right", "bottom left", "bottom right")
 BACKGROUNDS = {"light": (246, 243, 235), "dark": (40, 44, 58)}
 NUMBERS = ("no", "one", "two", "three", "four")
 DESCRIBE = ("describe the picture.", "describe this picture.", "what do you see?", "what does the picture show?")
 DESCRIBE_BOTH = ("describe the pictures.", "describe both pictures.")
 
-_FINE = 4  # a picture is drawn this many times larger, then shrunk: smooth edges
 _KINDS = {
     **dict.fromkeys(COLOURS, "colour"),
     **dict.fromkeys([*SHAPES, *(f"{shape}s" for shape in SHAPES), "shape", "shapes"], "shape"),
@@ -94,27 +93,15 @@ def _thing(pick: random.Random, corner: int) -> Thing:
 
 def draw_scene(scene: Scene) -> Image.Image:
     """Return the picture of a scene, SIDE x SIDE, RGB."""
-    picture = Image.new("RGB", (SIDE * _FINE, SIDE * _FINE), BACKGROUNDS[scene.background])
-    pen = ImageDraw.Draw(picture)
-    for thing in scene.things:
-        fill = tuple(min(255, max(0, part + more)) for part, more in zip(COLOURS[thing.colour], thing.tint, strict=True))
-        edge = tuple(int(part * 0.72) for part in fill)
-        for radius, ink in ((thing.radius, edge), (thing.radius - 1.1, fill)):
-            _fill(pen, thing.shape, thing.x * _FINE, thing.y * _FINE, radius * _FINE, ink)
-    return picture.resize((SIDE, SIDE), Image.Resampling.BOX)
+    return draw_shapes(SIDE, BACKGROUNDS[scene.background], [part for thing in scene.things for part in _edged(thing)])
 
 
-def _fill(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: float, ink: tuple[int, ...]) -> None:
-    if shape == "circle":
-        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=ink)
-    elif shape == "square":
-        half = radius * 0.86
-        pen.rectangle((x - half, y - half, x + half, y + half), fill=ink)
-    else:
-        reach = [1.12] * 3 if shape == "triangle" else [1.1, 0.46] * 5
-        turns = [2 * math.pi * i / len(reach) for i in range(len(reach))]
-        low = y + radius * (0.2 if shape == "triangle" else 0.05)  # their middle lies above the middle of their box
-        pen.polygon([(x + radius * r * math.sin(a), low - radius * r * math.cos(a)) for r, a in zip(reach, turns, strict=True)], fill=ink)
+def _edged(thing: Thing) -> tuple[FilledShape, FilledShape]:
+    """The shape in a darker colour, and a smaller one over it."""
+    fill = tuple(min(255, max(0, part + more)) for part, more in zip(COLOURS[thing.colour], thing.tint, strict=True))
+    edge = tuple(int(part * 0.72) for part in fill)
+    outer = FilledShape(thing.shape, thing.x, thing.y, thing.radius, edge)
+    return outer, replace(outer, radius=thing.radius - 1.1, ink=fill)
 
 
 def scene_caption(scene: Scene, name: str = "the picture") -> str:

@@ -1,13 +1,17 @@
 """The program that draws scenes: what is drawn is what is said, and what is said can be read back."""
 
+import hashlib
 import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
+from mmspec.minis.picture_sets import captioned
+from mmspec.minis.picture_sets.shapes import FilledShape, draw_shapes
 
 SCENES = list(scenes.scenes(3, 200))
 FOUND = re.compile(r"in the (\w+ \w+) there is a (\w+) (\w+), and its colour is (\w+)\.")
@@ -69,6 +73,24 @@ def test_the_picture_shows_what_the_scene_holds():
         held = {thing.place for thing in scene.things}
         for corner, at in zip(scenes.PLACES, [(16, 16), (48, 16), (16, 48), (48, 48)], strict=True):
             assert (picture.getpixel(at) == scenes.BACKGROUNDS[scene.background]) == (corner not in held)
+
+
+def test_the_pictures_are_those_that_the_shipped_weights_were_trained_on():
+    """The digest was taken before scenes and captioned scenes shared their shapes."""
+    pixels = hashlib.sha256()
+    for seed in (0, 5):
+        for scene in scenes.scenes(seed, 30):
+            pixels.update(scenes.draw_scene(scene).tobytes())
+    assert pixels.hexdigest() == "144278474eeebd6d2c7ca34cb3eb6af4d0548ef829c6d2f66990430a901de1bf"
+
+
+def test_both_kinds_of_scenes_are_drawn_by_the_same_shapes():
+    """A captioned object covers the pixels of a plain shape of the same middle and radius."""
+    for shape in captioned.SHAPES:
+        placed = captioned.PlacedObject("red", shape, "large", "bottom right")
+        shown = np.asarray(captioned.draw_captioned(captioned.CaptionedScene((placed,)), 64))
+        alone = np.asarray(draw_shapes(64, (0, 0, 0), [FilledShape(shape, 48.0, 48.0, 32 * 0.4, (255, 255, 255))]))
+        assert ((shown == 255).all(-1) == (alone == 0).all(-1)).all(), shape
 
 
 def test_edges_are_smooth_and_sizes_differ():

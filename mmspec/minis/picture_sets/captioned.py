@@ -3,12 +3,12 @@
 The same seed gives the same scenes and pictures.
 """
 
-import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from PIL import Image, ImageDraw
+from PIL import Image
+
+from mmspec.minis.picture_sets.shapes import PLACES, SHAPES, FilledShape, draw_shapes
 
 COLOURS = {
     "red": (214, 40, 40),
@@ -20,14 +20,10 @@ COLOURS = {
     "purple": (130, 60, 180),
     "pink": (245, 130, 185),
 }
-SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "ring", "heart")
 SIZES = {"small": 0.25, "large": 0.4}
 """Radius of an object, as a share of half a picture's side."""
-PLACES = ("top left", "top right", "bottom left", "bottom right")
 NOTHING = "none"
 """Value of an attribute of a corner without an object."""
-
-_FINE = 4  # a picture is drawn this many times larger, then shrunk: smooth edges
 
 
 @dataclass(frozen=True)
@@ -95,66 +91,10 @@ def captioned_scene(seed: int, number: int, most: int = 2, jitter: float = 0.045
 
 def draw_captioned(scene: CaptionedScene, side: int = 64) -> Image.Image:
     """Return the picture of a scene: `side` x `side` pixels, RGB."""
-    picture = Image.new("RGB", (side * _FINE, side * _FINE), "white")
-    pen, cell = ImageDraw.Draw(picture), side * _FINE / 2
-    for each in scene.objects:
-        corner = PLACES.index(each.place)
-        x, y = cell * (corner % 2 + 0.5 + each.dx), cell * (corner // 2 + 0.5 + each.dy)
-        _PENS[each.shape](pen, x, y, cell * SIZES[each.size], COLOURS[each.colour])
-    return picture.resize((side, side), Image.Resampling.BOX)
+    return draw_shapes(side, (255, 255, 255), [_placed(each, side / 2) for each in scene.objects])
 
 
-Ink = tuple[int, int, int]
-_Pen = Callable[[ImageDraw.ImageDraw, float, float, float, Ink], None]
-
-
-def _circle(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-    pen.ellipse((x - r, y - r, x + r, y + r), fill=ink)
-
-
-def _square(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-    half = r * 0.86
-    pen.rectangle((x - half, y - half, x + half, y + half), fill=ink)
-
-
-def _ring(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-    pen.ellipse((x - r, y - r, x + r, y + r), outline=ink, width=max(1, round(r * 0.38)))
-
-
-def _cross(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-    half = r * 0.3
-    pen.rectangle((x - r, y - half, x + r, y + half), fill=ink)
-    pen.rectangle((x - half, y - r, x + half, y + r), fill=ink)
-
-
-def _corners(*reach: float) -> _Pen:
-    """A closed line through points at `reach` times the radius, the first straight up, clockwise."""
-
-    def draw(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-        turns = [2 * math.pi * i / len(reach) for i in range(len(reach))]
-        pen.polygon([(x + r * far * math.sin(a), y - r * far * math.cos(a)) for far, a in zip(reach, turns, strict=True)], fill=ink)
-
-    return draw
-
-
-def _triangle(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-    _corners(1.15, 1.15, 1.15)(pen, x, y + 0.25 * r, r, ink)  # its middle lies below the middle of its box
-
-
-def _heart(pen: ImageDraw.ImageDraw, x: float, y: float, r: float, ink: Ink) -> None:
-    turns = [2 * math.pi * i / 48 for i in range(48)]
-    across = [16 * math.sin(a) ** 3 for a in turns]
-    up = [13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a) - math.cos(4 * a) for a in turns]
-    pen.polygon([(x + r * a / 16, y - r * (b + 2.5) / 16) for a, b in zip(across, up, strict=True)], fill=ink)
-
-
-_PENS: dict[str, _Pen] = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _corners(*(1.1, 0.44) * 5),
-    "cross": _cross,
-    "diamond": _corners(1.1, 0.75, 1.1, 0.75),
-    "ring": _ring,
-    "heart": _heart,
-}
+def _placed(each: PlacedObject, cell: float) -> FilledShape:
+    corner = PLACES.index(each.place)
+    x, y = cell * (corner % 2 + 0.5 + each.dx), cell * (corner // 2 + 0.5 + each.dy)
+    return FilledShape(each.shape, x, y, cell * SIZES[each.size], COLOURS[each.colour])
