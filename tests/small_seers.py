@@ -9,8 +9,8 @@ from PIL import Image
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
+from mmspec.minis.drawn import scenes
 
 WORDS = "describe the picture pictures . ? what do you see how many red blue green circles squares is there left right a of and".split()
 TEMPLATE = (

@@ -86,8 +86,8 @@ def ask(args: argparse.Namespace) -> Report | None:
 
 def smoke(args: argparse.Namespace) -> Report | None:
     """Draws, answers with an untrained model, and looks at what came out."""
-    from mmspec.minis import scenes
     from mmspec.minis import vlm_model as sights
+    from mmspec.minis.drawn import scenes
 
     with TemporaryDirectory() as folder:
         args.pictures, args.out, args.model = Path(folder, "in"), Path(folder, "out.jsonl"), f"{folder}/model"

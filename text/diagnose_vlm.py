@@ -20,8 +20,8 @@ import torch
 import mmspec
 from mmspec.bench.diagnosis import diagnose, own_drafter
 from mmspec.core.stats import PHASES
-from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
+from mmspec.minis.drawn import scenes
 from mmspec.utils.files import write_json
 
 HELD = 2 * 10**9 + 10**8  # scenes that no training and no table has seen

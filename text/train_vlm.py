@@ -2,8 +2,8 @@
 
     python text/train_vlm.py --work build/mini-vlm --out mmspec/minis/vlm
 
-Scenes, captions, questions and answers are made by mmspec/minis/scenes.py as training goes, so no data set is needed. The vision tower
-comes first, learning what each corner holds: trained from captions alone, a language model learns the template and not the picture.
+Scenes, captions, questions and answers are made by mmspec/minis/drawn/scenes.py as training goes, so no data set is needed. The vision
+tower comes first, learning what each corner holds: trained from captions alone, a language model learns the template and not the picture.
 The tower is then frozen while the projector and the language model learn to answer. Stages resume where they were stopped: delete
 the work folder to start again.
 """
@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
+from mmspec.minis.drawn import scenes
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 

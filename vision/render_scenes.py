@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.progress import track
 
-from mmspec.minis.picture_sets.captioned import captioned_scene, draw_captioned
+from mmspec.minis.drawn.captioned import captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.loading.text import Pair
-from mmspec.minis import scenes
+from mmspec.minis.drawn import scenes
 from mmspec.minis.vlm_model import batch
 from mmspec.text.inputs.pictures import pictures_in, read_picture
 from mmspec.text.inputs.vision_inputs import VisionPrompt

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.drafters.checkpoints.load import load_drafter
-from mmspec.minis import scenes
+from mmspec.minis.drawn import scenes
 from mmspec.minis.weights import llama
 from mmspec.utils.packing import read_bytes, save_bytes
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mmspec.minis.drawn.captioned import COLOURS, NOTHING, SHAPES, SIZES, captioned_scene, draw_captioned
 from mmspec.minis.picture_sets import folder as folders
-from mmspec.minis.picture_sets.captioned import COLOURS, NOTHING, SHAPES, SIZES, captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS, folder_pixels, read_folder
 from mmspec.minis.picture_sets.sets import code_table, labelled_pictures, random_pictures, training_captions
 from mmspec.vision.codes import tokenizer as tokens

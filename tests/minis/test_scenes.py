@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
-from mmspec.minis.picture_sets import captioned
-from mmspec.minis.picture_sets.shapes import FilledShape, draw_shapes
+from mmspec.minis.drawn import captioned, scenes
+from mmspec.minis.drawn.shapes import FilledShape, draw_shapes
 
 SCENES = list(scenes.scenes(3, 200))
 FOUND = re.compile(r"in the (\w+ \w+) there is a (\w+) (\w+), and its colour is (\w+)\.")

@@ -7,8 +7,8 @@ import torch
 
 import mmspec
 from mmspec.bench.report.pieces import Pieces
-from mmspec.minis import scenes
 from mmspec.minis import vlm_model as sights
+from mmspec.minis.drawn import scenes
 from mmspec.text import generate
 
 HELD = 10**9

@@ -14,7 +14,7 @@ from mmspec.bench.report.pieces import TextRounds
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair
 from mmspec.minis import HOME, Mini, load
-from mmspec.minis.scenes import word_kinds
+from mmspec.minis.drawn.scenes import word_kinds
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.text import ensemble, view
 from mmspec.text.inputs.vision_inputs import VisionPrompt

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mmspec.minis.captions import text_tokenizer
-from mmspec.minis.picture_sets.captioned import captioned_scene, draw_captioned
+from mmspec.minis.drawn.captioned import captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS
 from mmspec.minis.picture_sets.sets import labelled_pictures
 from mmspec.vision.codes import tokenizer as tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from mmspec.minis.picture_sets.shapes import PLACES, SHAPES, FilledShape, draw_shapes
+from mmspec.minis.drawn.shapes import PLACES, SHAPES, FilledShape, draw_shapes
 
 COLOURS = {
     "red": (214, 40, 40),

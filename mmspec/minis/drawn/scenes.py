@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
-from mmspec.minis.picture_sets.shapes import PLACES, FilledShape, draw_shapes
+from mmspec.minis.drawn.shapes import PLACES, FilledShape, draw_shapes
 
 SIDE = 64
 """Pixels of a picture's side."""
