@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.gumbel_triton import gumbel_argmax
-from mmspec.core.hashing import GAMMA, gumbel, mix_in_place, stream_bits
+from mmspec.core.hashing import GAMMA, gumbel, mix, mix_in_place, stream_bits, uniform
 from mmspec.core.masks import GROUP, in_groups, true_columns
 
 LARGE = 8192
@@ -47,8 +47,28 @@ def gumbel_top(words: Tensor, scores: Tensor, count: int = 1, ids: Tensor | None
             return found.view(*scores.shape[:-1], count)
         if count == 1 and scores.device.type == "cuda":
             return gumbel_argmax(words, scores)[..., None]
-    ids = torch.arange(scores.shape[-1], device=scores.device) if ids is None else ids
-    return _largest(scores + gumbel(stream_bits(words[..., None], ids)), count)
+    return _largest(_sums(words, scores, ids), count)
+
+
+def gumbel_best(words: Tensor, scores: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Find the value of the largest sum of score and Gumbel noise.
+
+    Args:
+        words, scores, ids: as `gumbel_top` takes them.
+
+    Returns:
+        Indices into the last axis of `scores` [...]: the first of `gumbel_top`.
+    """
+    if ids is None and scores.shape[-1] >= LARGE:
+        return gumbel_top(words, scores)[..., 0]
+    return _sums(words, scores, ids).argmax(-1)
+
+
+def _sums(words: Tensor, scores: Tensor, ids: Tensor | None) -> Tensor:
+    """All sums [..., V]."""
+    words = words[..., None]
+    bits = mix(words + _steps(scores.shape[-1], scores.device)) if ids is None else stream_bits(words, ids)
+    return scores - uniform(bits).log_().neg_().log_()  # less the Gumbel numbers, negated
 
 
 def _largest(sums: Tensor, count: int) -> Tensor:
@@ -123,7 +143,7 @@ def _exponents(stream: int, size: int) -> Tensor:
     found = _kept.get(stream, size)
     if found is not None:
         return found
-    made, steps, width = torch.empty(size), _steps(size), min(size, _BLOCK * torch.get_num_threads())
+    made, steps, width = torch.empty(size), _steps(size, "cpu"), min(size, _BLOCK * torch.get_num_threads())
     bits, spare = torch.empty(width, dtype=torch.long), torch.empty(width, dtype=torch.long)
     for left in range(0, size, width):
         part = slice(left, min(left + width, size))
@@ -137,7 +157,7 @@ def _exponents(stream: int, size: int) -> Tensor:
     return made
 
 
-@lru_cache(maxsize=4)
-def _steps(size: int) -> Tensor:
-    """What is added to a stream's word for each of `size` numbers, int64 [size]."""
-    return torch.arange(1, size + 1) * GAMMA
+@lru_cache(maxsize=16)
+def _steps(size: int, device: torch.device | str) -> Tensor:
+    """What is added to a stream's word for each of `size` numbers, int64 [size], cached, since every round reads it."""
+    return torch.arange(1, size + 1, device=device) * GAMMA

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.gumbel import gumbel_top
+from mmspec.core.gumbel import gumbel_best, gumbel_top
 from mmspec.core.hashing import GAMMA, MIX_1, MIX_2, gumbel, mix, stream_bits, uniform
 
 
@@ -104,7 +104,7 @@ class Keys:
         Returns:
             Indices [...].
         """
-        return gumbel_top(self.words, scores, ids=ids)[..., 0]
+        return gumbel_best(self.words, scores, ids)
 
     def choose_distinct(self, scores: Tensor, count: int, ids: Tensor | None = None) -> Tensor:
         """Draw indices one after the other without replacement (Gumbel top-k, Kool et al. 2019).

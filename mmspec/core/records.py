@@ -178,7 +178,7 @@ class Draft:
             [B, N].
         """
         if self.size == self.roots:
-            return self.start[:, None].expand(-1, self.size)
+            return self.start[:, None] if self.size == 1 else self.start[:, None].expand(-1, self.size)
         return self.start[:, None] + self.depth()
 
 

@@ -12,6 +12,10 @@ import mmspec
 from mmspec.bench.operations import operations, operations_a_step
 from mmspec.models.slot_cache import SlotLayer
 from mmspec.vision.families import image_model
+from mmspec.vision.families.emu3 import Emu3
+from mmspec.vision.families.llamagen import LlamaGenPictures
+from mmspec.vision.families.llamagen_layers import LlamaGenConfig
+from mmspec.vision.families.llamagen_network import LlamaGen
 from tests.vision import small_models
 
 MOST = 1.10
@@ -111,21 +115,77 @@ class Silent:
         return iter(())
 
 
-def test_pictures_with_guidance(monkeypatch):
-    """Eight layers. The class draws by torch's generator, mmspec by keyed noise."""
+def painted(adapter, prompts, guidance) -> int:
+    """Operations of plain pictures, without what a process does only once."""
+    run = partial(mmspec.vision.generate, adapter, prompts, method="plain", guidance=guidance)
+    run()
+    return operations(run).total
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_janus(monkeypatch, rows):
+    """Eight layers, with guidance. The class draws by torch's generator, mmspec by keyed noise."""
     monkeypatch.setitem(small_models.TEXT, "num_hidden_layers", 8)
-    model = small_models.janus()
-    ids = torch.tensor([[1, 12, 13, 14, 5]])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    adapter = image_model(model)
-
-    def painted():
-        mmspec.vision.generate(adapter, inputs, method="plain", guidance=3.0)
-
-    painted()
-    own = operations(painted).total
+    model, inputs = small_models.janus(), small_models.token_prompts(rows, end=5)
     options = {"generation_mode": "image", "guidance_scale": 3.0, "do_sample": True, "top_k": 0}
-    assert own / operations(lambda: model.generate(ids, attention_mask=inputs["attention_mask"], **options)).total <= MOST
+    other = operations(lambda: model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **options)).total
+    assert painted(image_model(model), inputs, 3.0) / other <= MOST
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_emu3(monkeypatch, rows):
+    """Eight layers, by its documentation's recipe: the tokens that are allowed at every step are a function of the row."""
+    monkeypatch.setitem(small_models.TEXT, "num_hidden_layers", 8)
+    model, (height, width) = small_models.emu3(), (4, 5)
+    inputs, codes = small_models.token_prompts(rows, end=4), model.vocabulary_mapping.image_tokens
+    tail = [[token] for token in (8, 9, small_models.EOS)]
+    last, end = inputs["input_ids"].shape[1] - 1, (width + 1) * height
+
+    def allowed(row, ids):
+        offset = len(ids) - last
+        return tail[offset - end - 1] if offset > end else [7] if offset % (width + 1) == 0 else codes
+
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": end + 3, "prefix_allowed_tokens_fn": allowed}
+    other = operations(lambda: model.generate(**inputs, **options)).total
+    assert painted(Emu3(model, size=(8, 10)), inputs, None) / other <= MOST
+
+
+@pytest.mark.parametrize("guidance", [None, 2.0])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_llamagen(rows, guidance):
+    """At the depth of LlamaGen-L, against the shortest loop over the network: keys are concatenated, nothing ends early."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 24, "num_attention_heads": 2, "intermediate_size": 16}
+    network, classes = LlamaGen(LlamaGenConfig(vocab_size=30, grid=4, classes=5, **sizes)).eval(), list(range(rows))
+    other = operations(partial(shortest, network, classes, guidance)).total
+    assert painted(LlamaGenPictures(network), classes, guidance) / other <= MOST
+
+
+def shortest(network, classes, guidance):
+    """Codes [B, T] of pictures, with guidance by doubled rows."""
+    rows = torch.tensor(classes if guidance is None else classes + [network.config.classes] * len(classes))
+    embeds, cells, cache, codes = network.cls_embedding(rows), torch.full((len(rows), 1), -1), Concatenated(), []
+    for cell in range(network.config.grid**2):
+        logits = network.output(network(embeds, cells, None, cache)[0][:, -1])
+        if guidance is not None:
+            cond, uncond = logits.chunk(2)
+            logits = uncond + guidance * (cond - uncond)
+        codes.append(torch.multinomial(logits.softmax(-1), 1))
+        embeds = network.tok_embeddings(codes[-1] if guidance is None else torch.cat([codes[-1]] * 2))
+        cells = torch.full_like(cells, cell)
+    return torch.cat(codes, 1)
+
+
+class Concatenated:
+    """Keys and values of every layer, one more column a step."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def update(self, keys, values, layer):
+        before = self.layers.get(layer)
+        self.layers[layer] = (keys, values) if before is None else (torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2))
+        return self.layers[layer]
 
 
 # --- the counter ------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_a_bound_that_leaves_out_winners_is_found(fault, monkeypatch):
     if fault == "margin":
         monkeypatch.setattr(gumbel, "_MARGIN", -0.5)
     elif fault == "bits":
-        monkeypatch.setattr(gumbel, "_steps", lambda size: gumbel.GAMMA * torch.arange(2, size + 2))
+        monkeypatch.setattr(gumbel, "_steps", lambda size, device: gumbel.GAMMA * torch.arange(2, size + 2))
     else:
         real = gumbel._bound
         monkeypatch.setattr(gumbel, "_bound", lambda *given: real(*given) + 1)

@@ -96,7 +96,10 @@ def test_items_are_those_of_the_uncaptured_model_by_one_graph_a_level(family, dr
 # --- shapes and addresses -------------------------------------------------------------------------------------------------
 
 
-def test_rounds_of_pictures_keep_shapes_and_addresses(monkeypatch):
+@pytest.mark.parametrize("guidance", [None, 2.5, [2.5, 1.5]], ids=["alone", "guided", "guided by row"])
+@pytest.mark.parametrize("method", ["plain", "jacobi"])
+def test_rounds_of_pictures_keep_shapes_and_addresses(method, guidance, monkeypatch):
+    """With guidance the captured forward holds two rows a picture."""
     shapes, places = set(), set()
     forward, point = Captured.forward, SlotCache.point
 
@@ -109,8 +112,10 @@ def test_rounds_of_pictures_keep_shapes_and_addresses(monkeypatch):
     monkeypatch.setattr(Captured, "forward", noted)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     adapter = codes_model()
-    vision.generate(adapter, [0, 1], method="jacobi", window=4, guidance=2.5, seed=3, capture=True)
+    window = {"window": 4} if method == "jacobi" else {}
+    vision.generate(adapter, [0, 1], method=method, guidance=guidance, seed=3, capture=True, **window)
     assert len(shapes) == 1
+    assert {part[0] for part in shapes.pop()} == {2 if guidance is None else 4}
     assert len(places) == 2 * adapter.layers
     assert point is SlotCache.point
 

@@ -7,7 +7,7 @@ is the same id in every row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,11 +31,18 @@ class Prompt:
         embeds: [R, P, D] embeddings.
         mask: [R, P] bool, True where real.
         extra: further inputs of the model's `hidden`.
+
+    Attributes:
+        lengths: real positions of each row [R].
     """
 
     embeds: Tensor  # [R, P, D]
     mask: Tensor  # [R, P] bool
     extra: Any = None  # what else the model's `hidden` needs
+    lengths: Tensor = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "lengths", self.mask.sum(1))
 
     @staticmethod
     def of(embeds: Tensor, mask: Tensor | None = None, extra: Any = None) -> "Prompt":
@@ -53,11 +60,6 @@ class Prompt:
             return Prompt(embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device), extra)
         order = torch.argsort(mask.long(), dim=1, stable=True)  # padding first
         return Prompt(embeds.gather(1, order[..., None].expand_as(embeds)), mask.bool().gather(1, order), extra)
-
-    @property
-    def lengths(self) -> Tensor:
-        """Real positions of each row, [R]."""
-        return self.mask.sum(1)
 
 
 @dataclass(frozen=True)
