@@ -203,6 +203,16 @@ def test_the_prefix_function_and_the_defaults_are_where_they_were():
     assert "_get_default_generation_params" in vars(GenerationConfig)
 
 
+def test_settings_and_sampling_processors_are_read_as_generate_reads_them(model):
+    config, others = compat.generation_settings(model, {"top_k": 3, "guidance_scale": 2.0, "do_sample": True, "attention_mask": 1})
+    assert (config.top_k, config.guidance_scale, others) == (3, 2.0, {"attention_mask": 1})
+    given = GenerationConfig(do_sample=True, top_p=0.5)
+    assert compat.generation_settings(model, {"generation_config": given})[0].top_p == 0.5
+    found = compat.sampling_processors(model, config, torch.ones(1, 4).long())
+    assert [type(each) for each in found] == [known.TopKLogitsWarper]
+    assert config.guidance_scale == 2.0
+
+
 def test_replaced_inputs_are_noticed(model):
     assert not compat.inputs_replaced(model)
     model.prepare_inputs_for_generation = model.prepare_inputs_for_generation

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import GenerationMixin
 
 
@@ -99,6 +99,31 @@ def prefix_function(processor: Any) -> tuple[Callable[[int, Tensor], Sequence[in
 def generation_defaults() -> dict[str, Any]:
     """What `generate` fills into settings that are None: `GenerationConfig._get_default_generation_params` (private, 5.17 to 5.23)."""
     return dict(getattr(GenerationConfig, "_get_default_generation_params", dict)())
+
+
+def generation_settings(model: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The generation config of a call of `generate` with keywords `given`, defaults filled in, and the keywords that are no settings.
+
+    Relies on `GenerationMixin._prepare_generation_config(generation_config, **kwargs)` (private, 5.17 to 5.23).
+    """
+    given = dict(given)
+    config, others = model._prepare_generation_config(given.pop("generation_config", None), **given)
+    return config, dict(others)
+
+
+def sampling_processors(model: Any, generation_config: Any, ids: Tensor) -> list[Any]:
+    """The logits processors of a generation config for prompts `ids` [B, P], without guidance.
+
+    Relies on `GenerationMixin._get_logits_processor` (private, 5.17 to 5.23).
+    """
+    config = copy.deepcopy(generation_config)
+    config.guidance_scale = None
+    return list(
+        model._get_logits_processor(
+            generation_config=config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, prefix_allowed_tokens_fn=None,
+            logits_processor=LogitsProcessorList(), device=ids.device,
+        )
+    )  # fmt: skip
 
 
 def encoder_source(rows: int) -> dict[str, Tensor]:

@@ -1,37 +1,46 @@
-"""`mmspec.vision.accelerate`: a diffusers pipeline whose autoregressive stage is decoded by mmspec."""
+"""`mmspec.vision.accelerate`: a diffusers pipeline, or a Janus model, whose autoregressive stage is decoded by mmspec."""
 
 from typing import Any
 
+from mmspec.vision.drop_in.janus import CLASS, JanusGenerate
 from mmspec.vision.drop_in.speculate import speculate
 
 
-def accelerate(pipeline: Any, **options: Any) -> Any:
-    """Decode the autoregressive stage of a diffusers pipeline speculatively: `GlmImagePipeline`.
+def accelerate(model: Any, **options: Any) -> Any:
+    """Decode the autoregressive stage of a `GlmImagePipeline`, or the pictures of a Janus model, speculatively.
 
-    The pipeline's models stay as they are; only its `generate_prior_tokens` is replaced, on this object. `del
-    pipeline.generate_prior_tokens` undoes it, and calling `accelerate` again changes the options. Codes are those that the pipeline's own
-    `generate` would draw, from the same distribution; with mmspec's noise, which the pipeline's `generator` seeds.
+    Networks stay as they are. One method is replaced, on this object only: `generate_prior_tokens` of the pipeline, or `generate` of the
+    Janus model, whose texts (`generation_mode="text"`) are still the class's own. `del pipeline.generate_prior_tokens` and `del
+    model.generate` undo it, and calling `accelerate` again changes the options. Codes are those that the class's own loop would draw, from
+    the same distribution; with mmspec's noise, which the pipeline's `generator`, `seed`, or torch's global generator seeds.
 
     Args:
-        pipeline: a `diffusers.GlmImagePipeline`.
+        model: a `diffusers.GlmImagePipeline` or a `transformers.JanusForConditionalGeneration`.
         options: of `mmspec.vision.speculate`: method, window, seed, report, ...
 
     Returns:
-        The same pipeline.
+        The same object.
 
     Raises:
-        ValueError: for other pipelines, and for invalid options.
+        ValueError: for other objects, and for invalid options.
     """
-    kind = type(pipeline)
-    if not hasattr(kind, "generate_prior_tokens") or not hasattr(pipeline, "vision_language_encoder"):
-        raise ValueError(f"{kind.__name__} has no autoregressive stage that mmspec knows: give a GlmImagePipeline")
-    stage = _Stage(pipeline, speculate(**options))
+    kind = type(model)
+    janus = any(base.__name__ == CLASS for base in kind.__mro__)
+    if not janus and not (hasattr(kind, "generate_prior_tokens") and hasattr(model, "vision_language_encoder")):
+        raise ValueError(f"{kind.__name__} has no autoregressive stage that mmspec knows: give a GlmImagePipeline or a {CLASS}")
+    call = speculate(**options)
+    if janus:
+        if call.stateless:
+            raise ValueError("stateless is set: Janus's pictures take no logits processors or stopping criteria, leave it out")
+        model.generate = JanusGenerate(model, call.decoding)
+        return model
+    stage = _Stage(model, call)
 
     def generate_prior_tokens(*args: Any, **kwargs: Any) -> Any:
         return kind.generate_prior_tokens(stage, *args, **kwargs)
 
-    pipeline.generate_prior_tokens = generate_prior_tokens
-    return pipeline
+    model.generate_prior_tokens = generate_prior_tokens
+    return model
 
 
 class _Encoder:

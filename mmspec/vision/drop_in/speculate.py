@@ -12,28 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.control import Control, Fixed
-from mmspec.core.decode import OnStep, generate
+from mmspec.core.control import Control
+from mmspec.core.decode import OnStep
 from mmspec.core.processors.history import Processor
-from mmspec.core.processors.pipeline import Pipeline, Temperature
+from mmspec.core.processors.pipeline import Temperature
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import Initialiser
-from mmspec.drafters.none import NoDraft
 from mmspec.models import compat
 from mmspec.models.model_checks import check_model_ready
-from mmspec.models.target import HFTarget
-from mmspec.run.arguments import check
 from mmspec.run.drop_in.arguments import cache_reason, own_inputs, refuse
 from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
 from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
 from mmspec.run.drop_in.stops import HostStops, end_values, ends_of, without_form
 from mmspec.vision.codes.methods import Method
-from mmspec.vision.codes.registry import method_of
 from mmspec.vision.drop_in.glm_image import READ, GlmImageTokens, grids_of
-from mmspec.vision.generation import WINDOW, control_for, initialiser_of
+from mmspec.vision.drop_in.windows import WindowDecoding
 
 
 def speculate(
@@ -72,23 +68,14 @@ def speculate(
     Raises:
         ValueError: for an invalid argument.
     """
-    check(window=window, couple=couple, on_step=on_step)
-    plan = method_of(method, accept=accept, couple=couple, init=initialiser_of(init))
-    if plan.rows is not None or plan.shape is not None:
-        raise ValueError(f"method {method!r} drafts by rows or with a trained net: within generate, give one that drafts by a window")
-    if plan.couple is None and window not in (None, 1):
-        raise ValueError(f"window is {window!r}, and method {method!r} decodes one token a forward: leave window out")
-    return _Speculation(plan, WINDOW if window is None else window, seed, tuple(stateless), on_step, report)
+    decoding = WindowDecoding.of(method, window, couple, init, accept, seed, on_step, report)
+    return _Speculation(decoding, tuple(stateless))
 
 
 @dataclass(frozen=True)
 class _Speculation:
-    plan: Method
-    window: int | str | Control
-    seed: int | Sequence[int] | None
+    decoding: WindowDecoding
     stateless: tuple[type, ...]
-    on_step: OnStep
-    report: Callable[[Stats], None] | None
 
     @torch.no_grad()
     def __call__(
@@ -103,7 +90,7 @@ class _Speculation:
     ) -> Any:
         name = type(model).__name__
         if name != "GlmImageForConditionalGeneration":
-            raise ValueError(f"{name} is not an image model that vision.speculate knows: GlmImageForConditionalGeneration")
+            raise ValueError(f"{name} is not an image model that vision.speculate knows: GlmImageForConditionalGeneration{_instead(name)}")
         check_model_ready(model)
         call = compat.generate_call()
         if call is not None and call.assistant_model is not None:
@@ -116,9 +103,9 @@ class _Speculation:
         forms = [form_of(one, context) for one in logits_processor]
         given = own_inputs(generation_config, call, model_kwargs)
         reason = self._unformed(logits_processor, forms, stopping_criteria) or _plain_reason(generation_config, given, streamer)
-        noise = request_noise(self.seed, generation_config, len(input_ids), model.device)
+        noise = request_noise(self.decoding.seed, generation_config, len(input_ids), model.device)
         if reason is not None:
-            if self.plan.windowed:
+            if self.decoding.plan.windowed:
                 warnings.warn(f"speculate decodes this request as transformers does, without drafting: {reason}", stacklevel=5)
             sampled = replace(noise, seeds=noise.seeds.to(input_ids.device)) if generation_config.do_sample else None
             return decode_plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, sampled, model_kwargs)
@@ -143,23 +130,13 @@ class _Speculation:
         """Return the new tokens [B, T]."""
         grids = grids_of(inputs["image_grid_thw"], inputs.get("images_per_sample"), ids, model.config.image_end_token_id)
         adapter: Any = GlmImageTokens(model, grids, ends.most)
-        rule = self.plan.rule(adapter)
-        control, most = control_for(self.window, len(ids), model.device, adapter.raster.length)
-        drafter = self.plan.drafter(adapter, rule, most, None) if most > 1 else NoDraft()
-        out = generate(
-            HFTarget(model, adapter, Pipeline(tuple(steps)), reserve=adapter.raster.length + most),
-            drafter,
-            rule,
-            adapter.encode_prepared(ids, inputs),
-            stopping=DefaultStopping(len(ids), ends.most, ends.values, ends.stops, ids.device),
-            noise=noise,
-            control=Fixed(0) if isinstance(drafter, NoDraft) else control,
-            pad=pad,
-            on_step=self.on_step,
-        )
-        if self.report is not None:
-            self.report(out.stats)
-        return out.sequences
+        stopping = DefaultStopping(len(ids), ends.most, ends.values, ends.stops, ids.device)
+        return self.decoding.run(adapter, adapter.encode_prepared(ids, inputs), steps, stopping, noise, pad=pad).sequences
+
+
+def _instead(name: str) -> str:
+    """What to call for a class whose `generate` takes no decoding function."""
+    return "; for Janus, mmspec.vision.accelerate(model)" if "Janus" in name else ""
 
 
 def _plain_reason(config: Any, given: Mapping[str, Any], streamer: Any) -> str | None:

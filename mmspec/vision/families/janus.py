@@ -20,11 +20,13 @@ from mmspec.vision.families.tokens import prompt_tokens, stack_prompts, states, 
 class Janus(ImageModel):
     """A `JanusForConditionalGeneration`, and its processor for prompts that are texts.
 
-    Tokens must end with the one that begins a picture, as the processor's do under `generation_mode="image"`.
+    Tokens must end with the one that begins a picture, as the processor's do under `generation_mode="image"`. The unconditional prompt's
+    tokens are those of `generation_config`, by default the model's.
     """
 
-    def __init__(self, model: Any, processor: Any = None):
+    def __init__(self, model: Any, processor: Any = None, generation_config: Any = None):
         self.model, self.processor, self.decoder = model, processor, model.model.language_model
+        self.generation_config = generation_config
         refuse_unsupported(self.decoder)
         config = model.config
         self.layers = config.text_config.num_hidden_layers
@@ -55,7 +57,7 @@ class Janus(ImageModel):
 
     def _silenced(self, ids: Tensor) -> Tensor:
         """The unconditional prompts: padding, which is attended to, for all but the tokens that begin the text and the picture."""
-        config = self.model.generation_config
+        config = self.model.generation_config if self.generation_config is None else self.generation_config
         image = (getattr(config, "generation_kwargs", None) or {}).get("boi_token_id")
         if image is None:  # transformers 5.23 does not read it from a file
             image = getattr(getattr(self.processor, "tokenizer", None), "boi_token_id", None)
