@@ -21,7 +21,7 @@ from pyarrow import parquet
 import mmspec
 from tests.docs.pages import ROOT
 from tests.speech import small_csm, small_pocket
-from tests.vision import small_pipeline
+from tests.vision import small_checkpoints, small_models, small_pipeline
 
 TOKENS = 16
 """The most new tokens that a block of the docs generates here."""
@@ -97,6 +97,8 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
         (transformers.AutoProcessor, lambda name: mini("vlm").processor),
         (transformers.CsmForConditionalGeneration, lambda name: small_csm.csm()),
         (transformers.PocketTTSForConditionalGeneration, lambda name: pocket),
+        (transformers.JanusForConditionalGeneration, lambda name: small_models.janus()),
+        (transformers.JanusProcessor, lambda name: small_checkpoints.janus_processor()),
         (diffusers.DDPMPipeline, _pipeline),
         (diffusers.GlmImagePipeline, lambda name: small_pipeline.pipeline()),
     )

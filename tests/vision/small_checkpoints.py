@@ -95,11 +95,15 @@ def chameleon(folder: Path, lumina: bool = False) -> tuple[Path, Path]:
     return place, folder / "vqgan.ckpt"
 
 
-def janus(folder: Path) -> Path:
+def janus_processor() -> Any:
     names = {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"}
     own = tokenizer({6: "<image_placeholder>", 5: "<begin_of_image>", 7: "<end_of_image>"}, names, padding_side="left")
+    return hf.JanusProcessor(image_processor(hf.JanusProcessor), own, chat_template=CHAT)
+
+
+def janus(folder: Path) -> Path:
     small_models.janus().save_pretrained(folder / "janus")
-    hf.JanusProcessor(image_processor(hf.JanusProcessor), own, chat_template=CHAT).save_pretrained(folder / "janus")
+    janus_processor().save_pretrained(folder / "janus")
     return folder / "janus"
 
 
