@@ -46,7 +46,7 @@ class Loaded:
     @property
     def cells(self) -> int:
         """Values of a picture."""
-        return self.model.model.config.grid**2 if isinstance(self.model, ContinuousPictures) else self.model.raster.length
+        return self.model.cells if isinstance(self.model, ContinuousPictures) else self.model.raster.length
 
 
 def load_image_model(

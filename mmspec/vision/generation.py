@@ -155,8 +155,9 @@ def generate(
     if (vectors := continuous_model(model)) is not None:
         refuse(
             "picture codes, and this model writes continuous tokens",
-            top_k=top_k, top_p=top_p, tree=tree, size=size, couple=couple, init=init, drift_budget=drift_budget, capture=capture or None,
+            top_k=top_k, top_p=top_p, tree=tree, couple=couple, init=init, drift_budget=drift_budget, capture=capture or None,
         )  # fmt: skip
+        vectors = vectors if size is None else vectors.resized(size)
         return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, draft_steps, drafter, accept, on_step)
     refuse("models of continuous tokens, and this one writes codes", sampling=sampling, draft_steps=draft_steps)
     found, method = image_model(model), default_method() if method is None else method
@@ -246,7 +247,7 @@ def _continuous(
     if method in ("plain", "chain"):
         given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
         refuse(f"methods that draft tokens, and method {method!r} does not", **given)
-    control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.model.config.grid**2)
+    control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.cells)
     found, out = generate_continuous(
         model,
         prompts,

@@ -65,6 +65,23 @@ def test_states_have_the_chains_distribution(draft_steps, response):
     assert torch.equal(found.path[:, 0], normal[:, 0])
 
 
+BARE = replace(SCHEDULE, std=torch.cat([SCHEDULE.std[:-1], torch.zeros(1, dtype=torch.float64)]))
+
+
+def test_a_last_step_without_noise_is_the_heads_own_mean(monkeypatch):
+    """And the states before it have the chain's distribution; a last step that keeps its draft is caught."""
+    z, normal, uniform = numbers(ROWS, seed=4)
+    found = sampler(3, schedule=BARE).sample(z, normal, uniform)
+    means = Denoiser(NET, BARE).means(z, found.path)
+    assert torch.allclose(found.path[:, -1], means[:, -1], atol=1e-9)
+    assert torch.allclose(found.means, means, atol=1e-9)
+    values = ((found.path[:, 2:-1] - means[:, 1:-1]) / BARE.std[1:-1, None]).flatten()
+    assert stats.kstest(values.numpy(), "norm").pvalue > PASS
+    monkeypatch.setattr(StepTables, "ends_bare", False)
+    wrong = sampler(3, schedule=BARE).sample(z, normal, uniform)
+    assert not torch.allclose(wrong.path[:, -1], Denoiser(NET, BARE).means(z, wrong.path)[:, -1], atol=1e-3)
+
+
 @pytest.mark.parametrize("response", [None, RESPONSE], ids=["held", "moved"])
 def test_recorded_means_are_the_heads(response):
     """And a state is its mean and noise of the step's deviation: kept as drafted, or reflected, of the same length."""

@@ -108,7 +108,6 @@ REFUSED = [
     ({"draft_steps": "many"}, "draft_steps is 'many': give 0 to 31 states, or 'auto'"),
     ({"window": 3}, "window is 3, but it is for methods that draft tokens, and method 'chain' does not"),
     ({"sampling": Sampling(every=2)}, "every is 2, but speculation inside a chain"),
-    ({"sampling": Sampling(sigma_out=0.0)}, "speculation inside a chain needs noise in the last step"),
     ({"sampling": Sampling(schedule=DDIMParallelScheduler(**SET, clip_sample=False), eta=0.0)}, "needs noise in every step"),
 ]
 

@@ -260,7 +260,7 @@ REFUSED = [
     ({"prompts": ["owl"]}, "unknown class 'owl': give a number from 0 to 3, or one of: cat, dog, hen, cow"),
     ({"prompts": [4]}, "unknown class 4"),
     ({"top_k": 5}, "top_k is 5, but it is for picture codes"),
-    ({"size": 64}, "size is 64, but it is for picture codes"),
+    ({"size": 64}, "size is 64: this model makes pictures of one size only"),
     ({"init": "left"}, "init is 'left', but it is for picture codes"),
     ({"drift_budget": 0.1}, "drift_budget is 0.1, but"),
     ({"guidance": [1.0, 2.0]}, "guidance is a list"),

@@ -3,7 +3,8 @@
 A round holds a prediction of the clean token, writes K states ahead with it, runs the head on the state and all drafted states but the
 last in one call, and judges them from left to right by reflection. A step is kept with probability 2 Phi(-|m_p - m_q| / (2 std)); the first
 that is not is reflected, which draws it from what is left of the target's step. The last step of a window ends the round either way, so a
-round with K = 1 is a step of plain sampling. No second model is needed, and every row of a batch is at a step of its own.
+round with K = 1 is a step of plain sampling. A last step without noise is always the target's own mean. No second model is needed, and
+every row of a batch is at a step of its own.
 
 The next round holds the prediction made at the parent of the last committed state, moved by that step's noise. It depends on no noise that
 a later step uses, so the numbers of every step are drawn once, and used whenever that step is judged.
@@ -128,8 +129,14 @@ class SpeculativeSampler:
         return SampledChains(torch.cat([start[:, None], found], 1), means)
 
     def _numbers(self, noise: Tensor, uniform: Tensor) -> Tensor:
-        """Return every step's noise, response to it, and log of its uniform number, [R * (T + LONGEST), 2 d + 1]."""
+        """Return every step's noise, response to it, and log of its uniform number, [R * (T + LONGEST), 2 d + 1].
+
+        A last step without noise has noise 0 and a number that refuses every draft: its state is then moved to the target's mean.
+        """
         table = self.tables.response
+        if self.tables.ends_bare:
+            noise = torch.cat([noise[:, :-1], torch.zeros_like(noise[:, -1:])], 1)
+            uniform = torch.cat([uniform[:, :-1], torch.full_like(uniform[:, -1:], torch.inf)], 1)
         response = torch.zeros_like(noise) if table is None else torch.einsum("rti,tij->rtj", noise, table.to(noise.dtype))
         numbers = torch.cat([noise, response, uniform.log().to(noise.dtype)[..., None]], -1)
         return torch.nn.functional.pad(numbers, (0, 0, 0, LONGEST)).flatten(0, 1)

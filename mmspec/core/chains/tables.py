@@ -24,7 +24,7 @@ class WindowTables:
         draft: [T, 2 K, 2 K + 2] maps (state, prediction, Z and V of K steps) to the drafted states, then to the predictions they were
             drafted with.
         columns: [T, K, 4] of every step: b / std, which turns a difference of predictions into one of means in standard deviations (0
-            behind the last step); c; e; std.
+            behind the last step); c; e; std. A last step without noise has b and 1 in place of b / std and std.
     """
 
     draft: Tensor
@@ -36,24 +36,29 @@ class StepTables:
     """A chain's steps in terms of its predictions of the clean token.
 
     Args:
-        noise_schedule: the chain's transitions; every step must have noise.
+        noise_schedule: the chain's transitions; every step but the last must have noise.
         response: [T, d, d] change of the prediction with a step's noise, rows of the noise first; None for a prediction that is held
             unchanged.
 
     Raises:
-        ValueError: when a step has no noise, by which it could be judged.
+        ValueError: when a step before the last has no noise, by which it could be judged.
     """
 
     noise_schedule: NoiseSchedule
     response: Tensor | None = None
 
     def __post_init__(self):
-        self.noise_schedule.check_path("speculation inside a chain")
+        self.noise_schedule.check_inner("speculation inside a chain")
 
     @property
     def steps(self) -> int:
         """Number of steps T."""
         return self.noise_schedule.steps
+
+    @cached_property
+    def ends_bare(self) -> bool:
+        """True if the last step has no noise. It is then the head's own mean, which no draft is judged against."""
+        return self.noise_schedule.sigma_out <= 0
 
     @cached_property
     def coefficients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -84,5 +89,6 @@ class StepTables:
             state = torch.where(real, a[step] * state + b[step] * held + std[step] * unit[2 + k], state)
             held = torch.where(real, held + unit[2 + length + k], held)
             states.append(state)
-        columns = torch.stack([torch.where(inside, b[at] / std[at], 0), c[at], e[at], std[at]], -1)
+        scale = torch.where(std > 0, std, 1.0)
+        columns = torch.stack([torch.where(inside, b[at] / scale[at], 0), c[at], e[at], scale[at]], -1)
         return WindowTables(torch.stack([*states, *predictions], 1), columns)

@@ -196,13 +196,24 @@ class NoiseSchedule:
         Raises:
             ValueError: when a step has no noise.
         """
+        self.check_inner(rule)
+        self.check_token(rule)
+
+    def check_inner(self, rule: str) -> None:
+        """Check that every step but the last has noise.
+
+        Args:
+            rule: name of the rule, for the message.
+
+        Raises:
+            ValueError: when one has none.
+        """
         if not self.stochastic:
             bare = int((self.std[:-1] <= 0).sum())
             raise ValueError(
                 f"{rule} needs noise in every step, but {bare} of {self.steps} have none (a deterministic sampler): "
                 "take eta=1 or stochastic_sampling=True, or judge by aligned"
             )
-        self.check_token(rule)
 
     def check_token(self, rule: str) -> None:
         """Check that the last step has noise. Without it tokens of two models are never equal, and none is accepted.

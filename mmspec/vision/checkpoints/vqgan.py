@@ -7,7 +7,7 @@ The network's shape is read from the file's tensors. Two layouts are known: that
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -24,74 +24,32 @@ _MIDDLE = {"decoder.mid.0.": "decoder.mid.block_1.", "decoder.mid.1.": "decoder.
 _READ = ("decoder.", "post_quant_conv.", "quantize.embedding.")
 
 
-class VQGANDecoder:
-    """Codes to pictures.
+class ConvolutionalDecoder:
+    """The decoder's network alone, from tensors `decoder.*` by taming-transformers' names.
 
     Args:
-        weights: tensors by taming-transformers' names: `decoder.*`, `post_quant_conv.*`, `quantize.embedding.weight`.
-        normalised: the code vectors are normalised where they are looked up.
+        weights: tensors by name.
 
     Raises:
         ValueError: if a tensor is missing.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], normalised: bool = False):
+    def __init__(self, weights: Mapping[str, Tensor]):
         self.weights = {name: tensor.float() for name, tensor in weights.items() if name.startswith(_READ)}
-        self.normalised = normalised
-        for name in ("decoder.conv_in.weight", "decoder.conv_out.weight", "post_quant_conv.weight", "quantize.embedding.weight"):
+        for name in ("decoder.conv_in.weight", "decoder.conv_out.weight"):
             self._read(name)
-        self.levels = 1 + max(int(name.split(".")[2]) for name in self.weights if name.startswith("decoder.up."))
+        self.levels = 1 + max((int(name.split(".")[2]) for name in self.weights if name.startswith("decoder.up.")), default=-1)
 
-    @staticmethod
-    def load(path: str | Path) -> "VQGANDecoder":
-        """Read a published file.
-
-        Args:
-            path: a `.pt`, `.ckpt` or `.safetensors` file; tensors may stand under "state_dict" or "model".
-
-        Returns:
-            The decoder.
-
-        Raises:
-            ValueError: for files without such a decoder.
-        """
-        found = checkpoint_tensors(path)
-        try:
-            return VQGANDecoder(*_renamed(found))
-        except ValueError as error:
-            raise ValueError(f"{path} holds no decoder of a VQGAN: {error}") from None
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors by name, and a mark if the code vectors are normalised."""
-        return self.weights | ({"mmspec.normalised": torch.ones(1)} if self.normalised else {})
-
-    def save(self, path: Path) -> None:
-        """Write the tensors as safetensors, which `load` reads."""
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, path)
-
-    def to(self, device: torch.device | str) -> "VQGANDecoder":
-        """Move the tensors to a device, and return this decoder."""
-        self.weights = {name: tensor.to(device) for name, tensor in self.weights.items()}
-        return self
-
-    @property
-    def codebook(self) -> Tensor:
-        """The code vectors [K, d] as they are looked up."""
-        found = self.weights["quantize.embedding.weight"]
-        return F.normalize(found, dim=-1) if self.normalised else found
-
-    @torch.no_grad()
-    def pixels(self, codes: Tensor) -> Tensor:
-        """Decode codes.
+    def decoded(self, x: Tensor) -> Tensor:
+        """Run the network.
 
         Args:
-            codes: LongTensor [B, height, width].
+            x: latents [B, d, h, w].
 
         Returns:
             Pixels [B, 3, H, W], about [-1, 1].
         """
-        x = rearrange(self.codebook[codes.to(self.codebook.device)], "b h w d -> b d h w")
-        x = self._conv("decoder.conv_in", self._conv("post_quant_conv", x))
+        x = self._conv("decoder.conv_in", x)
         x = self._block("decoder.mid.block_1", x)
         x = self._attention("decoder.mid.attn_1", x)
         x = self._block("decoder.mid.block_2", x)
@@ -99,9 +57,10 @@ class VQGANDecoder:
             x = self._level(f"decoder.up.{level}", x)
         return self._conv("decoder.conv_out", F.silu(self._norm("decoder.norm_out", x)))
 
-    def __call__(self, codes: Tensor) -> list[Image.Image]:
-        """Decode codes [B, height, width] to PIL pictures, one by one, so that a picture does not depend on its batch."""
-        return [picture for each in codes for picture in as_pictures(self.pixels(each[None]))]
+    def to(self, device: torch.device | str) -> Self:
+        """Move the tensors to a device, and return this decoder."""
+        self.weights = {name: tensor.to(device) for name, tensor in self.weights.items()}
+        return self
 
     def _level(self, name: str, x: Tensor) -> Tensor:
         block = 0
@@ -136,6 +95,74 @@ class VQGANDecoder:
         if name not in self.weights:
             raise ValueError(f"tensor {name} is missing")
         return self.weights[name]
+
+
+class VQGANDecoder(ConvolutionalDecoder):
+    """Codes to pictures.
+
+    Args:
+        weights: tensors by taming-transformers' names: `decoder.*`, `post_quant_conv.*`, `quantize.embedding.weight`.
+        normalised: the code vectors are normalised where they are looked up.
+
+    Raises:
+        ValueError: if a tensor is missing.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], normalised: bool = False):
+        super().__init__(weights)
+        self.normalised = normalised
+        for name in ("post_quant_conv.weight", "quantize.embedding.weight"):
+            self._read(name)
+
+    @staticmethod
+    def load(path: str | Path) -> "VQGANDecoder":
+        """Read a published file.
+
+        Args:
+            path: a `.pt`, `.ckpt` or `.safetensors` file; tensors may stand under "state_dict" or "model".
+
+        Returns:
+            The decoder.
+
+        Raises:
+            ValueError: for files without such a decoder.
+        """
+        found = checkpoint_tensors(path)
+        try:
+            return VQGANDecoder(*_renamed(found))
+        except ValueError as error:
+            raise ValueError(f"{path} holds no decoder of a VQGAN: {error}") from None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors by name, and a mark if the code vectors are normalised."""
+        return self.weights | ({"mmspec.normalised": torch.ones(1)} if self.normalised else {})
+
+    def save(self, path: Path) -> None:
+        """Write the tensors as safetensors, which `load` reads."""
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, path)
+
+    @property
+    def codebook(self) -> Tensor:
+        """The code vectors [K, d] as they are looked up."""
+        found = self.weights["quantize.embedding.weight"]
+        return F.normalize(found, dim=-1) if self.normalised else found
+
+    @torch.no_grad()
+    def pixels(self, codes: Tensor) -> Tensor:
+        """Decode codes.
+
+        Args:
+            codes: LongTensor [B, height, width].
+
+        Returns:
+            Pixels [B, 3, H, W], about [-1, 1].
+        """
+        x = rearrange(self.codebook[codes.to(self.codebook.device)], "b h w d -> b d h w")
+        return self.decoded(self._conv("post_quant_conv", x))
+
+    def __call__(self, codes: Tensor) -> list[Image.Image]:
+        """Decode codes [B, height, width] to PIL pictures, one by one, so that a picture does not depend on its batch."""
+        return [picture for each in codes for picture in as_pictures(self.pixels(each[None]))]
 
 
 def checkpoint_tensors(path: str | Path) -> dict[str, Tensor]:

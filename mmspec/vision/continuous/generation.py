@@ -25,7 +25,7 @@ from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.heads import HeadStats
-from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Latents, Sampling, tokens_of
+from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Sampling, tokens_of
 from mmspec.vision.continuous.masked import generate_masked
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 
@@ -89,7 +89,7 @@ def generate_continuous(
         chain,
         accept or way.accept or Token(),
         classes,
-        stopping=DefaultStopping(len(noise.seeds), network.config.grid**2, device=network.device),
+        stopping=DefaultStopping(len(noise.seeds), found.cells, device=network.device),
         noise=noise,
         control=Fixed(0) if isinstance(chain, NoDraft) else control,
         on_step=on_step,
@@ -130,7 +130,7 @@ def pair_of(
     temperature: float = 1.0,
     drafter: Any = None,
     draft_steps: int | str | None = None,
-) -> tuple[Tensor, Any, Any]:
+) -> tuple[Any, Any, Any]:
     """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter as a target, or None.
 
     The prompt holds class numbers; with guidance, those for no class follow. ValueError as in `generate`.
@@ -142,38 +142,38 @@ def pair_of(
         raise ValueError(
             "head_steps, sigma_out and all of sampling are for a diffusion head's chain, and a mixture head has none: leave them out"
         )
-    classes = model.classes(prompts)
     if guidance is not None:
         _check_guided(network)
-        classes = torch.cat([classes, torch.full_like(classes, network.config.classes)])
+    encoded = model.encode(prompts, guidance is not None)
     chains = None if draft_steps is None and method != "chain" else ChainDrafts(draft_steps, model.linear)
     if chains is not None and (every := sampling.filled(network.config).every) != 1:
         raise ValueError(f"every is {every}, but speculation inside a chain runs the head at every state: leave every or draft_steps out")
     request = LatentRequest(form, noise, temperature, guidance, chains)
-    target = _target(network, request, sampling, most)
+    target = _target(model, network, request, sampling, most)
     if way.accept is None or most == 1:
-        return classes, target, None
+        return encoded, target, None
     if draft_token is None:
-        raise ValueError(f"method {method!r} needs a drafter: pass drafter=..., a smaller ContinuousAR of the same tokens, or take plain")
-    return classes, target, _drafting(draft_token, network, request, sampling, most)
+        kind = type(network).__name__
+        raise ValueError(f"method {method!r} needs a drafter: pass drafter=..., a smaller {kind} of the same tokens, or take plain")
+    return encoded, target, _drafting(model, draft_token, request, sampling, most)
 
 
-def _target(network: ContinuousAR, request: LatentRequest, sampling: Sampling, most: int) -> Any:
+def _target(model: ContinuousPictures, network: Any, request: LatentRequest, sampling: Sampling, most: int) -> Any:
     distributions = Pipeline() if request.guidance is None else Guided((), request.guidance)
-    family: Any = Latents(network, request, sampling)  # its prompts are class numbers
-    target = HFTarget(network, family, distributions, reserve=network.config.grid**2 + most)
+    family: Any = model.family(network, request, sampling)  # its prompts are what `encode` returned
+    target = HFTarget(network, family, distributions, reserve=model.cells + most)
     return target if request.guidance is None else Pairs(target)
 
 
-def _drafting(draft_token: Any, network: ContinuousAR, request: LatentRequest, sampling: Sampling, most: int) -> Any:
+def _drafting(model: ContinuousPictures, draft_token: Any, request: LatentRequest, sampling: Sampling, most: int) -> Any:
     """Return the drafter as a target. ValueError if its tokens or its chain differ from the target's."""
     draft = draft_token if isinstance(draft_token, LatentDraft) else LatentDraft(draft_token)
-    theirs, own = getattr(draft.model, "config", None), network.config
-    if not isinstance(draft.model, ContinuousAR):
+    theirs, own, kind = getattr(draft.model, "config", None), model.model.config, type(model.model)
+    if not isinstance(draft.model, kind):
         raise ValueError(
-            f"drafter is a {type(draft.model).__name__}: methods for continuous tokens draft with a ContinuousAR of the same tokens"
+            f"drafter is a {type(draft.model).__name__}: methods for continuous tokens draft with a {kind.__name__} of the same tokens"
         )
-    for name in ("channels", "grid", "head"):
+    for name in model.shared:
         if getattr(theirs, name) != getattr(own, name):
             raise ValueError(
                 f"the drafter's {name} is {getattr(theirs, name)}, the target's {getattr(own, name)}: take one of the same tokens and head"
@@ -181,10 +181,10 @@ def _drafting(draft_token: Any, network: ContinuousAR, request: LatentRequest, s
     chains = None if request.chains is None else replace(request.chains, linear=None)
     draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature, chains=chains)
     if own.head == "mixture":
-        return _target(draft.model, draft_request, sampling, most)
+        return _target(model, draft.model, draft_request, sampling, most)
     chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)
     _check_kernels(sampling.filled(own).noise_schedule(request.temperature), chosen.noise_schedule(draft_request.temperature), request.form)
-    return _target(draft.model, draft_request, chosen, most)
+    return _target(model, draft.model, draft_request, chosen, most)
 
 
 def _check_kernels(own: NoiseSchedule, theirs: NoiseSchedule, form: str) -> None:

@@ -29,7 +29,8 @@ from mmspec.models.families.base import additive_mask
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.continuous.ar import ContinuousAR, scheduler
+from mmspec.vision.continuous.ar import scheduler
+from mmspec.vision.continuous.flow_schedule import FlowSchedule
 from mmspec.vision.continuous.heads import CountedHead
 
 
@@ -40,7 +41,7 @@ class Sampling:
     Args:
         steps: steps of the chain.
         sigma_out: noise on every token, in units of a token's standard deviation.
-        schedule: a diffusers scheduler; by default the one the head was trained with.
+        schedule: a diffusers scheduler; by default the one the head was trained with. NextStep-1's head takes a `FlowSchedule` instead.
         eta: DDIM's eta.
         every: the head is run at every so many states of the chain (`Denoiser`).
     """
@@ -72,7 +73,10 @@ class Sampling:
         Returns:
             Settings without a None.
         """
-        return self.over(Sampling(config.head_steps, config.sigma_out, scheduler(), 1.0, config.every))
+        shift = getattr(config, "timesteps_shift", None)  # of a flow-matching head
+        return self.over(
+            Sampling(config.head_steps, config.sigma_out, scheduler() if shift is None else FlowSchedule(shift), 1.0, config.every)
+        )
 
     def noise_schedule(self, temperature: float) -> NoiseSchedule:
         """Compute the transitions of the chain.
@@ -95,6 +99,10 @@ class Sampling:
 @lru_cache(maxsize=64)
 def _kernel(schedule: Any, steps: int, sigma_out: float, eta: float, temperature: float) -> NoiseSchedule:
     """Return the noise schedule, cached because schedulers are evaluated step by step."""
+    if isinstance(schedule, FlowSchedule):
+        if eta != 1:
+            raise ValueError(f"eta is {eta}, but a FlowSchedule has none: leave it out")
+        return schedule.noise_schedule(steps, sigma_out, temperature)
     return NoiseSchedule.of(schedule, steps, sigma_out, eta=eta, temperature=temperature)
 
 
@@ -128,7 +136,7 @@ class Latents:
     The prompt is one position, the class; its value is not read.
     """
 
-    def __init__(self, model: ContinuousAR, request: LatentRequest, sampling: Sampling):
+    def __init__(self, model: Any, request: LatentRequest, sampling: Sampling):
         config = model.config
         self.model, self.request, self.width, self.noise_schedule = model, request, config.channels, None
         if config.head == "diffusion":

@@ -31,6 +31,8 @@ from mmspec.core.rules.token import Token
 from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement, sampled
 from mmspec.utils.names import unknown
 from mmspec.vision.continuous.ar import ContinuousAR
+from mmspec.vision.continuous.flow_schedule import FlowSchedule
+from mmspec.vision.continuous.latents import LatentRequest, Latents, Sampling
 from mmspec.vision.continuous.mar import MaskedAR
 from mmspec.vision.families.base import class_of
 
@@ -86,6 +88,9 @@ class ContinuousPictures:
         linear: a linear model of a diffusion head, by which steps of its chains are drafted (`chain_draft.fit_linear_draft`).
     """
 
+    shared: tuple[str, ...] = ("channels", "grid", "head")
+    """Fields of the config that a drafter must share."""
+
     def __init__(
         self,
         model: ContinuousAR | MaskedAR,
@@ -139,6 +144,41 @@ class ContinuousPictures:
         """
         numbers = [class_of(prompt, self.labels, self.model.config.classes) for prompt in prompts]
         return torch.tensor(numbers, device=self.model.device)
+
+    @property
+    def cells(self) -> int:
+        """Tokens of a picture."""
+        return self.model.config.grid**2
+
+    def resized(self, size: Any) -> "ContinuousPictures":
+        """Refuse another size.
+
+        Args:
+            size: pixels a side, or (height, width).
+
+        Raises:
+            ValueError: always; models of several sizes are subclasses.
+        """
+        raise ValueError(f"size is {size!r}: this model makes pictures of one size only, leave size out")
+
+    def encode(self, prompts: Sequence[Any], guided: bool) -> Any:
+        """Encode prompts for the model's family.
+
+        Args:
+            prompts: names or numbers of classes.
+            guided: append the rows for no class.
+
+        Returns:
+            Class numbers [B], or [2B] if `guided`.
+        """
+        classes = self.classes(prompts)
+        return torch.cat([classes, torch.full_like(classes, self.model.config.classes)]) if guided else classes
+
+    def family(self, network: Any, request: LatentRequest, sampling: Sampling) -> Latents:
+        """Return the family that runs `network`, this model's or its drafter's, in one generation."""
+        if isinstance(sampling.schedule, FlowSchedule):
+            raise ValueError("schedule is a FlowSchedule, which is NextStep-1's: give a diffusers scheduler, or leave it out")
+        return Latents(network, request, sampling)
 
     def picture(self, sequences: Tensor) -> Tensor:
         """Arrange tokens as pictures.
