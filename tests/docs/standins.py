@@ -19,9 +19,10 @@ from PIL import Image
 from pyarrow import parquet
 
 import mmspec
+from mmspec.vision.checkpoints import nextstep
 from tests.docs.pages import ROOT
 from tests.speech import small_csm, small_pocket
-from tests.vision import small_checkpoints, small_models, small_pipeline
+from tests.vision import small_checkpoints, small_models, small_nextstep, small_pipeline
 
 TOKENS = 16
 """The most new tokens that a block of the docs generates here."""
@@ -106,6 +107,7 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
         (transformers.BatchEncoding, "to", lambda self, device: self),
         (transformers.BatchFeature, "to", lambda self, device: self),
         (mmspec, "load", mini),
+        (nextstep, "load_nextstep", small_nextstep.loaded),
         (mmspec, "load_drafter", lambda path, target=None: load_drafter(shipped, target)),
         (mmspec.text, "generate", _few(mmspec.text.generate)),
         (mmspec.speech, "synthesize", _few_seconds(mmspec.speech.synthesize)),
