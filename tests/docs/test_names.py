@@ -24,7 +24,7 @@ ELSEWHERE = {
     *("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "custom_generate", "do_sample", "num_beams", "use_cache"),
     *("padding_side", "device_map", "num_assistant_tokens", "assistant_confidence_threshold", "use_mtp", "num_return_sequences"),
     *("target_tokenizer", "assistant_tokenizer", "force_unique_generate_call", "return_dict_in_generate"),
-    *("prior_token_ids", "weights_only"),
+    *("prior_token_ids", "weights_only", "generation_mode", "use_norm"),
 }
 """Arguments of transformers, diffusers and torch that the docs mention."""
 

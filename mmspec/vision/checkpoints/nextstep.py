@@ -96,8 +96,10 @@ def load_nextstep(
     config = nextstep_config(json.loads((where / "config.json").read_text(encoding="utf-8")))
     try:
         model = loaded(NextStep, where, config=config, dtype=getattr(torch, dtype)).to(device).eval()
-        named = (where / "tokenizer_config.json").is_file()
-        tokenizer = (AutoTokenizer if named else PreTrainedTokenizerFast).from_pretrained(where, config=config, trust_remote_code=False)
+        if (where / "tokenizer.json").is_file():
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(where)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(where, config=config, trust_remote_code=False)  # Qwen's vocabulary and merges
     except (OSError, ValueError, KeyError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {where} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None

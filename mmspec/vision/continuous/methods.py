@@ -151,13 +151,16 @@ class ContinuousPictures:
         return self.model.config.grid**2
 
     def resized(self, size: Any) -> "ContinuousPictures":
-        """Refuse another size.
+        """Return this model for pictures of another size.
 
         Args:
             size: pixels a side, or (height, width).
 
+        Returns:
+            A model of the same network.
+
         Raises:
-            ValueError: always; models of several sizes are subclasses.
+            ValueError: for models of one size, as this class is.
         """
         raise ValueError(f"size is {size!r}: this model makes pictures of one size only, leave size out")
 
@@ -175,7 +178,19 @@ class ContinuousPictures:
         return torch.cat([classes, torch.full_like(classes, self.model.config.classes)]) if guided else classes
 
     def family(self, network: Any, request: LatentRequest, sampling: Sampling) -> Latents:
-        """Return the family that runs `network`, this model's or its drafter's, in one generation."""
+        """Make the family that runs a network, this model's or its drafter's, in one generation.
+
+        Args:
+            network: the network.
+            request: settings of the generation.
+            sampling: of the head.
+
+        Returns:
+            The family.
+
+        Raises:
+            ValueError: for a schedule of another kind of head.
+        """
         if isinstance(sampling.schedule, FlowSchedule):
             raise ValueError("schedule is a FlowSchedule, which is NextStep-1's: give a diffusers scheduler, or leave it out")
         return Latents(network, request, sampling)

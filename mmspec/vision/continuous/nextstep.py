@@ -47,12 +47,19 @@ def nextstep_config(fields: Mapping[str, Any]) -> Qwen2Config:
         raise ValueError("boi is missing: config.json names the token that begins a picture")
     older = {new: fields[old] for old, new in NAMED.items() if old in fields}
     sizes = dict(zip(OWN, (2, 16, 1536, 12), strict=True)) | older | {name: fields[name] for name in OWN if name in fields}
-    usual = {"head_steps": 50, "timesteps_shift": 1.0, "sigma_out": 0.0, "every": 1, "use_gen_pos_embed": False, "base_image_grid_size": 64}
+    usual: dict[str, Any] = {
+        "head_steps": 50,
+        "timesteps_shift": 1.0,
+        "sigma_out": 0.0,
+        "every": 1,
+        "use_gen_pos_embed": False,
+        "base_image_grid_size": 64,
+    }
     unread = ("model_type", "attention_bias", "mlp_bias", "o_attention_bias", "architectures", "auto_map", "transformers_version", *NAMED)
     rest = {name: value for name, value in fields.items() if name not in unread}
-    return Qwen2Config(
-        **(usual | rest | sizes | {"head": "diffusion", "channels": sizes["latent_channels"] * sizes["latent_patch_size"] ** 2})
-    )
+    own = {"head": "diffusion", "channels": sizes["latent_channels"] * sizes["latent_patch_size"] ** 2}
+    found: dict[str, Any] = {**usual, **rest, **sizes, **own}
+    return Qwen2Config(**found)
 
 
 class ModulatedBlock(nn.Module):

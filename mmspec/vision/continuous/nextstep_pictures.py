@@ -17,12 +17,11 @@ from mmspec.vision.continuous.latents import LatentRequest, Latents, Sampling, t
 from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.continuous.nextstep import NextStep, place_embeddings
 from mmspec.vision.families.base import Size, cells_of, texts_of
-from mmspec.vision.families.tokens import one_each, states
+from mmspec.vision.families.tokens import Tokens, one_each, states
 
 IMAGE_AREA = "<|image_area|>"
 SCALE = 8
 """Pixels a side of one latent of the published autoencoder."""
-Tokens = tuple[Tensor, Tensor]
 
 
 class NextStepPictures(ContinuousPictures):
