@@ -99,9 +99,12 @@ def test_texts_are_the_classs_own(model):
 def test_seeds_come_from_torch_where_none_is_given_and_outputs_may_be_dicts(model):
     mmspec.vision.accelerate(model)
 
+    asked = prompts(1)  # seeds torch
+
     def drawn(seed):
         torch.manual_seed(seed)
-        return image(model, 1, do_sample=True, guidance_scale=1.0, temperature=50.0, return_dict_in_generate=True).sequences.tolist()
+        options = {"do_sample": True, "temperature": 50.0, "return_dict_in_generate": True}
+        return model.generate(**asked, generation_mode="image", **options).sequences.tolist()
 
     assert drawn(1) == drawn(1) != drawn(2)
 
