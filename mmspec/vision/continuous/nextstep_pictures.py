@@ -55,7 +55,7 @@ class NextStepPictures(ContinuousPictures):
         super().__init__(network, to_pictures, drafter=drafter)  # pyright: ignore[reportArgumentType]
         self.tokenizer, self.negative, self.normalised = tokenizer, negative, normalised
         self.grid = cells_of(size, SCALE * network.config.latent_patch_size, "NextStep-1")
-        self._check_places(self.grid)
+        _check_places(network.config, self.grid)
 
     @property
     def head(self) -> str:
@@ -76,7 +76,7 @@ class NextStepPictures(ContinuousPictures):
         """Return this model for pictures of another size, multiples of 16 pixels."""
         found = copy.copy(self)
         found.grid = cells_of(size, SCALE * found.model.config.latent_patch_size, "NextStep-1")  # type: ignore[attr-defined]
-        found._check_places(found.grid)
+        _check_places(found.model.config, found.grid)
         return found
 
     def guided_from(self, negative: str | Sequence[str]) -> "NextStepPictures":
@@ -121,11 +121,6 @@ class NextStepPictures(ContinuousPictures):
             raise ValueError("this model has no decoder: load it with decoder=, the folder of its autoencoder")
         patch = self.model.config.latent_patch_size  # type: ignore[attr-defined]
         return self.to_pictures(rearrange(tokens, "b h w (c p q) -> b c (h p) (w q)", p=patch, q=patch))
-
-    def _check_places(self, grid: tuple[int, int]) -> None:
-        config: Any = self.model.config
-        if config.use_gen_pos_embed and max(grid) > config.base_image_grid_size:
-            raise ValueError(f"size is {grid[0]} x {grid[1]} tokens: this model has places for {config.base_image_grid_size} a side")
 
 
 class NextStepLatents(Latents):
@@ -179,3 +174,9 @@ class NextStepLatents(Latents):
 def normed(tokens: Tensor, normalised: bool) -> Tensor:
     """Return tokens [..., d], normalised over their numbers if asked."""
     return F.layer_norm(tokens, tokens.shape[-1:], eps=1e-6) if normalised else tokens
+
+
+def _check_places(config: Any, grid: tuple[int, int]) -> None:
+    """Raise ValueError for a grid larger than the table of places."""
+    if config.use_gen_pos_embed and max(grid) > config.base_image_grid_size:
+        raise ValueError(f"size is {grid[0]} x {grid[1]} tokens: this model has places for {config.base_image_grid_size} a side")
