@@ -13,7 +13,8 @@ from mmspec.bench.demo import run as demo
 from mmspec.bench.demo import vlm as demo_vlm
 from mmspec.cli import app
 from mmspec.loading.text import Pair
-from mmspec.minis import Mini, scenes
+from mmspec.minis import Mini
+from mmspec.minis.drawn import scenes
 from mmspec.text.inputs.vision_inputs import VisionPrompt
 from tests import small_seers
 from tests.bench.test_report import Page
