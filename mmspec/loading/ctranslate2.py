@@ -238,6 +238,7 @@ def _generation_config(ids: Mapping[str, int], notes: Mapping[str, Any], sizes: 
         no_timestamps_token_id=ids["<|notimestamps|>"],
         prev_sot_token_id=ids["<|startofprev|>"],
         return_timestamps=False,
+        max_initial_timestamp_index=50,  # as published: speech begins within the first second
         is_multilingual=many,
         **({"lang_to_id": languages, "task_to_id": tasks, "task": "transcribe"} if many else {}),
     )
@@ -247,7 +248,9 @@ def _processor(path: Path, sizes: Mapping[str, Any]) -> Any:
     """The processor of a tokenizer.json, for features of the model's size."""
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperProcessor
 
-    end = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
+    end: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "<|endoftext|>")
+    added = [each["content"] for each in json.loads(path.read_text(encoding="utf-8"))["added_tokens"]]
+    end["additional_special_tokens"] = [token for token in added if re.fullmatch(r"<\|[a-z]+\|>", token)]  # times are none
     with TemporaryDirectory() as folder:
         shutil.copyfile(path, Path(folder, "tokenizer.json"))
         Path(folder, "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "WhisperTokenizer", **end}), encoding="utf-8")

@@ -1,8 +1,40 @@
 """Sound files as speech recognisers take them."""
 
+from dataclasses import replace
 from typing import Any
 
-from mmspec.loading.text import Pair
+from mmspec.loading.text import Pair, load_pair, named_drafter, with_drafter
+from mmspec.run.config import Config, DrafterSection, TargetSection
+
+
+def load_recogniser(name: str, drafter: str = "none", device: str = "auto", dtype: str = "float32") -> Pair:
+    """Load a Whisper and what drafts for it.
+
+    Args:
+        name: the target's folder or hub name.
+        drafter: as on the command line. A Whisper with an encoder of its own reads the recording without the silence that pads its window.
+        device: where both run.
+        dtype: of their weights.
+
+    Raises:
+        ValueError: for what cannot be loaded, and a target that is no Whisper.
+    """
+    kind, path = named_drafter(drafter)
+    target = TargetSection(path=name, device=device, dtype=dtype)  # type: ignore[arg-type]
+    pair = load_pair(Config(target=target, drafter=DrafterSection(kind="none")))
+    if pair.target.config.model_type != "whisper":
+        raise ValueError(f"{name} is {type(pair.target).__name__}: give a Whisper")
+    if kind == "none":
+        return pair
+    options = {"view": "cropped"} if kind == "model" and _has_encoder(path) else {}
+    config = replace(pair.config, drafter=DrafterSection(kind=kind, path=path, options=options))
+    return with_drafter(replace(pair, config=config, drafter_name=kind), None, pair.target.device)
+
+
+def _has_encoder(path: str | None) -> bool:
+    from transformers import AutoConfig
+
+    return path is not None and AutoConfig.from_pretrained(path).architectures != ["WhisperForCausalLM"]
 
 
 def hear(pair: Pair, path: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from mmspec.utils.lazy import exports
 
 if TYPE_CHECKING:
-    from mmspec.text.drop_in.speculate import speculate
+    from mmspec.run.drop_in.speculate import speculate
     from mmspec.text.generation import aligned_drafter, generate
     from mmspec.text.settings.processors import StopStrings
     from mmspec.text.views import ensemble, view
@@ -15,7 +15,7 @@ else:
         "aligned_drafter": "generation",
         "ensemble": "views",
         "generate": "generation",
-        "speculate": "drop_in.speculate",
+        "speculate": "mmspec.run.drop_in.speculate",
         "view": "views",
     }
     __getattr__, __dir__ = exports(__name__, _MODULES)

@@ -13,7 +13,6 @@ from mmspec.core.decode import OnStep, each
 from mmspec.core.decode import generate as run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.history import Processor
-from mmspec.core.records import Step
 from mmspec.core.result import Generation
 from mmspec.core.rules.base import Accept
 from mmspec.core.stopping import DefaultStopping, Stop
@@ -30,6 +29,7 @@ from mmspec.run.arguments import check, check_drafted
 from mmspec.run.request import Request
 from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import Tree, shape_of
+from mmspec.run.streamer import StreamerFeed
 from mmspec.run.views import mixed, view_for
 from mmspec.text.inputs.checks import checked, tensors
 from mmspec.text.settings.generation_config import settings
@@ -229,29 +229,3 @@ def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, 
         budget = limit - longest
         mend = f"ask for at most {budget}" if budget > 0 else "shorten the prompt"
         raise ValueError(f"a prompt of {longest} tokens and max_new_tokens {max_new_tokens} exceed the model's {limit} positions: {mend}")
-
-
-class StreamerFeed:
-    """Passes every committed run to a transformers streamer.
-
-    Args:
-        streamer: the streamer, or None for none.
-        prompt: LongTensor [1, P], passed first; None to leave it out.
-    """
-
-    def __init__(self, streamer: Any, prompt: Tensor | None = None):
-        self.streamer, self.prompt = streamer, prompt
-
-    def __enter__(self) -> "StreamerFeed":
-        if self.streamer is not None and self.prompt is not None:
-            self.streamer.put(self.prompt.cpu())
-        return self
-
-    def __call__(self, step: Step) -> None:
-        """Pass what a round committed in row 0."""
-        if self.streamer is not None and step.committed.values[0]:
-            self.streamer.put(torch.tensor(step.committed.values[0]))
-
-    def __exit__(self, *error: object) -> None:
-        if self.streamer is not None:
-            self.streamer.end()

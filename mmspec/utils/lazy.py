@@ -16,8 +16,8 @@ def exports(
 
     Args:
         package: the package's `__name__`.
-        modules: public name -> the module, relative to the package, that defines it, or "module:name" where it has another name there. A
-            submodule that is public itself maps to "".
+        modules: public name -> the module that defines it, relative to the package or beginning with "mmspec.", or "module:name" where it
+            has another name there. A submodule that is public itself maps to "".
         renamed: names of the release before -> their new names; using one warns.
 
     Returns:
@@ -32,7 +32,8 @@ def exports(
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}")
         where, _, own = modules[name].partition(":")
-        found = getattr(import_module(f"{package}.{where}"), own or name) if where else import_module(f"{package}.{name}")
+        path = where if where.startswith("mmspec.") else f"{package}.{where or name}"
+        found = getattr(import_module(path), own or name) if where else import_module(path)
         setattr(sys.modules[package], name, found)
         return found
 

@@ -24,6 +24,7 @@ from tests.families import FAMILIES, LLAMA, build, inputs_for
 from tests.films import batch, row
 from tests.seeing import SIGHTS
 from tests.sizes import STATES
+from tests.speech import small_whisper
 from tests.speech.small_codecs import encodec
 from tests.speech.small_csm import csm
 from tests.sweep.causal import DYNAMIC, LONGROPE, VARIANTS, make
@@ -61,6 +62,14 @@ def test_a_whisper_encoder_reads_fewer_frames_as_one_of_a_shorter_window_does():
         for encoder in (own.get_encoder(), model.get_encoder()):
             with pytest.raises(ValueError, match="length 100"):
                 encoder(frames)
+
+
+def test_words_of_a_whisper_segment_have_the_times_of_their_tokens():
+    letters = small_whisper.tokenizer()
+    ids = [small_whisper.STAMPS, *letters(" ab cd", add_special_tokens=False)["input_ids"], small_whisper.STAMPS + 40]
+    times = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8]
+    assert compat.whisper_words(letters, ids, times, None) == [(" ab", 0.0, 0.3), (" cd", 0.3, 0.6)]
+    assert compat.whisper_words(letters, ids, times, small_whisper.IDS["<|de|>"]) == [(" ab", 0.0, 0.3), (" cd", 0.3, 0.6)]
 
 
 def test_a_custom_decoding_function_finds_what_the_encoder_was_given():

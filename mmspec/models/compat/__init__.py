@@ -53,6 +53,7 @@ from mmspec.models.compat.speech import (
     pocket_placeholders,
     vibevoice_scheduler,
     whisper_window_changes,
+    whisper_words,
 )
 from mmspec.models.compat.video import sampled_frames
 
@@ -101,6 +102,7 @@ __all__ = [
     "weighs_timestamps",
     "whisper_opening",
     "whisper_window_changes",
+    "whisper_words",
     "with_bias_table",
     "with_whole_cache",
 ]

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -47,3 +48,23 @@ def encodec_frame(codec: Any, codes: Tensor) -> Tensor:
     Relies on `EncodecModel._decode_frame(codes)` (since 4.31).
     """
     return codec._decode_frame(codes)
+
+
+def whisper_words(tokenizer: Any, ids: list[int], times: list[float], language: int | None) -> list[tuple[str, float, float]]:
+    """The words of one segment, with their first and last second.
+
+    Relies on Whisper tokenizers' `_decode_asr` (private, 5.17 to 5.23), which joins tokens to words as the language does.
+
+    Args:
+        tokenizer: Whisper's.
+        ids: of the segment, timestamps included.
+        times: seconds at which each token ends.
+        language: the language's token, or None.
+    """
+    if language is not None:
+        ids, times = [language, *ids], [0.0, *times]
+    tokens, ends = torch.tensor([ids]), torch.tensor([times])
+    _, found = tokenizer._decode_asr(
+        [{"tokens": tokens, "token_timestamps": ends}], return_timestamps="word", return_language=False, time_precision=0.02
+    )
+    return [(each["text"], float(each["timestamp"][0]), float(each["timestamp"][1])) for each in found["chunks"]]

@@ -1,1 +1,1 @@
-"""What a decoding function for `custom_generate` shares between modalities: settings, processors, stops, transformers' own loop."""
+"""Decoding functions for `custom_generate`: that of text, and what it shares with other modalities: settings, processors, stops."""

@@ -113,7 +113,7 @@ INPUTS: dict[str, tuple[str, str]] = {
     "past_key_values": (PLAIN, "a cache of the caller's is filled as transformers fills it"),
     "inputs_embeds": (PLAIN, "of an encoder: honoured"),
     "decoder_input_ids": (NATIVE, ""),
-    "decoder_attention_mask": (PLAIN, "honoured with drafting where it is all ones"),
+    "decoder_attention_mask": (PLAIN, "honoured with drafting where it is padding on the left"),
     "encoder_outputs": (NATIVE, ""),
     "pixel_values, input_features and kin": (NATIVE, "whatever the model's `forward` takes, where mmspec drives the family"),
     "mm_encoder_outputs": (PLAIN, "where the caller passes it"),

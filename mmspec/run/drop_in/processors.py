@@ -15,7 +15,8 @@ from transformers.generation import logits_process as known
 from mmspec.core.processors import pipeline as native
 from mmspec.core.processors import sequence as whole
 from mmspec.core.processors.history import History, Processor
-from mmspec.models.compat import prefix_function
+from mmspec.models.compat import prefix_function, weighs_timestamps
+from mmspec.models.families.whisper import Timestamps
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,14 @@ class ProcessorContext:
     def length(self) -> int:
         """Number of tokens of the prompt, padding included."""
         return self.prompt.shape[1]
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """Leaves scores as they are."""
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return scores
 
 
 @dataclass(frozen=True)
@@ -186,6 +195,14 @@ def _begin(processor: Any, request: ProcessorContext) -> Processor:
     return native.SuppressAt(_ids(processor.begin_suppress_tokens), first, first + 1)
 
 
+def _timestamps(processor: Any, request: ProcessorContext) -> Processor:
+    """Return the grammar of timestamps; its outputs begin where the prompt ends, or transformers' class runs node by node."""
+    if processor.begin_index != request.length or not isinstance(processor.eos_token_id, int):
+        return NodeByNode(processor, request.prompt)
+    weighs = weighs_timestamps(processor)
+    return Timestamps(processor.timestamp_begin, processor.eos_token_id, processor.max_initial_timestamp_index, weighs)
+
+
 def _least(end: Callable[[Any], int]) -> Form:
     return lambda processor, request: native.SuppressAt(_ids(processor.eos_token_id), 0, end(processor) - request.length)
 
@@ -220,14 +237,14 @@ FORMS: dict[type, Form] = {
     known.PrefixConstrainedLogitsProcessor: PrefixAllowed,
     known.WatermarkLogitsProcessor: _node_by_node,
     known.AlternatingCodebooksLogitsProcessor: _node_by_node,
-    known.WhisperTimeStampLogitsProcessor: _node_by_node,
+    known.WhisperTimeStampLogitsProcessor: _timestamps,
 }
 """The exact class of a processor -> its form. Subclasses may do anything, and have none."""
 
 WITHOUT_DRAFTING: dict[type, str] = {
     known.UnbatchedClassifierFreeGuidanceLogitsProcessor: "runs the model on a prompt of its own and keeps that cache",
     known.SynthIDTextWatermarkLogitsProcessor: "keeps the contexts it has seen",
-    known.WhisperNoSpeechDetection: "notes the first step's probabilities for the whole batch",
+    known.WhisperNoSpeechDetection: "reads the first step's scores, where the prompt is a single token; drafted for where it is longer",
     known.ClassifierFreeGuidanceLogitsProcessor: "reads two rows of scores for each sequence",
     known.DiaClassifierFreeGuidanceLogitsProcessor: "reads two rows of scores for each sequence",
     known.DiaEOSChannelFilterLogitsProcessor: "reads the channels of a sequence together",
@@ -241,9 +258,16 @@ def form_of(processor: Any, request: ProcessorContext) -> Processor | None:
     A processor of an unknown class has one if its attribute `mmspec_stateless` is true or its class is among `request.stateless`: its
     scores must then be a function of one row's padded ids [1, L] and scores [1, V], for any ids.
     """
+    if notes_first_step(processor):
+        return Unchanged()
     if type(processor) in FORMS:
         return FORMS[type(processor)](processor, request)
     return NodeByNode(processor, request.prompt) if vouched_for(processor, request.stateless) else None
+
+
+def notes_first_step(processor: Any) -> bool:
+    """Return True for Whisper's detection of silence where it runs the model itself: called once, with the prompt alone, it is complete."""
+    return type(processor) is known.WhisperNoSpeechDetection and processor.start_of_trans_offset > 1
 
 
 def vouched_for(thing: Any, stateless: tuple[type, ...]) -> bool:

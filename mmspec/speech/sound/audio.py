@@ -39,6 +39,23 @@ def at_rate(wave: Tensor, rate: int, wanted: int) -> Tensor:
     return wave if rate == wanted else resample(wave, rate, wanted)
 
 
+def check_sound(path: str | Path) -> None:
+    """Read the header of a sound file.
+
+    Raises:
+        ValueError: if it is none.
+        FileNotFoundError: if it is missing.
+    """
+    import soundfile
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"audio file {path} does not exist: give a WAV, FLAC, OGG or MP3 file")
+    try:
+        soundfile.info(path)
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"audio file {path} cannot be read ({error.error_string}): give a WAV, FLAC, OGG or MP3 file") from None
+
+
 def read_sound(path: str | Path, rate: int) -> Tensor:
     """Return the sound in a file, mono, float32 [T], at `rate`.
 
@@ -48,8 +65,7 @@ def read_sound(path: str | Path, rate: int) -> Tensor:
     """
     import soundfile
 
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"audio file {path} does not exist: give a WAV, FLAC, OGG or MP3 file")
+    check_sound(path)
     try:
         samples, found = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
-from mmspec.core.decode import generate
+from mmspec.core.decode import OnStep, generate
+from mmspec.core.decode import each as together
 from mmspec.core.noise import Noise
 from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import MinP, Pipeline, Temperature, TopK, TopP
@@ -31,14 +32,14 @@ from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import shown
 from mmspec.run.drop_in.arguments import own_inputs, refuse
+from mmspec.run.drop_in.inputs import inputs_for, plain_reason
 from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
-from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
+from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of, notes_first_step
 from mmspec.run.drop_in.stops import end_values, ends_of, without_form
 from mmspec.run.request import Request
 from mmspec.run.rules import reads_raw, rule_of
 from mmspec.run.shapes import Tree
-from mmspec.text.drop_in.inputs import inputs_for, plain_reason
-from mmspec.text.generation import StreamerFeed
+from mmspec.run.streamer import StreamerFeed
 
 
 def speculate(
@@ -74,11 +75,18 @@ def speculate(
     if not isinstance(stateless, (list, tuple)) or not all(isinstance(each, type) for each in stateless):
         raise ValueError(f"stateless is {shown(stateless)}: give a list of classes")
     request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
-    return _Speculation(request, tuple(stateless))
+    return Speculation(request, tuple(stateless))
 
 
 @dataclass(frozen=True)
-class _Speculation:
+class Speculation:
+    """The decoding function that `speculate` returns.
+
+    Args:
+        request: how to draft and judge.
+        stateless: classes of processors and criteria that the caller vouches for.
+    """
+
     request: Request
     stateless: tuple[type, ...] = field(default=())
 
@@ -107,20 +115,29 @@ class _Speculation:
         if assistant_tokenizer is not None:
             raise ValueError("assistant_tokenizer is set: leave it out and pass speculate(drafter=mmspec.text.aligned_drafter(...))")
         streamer = streamer if streamer is not None or call is None else call.streamer
-        work = _Work(self, model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
+        work = DropInCall(self, model, input_ids, logits_processor, stopping_criteria, generation_config, streamer)
         given = own_inputs(generation_config, call, model_kwargs)
         reason = work.unformed() or plain_reason(model, work.family, input_ids, generation_config, given, model_kwargs, streamer)
         if reason is None:
-            return work.drafted(inputs_for(model, input_ids, given, model_kwargs))
+            return returned(model, generation_config, work.drafted(inputs_for(model, input_ids, given, model_kwargs)))
         if self.request.drafter is not None:
             warnings.warn(f"speculate decodes this request as transformers does, without drafting: {reason}", stacklevel=5)  # the caller's
         return work.plain(model_kwargs)
 
 
-class _Work:
-    """One request."""
+class DropInCall:
+    """One request, as `generate` hands it to a custom decoding function.
 
-    def __init__(self, asked: _Speculation, model: Any, ids: Tensor, processors: Any, criteria: Any, config: Any, streamer: Any):
+    Args:
+        asked: how to draft and judge.
+        model: the target.
+        ids: LongTensor [B, P], the prompt as prepared by `generate`.
+        processors, criteria: logits processors and stopping criteria.
+        config: the generation config, defaults filled in.
+        streamer: the caller's streamer, or None.
+    """
+
+    def __init__(self, asked: Speculation, model: Any, ids: Tensor, processors: Any, criteria: Any, config: Any, streamer: Any = None):
         self.asked, self.model, self.ids, self.config, self.streamer = asked, model, ids, config, streamer
         self.processors, self.criteria = processors, criteria
         self.family = family_of(model)
@@ -135,8 +152,19 @@ class _Work:
         names = ", ".join(dict.fromkeys(getattr(one, "__name__", type(one).__name__) for one in found))
         return f"{names} may keep a state or read the whole batch (if not, say so: mmspec_stateless = True)" if found else None
 
-    def drafted(self, inputs: Mapping[str, Any]) -> Any:
-        """Decode by mmspec."""
+    def drafted(self, inputs: Mapping[str, Any], on_step: OnStep = None) -> Tensor:
+        """Decode by mmspec.
+
+        Args:
+            inputs: of `inputs_for`.
+            on_step: called with every round.
+
+        Returns:
+            LongTensor [B, P + T], prompts and new tokens, padded.
+        """
+        for each in self.processors:
+            if notes_first_step(each):
+                each(self.ids, None)
         steps: list[Processor] = [form for form in self.forms if form is not None]
         if not self.config.do_sample and not reads_raw(self.rule):
             steps.append(Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
@@ -158,10 +186,10 @@ class _Work:
                 noise=self.noise(ids.device),
                 control=resolved.control,
                 pad=pad_of(self.config, ends),
-                on_step=stream,
+                on_step=together(stream, on_step),
             )
         new = out.sequences if ends.together is None else out.sequences[:, : ends.together.length]
-        return returned(self.model, self.config, torch.cat([self.ids, new.to(self.ids.device)], 1))
+        return torch.cat([self.ids, new.to(self.ids.device)], 1)
 
     def plain(self, model_kwargs: Mapping[str, Any]) -> Any:
         """Decode by transformers' own loop. Sampled tokens use the same noise as in mmspec."""

@@ -57,7 +57,14 @@ def _decoder_reason(model: Any, given: Mapping[str, Any], model_kwargs: Mapping[
     if unread:
         return f"{unread[0]} is given"
     mask = model_kwargs.get("decoder_attention_mask")
-    return "decoder_attention_mask leaves positions out" if mask is not None and not bool((mask == 1).all()) else None
+    if mask is None or bool((mask == 1).all()):
+        return None
+    return None if _left_padded(mask) else "decoder_attention_mask leaves positions out"
+
+
+def _left_padded(mask: Tensor) -> bool:
+    """Return True if every row of `mask` [B, P] is zeros, and then at least a one."""
+    return bool((mask[:, 1:] >= mask[:, :-1]).all()) and bool((mask[:, -1] == 1).all())
 
 
 def _prompt_reason(family: Any, ids: Tensor, config: Any, given: Mapping[str, Any], model_kwargs: Mapping[str, Any]) -> str | None:
@@ -111,7 +118,8 @@ def inputs_for(model: Any, ids: Tensor, given: Mapping[str, Any], model_kwargs: 
     Pictures and sound keep the caller's form, because drafters read them too.
     """
     if model.config.is_encoder_decoder:
-        kept = {key: model_kwargs[key] for key in ("encoder_outputs", "attention_mask") if model_kwargs.get(key) is not None}
+        names = ("encoder_outputs", "attention_mask", "decoder_attention_mask")
+        kept = {key: model_kwargs[key] for key in names if model_kwargs.get(key) is not None}
         return _moved(model, {**compat.encoder_source(len(ids)), "decoder_input_ids": ids, **kept})
     known = signature(model.forward).parameters
     more = {key: value for key, value in given.items() if key in known and key not in _TEXT}

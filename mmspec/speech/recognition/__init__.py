@@ -1,0 +1,1 @@
+"""Recognition: sound files to text, with timestamps, by Whisper's own transcription loop and by models that hear within a prompt."""

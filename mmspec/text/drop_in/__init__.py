@@ -1,1 +1,0 @@
-"""`mmspec.text.speculate`: speculative decoding within the `generate` of transformers."""

@@ -1,0 +1,111 @@
+"""`mmspec transcribe`: files and folders in, texts, subtitles and JSON out; a second run goes on where the first one stopped."""
+
+import json
+
+import pytest
+
+import mmspec
+from mmspec.commands import transcribe as command
+from mmspec.speech.sound.audio import save
+from tests.speech.small_whisper import RATE, processor, sounds, whisper
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A model's folder, a drafter's, and a folder of three recordings."""
+    root = tmp_path_factory.mktemp("transcribe")
+    for name, model in (("model", whisper()), ("small", whisper(1, width=16))):
+        model.save_pretrained(root / name)
+        processor().save_pretrained(root / name)
+    (root / "talks" / "more").mkdir(parents=True)
+    for name, wave in zip(("a.wav", "b.flac", "more/c.wav"), sounds(0.8, 1.7, 0.5), strict=True):
+        save(root / "talks" / name, wave, RATE)
+    return root
+
+
+def run(capsys, *words):
+    from mmspec.cli import app
+
+    with pytest.raises(SystemExit) as end:
+        app(["transcribe", *map(str, words)])
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+def test_texts_on_standard_output_are_those_of_the_call(world, capsys):
+    code, out, err = run(capsys, world / "talks", "--model", world / "model", "--drafter", world / "small", "--draft-length", 3, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    waves = [world / "talks" / name for name in ("a.wav", "b.flac", "more/c.wav")]
+    found = mmspec.speech.transcribe(whisper(), processor(), waves)
+    assert [tuple(each["tokens"]) for each in told["recordings"]] == [each.tokens for each in found.transcripts]
+    assert [each["file"] for each in told["recordings"]] == [str(path) for path in waves]
+    assert told["stats"]["drafted"] > 0
+
+
+def test_a_second_run_writes_what_is_missing_only(world, tmp_path, capsys):
+    words = [world / "talks", "--model", world / "model", "--format", "srt", "--out", tmp_path / "out"]
+    code, _, err = run(capsys, *words)
+    assert code == 0, err
+    names = ["a.srt", "b.srt", "c.srt"]
+    before = {name: (tmp_path / "out" / name).read_text() for name in names}
+    assert all("-->" in text for text in before.values())
+    (tmp_path / "out" / "b.srt").unlink()
+    (tmp_path / "out" / "a.srt").write_text("mine")
+    code, _, err = run(capsys, *words)
+    assert (code, "2 of 3 recordings were there already" in err) == (0, True)
+    assert (tmp_path / "out" / "a.srt").read_text() == "mine"
+    assert (tmp_path / "out" / "b.srt").read_text() == before["b.srt"]
+    code, _, err = run(capsys, *words, "--task", "translate")
+    assert (code, "made with task 'transcribe'" in err) == (2, True)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_settings(world, tmp_path, capsys):
+    code, _, err = run(capsys, world / "talks", "--model", tmp_path / "no", "--out", tmp_path / "out")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+REFUSED = {
+    "no recording": ([], "no recording"),
+    "no model": (["a.wav"], "no model"),
+    "no such file": (["no.wav", "--model", "M"], "no.wav does not exist"),
+    "a folder without sound": (["empty", "--model", "M"], "holds no sound"),
+    "no sound": (["text.wav", "--model", "M"], "text.wav cannot be read"),
+    "two of one name": (["a.wav", "again/a.wav", "--model", "M", "--out", "out"], "would both be written to a"),
+    "an unknown format": (["a.wav", "--model", "M", "--format", "doc"], "unknown format 'doc'"),
+    "unknown times": (["a.wav", "--model", "M", "--timestamps", "all"], "unknown timestamps 'all'"),
+    "subtitles without times": (["a.wav", "--model", "M", "--format", "srt", "--timestamps", "none"], "has the times of segments"),
+    "words in subtitles": (["a.wav", "--model", "M", "--format", "vtt", "--timestamps", "word"], "has the times of segments"),
+    "times in text": (["a.wav", "--model", "M", "--timestamps", "word"], "has no times"),
+    "two outputs": (["a.wav", "--model", "M", "--format", "srt", "--json"], "--json and --format"),
+    "no rows": (["a.wav", "--model", "M", "--batch-size", "0"], "batch-size is 0"),
+    "another kind of model": (["a.wav", "--model", "mini"], "give a Whisper"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_one_line(world, tmp_path, capsys, name, monkeypatch):
+    words, line = REFUSED[name]
+    monkeypatch.chdir(tmp_path)
+    for place in ("again", "empty"):
+        (tmp_path / place).mkdir()
+    for place in ("a.wav", "again/a.wav"):
+        save(tmp_path / place, sounds(0.3)[0], RATE)
+    (tmp_path / "text.wav").write_text("no sound")
+    code, out, err = run(capsys, *[str(world / "model") if word == "M" else word for word in words])
+    assert code == 2
+    assert line in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_recordings_are_read_in_parts(world, capsys, monkeypatch):
+    monkeypatch.setattr(command, "PART", 2)
+    code, out, err = run(capsys, world / "talks", "--model", world / "model")
+    assert code == 0, err
+    assert [line for line in out.splitlines() if line.endswith((".wav", ".flac"))] == [
+        str(world / "talks" / name) for name in ("a.wav", "b.flac", "more/c.wav")
+    ]
