@@ -6,7 +6,7 @@ import typer
 
 from mmspec.commands import bench, caption, check, demo, explain, image, models, recipe, recommend, speech, text, transcribe
 from mmspec.commands.common import Commands
-from mmspec.commands.completion import with_completion
+from mmspec.commands.options.completion import with_completion
 from mmspec.utils.version import __version__
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")

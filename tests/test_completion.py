@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mmspec.commands import completion
+from mmspec.commands.options import completion
 from tests.commands import HEAVY, python
 
 SHELLS = ("bash", "zsh", "fish")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperGroup
 
-from mmspec.commands.settings import WORDS, check_counts, config_of, length_of, refuse_unread, tree_of, with_defaults
+from mmspec.commands.options.settings import WORDS, check_counts, config_of, length_of, refuse_unread, tree_of, with_defaults
 from mmspec.jobs import Stopped
 from mmspec.utils.files import read_prompts
 

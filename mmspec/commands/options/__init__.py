@@ -1,0 +1,1 @@
+"""How a command line is read: its options as a validated config, and shell completion."""
