@@ -109,6 +109,24 @@ class Speculation:
         assistant_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
+        """Decode one request; the arguments are those that `generate` passes to a custom decoding function.
+
+        Args:
+            model: the target.
+            input_ids: LongTensor [B, P], the prompt, left-padded.
+            logits_processor, stopping_criteria: those of the request.
+            generation_config: its settings.
+            streamer: receives tokens as they are accepted.
+            tokenizer: for stop strings; read only where they are given.
+            assistant_tokenizer: refused; a drafter with another tokenizer is passed to `speculate`.
+            model_kwargs: the other inputs of the model.
+
+        Returns:
+            What `generate` returns: LongTensor [B, P + T], or a record with it.
+
+        Raises:
+            ValueError: for a setting that this function does not read.
+        """
         check_model_ready(model)
         call = compat.generate_call()
         refuse(generation_config, call)
