@@ -52,6 +52,11 @@ def transcribe(
     Whisper's own `generate` moves its window over long recordings, repeats windows where `fallback` says so, and finds the times; every
     window is decoded speculatively, all recordings of a batch together.
 
+    Example:
+        >>> out = mmspec.speech.transcribe(model, processor, ["talk.flac"], drafter, timestamps="segment")
+        >>> print(out.texts[0], out.stats.tokens_per_call)
+        >>> Path("talk.srt").write_text(out.transcripts[0].formatted("srt"))
+
     Args:
         model: a `WhisperForConditionalGeneration`.
         processor: its processor.
@@ -76,13 +81,8 @@ def transcribe(
         A `Transcription`: transcripts in the order of `sounds`, and counts.
 
     Raises:
-        ValueError: for arguments that are invalid or that the model does not support, and files that cannot be read.
+        ValueError: for no recordings, a rate other than the processor's, invalid arguments and files that cannot be read.
         FileNotFoundError: for a file that does not exist.
-
-    Example:
-        >>> out = mmspec.speech.transcribe(model, processor, ["talk.flac"], drafter, timestamps="segment")
-        >>> print(out.texts[0], out.stats.tokens_per_call)
-        >>> Path("talk.srt").write_text(out.transcripts[0].formatted("srt"))
     """
     clock = perf_counter()
     _check(model, task, timestamps, batch_size)
