@@ -179,6 +179,7 @@ SHARED_NAMES = {
     "speculate": "the public calls of two modalities, for transformers' custom_generate",
     "there": "see section",
     "work": "see section",
+    "transcribe": "the public call, and the command of that name",
 }
 """Names that several modules may define, with the reason."""
 

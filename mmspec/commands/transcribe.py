@@ -149,13 +149,13 @@ def _run(given: dict[str, Any], files: list[Path], targets: dict[Path, Path], se
     common.begin(given["verbose"])
     from mmspec.bench.report.stream import summary
     from mmspec.core.stats import Stats
-    from mmspec.loading.hearing import load_recogniser
+    from mmspec.loading.hearing import load_transcriber
     from mmspec.speech import transcribe as write_down
     from mmspec.speech.sound.audio import check_sound
 
     for path in files:  # before a model is loaded
         check_sound(path)
-    pair = load_recogniser(given["model"], given["drafter"], given["device"] or "auto", given["dtype"] or "float32")
+    pair = load_transcriber(given["model"], given["drafter"], given["device"] or "auto", given["dtype"] or "float32")
     if settings:
         folder = Path(given["out"])
         folder.mkdir(parents=True, exist_ok=True)

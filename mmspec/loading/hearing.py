@@ -7,7 +7,7 @@ from mmspec.loading.text import Pair, load_pair, named_drafter, with_drafter
 from mmspec.run.config import Config, DrafterSection, TargetSection
 
 
-def load_recogniser(name: str, drafter: str = "none", device: str = "auto", dtype: str = "float32") -> Pair:
+def load_transcriber(name: str, drafter: str = "none", device: str = "auto", dtype: str = "float32") -> Pair:
     """Load a Whisper and what drafts for it.
 
     Args:

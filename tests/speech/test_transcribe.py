@@ -12,10 +12,10 @@ import mmspec
 from mmspec.models.compat import attention_of
 from mmspec.run.request import Request
 from mmspec.speech.recognition import whisper as loop
+from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word, joined_transcript
 from mmspec.speech.recognition.voice_activity import joined
 from mmspec.speech.recognition.whisper import FALLBACK, attention_restored, features_of
-from mmspec.speech.recognition.window_decoding import WindowDecoding
 from mmspec.speech.sound.audio import save
 from tests.companions import perturbed
 from tests.speech.small_whisper import IDS, RATE, processor, sounds, whisper
@@ -103,7 +103,7 @@ def test_times_of_tokens_are_those_of_generate(model, drafter, kit, waves):
     }
     with attention_restored(model):
         expected = model.generate(features, **options)
-        decoding = WindowDecoding(Request.of(drafter=drafter, draft_length=3))
+        decoding = RecognitionDecoding(Request.of(drafter=drafter, draft_length=3))
         found = model.generate(features, custom_generate=decoding, **options)
     assert torch.equal(found["token_timestamps"], expected["token_timestamps"])
     assert decoding.stats.tokens_per_call > 1
@@ -155,7 +155,7 @@ def test_scores_of_a_window_are_those_of_generate(model, drafter, kit, waves):
     asked = {"output_scores": True, "return_dict_in_generate": True, "return_timestamps": True, "force_unique_generate_call": True}
     expected = model.generate(features, attention_mask=mask, **asked)
     found = model.generate(
-        features, attention_mask=mask, custom_generate=WindowDecoding(Request.of(drafter=drafter, draft_length=3)), **asked
+        features, attention_mask=mask, custom_generate=RecognitionDecoding(Request.of(drafter=drafter, draft_length=3)), **asked
     )
     assert isinstance(found, GenerateEncoderDecoderOutput)
     assert torch.equal(found.sequences, expected.sequences)

@@ -15,10 +15,10 @@ from mmspec.core.rules.base import Accept
 from mmspec.models.model_checks import check_model_ready
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
+from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.transcript import Transcript, Transcription, joined_transcript
 from mmspec.speech.recognition.voice_activity import speech_parts
 from mmspec.speech.recognition.whisper import WhisperOptions, transcribe_whisper
-from mmspec.speech.recognition.window_decoding import WindowDecoding
 from mmspec.speech.sound.audio import read_sound
 
 Sound = str | Path | Tensor
@@ -94,7 +94,7 @@ def transcribe(
     waves = [_wave(sound, rate) for sound in given]
     request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
     options = WhisperOptions(language, task, timestamps, fallback, condition, prompt, max_new_tokens)
-    decoding, window = WindowDecoding(request, on_step), processor.feature_extractor.n_samples
+    decoding, window = RecognitionDecoding(request, on_step), processor.feature_extractor.n_samples
     pieces = [piece for row, wave in enumerate(waves) for piece in _pieces(row, wave, rate, window if vad else None)]
     found = _Collected(waves, pieces, rate, on_transcript)
     for batch in _batches(pieces, window, batch_size):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmspec.models import compat
+from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word
-from mmspec.speech.recognition.window_decoding import WindowDecoding
 
 FALLBACK: dict[str, Any] = {
     "temperature": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
@@ -71,7 +71,7 @@ class WhisperOptions:
 
 
 def transcribe_whisper(
-    model: Any, processor: Any, waves: Sequence[Tensor], options: WhisperOptions, decoding: WindowDecoding
+    model: Any, processor: Any, waves: Sequence[Tensor], options: WhisperOptions, decoding: RecognitionDecoding
 ) -> list[Transcript]:
     """Transcribe one batch.
 

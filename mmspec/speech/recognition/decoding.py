@@ -32,7 +32,7 @@ _ANSWERED = ("output_scores", "output_attentions", "return_dict_in_generate")
 
 
 @dataclass(eq=False)
-class WindowDecoding:
+class RecognitionDecoding:
     """A `custom_generate` that decodes windows and counts what it does.
 
     Args:
