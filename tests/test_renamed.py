@@ -52,7 +52,7 @@ def test_a_module_of_0_1_does_not_hide_the_function_of_its_name():
     assert callable(mmspec.text.speculate)
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
-        assert type(mmspec.text.speculate("lookup")).__name__ == "_Speculation"
+        assert type(mmspec.text.speculate("lookup")).__name__ == "Speculation"
 
 
 def test_public_names_of_0_1_warn():

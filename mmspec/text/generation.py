@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from mmspec.run.views import mixed, view_for
 from mmspec.text.inputs.checks import checked, tensors
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
-from mmspec.utils.renamed import once_positional
+from mmspec.utils.renamed import old_names, once_positional
 
 _POSITIONS = ("drafter", "accept", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
 
@@ -229,3 +229,7 @@ def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, 
         budget = limit - longest
         mend = f"ask for at most {budget}" if budget > 0 else "shorten the prompt"
         raise ValueError(f"a prompt of {longest} tokens and max_new_tokens {max_new_tokens} exceed the model's {limit} positions: {mend}")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = old_names(__name__)  # names of 0.1
