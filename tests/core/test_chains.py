@@ -7,7 +7,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from mmspec.core.chains import sampler as chains
 from mmspec.core.chains.control import FixedSteps, MeasuredSteps, usual_draft_steps
 from mmspec.core.chains.denoiser import SpeculativeDenoiser, chain_control
 from mmspec.core.chains.linear import LinearDraft
@@ -90,24 +89,28 @@ def test_recorded_means_are_the_heads(response):
     assert torch.allclose(found.means, Denoiser(NET, SCHEDULE).means(z, found.path), atol=1e-9)
 
 
-def test_tables_write_the_chain_of_a_held_prediction():
+@pytest.mark.parametrize("response", [None, RESPONSE], ids=["held", "moved"])
+def test_tables_write_the_chain_of_a_prediction(response):
     """Against a loop of single steps, from every step, with a response and behind the last step."""
-    tables, (z, normal, _) = StepTables(SCHEDULE, RESPONSE), numbers(1)
-    a, b, *_ = tables.coefficients
-    window = tables.window(4)
+    tables, (z, normal, uniform) = StepTables(SCHEDULE, response), numbers(1)
+    (a, b, c, e), std, noise = tables.coefficients, SCHEDULE.std, normal[0, 1:]
+    window, moves = tables.window(4), torch.zeros_like(noise) if response is None else torch.einsum("ki,kij->kj", noise, response)
+    given = None if response is None else moves[None]
+    moved, drawn, limit = window.by_token(noise[None], given, uniform.log()).split([9 * SIZE, 4 * (SIZE + 1), 4], 1)
     for start in range(STEPS):
-        noise = normal[0, 1:5]
-        response = torch.einsum("ki,kij->kj", noise, RESPONSE[[min(start + k, STEPS - 1) for k in range(4)]])
-        state, held, states, predictions = z[0], normal[0, 0], [], []
-        inputs = torch.cat([state[None], held[None], noise, response])
+        state, held = z[0], normal[0, 0]
+        found = (window.held[start] @ torch.stack([state, held]) + moved[start].view(9, SIZE)).split([5, 4])
         for k in range(4):
-            predictions.append(held)
-            if start + k < STEPS:
-                state = a[start + k] * state + b[start + k] * held + SCHEDULE.std[start + k] * noise[k]
-                held = held + response[k]
-            states.append(state)
-        assert torch.allclose(window.draft[start] @ inputs, torch.stack([*states, *predictions]), atol=1e-12)
-        assert (window.columns[start, max(0, STEPS - start) :, 0] == 0).all()
+            assert torch.allclose(found[0][k], state, atol=1e-12)
+            if (step := start + k) < STEPS:
+                assert torch.allclose(found[1][k], b[step] / std[step] * (c[step] * state - held), atol=1e-12)
+                assert torch.allclose(window.weight[start, k], b[step] / std[step] * e[step])
+                assert torch.equal(drawn[start].view(4, -1)[k], torch.cat([noise[step], uniform[0, step : step + 1].log()]))
+                assert limit[start, k] == (float("inf") if k == 3 or step == STEPS - 1 else uniform[0, step].log())
+                state, held = a[step] * state + b[step] * held + std[step] * noise[step], held + moves[step]
+            else:
+                assert window.weight[start, k] == 0
+        assert torch.allclose(found[0][4], state, atol=1e-12)
 
 
 def test_steps_in_terms_of_the_prediction_are_the_schedulers():
@@ -176,29 +179,66 @@ def test_paths_are_drawn_and_finished_by_it():
     assert not torch.equal(again[..., 3, :], path[..., 3, :])
 
 
+class TwoParts:
+    """A head whose second part alone reads the state; it counts calls of the first."""
+
+    def __init__(self):
+        self.conditioned = 0
+
+    def embed_times(self, timesteps: Tensor) -> Tensor:
+        return torch.stack([timesteps.double().cos(), timesteps.double().sin()], -1)
+
+    def condition(self, times: Tensor, z: Tensor) -> Tensor:
+        self.conditioned += 1
+        return 0.3 * times + z
+
+    def denoise(self, x: Tensor, condition: Tensor) -> Tensor:
+        assert x.shape == condition.shape
+        return torch.tanh(x + condition)
+
+    def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
+        return torch.tanh(x + 0.3 * self.embed_times(timesteps) + z)
+
+
+@pytest.mark.parametrize("most", [4096, 7, 1])
+def test_a_prepared_head_is_the_head(most, monkeypatch):
+    """In plain sampling, from any step on, in one run over a path, and in speculation; prepared at once or in parts."""
+    monkeypatch.setattr("mmspec.core.chains.heads.PREPARED", most)
+    monkeypatch.setattr("mmspec.core.chains.sampler.KEPT", most * SIZE * 2)
+    z, normal, uniform = numbers(3)
+    head, first = TwoParts(), torch.tensor([0, 2, 5])
+    plain, ready = (Denoiser(net, SCHEDULE) for net in (lambda x, timesteps, z: head(x, timesteps, z), head))
+    path, means = plain.walk(z, normal)
+    found = ready.walk(z, normal)
+    assert torch.allclose(found[0], path, atol=1e-12)
+    assert torch.allclose(found[1], means, atol=1e-12)
+    assert head.conditioned == -(-STEPS // max(1, most // 3))
+    assert torch.allclose(ready.means(z, path), means, atol=1e-12)
+    again = [each.walk(z, numbers(3, seed=1)[1], path, first)[0] for each in (plain, ready)]
+    assert torch.allclose(again[1], again[0], atol=1e-12)
+    drawn = [sampler(3, RESPONSE, net).sample(z, normal, uniform, path, first).path for net in (plain.net, head)]
+    assert torch.allclose(drawn[1], drawn[0], atol=1e-10)
+
+
 # --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
 class PlainRedraw(SpeculativeSampler):
     """A refused step is drawn anew from the target, not from what is left of it."""
 
-    def _round(self, rows, length, conditioned, numbers, states):
-        at, steps = rows.index, rows.step
-        kept = super()._round(rows, length, conditioned, numbers, states)
-        refused = torch.tensor(kept) < torch.tensor([min(length, STEPS - int(step)) for step in steps])
-        place = at * (STEPS + chains.LONGEST) + steps + torch.tensor(kept) - 1
-        fresh = torch.randn(len(at), SIZE, generator=torch.Generator().manual_seed(int(place.sum())), dtype=torch.float64)
-        drawn = states[place, SIZE:] + SCHEDULE.std[(rows.step - 1).clamp(max=STEPS - 1), None] * fresh
-        states[place, :SIZE] = torch.where(refused[:, None], drawn, states[place, :SIZE])
-        rows.held[:, 0] = states[place, :SIZE]
-        return kept
+    def _ended(self, judged, columns):
+        held, gap, noise = super()._ended(judged, columns), judged[:, 3 * SIZE : 4 * SIZE], judged[:, 4 * SIZE : 5 * SIZE]
+        fresh = torch.randn(gap.shape, generator=torch.Generator().manual_seed(len(gap)), dtype=gap.dtype)
+        drawn = judged[:, 2 * SIZE : 3 * SIZE] + columns[:, 2:] * (gap - noise + fresh)  # around the target's mean
+        held[:, 0] = torch.where(judged[:, -1:] < judged[:, -2:-1], drawn, held[:, 0])
+        return held
 
 
 class KeepsTooMuch(SpeculativeSampler):
     """Steps are judged by a smaller uniform number."""
 
-    def _numbers(self, noise, uniform):
-        return super()._numbers(noise, uniform**2)
+    def sample(self, z, normal, uniform, path=None, first=None):
+        return super().sample(z, normal, uniform**2, path, first)
 
 
 @pytest.mark.parametrize("mutant", [PlainRedraw, KeepsTooMuch])

@@ -188,7 +188,7 @@ def test_the_last_token_is_off_even_where_the_target_drafts_for_itself(tau):
         canvas = Canvas(model.config, noise)
         others, last = canvas.cells(0, 8), canvas.cells(8, 1)
         canvas.put(others, tokens.gather(1, others[..., None].expand(-1, -1, 2)))
-        _, means = writer.chains(writer.head_input(canvas, last, 8), writer.noise(noise, last, 8), 8)
+        _, means = writer.chains(writer.head_input(canvas, last, 8), noise.value(last), 8)
         return (tokens.gather(1, last[..., None].expand(-1, -1, 2)) - means)[:, 0, 0].double() / 0.1
 
     assert stats.kstest(residual().numpy(), "norm").pvalue > PASS

@@ -202,7 +202,7 @@ def test_counts_and_labels():
         ({"guidance": -1.0}, "guidance is -1.0"),
         ({"guidance": 2.0, "ramp": "cosine"}, "ramp is 'cosine': guidance is constant or linear"),
         ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"method": "jacobi"}, "unknown method 'jacobi' for masked models; valid: plain, cspd-compat"),
+        ({"method": "jacobi"}, "unknown method 'jacobi' for masked models; valid: plain, chain, cspd-compat"),
     ],
 )
 def test_bad_requests_get_one_line(options, line):

@@ -66,7 +66,7 @@ def rows(heads: Sequence[str], draft_tokens: Sequence[int], cells: int) -> Itera
             yield MethodEntry(head, annealed=4)
         for method, way in CONTINUOUS_METHODS.items():
             if head in way.heads and method != "plain":
-                yield from (MethodEntry(head, method, each) for each in draft_tokens)
+                yield from (MethodEntry(head, method, each) for each in ([None] if method == "chain" else draft_tokens))
 
 
 @dataclass

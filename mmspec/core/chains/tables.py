@@ -2,7 +2,8 @@
 
 A step x' = keep x + gain out + std Z is written with the head's prediction of the clean token, x0 = c x + e out, as x' = a x + b x0 + std Z
 with b = gain / e and a = keep - c b. While the prediction moves by a linear response V = R Z to the noise of each step, K steps in a row
-are one linear map of the state, the prediction, and their Z and V.
+are one linear map of the state, the prediction, and their Z and V. So is the part of the gap between the means of draft and target that
+does not depend on the head's output.
 
 T steps, K drafted states, d numbers of a state.
 """
@@ -18,17 +19,59 @@ from mmspec.core.distributions.noise_schedule import NoiseSchedule
 
 @dataclass(frozen=True)
 class WindowTables:
-    """Tables of windows of K drafted states, for every step they may start at, float64.
+    """Tables of windows of K drafted states, for every step that a window may start at.
+
+    The maps have 2 K + 1 rows: the state and the K states drafted behind it, then of every drafted step w (c x - p), with w = b / std (0
+    behind the last step of the chain), x the state it starts from and p the prediction it was drafted with.
 
     Args:
-        draft: [T, 2 K, 2 K + 2] maps (state, prediction, Z and V of K steps) to the drafted states, then to the predictions they were
-            drafted with.
-        columns: [T, K, 4] of every step: b / std, which turns a difference of predictions into one of means in standard deviations (0
-            behind the last step); c; e; std. A last step without noise has b and 1 in place of b / std and std.
+        held: [T, 2 K + 1, 2] maps of state and prediction.
+        noise: [T, 2 K + 1, K] maps of Z.
+        response: [T, 2 K + 1, K] maps of V.
+        weight: [T, K] w e of every step: w (c x - p) + w e out is the mean of the target minus that of the draft, in standard deviations.
+        ends: bool [T, K], at the last step of the window or of the chain.
     """
 
-    draft: Tensor
-    columns: Tensor
+    held: Tensor
+    noise: Tensor
+    response: Tensor
+    weight: Tensor
+    ends: Tensor
+
+    @property
+    def length(self) -> int:
+        """Number of drafted states K."""
+        return self.weight.shape[1]
+
+    @cached_property
+    def by_step(self) -> Tensor:
+        """`held` and `weight` side by side [T, 5 K + 2], for one look-up a round."""
+        return torch.cat([self.held.flatten(1), self.weight], 1)
+
+    def by_token(self, noise: Tensor, response: Tensor | None, level: Tensor) -> Tensor:
+        """Evaluate all that does not depend on states and outputs, for every step of R tokens.
+
+        Args:
+            noise: standard normal Z of every step [R, T, d].
+            response: V of every step [R, T, d]; None for 0.
+            level: log of every step's uniform number [R, T].
+
+        Returns:
+            [R * T, (2 K + 1) d + K (d + 1) + K]: the part of the maps that is due to noise; Z and level of the steps of the window; their
+            level once more, infinite where a window ends.
+        """
+        numbers = _windows(torch.cat([noise, level[..., None]], -1), self.length)  # [R, T, K, d + 1]
+        drawn, moves, maps = numbers[..., :-1], numbers[..., :-1], self.noise
+        if response is not None:
+            moves, maps = torch.cat([drawn, _windows(response, self.length)], 2), torch.cat([self.noise, self.response], -1)
+        moved = torch.einsum("tmk,rtkd->rtmd", maps, moves)
+        limit = numbers[..., -1].masked_fill(self.ends, float("inf"))
+        return torch.cat([moved.flatten(2), numbers.flatten(2), limit], -1).flatten(0, 1)
+
+
+def _windows(table: Tensor, length: int) -> Tensor:
+    """Return `length` rows of [R, T, d] from every row on: [R, T, K, d], 0 behind the last."""
+    return torch.nn.functional.pad(table, (0, 0, 0, length - 1)).unfold(1, length, 1).transpose(2, 3)
 
 
 @dataclass(frozen=True)
@@ -61,6 +104,11 @@ class StepTables:
         return self.noise_schedule.sigma_out <= 0
 
     @cached_property
+    def scale(self) -> Tensor:
+        """Units [T] in which the gap between the means of draft and target is measured: std, and 1 where there is no noise."""
+        return torch.where(self.noise_schedule.std > 0, self.noise_schedule.std, 1.0)
+
+    @cached_property
     def coefficients(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """a and b of the steps, c and e of the predictions, [T] float64."""
         schedule = self.noise_schedule
@@ -68,27 +116,43 @@ class StepTables:
         b = schedule.gain / e
         return schedule.keep - c * b, b, c, e
 
-    def window(self, length: int) -> WindowTables:
+    def columns(self, dtype: torch.dtype) -> Tensor:
+        """Make the table by which rounds end.
+
+        Args:
+            dtype: of the result.
+
+        Returns:
+            c, e, `scale` and the response of every step [T, 3 + d * d]; [T, 3] without a response.
+        """
+        _, _, c, e = self.coefficients
+        found = torch.stack([c, e, self.scale], -1)
+        return (found if self.response is None else torch.cat([found, self.response.flatten(1)], -1)).to(dtype)
+
+    def window(self, length: int, dtype: torch.dtype = torch.float64) -> WindowTables:
         """Make the tables of windows.
 
         Args:
             length: K, at least 1.
+            dtype: of the tables.
 
         Returns:
             The tables, on the schedule's device. States behind the last step repeat it.
         """
         (a, b, c, e), std = self.coefficients, self.noise_schedule.std
         at = torch.arange(self.steps, device=std.device)[:, None] + torch.arange(length, device=std.device)
-        inside, at = at < self.steps, at.clamp(max=self.steps - 1)
+        inside, ends = at < self.steps, at >= self.steps - 1
+        ends[:, -1] = True
+        at = at.clamp(max=self.steps - 1)
         unit = torch.eye(2 * length + 2, dtype=std.dtype, device=std.device)
         state, held = unit[0].expand(self.steps, -1), unit[1].expand(self.steps, -1)
-        states, predictions = [], []
+        weight = torch.where(inside, b[at] / self.scale[at], 0)
+        states, gaps = [state], []
         for k in range(length):
             step, real = at[:, k, None], inside[:, k, None]
-            predictions.append(held)
+            gaps.append(weight[:, k, None] * (c[step] * state - held))
             state = torch.where(real, a[step] * state + b[step] * held + std[step] * unit[2 + k], state)
             held = torch.where(real, held + unit[2 + length + k], held)
             states.append(state)
-        scale = torch.where(std > 0, std, 1.0)
-        columns = torch.stack([torch.where(inside, b[at] / scale[at], 0), c[at], e[at], scale[at]], -1)
-        return WindowTables(torch.stack([*states, *predictions], 1), columns)
+        first, noise, response = torch.stack([*states, *gaps], 1).to(dtype).split([2, length, length], -1)
+        return WindowTables(first, noise, response, (weight * e[at]).to(dtype), ends)

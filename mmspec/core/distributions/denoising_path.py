@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.chains.heads import outputs_at_once, outputs_in_turn
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.distributions.thinning import Density
@@ -60,29 +61,9 @@ class Denoiser:
 
     @cached_property
     def _rows(self) -> list[tuple[float, ...]]:
-        """(timestep, keep, gain, std) of every step as Python numbers, so that a step needs no transfer."""
-        noise_schedule = self.noise_schedule
-        return list(
-            zip(
-                *(table.tolist() for table in (noise_schedule.timesteps, noise_schedule.keep, noise_schedule.gain, noise_schedule.std)),
-                strict=True,
-            )
-        )
-
-    def output(self, x: Tensor, step: int, z: Tensor) -> Tensor:
-        """Run the net once.
-
-        Args:
-            x: states [..., d].
-            step: number of the step, 0 .. T - 1.
-            z: conditioning [..., D].
-
-        Returns:
-            Outputs [..., d].
-        """
-        rows = x.reshape(-1, x.shape[-1])
-        times = torch.full((len(rows),), self._rows[step][0], device=x.device)
-        return self.net(rows, times, z.reshape(-1, z.shape[-1])).view(x.shape)
+        """(keep, gain, std) of every step as Python numbers, so that a step needs no transfer."""
+        schedule = self.noise_schedule
+        return list(zip(*(table.tolist() for table in (schedule.keep, schedule.gain, schedule.std)), strict=True))
 
     def means(self, z: Tensor, path: Tensor) -> Tensor:
         """Compute the mean of every state given the one before it, in one run of the net.
@@ -96,9 +77,8 @@ class Denoiser:
         """
         noise_schedule, states = self.noise_schedule, path[..., :-1, :]
         inputs = states[..., :: self.every, :]
-        given = z[..., None, :].expand(*inputs.shape[:-1], z.shape[-1])
-        times = noise_schedule.timesteps[:: self.every].expand(inputs.shape[:-1])
-        out = self.net(inputs.reshape(-1, inputs.shape[-1]), times.reshape(-1), given.reshape(-1, given.shape[-1])).view(inputs.shape)
+        rows = inputs.reshape(-1, *inputs.shape[-2:])
+        out = outputs_at_once(self.net, noise_schedule.timesteps[:: self.every], z.reshape(-1, z.shape[-1]), rows).view(inputs.shape)
         out = out.repeat_interleave(self.every, -2)[..., : self.steps, :] if self.every > 1 else out
         return noise_schedule.keep.to(out.dtype)[:, None] * states + noise_schedule.gain.to(out.dtype)[:, None] * out
 
@@ -133,12 +113,13 @@ class Denoiser:
         states, means = [noise[..., 0, :]] if path is None else list(path[..., : begin + 1, :].unbind(-2)), []
         if path is not None and first is not None and begin == 0:
             states = [torch.where((first < 1)[..., None], noise[..., 0, :], path[..., 0, :])]
-        out = noise[..., 0, :]
+        out, output = noise[..., 0, :], outputs_in_turn(self.net, self.noise_schedule.timesteps, z.reshape(-1, z.shape[-1]))
         for step in range(begin, self.steps):
-            _, keep, gain, std = self._rows[step]
+            keep, gain, std = self._rows[step]
             if step == begin or step % self.every == 0:
                 anchor = step - step % self.every
-                out = self.output(states[anchor], anchor, z)
+                x = states[anchor]
+                out = output(x.reshape(-1, x.shape[-1]), anchor).view(x.shape)
             means.append(torch.add(keep * states[step], out, alpha=gain))
             x = torch.add(means[-1], noise[..., step + 1, :], alpha=std)
             if path is not None and first is not None:

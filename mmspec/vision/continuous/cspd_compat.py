@@ -93,7 +93,7 @@ class CSpDCompat:
         sketch, all_cells, draft_tokens = canvas.copy(), [], []
         for k in iterations:
             cells = sketch.cells(first, drafter.plan.sizes[k])
-            _, means = drafter.chains(drafter.head_input(sketch, cells, k), drafter.noise(noise, cells, k), k)
+            _, means = drafter.chains(drafter.head_input(sketch, cells, k), noise.value(cells), k)
             sketch.put(cells, means)
             all_cells.append(cells)
             draft_tokens.append(means)
@@ -104,7 +104,7 @@ class CSpDCompat:
         self, target: SetWriter, drafter: SetWriter, canvas: Canvas, cells: Tensor, draft_tokens: Tensor, last: int, noise: Noise
     ) -> JudgedRound:
         """Judge draft tokens by one set prediction of the target for all `cells`, with the guidance scale and steps of iteration `last`."""
-        _, means = target.chains(target.head_input(canvas, cells, last), target.noise(noise, cells, last), last)
+        _, means = target.chains(target.head_input(canvas, cells, last), noise.value(cells), last)
         own, theirs = target.plan.noise_schedules[last].std, drafter.plan.noise_schedules[last].std
         p, q = _around(means, own[-1]), _around(draft_tokens, theirs[-1])
         size = draft_tokens.shape[-1]

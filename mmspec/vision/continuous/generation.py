@@ -77,7 +77,7 @@ def generate_continuous(
         raise ValueError(f"{method} drafts the same number of iterations every round: give window a number, not 'auto'")
     check_draft_steps(found, method, draft_steps)
     if way.form == "sets" or found.head == "masked":
-        return found, _by_sets(found, found.classes(prompts), method, most, noise, sampling, guidance, temperature, drafter)
+        return found, _by_sets(found, found.classes(prompts), method, most, noise, sampling, guidance, temperature, drafter, draft_steps)
     network = found.model
     classes, target, drafting = pair_of(
         found, prompts, method, most=most, noise=noise, sampling=sampling, guidance=guidance, temperature=temperature, drafter=drafter,
@@ -107,7 +107,7 @@ def check_draft_steps(model: ContinuousPictures, method: str, draft_steps: int |
     """
     if draft_steps is None:
         return
-    if way_of(method).form != "path" or model.head != "diffusion":
+    if way_of(method).form != "path" or model.head == "mixture" or (model.head == "masked" and method != "chain"):
         raise ValueError(f"draft_steps is {draft_steps!r}, but method {method!r} runs its head once a step: leave it out, or take chain")
     chain_control(draft_steps, 1)
 
@@ -213,6 +213,7 @@ def _by_sets(
     guidance: float | None,
     temperature: float,
     drafter: Any,
+    draft_steps: int | str | None,
 ) -> Generation:
     if sampling.schedule is not None:
         raise ValueError("schedule is for causal models: masked ones are drawn by the schedule they were trained by")
@@ -228,5 +229,6 @@ def _by_sets(
         guidance=guidance,
         drafter=draft_token,
         gamma=max(1, most - 1),
+        draft_steps=draft_steps,
         noise=noise,
     )

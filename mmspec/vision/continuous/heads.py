@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.chains.heads import PreparedHead
 from mmspec.core.stats import Stats
 
 
@@ -28,7 +29,7 @@ class CountedHead:
     With guidance, conditioning is that with and without the class side by side.
 
     Args:
-        head: a `DiffusionHead`.
+        head: a `DiffusionHead`, or another callable of (x, timesteps, z).
         guidance: scale of classifier-free guidance, or None.
     """
 
@@ -49,23 +50,6 @@ class CountedHead:
             return self.head(x, timesteps, z)
         return self._mixed(self.head(torch.cat([x, x]), torch.cat([timesteps, timesteps]), torch.cat(z.chunk(2, -1))))
 
-    def embed_times(self, timesteps: Tensor) -> Tensor:
-        """Embed timesteps; see `PreparedHead`."""
-        return self.head.embed_times(timesteps)
-
-    def condition(self, times: Tensor, z: Tensor) -> Tensor:
-        """Combine timesteps and conditioning; see `PreparedHead`. With guidance, the two parts stand side by side."""
-        if self.guidance is None:
-            return self.head.condition(times, z)
-        return torch.cat([self.head.condition(times, part) for part in z.chunk(2, -1)], -1)
-
-    def denoise(self, x: Tensor, condition: Tensor) -> Tensor:
-        """Return the output [M, d]; see `PreparedHead`."""
-        self._count(x)
-        if self.guidance is None:
-            return self.head.denoise(x, condition)
-        return self._mixed(self.head.denoise(torch.cat([x, x]), torch.cat(condition.chunk(2, -1))))
-
     def _count(self, x: Tensor) -> None:
         self.calls, self.states = self.calls + 1, self.states + len(x)
 
@@ -73,3 +57,37 @@ class CountedHead:
         assert self.guidance is not None
         cond, uncond = out.chunk(2)
         return uncond + self.guidance * (cond - uncond)
+
+
+class CountedPreparedHead(CountedHead):
+    """A `CountedHead` that is prepared once for all steps of a token; see `PreparedHead`."""
+
+    def embed_times(self, timesteps: Tensor) -> Tensor:
+        """Embed timesteps."""
+        return self.head.embed_times(timesteps)
+
+    def condition(self, times: Tensor, z: Tensor) -> Tensor:
+        """Combine timesteps and conditioning. With guidance, the two parts stand side by side."""
+        if self.guidance is None:
+            return self.head.condition(times, z)
+        return torch.cat([self.head.condition(times, part) for part in z.chunk(2, -1)], -1)
+
+    def denoise(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Return the output [M, d]."""
+        self._count(x)
+        if self.guidance is None:
+            return self.head.denoise(x, condition)
+        return self._mixed(self.head.denoise(torch.cat([x, x]), torch.cat(condition.chunk(2, -1))))
+
+
+def counted(head: Any, guidance: float | None = None) -> CountedHead:
+    """Return a head that counts its calls, prepared once a token where `head` is.
+
+    Args:
+        head: a `DiffusionHead`, or another callable of (x, timesteps, z).
+        guidance: scale of classifier-free guidance, or None.
+
+    Returns:
+        The head.
+    """
+    return (CountedPreparedHead if isinstance(head, PreparedHead) else CountedHead)(head, guidance)

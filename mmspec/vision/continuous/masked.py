@@ -1,4 +1,4 @@
-"""Pictures by a masked model: plain decoding, with fewer iterations or steps, or the published drafting procedure.
+"""Pictures by a masked model: plain decoding, with fewer iterations or steps, speculation inside the chains, or the published procedure.
 
 These methods do not run in the engine's loop: a masked model has no order for a chain of draft tokens and no cache, and the published
 procedure judges no prefix. Fewer iterations, fewer steps of the head, and steps that decrease along the iterations (DiSA) need no draft;
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from mmspec.core.noise import Noise
 from mmspec.core.result import Generation
-from mmspec.core.rules.base import TOKEN_EXACT, UNMETERED
+from mmspec.core.rules.base import DISTRIBUTION_EXACT, TOKEN_EXACT, UNMETERED
 from mmspec.core.stats import Stats
 from mmspec.vision.continuous.cspd_compat import INNER_TEMPERATURE, CSpDCompat, require_masked_drafter
+from mmspec.vision.continuous.latents import ChainDrafts
 from mmspec.vision.continuous.mar import MaskedAR
 from mmspec.vision.continuous.masked_sets import Canvas, SetPlan, SetWriter
 
-MASKED_METHODS = ("plain", "cspd-compat")
+MASKED_METHODS = ("plain", "chain", "cspd-compat")
 
 
 @dataclass
@@ -29,10 +30,12 @@ class MaskedStats(Stats):
 
     Attributes:
         head_calls: sequential calls of the target's head.
+        head_states: states that these calls held.
         draft_calls: iterations of the drafter.
     """
 
     head_calls: int = 0
+    head_states: int = 0
     draft_calls: int = 0
 
 
@@ -60,6 +63,7 @@ def generate_masked(
     gamma: int = 4,
     inner_temperature: float = INNER_TEMPERATURE,
     prefill: float = 0.05,
+    draft_steps: int | str | None = None,
     noise: Noise,
 ) -> MaskedPictures:
     """Generate one picture for each of `classes`.
@@ -67,7 +71,8 @@ def generate_masked(
     Args:
         model: the target.
         classes: LongTensor [B], class numbers; `model.config.classes` for no class.
-        method: "plain", or "cspd-compat", which needs a `drafter` and is lossy (see `cspd_compat`).
+        method: "plain"; "chain", in which every cell's chain is sampled by speculation inside it (`core.chains`); or "cspd-compat", which
+            needs a `drafter` and is lossy (see `cspd_compat`).
         iterations: iterations of a picture, 1 to its cells; by default the model's own number. Plain decoding with iterations / gamma
             is the baseline of a draft with `gamma` sets a round.
         head_steps: steps of the head's chains; by default the model's own.
@@ -78,11 +83,12 @@ def generate_masked(
         ramp: "constant", or "linear" for a scale that grows from 1 with the committed cells.
         drafter: a smaller masked model on the same tokens.
         gamma, inner_temperature, prefill: of cspd-compat; see `CSpDCompat`.
+        draft_steps: of chain: states drafted beside the current one, "auto", or None for a number that depends on the steps only.
         noise: one seed a picture. A picture depends on its own seed only, not on its batch.
 
     Returns:
-        Tokens [B, N, d] in raster order. `stats.exactness` is "token-exact" for plain decoding with at least the model's own iterations and
-        steps, else lossy.
+        Tokens [B, N, d] in raster order. With at least the model's own iterations and steps, `stats.exactness` is "token-exact" for plain
+        decoding and "distribution-exact" for chain; everything else is lossy.
 
     Raises:
         ValueError: for an invalid argument; the message says what to give instead.
@@ -100,12 +106,15 @@ def generate_masked(
         guidance=guidance,
         ramp=ramp,
     )
-    canvas, target = Canvas(config, noise), SetWriter(model, labels, plan)
-    if method == "plain":
+    if draft_steps is not None and method != "chain":
+        raise ValueError(f"draft_steps is {draft_steps!r}, but method {method!r} runs its head once a step: leave it out, or take chain")
+    canvas, target = Canvas(config, noise), SetWriter(model, labels, plan, ChainDrafts(draft_steps) if method == "chain" else None)
+    if method in ("plain", "chain"):
         whole = plan.iterations >= config.iterations and all(
             noise_schedule.steps >= config.head_steps for noise_schedule in plan.noise_schedules
         )
-        stats = MaskedStats(exactness=TOKEN_EXACT if whole else UNMETERED)
+        exact = TOKEN_EXACT if method == "plain" else DISTRIBUTION_EXACT
+        stats = MaskedStats(exactness=exact if whole else UNMETERED)
         began = perf_counter()
         _plainly(target, canvas, 0, plan.iterations, noise)
         spent = {"score": perf_counter() - began}
@@ -122,7 +131,8 @@ def generate_masked(
     if not bool(canvas.tokens.isfinite().all()):
         raise FloatingPointError("a token is not finite: check the model's weights, and its precision")
     rows, cells = canvas.hidden.shape
-    stats.tokens, stats.target_calls, stats.row_calls, stats.head_calls = rows * cells, target.calls, rows * target.calls, target.head_calls
+    stats.tokens, stats.target_calls, stats.row_calls = rows * cells, target.calls, rows * target.calls
+    stats.head_calls, stats.head_states = target.head_calls, target.head_states
     stats.histogram = _histogram(stats.histogram, rows * target.calls)
     stats.seconds |= spent | {"total": sum(spent.values())}
     return MaskedPictures(canvas.tokens, torch.full((rows,), cells, device=labels.device), stats)

@@ -13,15 +13,17 @@ B pictures, N cells, M cells of one set, K iterations, T steps of a chain, d num
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.core.chains.denoiser import SpeculativeDenoiser
 from mmspec.core.distributions.denoising_path import Denoiser
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
-from mmspec.core.noise import Noise
+from mmspec.core.noise import Keys, Noise
 from mmspec.vision.continuous.ar import scheduler
+from mmspec.vision.continuous.heads import CountedHead, counted
+from mmspec.vision.continuous.latents import ChainDrafts
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
 SCALES = ("constant", "linear")
@@ -113,14 +115,41 @@ class Canvas:
 
 
 class SetWriter:
-    """A model that generates sets of cells for pictures of `classes` [B]; `calls` and `head_calls` count its transformer and head calls."""
+    """A model that generates sets of cells.
 
-    def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan):
-        self.model, self.classes, self.plan = model, classes, plan
-        self.calls, self.head_calls = 0, 0
+    Args:
+        model: the model.
+        classes: LongTensor [B], one a picture.
+        plan: sets, chains and guidance of every iteration.
+        chains: speculation inside the chains; None for plain sampling.
+    """
+
+    def __init__(self, model: MaskedAR, classes: Tensor, plan: SetPlan, chains: ChainDrafts | None = None):
+        self.model, self.classes, self.plan, self.drafts = model, classes, plan, chains
+        self.calls = 0  # of the transformer
+        self._heads: dict[tuple[int, float | None], tuple[CountedHead, Denoiser]] = {}
+
+    @property
+    def head_calls(self) -> int:
+        """Sequential calls of the head."""
+        return sum(head.calls for head, _ in self._heads.values())
+
+    @property
+    def head_states(self) -> int:
+        """States in these calls."""
+        return sum(head.states for head, _ in self._heads.values())
+
+    def denoiser(self, iteration: int) -> Denoiser:
+        """Return the head and its chain in an iteration."""
+        schedule, scale = self.plan.noise_schedules[iteration], self.plan.scales[iteration]
+        if (schedule.steps, scale) not in self._heads:
+            head, schedule = counted(self.model.head, scale), schedule.to(self.model.device)
+            found = SpeculativeDenoiser.of(head, schedule, self.drafts.draft_steps) if self.drafts else Denoiser(head, schedule)
+            self._heads[schedule.steps, scale] = head, found
+        return self._heads[schedule.steps, scale][1]
 
     def head_input(self, canvas: Canvas, cells: Tensor, iteration: int) -> Tensor:
-        """Return the head's input for `cells` [B, M], given all committed cells: [B, M, D], or with guidance [B, M, 2 D + 1]."""
+        """Return the head's input for `cells` [B, M], given all committed cells: [B, M, D], or with guidance [B, M, 2 D]."""
         scale, classes, tokens, hidden = self.plan.scales[iteration], self.classes, canvas.tokens, canvas.hidden
         self.calls += 1
         if scale is None:
@@ -128,40 +157,19 @@ class SetWriter:
         nothing = torch.full_like(classes, self.model.config.classes)
         states = self.model(torch.cat([classes, nothing]), tokens.repeat(2, 1, 1), hidden.repeat(2, 1))
         given, bare = (_picked(half, cells) for half in states.chunk(2))
-        return torch.cat([given, bare, torch.full_like(given[..., :1], scale)], -1)
+        return torch.cat([given, bare], -1)
 
-    def chains(self, z: Tensor, noise: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
-        """Return tokens [B, M, d] by chains with `noise` [B, M, T + 1, d], and the means of their last steps."""
-        noise_schedule = self.plan.noise_schedules[iteration]
-        net: Any = self.model.head if self.plan.scales[iteration] is None else GuidedSets(self.model.head)
-        path, means = Denoiser(net, noise_schedule).walk(z, noise)
-        self.head_calls += noise_schedule.steps
+    def chains(self, z: Tensor, keys: Keys, iteration: int) -> tuple[Tensor, Tensor]:
+        """Return tokens [B, M, d] by chains with the noise of `keys` [B, M], and the means of their last steps."""
+        path, means = self.denoiser(iteration).draw(z, keys, self.model.config.channels)
         return path[..., -1, :], means[..., -1, :]
-
-    def noise(self, noise: Noise, cells: Tensor, iteration: int) -> Tensor:
-        """Return the noise [B, M, T + 1, d] of `cells` [B, M]: x_T, then that of every step."""
-        keys = noise.value(cells).branch(self.plan.noise_schedules[iteration].steps + 1)
-        return keys.normal(self.model.config.channels).to(self.model.dtype)
 
     def write(self, canvas: Canvas, first: int, iteration: int, noise: Noise) -> Tensor:
         """Draw and commit the cells of `iteration`, from number `first` of the order on, and return them [B, M]."""
         cells = canvas.cells(first, self.plan.sizes[iteration])
-        tokens, _ = self.chains(self.head_input(canvas, cells, iteration), self.noise(noise, cells, iteration), iteration)
+        tokens, _ = self.chains(self.head_input(canvas, cells, iteration), noise.value(cells), iteration)
         canvas.put(cells, tokens)
         return cells
-
-
-@dataclass(frozen=True)
-class GuidedSets:
-    """A head with classifier-free guidance."""
-
-    head: Any
-
-    def __call__(self, x: Tensor, timesteps: Tensor, z: Tensor) -> Tensor:
-        """Return the guided output; the head's input [M, 2 D + 1] is the state with the class, the state without, and the scale."""
-        given, bare = z[:, :-1].chunk(2, -1)
-        out, plain = self.head(x.repeat(2, 1), timesteps.repeat(2), torch.cat([given, bare])).chunk(2)
-        return plain + z[:, -1:] * (out - plain)
 
 
 def _picked(states: Tensor, cells: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ CONTINUOUS_METHODS: dict[str, ContinuousMethod] = {
     "path": ContinuousMethod("path", Token(), ("diffusion",)),
     "stepwise": ContinuousMethod("path", Stepwise(), ("diffusion",)),
     "block": ContinuousMethod("path", BlockSteps(), ("diffusion",)),
-    "chain": ContinuousMethod("path", None, ("diffusion",)),
+    "chain": ContinuousMethod("path", None, ("diffusion", "masked")),
     "aligned": ContinuousMethod("aligned", Token(), ("diffusion",)),
     "d-grs": ContinuousMethod("aligned", dgrs(), ("diffusion",), siblings=3),
     "aligned-block": ContinuousMethod("aligned", Block(), ("diffusion",)),
