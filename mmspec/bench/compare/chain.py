@@ -23,7 +23,7 @@ class HeavyHead(nn.Module):
 
     def __init__(self, head: DiffusionHead, config: ContinuousARConfig, blocks: int, width: int):
         super().__init__()
-        sizes = config.to_dict() | {"head_blocks": blocks, "head_width": width}
+        sizes: dict[str, Any] = config.to_dict() | {"head_blocks": blocks, "head_width": width}
         self.head, self.heavy, self.output = head, DiffusionHead(ContinuousARConfig(**sizes)), head.output
         self.split = (3 * head.blocks + 2) * head.output.in_features, (3 * blocks + 2) * width
 
