@@ -203,7 +203,7 @@ class TwoParts:
 @pytest.mark.parametrize("most", [4096, 7, 1])
 def test_a_prepared_head_is_the_head(most, monkeypatch):
     """In plain sampling, from any step on, in one run over a path, and in speculation; prepared at once or in parts."""
-    monkeypatch.setattr("mmspec.core.chains.heads.PREPARED", most)
+    monkeypatch.setattr("mmspec.core.prepared_head.PREPARED", most)
     monkeypatch.setattr("mmspec.core.chains.sampler.KEPT", most * SIZE * 2)
     z, normal, uniform = numbers(3)
     head, first = TwoParts(), torch.tensor([0, 2, 5])

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.core.chains.heads import PreparedHead, prepared
 from mmspec.core.chains.tables import StepTables, WindowTables
+from mmspec.core.prepared_head import PreparedHead, prepared
 
 LONGEST = 32
 """Largest number of states in a round."""

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.chains.heads import outputs_at_once, outputs_in_turn
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.distributions.thinning import Density
 from mmspec.core.distributions.value_cache import ValueCache
 from mmspec.core.noise import Keys
+from mmspec.core.prepared_head import outputs_at_once, outputs_in_turn
 
 Net = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noised tokens [M, d], timesteps [M], conditioning [M, D]) -> output [M, d], of the prediction type the scheduler takes."""

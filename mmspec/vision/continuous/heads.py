@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.chains.heads import PreparedHead
+from mmspec.core.prepared_head import PreparedHead
 from mmspec.core.stats import Stats
 
 
