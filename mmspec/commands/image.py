@@ -54,6 +54,8 @@ NEGATIVE = Annotated[str | None, common.option(common.DRAWING, "A text that guid
 IMAGE = Annotated[
     list[str] | None, common.option(common.WHAT, "A picture that the prompt is about (GLM-Image); may be given again.", metavar="FILE")
 ]
+_DRAFTER = "A folder that vision/train_drafter.py wrote, or a smaller image model; then the method is eagle or assisted-jacobi."
+DRAFTER = Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="PATH")]
 _DECODER = "The file of the picture decoder, for LlamaGen files, Chameleon, Anole and Lumina-mGPT."
 DECODER = Annotated[str | None, common.option(common.WHAT, _DECODER, metavar="FILE")]
 _CAPTIONS = "The folder of the T5 encoder, for LlamaGen files of captions."
@@ -72,6 +74,7 @@ def image(
     device: common.DEVICE = None,
     dtype: common.DTYPE = None,
     method: METHOD = None,
+    drafter: DRAFTER = None,
     compare: Annotated[str | None, common.option(common.HOW, "Generate by this method too, and show both.", metavar="NAME")] = None,
     window: WINDOW = None,
     draft_steps: DRAFT_STEPS = None,
@@ -125,6 +128,7 @@ def image(
             "captions": captions,
             "images": image or [],
             "negative": negative,
+            "drafter": drafter,
         }
         request, draws = _drawn(prompt, [method] + ([] if compare is None else [compare]), options, given)
         sink.write(_page(draws, form))
@@ -149,36 +153,36 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     """Return the prompt, and the result of each method."""
     from rich.console import Console
 
+    from mmspec.loading import vision as models
     from mmspec.loading.text import device_of
-    from mmspec.loading.vision import check_decoder, guided_from, is_continuous, is_file_model, load_image_model, with_images
     from mmspec.vision.codes.registry import method_of
     from mmspec.vision.continuous.methods import way_of
-    from mmspec.vision.generation import default_method
 
-    continuous = is_continuous(given["model"])
+    continuous = models.is_continuous(given["model"])
     for name in (each for each in methods if each is not None):
         (way_of if continuous else method_of)(name)  # unknown names are reported before anything is loaded
     _check_for_codes(continuous, given["model"], options)
     own = {"decoder": given["decoder"], "captions": given["captions"]}
-    if is_file_model(given["model"]):
+    if models.is_file_model(given["model"]):
         own["size"] = options.pop("size", None)
     with Console(stderr=True).status(f"loading {given['model']}"):
         own = {name: value for name, value in own.items() if value is not None}
-        loaded = load_image_model(given["model"], given["dtype"], device_of(given["device"]), **own)
-    check_decoder(loaded)
-    loaded = guided_from(loaded, given["negative"], given["guidance"])
-    usual = getattr(loaded.model, "method", None) or default_method()
+        loaded = models.load_image_model(given["model"], given["dtype"], device_of(given["device"]), **own)
+    models.check_decoder(loaded)
+    loaded = models.guided_from(loaded, given["negative"], given["guidance"])
+    loaded = models.with_drafter(loaded, given["drafter"])
+    usual = models.drafting_method(loaded, methods, given["drafter"])
     names = [usual if method is None else method for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
     prompts, seeds = (
-        with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]),
+        models.with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]),
         [given["seed"] + row for row in range(given["grid"])],
     )
     options = options | {"guidance": scale}
     total = len(names) * len(prompts) * loaded.cells
     with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:
         draws = [_draw(loaded, name, names, prompts, seeds, options, done) for name in names]
-    extra = {name: given[name] for name in ("images", "negative") if given[name]}
+    extra = {name: given[name] for name in ("images", "negative", "drafter") if given[name]}
     about = {"prompt": prompt, "model": given["model"], "seeds": seeds, "settings": options} | extra
     return about, draws
 

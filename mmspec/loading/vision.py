@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import torch
 from PIL import Image
 
 from mmspec import minis
+from mmspec.vision.checkpoints.drafters import is_image_drafter, load_image_drafter
 from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
+from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.families.base import ImageModel, ImagePrompt, Size
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
+from mmspec.vision.generation import default_method
 
 MINIS = ("mini", "vision", "vision-fashion")
 CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}
@@ -167,6 +171,37 @@ def guided_from(loaded: Loaded, negative: str | None, guidance: float | None) ->
     if guidance is None or guidance == 1 or not isinstance(loaded.model, ImageModel):
         raise ValueError("a negative text is given without guidance: give --guidance above 1, or leave it out")
     return replace(loaded, model=loaded.model.guided_from(negative))
+
+
+def with_drafter(loaded: Loaded, path: str | None) -> Loaded:
+    """`loaded` with the drafter in `path` as the model's own: a folder that `vision/train_drafter.py` wrote, or a smaller image model.
+
+    ValueError for what is neither, and for a drafter of another target."""
+    if path is None:
+        return loaded
+    if not isinstance(loaded.model, ImageModel):
+        raise ValueError(f"drafter is {path!r}, and {loaded.name} writes continuous tokens: leave it out, its models draft for it")
+    if is_image_drafter(path):
+        drafter: Any = load_image_drafter(path, loaded.model)
+    else:
+        network = loaded.model.model
+        drafter = load_image_model(path, str(network.dtype).removeprefix("torch."), network.device).model
+    model = copy(loaded.model)
+    model.drafter, model.assistant = (drafter, None) if hasattr(drafter, "guide") else (None, drafter)
+    return replace(loaded, model=model)
+
+
+def drafting_method(loaded: Loaded, methods: Sequence[str | None], path: str | None) -> str:
+    """Return the method by which `loaded` is drawn where none is given. ValueError if none of `methods` reads the drafter in `path`."""
+    if path is None or not isinstance(loaded.model, ImageModel):
+        return getattr(loaded.model, "method", None) or default_method()
+    net = loaded.model.drafter is not None
+    usual = default_method(loaded.model.drafter if net else loaded.model.assistant)
+    plans = [method_of(usual if method is None else method) for method in methods]
+    if not any(plan.shape is not None if net else plan.assisted for plan in plans):
+        kind = "a trained net" if net else "a smaller image model"
+        raise ValueError(f"drafter is {path!r}, {kind}, which method {methods[0]!r} does not read: leave one out, or take {usual}")
+    return usual
 
 
 def with_images(loaded: Loaded, prompts: list[Any], files: Sequence[str]) -> list[Any]:

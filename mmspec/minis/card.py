@@ -89,9 +89,12 @@ def drafter_card(args: Any, command: str, aim: Any, net: Any, held: int, levels:
 def picture_drafter_card(args: Any, command: str, parameters: int, held: int, levels: list[tuple[float, float]]) -> str:
     """Return the card of a drafter trained by `vision/train_drafter.py` with `args`; `command` gives the same weights again."""
     table = "\n".join(f"| {depth} | {taken:.3f} | {agree:.3f} |" for depth, (taken, agree) in enumerate(levels, 1))
-    facts = {name: getattr(args, name) for name in ("name", "kind", "drawn", "guidance", "steps", "rows", "lr", "depth")}
+    facts = {name: getattr(args, name) for name in ("name", "kind", "drawn", "guidance", "temperature", "steps", "rows", "lr", "depth")}
+    facts["cut"] = "".join(f", {name} {value}" for name in ("top_k", "top_p") if (value := getattr(args, name)) is not None)
+    facts["apart"] = "; every third step without class or\n  caption" if args.guidance != 1 else ""
+    facts["terms"] = "Apache-2.0" if args.model is None else "they follow their target's terms"
     facts |= {"command": command, "versions": _versions(), "parameters": parameters / 1e6, "held": held, "table": table}
-    facts["loss"] = "kl" if args.kind == "model" else "kl + 0.1 x SmoothL1 on states"
+    facts["loss"] = "kl + 0.1 x SmoothL1 on states" if args.kind == "eagle1" else "kl"
     return PICTURE_DRAFTER_CARD.format(**facts)
 
 
@@ -130,10 +133,10 @@ PICTURE_DRAFTER_CARD = """# {kind} drafter for the {name} target
 
 {parameters:.2f} M parameters. It only proposes: under an exact rule the picture's distribution is the target's, whatever the drafter.
 
-- Recipe: {steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels unrolled; loss {loss}; every third step without class or
-  caption. With {versions} the command below gives these weights again.
-- Data: {drawn} pictures that the target drew itself at temperature 1 and guidance {guidance:g}.
-- Weights: Apache-2.0.
+- Recipe: {steps} steps of {rows} pictures, peak rate {lr:g}, {depth} levels unrolled; loss {loss}{apart}.
+  With {versions} the command below gives these weights again.
+- Data: {drawn} pictures that the target drew itself at temperature {temperature:g} and guidance {guidance:g}{cut}.
+- Weights: {terms}.
 
 Acceptance on {held} pictures held out, code by code on the target's own pictures and without guidance: the chance that the token rule
 accepts, and how often the likeliest codes agree.

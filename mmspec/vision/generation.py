@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from mmspec.run.rules import rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
 from mmspec.utils.renamed import once_positional
+from mmspec.vision.checkpoints.drafters import load_image_drafter
 from mmspec.vision.codes.assisted import assisted_drafter, small_image_model
 from mmspec.vision.codes.methods import Method
 from mmspec.vision.codes.registry import check_read, method_of
@@ -108,8 +110,8 @@ def generate(
             a processor for texts or a decoder for its codes.
         prompts: a list of texts or classes, of `mmspec.vision.ImagePrompt` for image to image, or the tensors that the model's processor
             returned.
-        drafter: the trained net, the smaller image model (or its adapter), or the smaller model of continuous tokens, of the methods that
-            draft with one; by default the model's own, if it has one. Refused by other methods.
+        drafter: the trained net, the smaller image model (or its adapter), the folder that `vision/train_drafter.py` wrote of either, or
+            the smaller model of continuous tokens, of the methods that draft with one; by default the model's own. Others refuse it.
         accept: in place of the method's own rule: a name, a rule, or a function from the adapter to a rule.
         draft_length: draft tokens a round: `window` less the pending token. Give one of the two.
         tree: of the methods that draft with a trained net, in place of their own tree; as `mmspec.text.generate` takes it.
@@ -149,8 +151,6 @@ def generate(
     check(prompts=prompts, window=window, guidance=guidance, couple=couple, drift_budget=drift_budget, on_step=on_step, capture=capture)
     if accept is not None and not isinstance(accept, str) and not callable(accept):
         raise ValueError(f"accept is {shown(accept)}: give the name of a rule, a rule, or a function from the adapter to a rule")
-    if method is None and drafter is not None and continuous_model(model) is None:
-        method = default_method(drafter)
     window = window if draft_length is None else _window(window, request.draft_length)
     if (vectors := continuous_model(model)) is not None:
         refuse(
@@ -160,8 +160,10 @@ def generate(
         vectors = vectors if size is None else vectors.resized(size)
         return _continuous(vectors, prompts, method, window, guidance, temperature, seed, sampling, draft_steps, drafter, accept, on_step)
     refuse("models of continuous tokens, and this one writes codes", sampling=sampling, draft_steps=draft_steps)
-    found, method = image_model(model), default_method() if method is None else method
+    found = image_model(model)
     found = (found if size is None else found.resized(size)).prepared(prompts)
+    drafter = load_image_drafter(drafter, found) if isinstance(drafter, str | Path) else drafter
+    method = default_method(drafter) if method is None else method
     accept = rule_of(accept, temperature) if isinstance(accept, str) else accept
     plan = method_of(method, accept=accept, couple=couple, init=initialiser_of(init))
     check_read(plan, method, drafter=drafter, tree=tree, window=window, accept=accept, couple=couple, init=init, drift_budget=drift_budget)

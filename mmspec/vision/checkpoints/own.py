@@ -74,6 +74,12 @@ def load_llamagen(folder: Path) -> tuple[LlamaGenPictures, dict[str, Any]]:
     return LlamaGenPictures(model, **options, drafter=drafters.get("eagle1"), assistant=drafters.get("model")), drafters
 
 
+def load_small_llamagen(folder: Path, target: LlamaGenPictures) -> LlamaGenPictures:
+    """Load a smaller LlamaGen that reads the prompts of `target`, in float32. ValueError for tensors that do not fit its config."""
+    options = {"to_pictures": target.to_pictures, "codebook": target.codebook, "captions": target.captions, "labels": target.labels}
+    return LlamaGenPictures(_llamagen(folder), **options)
+
+
 def save_llamagen(model: LlamaGenPictures, folder: Path) -> None:
     """Write a LlamaGen in our own format, without trained drafters.
 

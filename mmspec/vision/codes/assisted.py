@@ -25,6 +25,7 @@ from mmspec.drafters.shapes import Chain, Score
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.run.shapes import draw_for
+from mmspec.vision.codes.shared_layers import SharedLayers
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Prompt
 
@@ -34,7 +35,7 @@ def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
 
     Args:
         target: the adapter of the model that is drafted for.
-        drafter: an image model or its adapter; None for the target's own `assistant`.
+        drafter: an image model, its adapter, or `SharedLayers`; None for the target's own `assistant`.
 
     Raises:
         ValueError: without one, and for one that writes other codes or another raster.
@@ -45,6 +46,8 @@ def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
         raise ValueError(
             "this method drafts with a smaller image model: pass drafter=..., or choose a method that needs none such as jacobi"
         )
+    if isinstance(drafter, SharedLayers):
+        return drafter.over(target)
     try:
         found = image_model(drafter)
     except ValueError:

@@ -97,4 +97,6 @@ class ImageGPT(ImageModel):
 
     def resized(self, size: Size) -> "ImageGPT":
         """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
-        return ImageGPT(self.model, self.codebook, size)
+        other = ImageGPT(self.model, self.codebook, size)
+        other.drafter, other.assistant = self.drafter, self.assistant
+        return other

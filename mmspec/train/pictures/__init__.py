@@ -1,0 +1,1 @@
+"""Training of drafters of image models, on pictures that the target drew itself."""
