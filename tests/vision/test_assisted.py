@@ -102,7 +102,7 @@ MISTAKES = {
     "another grid": ({"drafter": LlamaGen(LlamaGenConfig(50, 32, 1, 4, grid=5, classes=7))}, "5 x 5 cells of 50 codes"),
     "other codes": ({"drafter": LlamaGen(LlamaGenConfig(40, 32, 1, 4, grid=4, classes=7))}, "4 x 4 cells of 40 codes"),
     "no image model": ({"drafter": torch.nn.Linear(2, 2)}, "drafter is a Linear: this method drafts with an image model"),
-    "a name": ({"drafter": "lookup"}, "drafter is a str"),
+    "a name": ({"drafter": "lookup"}, "drafter is 'lookup', which is no folder"),
     "a tree": ({"tree": (2, 1)}, "tree"),
     "an initialiser": ({"init": "left"}, "init"),
     "a rule with other noise": ({"accept": Token(), "method": "assisted-jacobi"}, "does not use the target's noise"),
