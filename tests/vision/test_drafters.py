@@ -45,7 +45,6 @@ def trained(kind, drawn, steps=3):
     model.model.requires_grad_(False)
     if kind == "model":
         net = SharedLayers.spread(model, 1)
-        net.requires_grad_(True)
         loss, lesson = SmallImageLoss(net, model), lambda conditional: WrittenPictures.of(drawn, range(3), conditional)
     else:
         net = picture_net(kind, model)

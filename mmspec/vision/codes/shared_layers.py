@@ -37,6 +37,7 @@ class SharedLayers(nn.Module):
         self.taken = tuple(taken)
         self.layers = nn.ModuleList(_copied(layers[number], place) for place, number in enumerate(taken))
         self.norm = deepcopy(next(getattr(decoder, name) for name in _NORMS if hasattr(decoder, name)))
+        self.requires_grad_(True)  # the target may be frozen
 
     @staticmethod
     def spread(target: ImageModel, layers: int) -> "SharedLayers":
