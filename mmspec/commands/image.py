@@ -170,7 +170,7 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
         loaded = models.load_image_model(given["model"], given["dtype"], device_of(given["device"]), **own)
     models.check_decoder(loaded)
     loaded = models.guided_from(loaded, given["negative"], given["guidance"])
-    loaded = models.with_drafter(loaded, given["drafter"])
+    loaded = models.with_image_drafter(loaded, given["drafter"])
     usual = models.drafting_method(loaded, methods, given["drafter"])
     names = [usual if method is None else method for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance

@@ -173,7 +173,7 @@ def guided_from(loaded: Loaded, negative: str | None, guidance: float | None) ->
     return replace(loaded, model=loaded.model.guided_from(negative))
 
 
-def with_drafter(loaded: Loaded, path: str | None) -> Loaded:
+def with_image_drafter(loaded: Loaded, path: str | None) -> Loaded:
     """`loaded` with the drafter in `path` as the model's own: a folder that `vision/train_drafter.py` wrote, or a smaller image model.
 
     ValueError for what is neither, and for a drafter of another target."""
