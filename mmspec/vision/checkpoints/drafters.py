@@ -41,8 +41,9 @@ def save_image_drafter(drafter: Any, target: ImageModel, folder: str | Path, dty
         weights = {name: tensor if dtype is None else tensor.to(dtype) for name, tensor in drafter.state_dict().items()}
         write_folder(folder, {KEY: list(drafter.taken)}, weights, is_image_drafter)
     elif isinstance(drafter, LlamaGen):
+        stored: Any = deepcopy(drafter)
         with whole_folder(folder) as temporary:
-            deepcopy(drafter).to(dtype or drafter.dtype).save_pretrained(temporary)
+            stored.to(dtype or drafter.dtype).save_pretrained(temporary)
     else:
         save_drafter(drafter, folder, dtype)
     write_json(folder / TARGET, fingerprint(target))
