@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from mmspec.bench.compare.chain import counts, race, rows
+from mmspec.bench.compare.chain import chain_rows, counts, time_rows
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
@@ -43,10 +43,10 @@ def main() -> None:
     if args.smoke:
         args.steps, args.lengths, args.counted, args.pictures, args.rounds = [4], [2], 1, 0, 0
     args.pictures = 0 if args.head else args.pictures
-    table, judge = rows(args.steps, args.lengths, args.fewer, args.head), load_judge(HOME / "vision" / "fashion")
+    table, judge = chain_rows(args.steps, args.lengths, args.fewer, args.head), load_judge(HOME / "vision" / "fashion")
     counts(table, judge, args.counted, args.pictures, args.batch)
     for batch in args.batches if args.rounds else ():
-        race(table, batch, args.rounds)
+        time_rows(table, batch, args.rounds)
     features = None
     if args.pictures:
         shown = torch.as_tensor(pictures.fashion(Path(os.environ.get("MMSPEC_DATA", "../shared/data")), "test")[0])

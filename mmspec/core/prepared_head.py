@@ -52,7 +52,7 @@ class PreparedHead(Protocol):
         ...
 
 
-def prepared(net: Any, timesteps: Tensor, z: Tensor) -> Tensor | None:
+def conditioned(net: Any, timesteps: Tensor, z: Tensor) -> Tensor | None:
     """Run the part of a head that does not read the state, once for every step of every token.
 
     Args:
@@ -104,7 +104,7 @@ def outputs_at_once(net: Any, timesteps: Tensor, z: Tensor, x: Tensor) -> Tensor
     Returns:
         Outputs [R, T, d].
     """
-    ready = prepared(net, timesteps, z)
+    ready = conditioned(net, timesteps, z)
     if ready is not None:
         return net.denoise(x.flatten(0, 1), ready.flatten(0, 1)).view(x.shape)
     given = z[:, None].expand(-1, x.shape[1], -1)

@@ -110,7 +110,7 @@ class ChainRow:
         return {"way": self.name, "steps": self.steps} | counts | quality | speed
 
 
-def rows(steps: list[int], lengths: list[int], fewer: list[int], large: list[int] | None) -> list[ChainRow]:
+def chain_rows(steps: list[int], lengths: list[int], fewer: list[int], large: list[int] | None) -> list[ChainRow]:
     """Make the rows of every number of steps, then those of the masked model.
 
     Args:
@@ -163,7 +163,7 @@ def counts(table: list[ChainRow], judge: Any, counted: int, pictures: int, batch
             row.features.append(classify(judge, tokenizer.as_tensor(out.images))[1])
 
 
-def race(table: list[ChainRow], batch: int, rounds: int) -> None:
+def time_rows(table: list[ChainRow], batch: int, rounds: int) -> None:
     """Time pictures by every row in turn, and store speeds in the rows.
 
     Args:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.chains.tables import StepTables, WindowTables
-from mmspec.core.prepared_head import PreparedHead, prepared
+from mmspec.core.prepared_head import PreparedHead, conditioned
 
 LONGEST = 32
 """Largest number of states in a round."""
@@ -189,7 +189,7 @@ class SpeculativeSampler:
     def _outputs(self, z: Tensor) -> Callable[[Tensor, _Rows], Tensor]:
         """Condition the head."""
         times, steps, net = self.tables.noise_schedule.timesteps, self.tables.steps, self.net
-        ready: Any = prepared(net, times, z)
+        ready: Any = conditioned(net, times, z)
         if ready is not None:
             head, table = self.net, ready.flatten(0, 1)
             return lambda x, rows: head.denoise(x.flatten(0, 1), _picked(table, rows.at[1], rows.only(steps), x.shape[1])).view(x.shape)  # pyright: ignore[reportFunctionMemberAccess]

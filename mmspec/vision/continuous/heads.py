@@ -80,7 +80,7 @@ class CountedPreparedHead(CountedHead):
         return self._mixed(self.head.denoise(torch.cat([x, x]), torch.cat(condition.chunk(2, -1))))
 
 
-def counted(head: Any, guidance: float | None = None) -> CountedHead:
+def counted_head(head: Any, guidance: float | None = None) -> CountedHead:
     """Return a head that counts its calls, prepared once a token where `head` is.
 
     Args:

@@ -31,7 +31,7 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.vision.continuous.ar import scheduler
 from mmspec.vision.continuous.flow_schedule import FlowSchedule
-from mmspec.vision.continuous.heads import counted
+from mmspec.vision.continuous.heads import counted_head
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Latents:
         if config.head == "diffusion":
             sampling = sampling.filled(config)
             self.noise_schedule = sampling.noise_schedule(request.temperature).to(model.device)
-            self.head = counted(model.head, request.guidance)
+            self.head = counted_head(model.head, request.guidance)
             self.denoiser = self._denoiser(self.noise_schedule, 1 if sampling.every is None else sampling.every)
 
     def _denoiser(self, noise_schedule: NoiseSchedule, every: int) -> Denoiser:

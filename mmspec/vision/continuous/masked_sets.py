@@ -22,7 +22,7 @@ from mmspec.core.distributions.denoising_path import Denoiser
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.noise import Keys, Noise
 from mmspec.vision.continuous.ar import scheduler
-from mmspec.vision.continuous.heads import CountedHead, counted
+from mmspec.vision.continuous.heads import CountedHead, counted_head
 from mmspec.vision.continuous.latents import ChainDrafts
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
@@ -143,7 +143,7 @@ class SetWriter:
         """Return the head and its chain in an iteration."""
         schedule, scale = self.plan.noise_schedules[iteration], self.plan.scales[iteration]
         if (schedule.steps, scale) not in self._heads:
-            head, schedule = counted(self.model.head, scale), schedule.to(self.model.device)
+            head, schedule = counted_head(self.model.head, scale), schedule.to(self.model.device)
             found = SpeculativeDenoiser.of(head, schedule, self.drafts.draft_steps) if self.drafts else Denoiser(head, schedule)
             self._heads[schedule.steps, scale] = head, found
         return self._heads[schedule.steps, scale][1]
