@@ -5,10 +5,11 @@ from typing import Any
 
 from mmspec.loading.text import Pair, load_pair, named_drafter, with_drafter
 from mmspec.run.config import Config, DrafterSection, TargetSection
+from mmspec.speech.recognition.prompted import PROMPTED, check_recogniser
 
 
 def load_transcriber(name: str, drafter: str = "none", device: str = "auto", dtype: str = "float32") -> Pair:
-    """Load a Whisper and what drafts for it.
+    """Load a recogniser and what drafts for it.
 
     Args:
         name: the target's folder or hub name.
@@ -17,16 +18,20 @@ def load_transcriber(name: str, drafter: str = "none", device: str = "auto", dty
         dtype: of their weights.
 
     Raises:
-        ValueError: for what cannot be loaded, and a target that is no Whisper.
+        ValueError: for what cannot be loaded, and a target that is no recogniser.
     """
+    from transformers import AutoProcessor
+
     kind, path = named_drafter(drafter)
     target = TargetSection(path=name, device=device, dtype=dtype)  # type: ignore[arg-type]
     pair = load_pair(Config(target=target, drafter=DrafterSection(kind="none")))
-    if pair.target.config.model_type != "whisper":
-        raise ValueError(f"{name} is {type(pair.target).__name__}: give a Whisper")
+    check_recogniser(pair.target)
+    if pair.target.config.model_type in PROMPTED:  # loaded with a tokenizer, for texts
+        pair = replace(pair, processor=AutoProcessor.from_pretrained(name, trust_remote_code=False))
     if kind == "none":
         return pair
-    options = {"view": "cropped"} if kind == "model" and _has_encoder(path) else {}
+    cropped = kind == "model" and pair.target.config.model_type == "whisper" and _has_encoder(path)
+    options = {"view": "cropped"} if cropped else {}
     config = replace(pair.config, drafter=DrafterSection(kind=kind, path=path, options=options))
     return with_drafter(replace(pair, config=config, drafter_name=kind), None, pair.target.device)
 
@@ -55,4 +60,5 @@ def hear(pair: Pair, path: str) -> dict[str, Any]:
         seconds, window = len(wave) / extractor.sampling_rate, most / extractor.sampling_rate
         raise ValueError(f"audio file {path} lasts {seconds:.0f} s, but {pair.name} hears {window:.0f} s at once: cut it into pieces")
     found = extractor(wave.numpy(), sampling_rate=extractor.sampling_rate, return_tensors="pt")
-    return {"input_features": found["input_features"].to(pair.target.device, pair.target.dtype)}
+    name = pair.target.main_input_name
+    return {name: found[name].to(pair.target.device, pair.target.dtype)}

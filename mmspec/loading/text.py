@@ -48,7 +48,7 @@ class Pair:
     @property
     def hears(self) -> bool:
         """True if the target reads sound instead of text."""
-        return self.target.main_input_name == "input_features"
+        return self.target.main_input_name in ("input_features", "input_values")
 
     @property
     def sees(self) -> bool:

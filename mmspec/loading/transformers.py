@@ -54,6 +54,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
         ValueError: for a checkpoint that cannot be loaded or does not serve, with the reason in one line.
     """
     import transformers as hf
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
     from mmspec.models.families.registry import HEARS, SEES
     from mmspec.text.settings.generation_config import one_path
@@ -62,7 +63,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
     try:
         config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
         compat.forget_gguf(buildable(config))
-        hears = config.is_encoder_decoder and hasattr(config, "num_mel_bins")
+        hears = config.is_encoder_decoder and config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
         writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
         sees = config.model_type in SEES
         if not sees:

@@ -211,7 +211,7 @@ def test_what_is_refused(model, kit, waves, tmp_path):
     told(r"sound of shape \[0\]", sounds=[torch.zeros(0)])
     told("knows English only", model=whisper(english=True), language="de")
     told("knows English only", model=whisper(english=True), task="translate")
-    told("is no Whisper", model=mmspec.load("text").target)
+    told("is no recogniser", model=mmspec.load("text").target)
 
 
 def test_an_english_checkpoint(kit, waves):

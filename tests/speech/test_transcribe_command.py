@@ -7,6 +7,7 @@ import pytest
 import mmspec
 from mmspec.commands import transcribe as command
 from mmspec.speech.sound.audio import save
+from tests.speech.small_recognisers import RECOGNISERS
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
 
 
@@ -58,6 +59,23 @@ def test_a_second_run_writes_what_is_missing_only(world, tmp_path, capsys):
     assert (tmp_path / "out" / "b.srt").read_text() == before["b.srt"]
     code, _, err = run(capsys, *words, "--task", "translate")
     assert (code, "made with task 'transcribe'" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", RECOGNISERS)
+def test_other_recognisers_load_from_a_folder(name, tmp_path, capsys):
+    model, kit = RECOGNISERS[name]()
+    model.save_pretrained(tmp_path / "model")
+    kit.save_pretrained(tmp_path / "model")
+    waves = sounds(0.8, 0.5)
+    for number, wave in enumerate(waves):
+        save(tmp_path / f"{number}.wav", wave, RATE)
+    words = [tmp_path / "0.wav", tmp_path / "1.wav", "--model", tmp_path / "model", "--drafter", "lookup", "--json"]
+    code, out, err = run(capsys, *words)
+    assert code == 0, err
+    found = mmspec.speech.transcribe(model, kit, [tmp_path / "0.wav", tmp_path / "1.wav"])
+    assert [tuple(each["tokens"]) for each in json.loads(out)["recordings"]] == [each.tokens for each in found.transcripts]
+    code, _, err = run(capsys, *words, "--timestamps", "word")
+    assert (code, "timestamps is 'word'" in err) == (2, True)
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_settings(world, tmp_path, capsys):

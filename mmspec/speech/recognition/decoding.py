@@ -53,7 +53,7 @@ class RecognitionDecoding:
         logits_processor: Any,
         stopping_criteria: Any,
         generation_config: Any,
-        inputs_tensor: Tensor,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode one window of every row; see transformers' `custom_generate`."""
@@ -65,7 +65,7 @@ class RecognitionDecoding:
             self.prompts = input_ids.tolist()
         _share_encoding(logits_processor, model_kwargs)
         call = _Window(Speculation(self.request), model, input_ids, logits_processor, stopping_criteria, config)
-        call.sound = inputs_tensor
+        call.sound = input_ids if inputs_tensor is None else inputs_tensor
         given = own_inputs(config, compat.generate_call(), model_kwargs)
         reason = call.unformed() or plain_reason(model, call.family, input_ids, config, given, model_kwargs, None)
         if reason is not None:

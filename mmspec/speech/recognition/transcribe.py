@@ -16,12 +16,16 @@ from mmspec.models.model_checks import check_model_ready
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.speech.recognition.decoding import RecognitionDecoding
+from mmspec.speech.recognition.options import TranscriptionOptions
+from mmspec.speech.recognition.prompted import batch_key, check_recogniser, refuse_whispers_own, transcribe_prompted
 from mmspec.speech.recognition.transcript import Transcript, Transcription, joined_transcript
 from mmspec.speech.recognition.voice_activity import speech_parts
-from mmspec.speech.recognition.whisper import WhisperOptions, transcribe_whisper
+from mmspec.speech.recognition.whisper import transcribe_whisper
 from mmspec.speech.sound.audio import read_sound
 
 Sound = str | Path | Tensor
+WINDOW = 30
+"""Seconds of a recording that recognisers without a window of their own read at once under `vad`."""
 TASKS, TIMES = ("transcribe", "translate"), (None, "segment", "word")
 
 
@@ -50,7 +54,8 @@ def transcribe(
     """Write down what is said in recordings, each as it would be alone.
 
     Whisper's own `generate` moves its window over long recordings, repeats windows where `fallback` says so, and finds the times; every
-    window is decoded speculatively, all recordings of a batch together.
+    window is decoded speculatively, all recordings of a batch together. Other recognisers read a whole recording, or under `vad` its parts,
+    by one call of their `generate`.
 
     Example:
         >>> out = mmspec.speech.transcribe(model, processor, ["talk.flac"], drafter, timestamps="segment")
@@ -58,22 +63,24 @@ def transcribe(
         >>> Path("talk.srt").write_text(out.transcripts[0].formatted("srt"))
 
     Args:
-        model: a `WhisperForConditionalGeneration`.
+        model: a `WhisperForConditionalGeneration`, or another recogniser of the guide.
         processor: its processor.
         sounds: one or several: a file's path (WAV, FLAC, OGG, MP3), or samples, float [T] at the processor's rate. Any length.
         drafter: as in `mmspec.text.generate`; a smaller Whisper with another vocabulary by `mmspec.text.aligned_drafter`.
         language: the code or name of what is spoken, such as "en"; None to detect it for every recording.
         task: "transcribe", or "translate" into English.
-        timestamps: None, "segment" or "word". Recordings longer than the window have segments in any case.
-        fallback: decode a window again at temperatures 0.2, 0.4, ... 1.0 where its text repeats itself or is unlikely, and skip silence.
-        condition: windows behind the first read the text before them.
-        prompt: text that the decoder reads as if it came before, such as names that it is to spell right.
+        timestamps: of Whisper: None, "segment" or "word". Recordings longer than the window have segments in any case.
+        fallback: of Whisper: decode a window again at temperatures 0.2, 0.4, ... 1.0 where its text repeats itself or is unlikely, and skip
+            silence.
+        condition: of Whisper: windows behind the first read the text before them.
+        prompt: text that Whisper's decoder reads as if it came before, such as names that it is to spell right; of models that converse,
+            what they are asked.
         vad: cut recordings that are longer than the window at pauses (Silero's detector, `pip install mmspec[vad]`), leave silence out, and
             decode the parts together: faster than moving a window, and other text where a part's context differs.
         batch_size: recordings that are decoded together. Does not change the output.
         accept, draft_length, tree: as in `mmspec.text.generate`.
         seed: of windows that are repeated at a temperature.
-        max_new_tokens: tokens a window; None for as many as the decoder has positions.
+        max_new_tokens: tokens a window; None for as many as Whisper's decoder has positions, for others 448.
         on_step: called with every round.
         on_transcript: called with the number of a recording and its transcript, as soon as its batch is done.
 
@@ -93,12 +100,16 @@ def transcribe(
     rate = processor.feature_extractor.sampling_rate
     waves = [_wave(sound, rate) for sound in given]
     request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
-    options = WhisperOptions(language, task, timestamps, fallback, condition, prompt, max_new_tokens)
-    decoding, window = RecognitionDecoding(request, on_step), processor.feature_extractor.n_samples
+    options = TranscriptionOptions(language, task, timestamps, fallback, condition, prompt, max_new_tokens)
+    extractor, whisper = processor.feature_extractor, model.config.model_type == "whisper"
+    decoding, window = RecognitionDecoding(request, on_step), extractor.n_samples if whisper else WINDOW * rate
+    write_down = transcribe_whisper if whisper else transcribe_prompted
+    if not whisper:
+        refuse_whispers_own(model, options)
     pieces = [piece for row, wave in enumerate(waves) for piece in _pieces(row, wave, rate, window if vad else None)]
     found = _Collected(waves, pieces, rate, on_transcript)
-    for batch in _batches(pieces, window, batch_size):
-        for piece, heard in zip(batch, transcribe_whisper(model, processor, [p.wave for p in batch], options, decoding), strict=True):
+    for batch in _batches(pieces, window, batch_size, lambda wave: len(wave) > window if whisper else batch_key(model, wave)):
+        for piece, heard in zip(batch, write_down(model, processor, [piece.wave for piece in batch], options, decoding), strict=True):
             found.add(piece, heard)
     return Transcription(found.transcripts(), decoding.stats, perf_counter() - clock)
 
@@ -144,8 +155,7 @@ class _Collected:
 
 
 def _check(model: Any, task: str, timestamps: str | None, batch_size: int) -> None:
-    if getattr(model.config, "model_type", None) != "whisper":
-        raise ValueError(f"{type(model).__name__} is no Whisper: mmspec.speech.transcribe drives WhisperForConditionalGeneration")
+    check_recogniser(model)
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}; valid: {', '.join(TASKS)}")
     if timestamps not in TIMES:
@@ -162,8 +172,9 @@ def _wave(sound: Sound, rate: int) -> Tensor:
     return wave
 
 
-def _batches(pieces: Sequence[_Piece], window: int, size: int) -> list[list[_Piece]]:
-    """Return the pieces of every batch: those that fit the window apart from longer ones, of which similar lengths go together."""
-    short = [piece for piece in pieces if len(piece.wave) <= window]
-    long = sorted((piece for piece in pieces if len(piece.wave) > window), key=lambda piece: -len(piece.wave))
-    return [group[first : first + size] for group in (short, long) for first in range(0, len(group), size)]
+def _batches(pieces: Sequence[_Piece], window: int, size: int, apart: Callable[[Tensor], Any]) -> list[list[_Piece]]:
+    """Return the pieces of every batch: those that fit the window in order, then longer ones by length, those alike by `apart` together."""
+    groups: dict[Any, list[_Piece]] = {}
+    for piece in sorted(pieces, key=lambda piece: -max(len(piece.wave), window)):
+        groups.setdefault(apart(piece.wave), []).append(piece)
+    return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from mmspec.models import compat
 from mmspec.speech.recognition.decoding import RecognitionDecoding
+from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word
 
 FALLBACK: dict[str, Any] = {
@@ -21,57 +21,8 @@ FALLBACK: dict[str, Any] = {
 """Whisper's temperature fallback (Radford et al. 2022, section 4.5), the ratio as transformers measures it, over tokens."""
 
 
-@dataclass(frozen=True)
-class WhisperOptions:
-    """How Whisper transcribes.
-
-    Attributes:
-        language: a code or name, such as "en"; None to detect it for every recording.
-        task: "transcribe" or "translate" (into English).
-        timestamps: None, "segment" or "word".
-        fallback: decode a window again at higher temperatures where its text repeats itself or is unlikely.
-        condition: windows behind the first read the text before them.
-        prompt: text that the decoder reads as if it came before the recording, such as names to be spelled right.
-        max_new_tokens: tokens a window; None for as many as the model has positions.
-    """
-
-    language: str | None = None
-    task: str = "transcribe"
-    timestamps: str | None = None
-    fallback: bool = False
-    condition: bool = False
-    prompt: str | None = None
-    max_new_tokens: int | None = None
-
-    def arguments(self, model: Any, processor: Any, long: bool) -> dict[str, Any]:
-        """Return them as the arguments of Whisper's `generate`.
-
-        Raises:
-            ValueError: for a language or a translation that the model has not learnt.
-        """
-        found: dict[str, Any] = {"return_timestamps": True if long or self.timestamps else False, "return_segments": True}
-        found |= {"return_token_timestamps": True} if self.timestamps == "word" else {}
-        found |= FALLBACK if self.fallback else {"temperature": 0.0}
-        found |= {"condition_on_prev_tokens": True} if self.condition and long else {}
-        found |= {} if self.max_new_tokens is None else {"max_new_tokens": self.max_new_tokens}
-        if self.prompt is not None:
-            found["prompt_ids"] = processor.tokenizer.get_prompt_ids(self.prompt, return_tensors="pt").to(model.device)
-        return found | self._spoken(model)
-
-    def _spoken(self, model: Any) -> dict[str, Any]:
-        config = model.generation_config
-        if not getattr(config, "is_multilingual", False) or getattr(config, "lang_to_id", None) is None:
-            if self.language not in (None, "en", "english") or self.task != "transcribe":
-                wanted = f"translate {self.language or 'speech'}" if self.task == "translate" else f"write down {self.language!r}"
-                raise ValueError(
-                    f"{type(model).__name__} of this checkpoint knows English only and cannot {wanted}: give a multilingual one"
-                )
-            return {}
-        return {"task": self.task} | ({} if self.language is None else {"language": self.language})
-
-
 def transcribe_whisper(
-    model: Any, processor: Any, waves: Sequence[Tensor], options: WhisperOptions, decoding: RecognitionDecoding
+    model: Any, processor: Any, waves: Sequence[Tensor], options: TranscriptionOptions, decoding: RecognitionDecoding
 ) -> list[Transcript]:
     """Transcribe one batch.
 
@@ -90,7 +41,7 @@ def transcribe_whisper(
     """
     long = len(waves[0]) > processor.feature_extractor.n_samples
     features, mask = features_of(processor.feature_extractor, waves)
-    arguments = options.arguments(model, processor, long)
+    arguments = whisper_arguments(options, model, processor, long)
     decoding.begin()
     with attention_restored(model):
         found = model.generate(
@@ -113,6 +64,38 @@ def transcribe_whisper(
             )
         )
     return rows
+
+
+def whisper_arguments(options: TranscriptionOptions, model: Any, processor: Any, long: bool) -> dict[str, Any]:
+    """Return the options as the arguments of Whisper's `generate`.
+
+    Args:
+        options: how to transcribe.
+        model: the Whisper.
+        processor: its processor.
+        long: whether the recordings are longer than the window.
+
+    Raises:
+        ValueError: for a language or a translation that the model has not learnt.
+    """
+    found: dict[str, Any] = {"return_timestamps": True if long or options.timestamps else False, "return_segments": True}
+    found |= {"return_token_timestamps": True} if options.timestamps == "word" else {}
+    found |= FALLBACK if options.fallback else {"temperature": 0.0}
+    found |= {"condition_on_prev_tokens": True} if options.condition and long else {}
+    found |= {} if options.max_new_tokens is None else {"max_new_tokens": options.max_new_tokens}
+    if options.prompt is not None:
+        found["prompt_ids"] = processor.tokenizer.get_prompt_ids(options.prompt, return_tensors="pt").to(model.device)
+    return found | _spoken(options, model)
+
+
+def _spoken(options: TranscriptionOptions, model: Any) -> dict[str, Any]:
+    config = model.generation_config
+    if not getattr(config, "is_multilingual", False) or getattr(config, "lang_to_id", None) is None:
+        if options.language not in (None, "en", "english") or options.task != "transcribe":
+            wanted = f"translate {options.language or 'speech'}" if options.task == "translate" else f"write down {options.language!r}"
+            raise ValueError(f"{type(model).__name__} of this checkpoint knows English only and cannot {wanted}: give a multilingual one")
+        return {}
+    return {"task": options.task} | ({} if options.language is None else {"language": options.language})
 
 
 def features_of(extractor: Any, waves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

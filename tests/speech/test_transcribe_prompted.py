@@ -1,0 +1,74 @@
+"""`mmspec.speech.transcribe` with recognisers other than Whisper: the text of their own `generate` on each recording alone."""
+
+import copy
+
+import pytest
+
+import mmspec
+from mmspec.speech.recognition.options import TranscriptionOptions
+from mmspec.speech.recognition.prompted import request_inputs
+from tests.companions import perturbed
+from tests.speech.small_recognisers import RECOGNISERS
+from tests.speech.small_whisper import sounds
+
+SECONDS = (0.8, 0.5, 0.95)
+MOST = 20
+WAYS = {"plain": {}, "a chain": {"draft_length": 4}, "auto": {}, "a tree": {"tree": (3, 2)}, "lookup": {"draft_length": 3}}
+
+
+@pytest.fixture(scope="module", params=RECOGNISERS)
+def pair(request):
+    return RECOGNISERS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def waves():
+    return sounds(*SECONDS)
+
+
+def alone(model, processor, wave):
+    """What the model's own `generate` writes about one recording."""
+    inputs = request_inputs(model, processor, [wave], TranscriptionOptions())
+    ids = model.generate(**inputs, do_sample=False, max_new_tokens=MOST)[0].tolist()
+    return ids if model.config.is_encoder_decoder else ids[inputs["input_ids"].shape[1] :]
+
+
+def ended(ids, model):
+    """`ids` without what stands behind the end."""
+    end = model.generation_config.eos_token_id
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_recording_of_a_batch_is_that_of_generate_alone(pair, waves, way):
+    model, processor = pair
+    drafter = {"plain": None, "lookup": "lookup"}.get(way, perturbed(copy.deepcopy(model)))
+    out = mmspec.speech.transcribe(model, processor, waves, drafter, max_new_tokens=MOST, **WAYS[way])
+    expected = [ended(alone(model, processor, wave), model) for wave in waves]
+    assert [ended(list(each.tokens), model) for each in out.transcripts] == expected
+    assert [each.seconds for each in out.transcripts] == pytest.approx(SECONDS)
+    assert out.texts == [processor.decode(ids, skip_special_tokens=True).strip() for ids in expected]
+
+
+def test_its_own_drafter_is_accepted(pair, waves):
+    model, processor = pair
+    out = mmspec.speech.transcribe(model, processor, waves, copy.deepcopy(model), max_new_tokens=MOST, draft_length=4)
+    assert out.stats.tokens_per_call > 3
+
+
+@pytest.mark.parametrize(("name", "value"), [("timestamps", "word"), ("fallback", True), ("condition", True), ("task", "translate")])
+def test_what_only_whisper_has_is_refused(pair, waves, name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+        mmspec.speech.transcribe(*pair, waves, **{name: value})
+
+
+def test_a_prompt_replaces_the_instruction_where_there_is_one(waves):
+    model, processor = RECOGNISERS["GLM-ASR"]()
+    asked = request_inputs(model, processor, waves, TranscriptionOptions(prompt="write down the input"))
+    text = processor.tokenizer.decode(asked["input_ids"][0])
+    assert "write down the input" in text
+    assert "transcribe" not in text
+    with pytest.raises(ValueError, match="prompt is 'red', but the request of Wav2Vec2Processor has none"):
+        mmspec.speech.transcribe(*RECOGNISERS["Moonshine"](), waves, prompt="red")
+    with pytest.raises(ValueError, match="language is 'de'"):
+        mmspec.speech.transcribe(model, processor, waves, language="de")
