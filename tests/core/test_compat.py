@@ -414,6 +414,15 @@ def test_gemma4_looks_up_what_layers_add_by_ids_and_not_by_embeddings():
     assert torch.equal(found[:, :2], text.get_per_layer_inputs(None, model.get_input_embeddings()(ids[:, :2])))
 
 
+def test_children_of_a_view_are_replaced_in_the_view_only():
+    whole = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    view = compat.own_children(whole)
+    setattr(view, "1", torch.nn.Tanh())
+    assert isinstance(whole[1], torch.nn.ReLU)
+    assert isinstance(view[1], torch.nn.Tanh)
+    assert view[0] is whole[0]
+
+
 def test_writes_to_a_tensor_are_counted():
     tensor = torch.ones(3)
     before = compat.models.writes_of(tensor)

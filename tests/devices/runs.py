@@ -21,7 +21,7 @@ MORE_SYNCS = {  # by site: other synchronisations, and why they are there
     "core/noise:Keys.__getitem__": "of the tries above",
     "core/distributions/denoising_path:Denoiser.walk": "the denoising steps of the longest accepted part are left out",
     "core/chains/sampler:SpeculativeSampler._begin": "once a token: rows may begin at steps of their own",
-    "core/chains/sampler:_Rows.open": "rows whose chains have ended are left out of the next call",
+    "core/chains/sampler:_Tokens.close": "rows whose chains have ended are left out of the next call",
     "core/chains/sampler:SpeculativeSampler._round": "rows whose chains have ended are left out of the next call",
     "core/distributions/gaussian:Gaussian.mass": "unequal scales are refused",
     "core/rules/d_grs:Claimed.of": "unequal scales are refused",

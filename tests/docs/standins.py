@@ -19,9 +19,10 @@ from PIL import Image
 from pyarrow import parquet
 
 import mmspec
+from mmspec.speech.sound.audio import save
 from mmspec.vision.checkpoints import nextstep
 from tests.docs.pages import ROOT
-from tests.speech import small_csm, small_pocket
+from tests.speech import small_csm, small_pocket, small_whisper
 from tests.vision import small_checkpoints, small_models, small_nextstep, small_pipeline
 
 TOKENS = 16
@@ -90,6 +91,8 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
     text, load_drafter, pocket = mini("text"), mmspec.load_drafter, small_pocket.pocket()
     Image.new("RGB", (32, 32), "red").save(folder / "cat.jpg")
     _users(folder / "users.parquet")
+    for name, wave in zip(("talk.flac", "interview.ogg"), small_whisper.sounds(1.5, 0.6), strict=True):
+        save(folder / name, wave, small_whisper.RATE)
     shipped = ROOT / "mmspec" / "minis" / "text" / "drafters" / "eagle3"
     loaded = (
         (transformers.AutoModelForCausalLM, _pair("text", "model")),
@@ -100,6 +103,8 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
         (transformers.PocketTTSForConditionalGeneration, lambda name: pocket),
         (transformers.JanusForConditionalGeneration, lambda name: small_models.janus()),
         (transformers.JanusProcessor, lambda name: small_checkpoints.janus_processor()),
+        (transformers.WhisperForConditionalGeneration, lambda name: small_whisper.whisper(width=32 if "base" in name else 16)),
+        (transformers.WhisperProcessor, lambda name: small_whisper.processor()),
         (diffusers.DDPMPipeline, _pipeline),
         (diffusers.GlmImagePipeline, lambda name: small_pipeline.pipeline()),
     )

@@ -1,6 +1,5 @@
 """Speculation inside a diffusion head's chain beside plain sampling with the same head; see vision/compare_chain.py."""
 
-from copy import copy
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -122,12 +121,11 @@ def chain_rows(steps: list[int], lengths: list[int], fewer: list[int], large: li
     Returns:
         The rows.
     """
-    mini, found = load("continuous").target, []
-    network = mini.model
-    if large:
-        network.head = HeavyHead(network.head, network.config, *large).eval()
-    anew = copy(network)  # another module over the same weights
-    anew._modules = {**network._modules, "head": Unprepared(network.head)}
+    (mini, again), found = (load("continuous").target for _ in range(2)), []
+    network, anew = mini.model, again.model
+    for each in (network, anew) if large else ():
+        each.head = HeavyHead(each.head, each.config, *large).eval()
+    anew.head = Unprepared(anew.head)
     published, held = (ContinuousPictures(each, mini.to_pictures, mini.labels) for each in (anew, network))
     for count in steps:
         base = ChainRow("plain", mini, count, {"method": "plain"})

@@ -33,6 +33,7 @@ from mmspec.models.compat.models import (
     is_block_assistant,
     is_stateful,
     norms_embeddings,
+    own_children,
     per_layer_inputs,
 )
 from mmspec.models.compat.positions import (
@@ -84,6 +85,7 @@ __all__ = [
     "many_shapes",
     "mask_makers",
     "norms_embeddings",
+    "own_children",
     "per_layer_inputs",
     "plain_sample",
     "pocket_placeholders",

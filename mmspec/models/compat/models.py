@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
@@ -80,6 +80,16 @@ def norms_embeddings(module: Any) -> bool:
     `DFlashTokenCandidateGenerator` leaves out.
     """
     return getattr(module, "embed_norm", None) is not None
+
+
+def own_children(module: nn.Module) -> nn.Module:
+    """Return the same module, over the same weights, with children that can be replaced without changing `module`.
+
+    Relies on `Module._modules`, a dict by name.
+    """
+    view = copy.copy(module)
+    view._modules = dict(module._modules)
+    return view
 
 
 def writes_of(tensor: Tensor) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mmspec.models import compat
 from mmspec.models.stack import stack
 from mmspec.vision.families.base import ImageModel
 
@@ -68,13 +69,14 @@ class SharedLayers(nn.Module):
         """
         root, decoder = target.model, target.model.get_decoder()
         place = next(name for name, module in root.named_modules() if module is decoder)
-        old, new = [root], [_view(root)]
+        old, new = [root], [compat.own_children(root)]
         for name in place.split(".") if place else ():
             old.append(getattr(old[-1], name))
-            new.append(_view(old[-1]))
-            new[-2]._modules[name] = new[-1]
+            new.append(compat.own_children(old[-1]))
+            setattr(new[-2], name, new[-1])
         own = {id(stack(root)): self.layers} | {id(getattr(decoder, name)): self.norm for name in _NORMS if hasattr(decoder, name)}
-        new[-1]._modules.update({name: own.get(id(child), child) for name, child in decoder.named_children()})
+        for name, child in decoder.named_children():
+            setattr(new[-1], name, own.get(id(child), child))
         small, found = copy(target), {id(before): after for before, after in zip(old, new, strict=True)}
         vars(small).update({name: found.get(id(value), value) for name, value in vars(target).items()})
         small.layers, small.drafter, small.assistant = len(self.layers), None, None
@@ -83,13 +85,6 @@ class SharedLayers(nn.Module):
     def forward(self, *parts: Tensor) -> Tensor:
         """Not run by itself: run `over(target)`."""
         raise NotImplementedError("the layers of a small model run inside its target: call over(target)")
-
-
-def _view(module: nn.Module) -> nn.Module:
-    """The same module with children that can be replaced."""
-    view = copy(module)
-    view._modules = dict(module._modules)
-    return view
 
 
 def _copied(layer: nn.Module, place: int) -> nn.Module:
