@@ -123,8 +123,8 @@ def chain_rows(steps: list[int], lengths: list[int], fewer: list[int], large: li
     """
     (mini, again), found = (load("continuous").target for _ in range(2)), []
     network, anew = mini.model, again.model
-    for each in (network, anew) if large else ():
-        each.head = HeavyHead(each.head, each.config, *large).eval()
+    if large:
+        network.head, anew.head = (HeavyHead(each.head, each.config, *large).eval() for each in (network, anew))
     anew.head = Unprepared(anew.head)
     published, held = (ContinuousPictures(each, mini.to_pictures, mini.labels) for each in (anew, network))
     for count in steps:
