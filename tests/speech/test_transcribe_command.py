@@ -99,7 +99,7 @@ REFUSED = {
     "times in text": (["a.wav", "--model", "M", "--timestamps", "word"], "has no times"),
     "two outputs": (["a.wav", "--model", "M", "--format", "srt", "--json"], "--json and --format"),
     "no rows": (["a.wav", "--model", "M", "--batch-size", "0"], "batch-size is 0"),
-    "another kind of model": (["a.wav", "--model", "mini"], "give a Whisper"),
+    "another kind of model": (["a.wav", "--model", "mini"], "is no recogniser"),
 }
 
 
