@@ -24,7 +24,7 @@ from mmspec.bench.compare.speech import FOLDER, always_accept, speech_methods
 from mmspec.minis import Mini
 from mmspec.minis import speech_data as spoken
 from mmspec.minis.speech_model import load_recogniser
-from mmspec.speech import Speech, synthesize
+from mmspec.speech import Speech, stream, synthesize
 from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
@@ -65,13 +65,17 @@ def judged(mini: Mini, name: str, options: dict[str, Any], asked: list[tuple[str
 
 
 def timed(mini: Mini, rows: dict[str, dict[str, Any]], asked: list[tuple[str, str]], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Seconds at batch 1, in turns."""
+    """Seconds at batch 1, in turns: of whole utterances, and of streams to their first piece of sound."""
     found: dict[str, list[Speech]] = {name: [] for name in rows}
+    heard: dict[str, list[float]] = {name: [] for name in rows}
     names = list(rows)
     for turn, (text, voice) in enumerate(track(asked[:: max(1, len(asked) // args.timed)][: args.timed], "time")):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             out = synthesize(mini.target, [text], voice=voice, seed=turn, max_seconds=args.max_seconds, **rows[name])
             found[name].append(out)
+            coming = stream(mini.target, text, voice=voice, seed=turn, max_seconds=args.max_seconds, **rows[name])
+            next(coming, None)
+            heard[name].append(coming.speech.first_sound[0])
     plain = [out.stats.seconds["total"] / max(1, out.stats.tokens) for out in found["plain"]]
     told = {}
     for name, outs in found.items():
@@ -79,7 +83,8 @@ def timed(mini: Mini, rows: dict[str, dict[str, Any]], asked: list[tuple[str, st
         told[name] = {
             "ratio": vars(Spread.of(ratios)),
             "real_time_factor": mean(out.real_time_factor for out in outs),
-            "first_sound": mean(out.first_sound[0] for out in outs),
+            "first_sound": mean(heard[name]),
+            "underruns": sum(sum(out.underruns) for out in outs),
         }
     return told
 

@@ -207,10 +207,11 @@ class _Watch:
 
 
 def _figures(out: Any, row: int) -> dict[str, Any]:
-    times = {"first_sound": out.first_sound[row], "worst_gap": out.worst_gap[row]}
+    times = {"first_sound": out.first_sound[row], "worst_gap": out.worst_gap[row], "jitter": out.jitter[row]}
     return {
         "seconds": len(out.waveforms[row]) / out.sample_rate,
         **{name: None if isnan(time) else time for name, time in times.items()},
+        "underruns": out.underruns[row],
         "tokens": out.tokens[row, : out.lengths[row]].tolist(),
         "work": out.seconds / len(out.waveforms),
     }

@@ -37,6 +37,7 @@ def decode(
     noise: Noise,
     control: Control,
     encoded: float = 0.0,
+    plain: Callable[[], bool] | None = None,
 ) -> Iterator[Step]:
     """Decode round by round.
 
@@ -49,6 +50,7 @@ def decode(
         noise: the keyed noise, one seed a row.
         control: chooses the draft length of every round.
         encoded: seconds for which the target's encoder has already run on this prompt.
+        plain: asked before every round; until it first returns False nothing is drafted and `control` neither chooses nor observes.
 
     Yields:
         One `Step` a round, until all rows have ended.
@@ -64,11 +66,13 @@ def decode(
     if isinstance(drafter, Later):
         if isinstance(controller, PutsOff) and isinstance(drafter, CostlyStart):
             _expect_start(controller, drafter, prompt, session, clock.spent["encode"], stopping)
-        length = controller.length()
+        held = plain is not None and plain()
+        length = 0 if held else controller.length()
         proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
     else:
         proposer = drafter.begin(prompt, session)
-        length = next_length(controller, proposer, pending, stopping)
+        held = plain is not None and plain()
+        length = 0 if held else next_length(controller, proposer, pending, stopping)
     clock.lap("draft")
     while stopping.open:
         draft = proposer.propose(pending, stopping.budget(length), noise)
@@ -87,10 +91,12 @@ def decode(
         seconds = clock.round()
         if begun and isinstance(controller, Charged):
             controller.charge(seconds["draft_prefill"])
-        controller.observe(length, committed, seconds["total"])
+        if not held:
+            controller.observe(length, committed, seconds["total"])
         yield Step(draft, verdict, committed, seconds)
         if stopping.open:
-            length = next_length(controller, proposer, pending, stopping)
+            held = held and plain is not None and plain()
+            length = 0 if held else next_length(controller, proposer, pending, stopping)
 
 
 def _expect_start(
@@ -184,6 +190,7 @@ def run(
     stats: Stats,
     on_step: OnStep = None,
     encoded: float = 0.0,
+    plain: Callable[[], bool] | None = None,
 ) -> Iterator[Step]:
     """`decode` with statistics: the driver of every modality.
 
@@ -191,7 +198,7 @@ def run(
         target, drafter, accept, prompt, stopping, noise, control: as in `decode`.
         stats: every round is added to it.
         on_step: called with every round.
-        encoded: as in `decode`.
+        encoded, plain: as in `decode`.
 
     Yields:
         One `Step` a round.
@@ -199,7 +206,8 @@ def run(
     Raises:
         FloatingPointError: when the target's logits hold NaN or +inf.
     """
-    for step in decode(target, drafter, accept, prompt, stopping=stopping, noise=noise, control=control, encoded=encoded):
+    settings: dict[str, Any] = {"stopping": stopping, "noise": noise, "control": control, "encoded": encoded, "plain": plain}
+    for step in decode(target, drafter, accept, prompt, **settings):
         stats.add(step)
         if on_step is not None:
             on_step(step)

@@ -13,7 +13,7 @@ from mmspec.core.decode import OnStep, committed, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import Pipeline
-from mmspec.core.rules.base import Accept
+from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models.guidance import Guided, Pairs
@@ -81,13 +81,14 @@ def synthesize(
         temperature, top_k, top_p, repetition_penalty, guidance: replace those of the model's `sampling`; 0, 0, 1, 1 and 1 mean none.
         samplers: processors applied after all others, such as `mmspec.speech.sampling.ras.RepetitionAware`; replace the model's own.
         max_seconds: longest duration of the sound in seconds; by default what the model has room for.
-        on_sound: called with (row, samples [T]) as soon as a piece of sound is final. All pieces of a row make up its waveform.
+        on_sound: called with (row, samples [T]) as soon as a piece of sound is final. All pieces of a row make up its waveform. Under
+            token-exact rules drafting begins when every row has given out its first piece, unless `draft_length` is a `Control`.
         on_step: called with every round.
         capture: fix all shapes and compile the target's scoring step and a drafter model's steps, as in `mmspec.text.generate`.
 
     Returns:
         `tokens` LongTensor [B, S, ...], right-padded; `lengths` LongTensor [B]; `waveforms`, one float [samples] per row, at
-        `sample_rate` Hz; `first_sound` and `worst_gap` in seconds, one per row; `stats`.
+        `sample_rate` Hz; `first_sound`, `worst_gap`, `jitter` in seconds and `underruns`, one per row; `stats`.
 
     Raises:
         ValueError: for an invalid argument; the message says what to give instead.
@@ -110,7 +111,8 @@ def synthesize(
         asked = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
         return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **asked, **drawing)
     sampling = _changed(model.sampling, **drawing)
-    saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step, capture)
+    listening = on_sound is not None
+    saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step, capture, listening)
     for row, piece in saying:
         if on_sound is not None:
             on_sound(row, piece)
@@ -121,6 +123,8 @@ def stream(
     model: SpeechModel, text: str, drafter: Any = None, *, accept: str | Accept = "exact", seed: int = 0, **options: Any
 ) -> "SpeechStream":
     """Synthesize speech from one text and return it piece by piece. Pieces are final.
+
+    Under token-exact rules drafting begins behind the first piece, unless `draft_length` is a `Control`.
 
     Arguments are checked before this function returns.
 
@@ -188,6 +192,7 @@ class _Saying:
         tree: Tree = None,
         on_step: OnStep = None,
         capture: bool = False,
+        listening: bool = True,
     ):
         clock = perf_counter()
         sampling = model.sampling if sampling is None else sampling
@@ -215,6 +220,8 @@ class _Saying:
         self.sounds = Sounds(model, len(texts), clock)
         self.on_step = on_step  # called after the sound of the round
         counted = {"control": resolved.control, "stats": self.stats}
+        if listening and rule.exactness == TOKEN_EXACT and isinstance(draft_length, int | str):
+            counted["plain"] = lambda: self.sounds.silent
         self.rounds = run(target, resolved.drafter, rule, prompt, stopping=self.stopping, noise=noise, **counted)
 
     @torch.no_grad()
@@ -230,7 +237,10 @@ class _Saying:
     def speech(self) -> Speech:
         out, sounds = committed(self.stopping, self.stats, self.model.model.device), self.sounds
         waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in sounds.pieces]
-        return Speech(out.tokens, out.lengths, out.stats, waves, self.model.rate, sounds.first, sounds.worst, sounds.seconds)
+        return Speech(
+            out.tokens, out.lengths, out.stats, waves, self.model.rate, sounds.first, sounds.worst, sounds.seconds,
+            sounds.underruns, [sounds.jitter(row) for row in range(len(waves))],
+        )  # fmt: skip
 
 
 def _drafting(drafter: Any, target: HFTarget) -> HFTarget | Pairs | None:

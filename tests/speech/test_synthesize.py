@@ -2,13 +2,18 @@
 
 from dataclasses import replace
 from math import isnan
+from statistics import pstdev
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from mmspec.core.control import Fixed
 from mmspec.core.stopping import DefaultStopping
 from mmspec.speech import generation, stream, synthesize
 from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.sound.pieces import Sounds
 from tests.speech import small_models
 
 TEXTS = ["one", "two three", "five", "six", "one nine", "zero", "two", "eight"]
@@ -120,6 +125,38 @@ def test_the_pieces_of_a_row_are_its_sound(long, drafters, name):
         assert not mine or 0 < out.first_sound[row] <= out.seconds
         assert len(mine) < 2 or 0 < out.worst_gap[row] <= out.seconds - out.first_sound[row]
     assert out.real_time_factor == pytest.approx(out.seconds / (sum(map(len, out.waveforms)) / 8000))
+
+
+@pytest.mark.parametrize("name", ["speaker", "tree"])
+def test_drafting_begins_behind_the_first_sound_of_every_row(long, drafters, name):
+    drafter, options = drafters[name]
+    given, drafted, heard_of = {"seed": SEEDS} | options, [], set()
+
+    def on_step(step):
+        drafted.append((step.draft.size > step.draft.roots, len(heard_of)))
+
+    out = synthesize(long, TEXTS, drafter, on_sound=lambda row, piece: heard_of.add(row), on_step=on_step, **given)
+    rows = sum(map(bool, map(len, out.waveforms)))
+    before = [made for made, rows_heard in drafted[:-1] if rows_heard < rows]
+    assert len(before) > 3
+    assert not any(before)
+    assert any(made for made, _ in drafted)
+    assert same(out, synthesize(long, TEXTS, drafter, **given))
+    if name == "speaker":  # a controller of one's own drafts from the start
+        drafted.clear()
+        synthesize(long, TEXTS, drafter, on_step=on_step, on_sound=lambda row, piece: None, **given | {"draft_length": Fixed(3)})
+        assert drafted[0][0]
+
+
+def test_a_listener_who_runs_dry_is_counted():
+    model = SimpleNamespace(rate=10, stream=lambda: None)
+    sounds = Sounds(model, 1, 0.0)
+    with patch("mmspec.speech.sound.pieces.perf_counter", iter([1.0, 1.5, 2.6, 5.0]).__next__):
+        for samples in (10, 5, 5, 5):  # heard until 2.0, 2.5, 3.1, 5.5
+            list(sounds._told(0, iter([torch.zeros(samples)])))
+    assert sounds.underruns == [2]
+    assert sounds.worst == [pytest.approx(2.4)]
+    assert sounds.jitter(0) == pytest.approx(pstdev([0.5, 1.1, 2.4]))
 
 
 def test_a_row_that_has_ended_is_heard_at_once(long):

@@ -1,7 +1,9 @@
 """The pieces of sound that rounds complete, and when they came."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import isnan
+from statistics import pstdev
 from time import perf_counter
 from typing import Any
 
@@ -21,8 +23,11 @@ class Sounds:
 
     def __init__(self, model: Any, rows: int, clock: float):
         self.streams, self.pieces = [model.stream() for _ in range(rows)], [[] for _ in range(rows)]
+        self.rate = model.rate
         self.clock, self.seconds, self.open = clock, float("nan"), set(range(rows))
-        self.first, self.last, self.worst = ([float("nan")] * rows for _ in range(3))
+        self.first, self.worst = ([float("nan")] * rows for _ in range(2))
+        self.times: list[list[float]] = [[] for _ in range(rows)]  # seconds from the call to every piece
+        self.dry, self.underruns = [float("inf")] * rows, [0] * rows  # when a listener has heard all that there is, and how often that was
 
     def push(self, found: Committed) -> Iterator[tuple[int, Tensor]]:
         """Decode what a round committed.
@@ -48,13 +53,26 @@ class Sounds:
         self.open.remove(row)
         yield from self._told(row, self.streams[row].close())
 
+    @property
+    def silent(self) -> bool:
+        """True while a row that has not ended has given out nothing."""
+        return any(not self.pieces[row] for row in self.open)
+
+    def jitter(self, row: int) -> float:
+        """Return the standard deviation of the seconds between the pieces of a row; nan with fewer than three pieces."""
+        times = self.times[row]
+        return float("nan") if len(times) < 3 else pstdev(after - before for before, after in pairwise(times))
+
     def _told(self, row: int, pieces: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
         for piece in pieces:
             now = perf_counter() - self.clock
             if self.pieces[row]:
-                self.worst[row] = max(now - self.last[row], 0.0 if isnan(self.worst[row]) else self.worst[row])
+                self.worst[row] = max(now - self.times[row][-1], 0.0 if isnan(self.worst[row]) else self.worst[row])
             else:
                 self.first[row] = now
-            self.last[row] = now
+            late = now > self.dry[row]
+            self.underruns[row] += late
+            self.dry[row] = (now if late or not self.pieces[row] else self.dry[row]) + len(piece) / self.rate
+            self.times[row].append(now)
             self.pieces[row].append(piece)
             yield row, piece

@@ -50,6 +50,8 @@ class Speech(Result):
         stats: counts of forwards, draft tokens and rounds.
         first_sound: seconds from the call to each row's first piece of sound; nan without sound.
         worst_gap: largest number of seconds between two pieces of a row; nan with fewer than two.
+        underruns: how often a listener who began to play a row at its first piece had played all that there was before the next one came.
+        jitter: standard deviation of the seconds between two pieces of a row; nan with fewer than three.
         seconds: seconds of the whole call, sound included.
     """
 
@@ -58,6 +60,13 @@ class Speech(Result):
     first_sound: list[float]
     worst_gap: list[float]
     seconds: float
+    underruns: list[int] = field(default_factory=list)
+    jitter: list[float] = field(default_factory=list)
+
+    def __post_init__(self):
+        rows = len(self.waveforms)
+        object.__setattr__(self, "underruns", self.underruns or [0] * rows)
+        object.__setattr__(self, "jitter", self.jitter or [float("nan")] * rows)
 
     @property
     def real_time_factor(self) -> float:
