@@ -61,7 +61,7 @@ def findings_of(mini, plain, monkeypatch):
 
 def test_all_shipped_drafters_are_here(mini):
     assert set(mini.drafters) == set(DRAFTERS)
-    assert len(DRAFTERS) == 6
+    assert len(DRAFTERS) == 7
 
 
 @pytest.mark.parametrize("tree", TREES)

@@ -25,7 +25,7 @@ def test_every_matrix_is_stored_as_bytes():
     for path in files:
         stored = load_file(path)
         assert all(tensor.dtype == torch.int8 for tensor in stored.values() if tensor.dim() >= 2), path
-    assert sum(path.stat().st_size for path in (HOME / "text").rglob("*") if path.is_file()) <= 10.5e6
+    assert sum(path.stat().st_size for path in (HOME / "text").rglob("*") if path.is_file()) <= 11.5e6
 
 
 def test_it_runs_in_single_precision(mini):
@@ -33,7 +33,7 @@ def test_it_runs_in_single_precision(mini):
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("model", 2.2), ("eagle1", 2.0), ("eagle3", 2.4), ("hydra", 1.4), ("kangaroo", 2.0), ("medusa", 1.3)]
+    ("name", "least"), [("model", 2.2), ("eagle1", 2.0), ("eagle3", 2.4), ("hydra", 1.4), ("kangaroo", 2.0), ("medusa", 1.3), ("mixture-of-attentions", 2.4)]
 )
 def test_its_drafters_are_accepted_and_change_nothing(mini, name, least):
     plain = mmspec.text.generate(mini.target, some(mini), max_new_tokens=40)

@@ -107,7 +107,7 @@ def test_drafters_that_read_the_target_come_first(big, drafter):
         mmspec.text.generate(big, RAGGED, drafter)
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "hydra", "kangaroo", "medusa"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "hydra", "kangaroo", "medusa", "mixture-of-attentions"])
 def test_trained_drafters_go_first_in_a_relay(name):
     mini = mmspec.load("text")
     plain = written(mini.target, mini.examples)
