@@ -2,15 +2,18 @@
 
     python speech/compare_methods.py                       # 1,000 spoken numbers a row
     python speech/compare_methods.py --utterances 200 --only model tree
+    python speech/compare_methods.py --form sentences --utterances 64 --ears    # judged by Whisper, a voice encoder and DNSMOS as well
 
 Counts are exact and the same on every machine. Ratios are seconds against plain decoding, utterance by utterance at batch 1, contenders
 taking turns in one process, medians with quartiles; real-time factor and first sound are from there, too. Numbers of 1 to 4 digits are
 said by the speakers in turn; the recogniser that ships with the mini says how many come out whole. Rows that are token-exact say the very
-samples plain decoding says, and this is asserted.
+samples plain decoding says, and this is asserted. `--ears` needs `mmspec[quality]`, `speech/fetch_whisper.py --size base`,
+`speech/fetch_voice_encoder.py` and MMSPEC_DATA; it judges each sound once, and true recordings of the same texts beside them.
 """
 
 import argparse
-import random
+from dataclasses import asdict
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
@@ -19,34 +22,30 @@ from typing import Any
 from rich.progress import track
 
 import mmspec
+from mmspec.bench.compare.ears import Ears, quality_table, spoken_numbers, spoken_sentences
 from mmspec.bench.compare.run import Spread
 from mmspec.bench.compare.speech import FOLDER, always_accept, speech_methods
+from mmspec.loading.wheels import model_folder
 from mmspec.minis import Mini
-from mmspec.minis import speech_data as spoken
 from mmspec.minis.speech_model import load_recogniser
 from mmspec.speech import Speech, stream, synthesize
 from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
 
-
-def numbers(count: int, seed: int = 1) -> list[tuple[str, str]]:
-    """Texts and voices, as long as one another in every stretch of 32: batches then end together."""
-    pick, voices = random.Random(seed), spoken.SPEAKERS
-    digits = [[pick.randrange(10) for _ in range(1 + index // 32 % 4)] for index in range(count)]
-    return [(spoken.words(each), voices[index % len(voices)]) for index, each in enumerate(digits)]
+FORMS = {"numbers": spoken_numbers, "long-numbers": partial(spoken_numbers, length=4), "sentences": spoken_sentences}
 
 
 def judged(mini: Mini, name: str, options: dict[str, Any], asked: list[tuple[str, str]], args: argparse.Namespace) -> dict[str, Any]:
     """A row's counts over all utterances, and how they are understood."""
-    hearer, told, stats, wrong, words, whole, seconds = load_recogniser(FOLDER), sha256(), [], 0, 0, 0, 0.0
+    hearer, told, stats, wrong, words, whole, waves = load_recogniser(FOLDER), sha256(), [], 0, 0, 0, []
     for first in track(range(0, len(asked), args.batch_size), name):
         texts, voices = zip(*asked[first : first + args.batch_size], strict=True)
         out = synthesize(mini.target, texts, voice=voices, seed=first, max_seconds=args.max_seconds, **options)
         errors = word_errors(texts, [hearer.hear(wave) for wave in out.waveforms])
         wrong, words = wrong + sum(errors), words + sum(len(text.split()) for text in texts)
         whole += sum(error == 0 for error in errors)
-        stats, seconds = [*stats, out.stats], seconds + sum(map(len, out.waveforms)) / out.sample_rate
+        stats, waves = [*stats, out.stats], [*waves, *out.waveforms]
         for wave in out.waveforms:
             told.update(wave.numpy().tobytes())
     share, tokens = whole / len(asked), sum(each.tokens for each in stats)
@@ -59,9 +58,17 @@ def judged(mini: Mini, name: str, options: dict[str, Any], asked: list[tuple[str
         "interval": 1.96 * (share * (1 - share) / len(asked)) ** 0.5,
         "digit_errors": wrong / words,
         "drift_a_code": sum(drift) / tokens if drift else None,
-        "seconds_of_sound": seconds,
+        "seconds_of_sound": sum(map(len, waves)) / mini.target.rate,
         "sound": told.hexdigest(),
+        "waves": waves,
     }
+
+
+def listened(mini: Mini, ears: Ears, table: list[dict[str, Any]], asked: list[tuple[str, str]]) -> dict[str, Any]:
+    """What the outside models say of true recordings and of every different sound."""
+    first = {row["sound"]: row for row in reversed(table)}
+    sounds = ears.references(mini, asked) | {row["row"]: row["waves"] for row in table if first[row["sound"]] is row}
+    return {name: ears.assess(waves, asked) for name, waves in track(sounds.items(), "ears")}
 
 
 def timed(mini: Mini, rows: dict[str, dict[str, Any]], asked: list[tuple[str, str]], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -94,6 +101,10 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, default=1024)
     parser.add_argument("--timed", type=int, default=24, help="utterances timed at batch 1")
     parser.add_argument("--only", nargs="+", help="rows to run; plain is always among them")
+    parser.add_argument("--form", choices=FORMS, default="numbers", help="what is said")
+    parser.add_argument(
+        "--ears", nargs="?", type=Path, const=model_folder("whisper-base"), help="judge by outside models; a Whisper's folder"
+    )
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--max-seconds", type=float, default=6.0)
     parser.add_argument("--out", type=Path, help="JSON with every figure and its provenance")
@@ -101,7 +112,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.smoke:
         args.utterances, args.timed, args.only, args.max_seconds = 4, 2, ["model"], 0.5
-    mini, asked = mmspec.load("speech"), numbers(args.utterances)
+    mini, asked = mmspec.load("speech"), FORMS[args.form](args.utterances)
+    try:
+        ears = None if args.ears is None else Ears.load(args.ears, sorted({voice for _, voice in asked}))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     rows = {name: options for name, options in speech_methods(mini).items() if args.only is None or name in ("plain", *args.only)}
     if args.only is None or "always_accept" in args.only:
         rows["always_accept"] = always_accept(mini)
@@ -111,8 +126,11 @@ def main() -> None:
         same = row["sound"] == table[0]["sound"]
         if row["exactness"] == "token-exact" and not same:
             raise SystemExit(f"{row['row']} is token-exact, but does not say what plain decoding says")
+    heard = {} if ears is None else listened(mini, ears, table, asked)
     if args.out is not None:
-        write_json(args.out, {"rows": table, "provenance": provenance(mini.target.model.device)})
+        kept = [{key: value for key, value in row.items() if key != "waves"} for row in table]
+        quality = {name: asdict(each) for name, each in heard.items()}
+        write_json(args.out, {"rows": kept, "quality": quality, "provenance": provenance(mini.target.model.device)})
     print("| row | exactness | codes a call | x plain | said right | digit errors | drift a code | real-time factor | first sound, ms |")
     print("|---" * 9 + "|")
     for row in table:
@@ -121,6 +139,8 @@ def main() -> None:
         cells += [f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})", f"{row['said_right']:.3f} ± {row['interval']:.3f}"]
         cells += [f"{row['digit_errors']:.3f}", drift, f"{row['real_time_factor']:.3f}", f"{1000 * row['first_sound']:.0f}"]
         print("| " + " | ".join(cells) + " |")
+    if heard:
+        print(f"\n{quality_table(heard)}")
 
 
 if __name__ == "__main__":

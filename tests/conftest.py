@@ -1,6 +1,7 @@
 """Models every part of the suite may use: tiny, random, sharp enough that greedy decoding has no ties."""
 
 import gc
+import logging
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers and processes side by side: threads of their own would wait for one another
@@ -18,6 +19,19 @@ def pytest_collection_finish() -> None:
     """What the imports made lives to the end: the garbage collector need not visit it again."""
     gc.collect()
     gc.freeze()
+
+
+CACHE_WARNING = "`past_key_values`/`cache_params` are deprecated"
+"""How transformers 5.24 warns when the cache of an output is read by its old name. By keyword it is a FutureWarning (pyproject.toml)."""
+
+
+def refuse_old_cache_names(record: logging.LogRecord) -> bool:
+    """A filter of transformers' log: that warning is an error."""
+    assert not str(record.msg).startswith(CACHE_WARNING), record.msg
+    return True
+
+
+logging.getLogger("transformers.utils.generic").addFilter(refuse_old_cache_names)
 
 
 def llama(layers: int, seed: int) -> LlamaForCausalLM:

@@ -14,7 +14,7 @@ INTRODUCTION = """# Arguments of `generate` in the drop-in
 
 After this page you know what `custom_generate=mmspec.text.speculate(drafter)` does with each argument, setting, processor and criterion.
 
-Written by `python -m tests.drop_in_table` from the tables that `mmspec.text.speculate` itself reads; for transformers 5.23.
+Written by `python -m tests.drop_in_table` from the tables that `mmspec.text.speculate` itself reads; for transformers 5.24.
 
 | treatment | meaning |
 |---|---|

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import transformers as hf
 
+from mmspec.models.compat.cache_name import cache_keyword, cache_of
 from mmspec.models.recurrent.states import RecurrentStates
 from tests.sizes import LLAMA, STATES, VOCAB, Case, build
 
@@ -170,9 +171,8 @@ def uncached_states(
     at_once = prompt if any(layer.mixer.limited for layer in states.layers) else len(ids)
     out = model(input_ids=torch.tensor([ids[:at_once]]), use_cache=True)
     for token in ids[at_once:]:
-        past = {name: getattr(out, name) for name in ("cache_params", "past_key_values") if getattr(out, name, None) is not None}
-        out = model(input_ids=torch.tensor([[token]]), use_cache=True, **past)
-    cache = out.cache_params if hasattr(out, "cache_params") else getattr(out, "past_key_values", None)
+        out = model(input_ids=torch.tensor([[token]]), use_cache=True, **cache_keyword(model, cache_of(out)))
+    cache = cache_of(out)
     found = []
     for layer in states.layers:
         module = model.get_submodule(layer.mixer.path)

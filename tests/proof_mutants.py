@@ -9,6 +9,7 @@ import transformers as hf
 
 from mmspec.core.records import PAD, Draft
 from mmspec.models import session as sessions
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.layout import Layout
 from tests.sizes import LLAMA, Case, build
 
@@ -92,7 +93,7 @@ class Bidirectional(hf.LlamaForCausalLM):
     """An encoder: without a cache every token sees all others."""
 
     def forward(self, input_ids=None, attention_mask=None, use_cache=None, **more):
-        if attention_mask is None and not more.get("past_key_values"):
+        if attention_mask is None and not more.get(CACHE):
             length = input_ids.shape[1]
             attention_mask = torch.ones(len(input_ids), 1, length, length, dtype=torch.bool)
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, use_cache=use_cache, **more)

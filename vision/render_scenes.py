@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=64, help="pixels a side")
     parser.add_argument("--objects", type=int, default=2, help="most objects of a scene, 1 to 4")
-    parser.add_argument("--jitter", type=float, default=0.045, help="movement of objects, as a share of half a side")
+    parser.add_argument("--shift", type=float, default=0.125, help="movement of objects, as a share of half a side: -SHIFT, 0 or SHIFT")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="24 scenes")
     args = parser.parse_args()
@@ -38,7 +38,7 @@ def main() -> None:
         (inside / "images").mkdir()
         lines = []
         for number in track(range(count), "drawing", disable=count < 100):
-            scene = captioned_scene(args.seed, number, args.objects, args.jitter)
+            scene = captioned_scene(args.seed, number, args.objects, args.shift)
             row = {"file": f"images/{number:06}.png", "caption": scene.caption, "attributes": scene.attributes}
             draw_captioned(scene, args.size).save(inside / row["file"])
             lines.append(json.dumps(row))

@@ -111,6 +111,32 @@ class Commands(TyperGroup):
             WORDS.reset(words)
         sys.exit(code if isinstance(code, int) else 0)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that a line names. A step of a command has a name of two words, and `recommend run` is `recommend`.
+
+        Args:
+            ctx: the group's context.
+            args: words of the line from the command's name on.
+
+        Returns:
+            Name, command and the words behind it.
+        """
+        if len(args) > 1 and (step := " ".join(args[:2])) in (*self.commands, "recommend run"):
+            args = [step if step in self.commands else args[0], *args[2:]]
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Complete a command's name. Steps, whose names are two words, are left to the help page of their command.
+
+        Args:
+            ctx: the group's context.
+            incomplete: what was typed so far.
+
+        Returns:
+            The completions.
+        """
+        return [found for found in super().shell_complete(ctx, incomplete) if " " not in found.value]
+
 
 def _report(error: BaseException, verbose: bool) -> int:
     """Print one line about an error and return the exit code."""

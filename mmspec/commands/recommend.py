@@ -19,6 +19,9 @@ EXAMPLES = """Examples:
   mmspec recommend users.parquet out/ --k 20
   mmspec recommend users/ out/ --model ./target --drafter ./small --unseen
   mmspec recommend users.parquet out/ --only in-stock.txt --engine ray
+  mmspec recommend users/ out/ --seen-column seen --unknown skip --fallback popularity
+  mmspec recommend run shop/histories.parquet out/ --model shop/ --unseen   # the same command; run may be left out
+  mmspec recommend prepare --help                                           # and train, evaluate, assign, append: your own shop
   torchrun --nproc-per-node 8 -m mmspec.cli recommend users.parquet out/
 """
 _MODEL = "Target: the shipped mini (default), a folder or a hub name."
@@ -49,10 +52,21 @@ def recommend(
     ] = None,
     drafter: Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="NAME")] = None,
     draft_length: Annotated[str, common.option(common.HOW, _LENGTH, metavar="N")] = "auto",
-    width: Annotated[int | None, common.option(common.HOW, "Beams drafted a level; 4 K by default.", metavar="N")] = None,
+    beams: Annotated[int | None, common.option(common.HOW, "Beams kept a level, K or more; K by default.", metavar="N")] = None,
+    width: Annotated[int | None, common.option(common.HOW, "Beams drafted a level; 4 times those kept by default.", metavar="N")] = None,
     compare: Annotated[bool, common.option(common.HOW, "Show plain search beside it.", "--compare")] = False,
     temperature: Annotated[float, common.option(common.DRAWING, "Of modes that draw; 1 by default.", metavar="T")] = 1.0,
     seed: Annotated[int, common.option(common.DRAWING, "Row r draws with SEED + r; 0 by default.", metavar="SEED")] = 0,
+    seen_column: Annotated[str | None, common.option("Bulk", "Lists of items to leave out.", metavar="NAME")] = None,
+    deny_column: Annotated[str | None, common.option("Bulk", "More lists of items to leave out.", metavar="NAME")] = None,
+    allow_column: Annotated[str | None, common.option("Bulk", "Lists of the only items to search.", metavar="NAME")] = None,
+    candidates_column: Annotated[str | None, common.option("Bulk", "Lists of items to rank, without a search.", metavar="NAME")] = None,
+    unknown: Annotated[
+        str, common.option("Bulk", "Items that the catalogue lacks: reject the user (default) or skip them.", metavar="NAME")
+    ] = "reject",
+    fallback: Annotated[
+        str, common.option("Bulk", "Without a known item: none (default), popularity or co-occurrence.", metavar="NAME")
+    ] = "none",
     engine: Annotated[str, common.option("Bulk", "local (default; also under torchrun) or ray.", metavar="NAME")] = "local",
     rows: Annotated[int, common.option("Bulk", "Users per search; 64 by default.", metavar="N")] = 64,
     batch_size: Annotated[int, common.option("Bulk", "Users read at once, sorted by length; 256 by default.", metavar="N")] = 256,
@@ -83,7 +97,8 @@ def _check(given: dict[str, Any]) -> None:
         raise ValueError("no user: give --history ITEMS, --user N, or a Parquet file and a folder")
     common.check_counts(given, "rows", "batch_size", "shard_size")
     if given["users"] is None:
-        job = ("--engine", "--batch-size", "--shard-size", "--user-column", "--history-column")
+        job = ("--engine", "--batch-size", "--shard-size", "--user-column", "--history-column", "--seen-column", "--deny-column")
+        job += ("--allow-column", "--candidates-column", "--unknown", "--fallback")
         common.refuse_unread("belongs to a file of users: for a few leave it out", *job)
     if given["mode"] == "plain" or given["drafter"] == "none":
         common.refuse_unread("is for drafting, and plain search drafts nothing: leave it out", "--width")
@@ -109,10 +124,16 @@ def _length(text: str) -> int | str:
 
 def _job(given: dict[str, Any]) -> None:
     from mmspec.jobs import run
+    from mmspec.jobs.catalogue_versions import version_of_job
     from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommendation_job
 
+    if given["catalogue"] is None and (version := version_of_job(Path(given["out"]), Path(given["model"]))) is not None:
+        given["catalogue"] = str(version / "catalogue.parquet")  # items were appended since the job began
+        if given["drafter"] == "retriever":
+            given["drafter"] = str(version / "retriever.safetensors")
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
-    names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column")
+    names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column", "beams", "unknown", "fallback")
+    names += ("seen_column", "deny_column", "allow_column", "candidates_column")
     spec = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
     report = run(partial(make_recommendation_job, spec), engine=given["engine"])
     if report is None:  # process 0 of a launch reports
@@ -159,7 +180,7 @@ def _few(given: dict[str, Any]) -> None:
             raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --method plain")
         modes.append("plain")
     requests = [(None, _items(text, loaded.catalogue)) for text in given["history"] or ()] + _simulated(given, loaded)
-    options = {name: given[name] for name in ("k", "width", "draft_length", "unseen", "temperature")}
+    options = {name: given[name] for name in ("k", "beams", "width", "draft_length", "unseen", "temperature")}
     options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], loaded.catalogue)
     works = [Recommend(loaded, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
     users = [works[0].check({"user_id": number, "history": history}) for number, (_, history) in enumerate(requests)]
@@ -175,7 +196,7 @@ def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]
     """Return items and scores of every user."""
     found: list[dict[str, list[Any]]] = [{} for _ in users]
     for part in work.parts(users):
-        out = work.search([users[place][1] for place in part], [work.seed + place for place in part])
+        out = work.search([users[place] for place in part], [work.seed + place for place in part])
         for place, items, scores in zip(part, out.items, out.scores, strict=True):
             found[place] = {"items": items, "scores": scores}
         done(len(part))

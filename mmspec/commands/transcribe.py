@@ -26,6 +26,7 @@ PART = 64
 _FILES = "Sound files (WAV, FLAC, OGG, MP3), or folders of them."
 _MODEL = "Whisper: a folder or a hub name; python speech/fetch_whisper.py keeps one."
 _DRAFTER = "none (default), a smaller Whisper's path, lookup, suffix, ... (mmspec models lists them)."
+_THRESHOLD = "Keep draft tokens unchecked while the drafter's probability is at least TAU: fewer calls, other words (lossy)."
 _LANGUAGE = "What is spoken: auto (default) detects it for every file; else a code or name, such as en."
 _TIMES = "none, segment or word; segment for subtitles, none otherwise by default."
 _FALLBACK = "Decode a window again at higher temperatures where its text repeats itself or is unlikely."
@@ -42,6 +43,7 @@ def transcribe(
     prompt: Annotated[str | None, option(WHAT, "Text to be read as if it came before, such as names.", metavar="TEXT")] = None,
     drafter: Annotated[str, option(HOW, _DRAFTER, metavar="NAME")] = "none",
     accept: common.ACCEPT_RULE = None,
+    threshold: Annotated[float | None, option(HOW, _THRESHOLD, metavar="TAU")] = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
     fallback: Annotated[bool, option(DRAWING, _FALLBACK, "--fallback")] = False,
@@ -60,6 +62,7 @@ def transcribe(
     common.check_counts(given, "batch_size")
     found = sounds_in(files or [])
     given["timestamps"] = _times(timestamps, text_format, as_json)
+    given["accept"] = _rule(given)
     if model is None:
         raise ValueError("no model: give --model, such as the folder that mmspec recipe speech/fetch_whisper.py keeps")
     if as_json and text_format != "text":
@@ -116,6 +119,21 @@ def _times(given: str | None, form: str, as_json: bool) -> str | None:
     return None if given == "none" else given
 
 
+def _rule(given: dict[str, Any]) -> Any:
+    """Return the accept rule to ask for. ValueError for a threshold beside another rule, out of range, or without a drafter."""
+    if given["threshold"] is None:
+        return given["accept"]
+    if given["accept"] is not None:
+        raise ValueError("--threshold and --accept were both given: --threshold is a rule of its own")
+    if given["drafter"] == "none":
+        raise ValueError("--threshold needs a drafter: give --drafter, such as the folder that speech/train_heads.py wrote")
+    if not 0 <= given["threshold"] <= 1:
+        raise ValueError(f"threshold is {given['threshold']:g}: give a probability between 0 and 1")
+    from mmspec.core.rules.lossy.always_accept import Threshold
+
+    return Threshold(given["threshold"])
+
+
 def _names(found: list[Path]) -> dict[Path, str]:
     """Return a name for each recording's output. ValueError if two would have the same."""
     names: dict[str, Path] = {}
@@ -131,7 +149,9 @@ def _settings(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     keys = ("model", "dtype", "language", "task", "prompt", "accept", "fallback", "condition", "seed", "timestamps", "text_format", "vad")
     if given["accept"] not in (None, "exact"):
         keys += ("drafter", "draft_length", "tree")
-    own = {key: given[key] for key in keys}
+    own = {key: given[key] for key in keys} | {
+        "accept": given["accept"] if given["threshold"] is None else f"threshold {given['threshold']:g}"
+    }
     place = folder / _SETTINGS
     if place.exists():
         before = json.loads(place.read_text(encoding="utf-8"))

@@ -61,6 +61,11 @@ def most_likely(distribution: Distribution, keys: Keys) -> tuple[Tensor, Distrib
     return distribution.mode(), None
 
 
+def most_likely_of(distribution: Distribution, keys: Keys) -> tuple[Tensor, Distribution | None]:
+    """Take the drafter's most likely value and record its distribution. For rules that read how likely it is."""
+    return distribution.mode(), distribution
+
+
 @dataclass(frozen=True)
 class Warped:
     """Draw after `warp` (temperature and truncation) and record the distribution before it. For rules that read that one."""

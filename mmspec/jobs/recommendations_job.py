@@ -16,7 +16,9 @@ from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
-from mmspec.jobs.recommendations import Recommend, RecommendationTotals, User, digest, recommendation_job_identity
+from mmspec.jobs.recommendation_fallback import Fallback, check_fallback
+from mmspec.jobs.recommendation_totals import RecommendationTotals
+from mmspec.jobs.recommendations import LISTS, Recommend, User, digest, recommendation_job_identity
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.methods import method_of
@@ -48,6 +50,13 @@ class RecommendationJobSpec:
     dtype: str = "float32"
     user_column: str = "user_id"
     history_column: str = "history"
+    beams: int | None = None
+    seen_column: str | None = None  # lists of items in the table: left out,
+    deny_column: str | None = None  # left out,
+    allow_column: str | None = None  # the only ones to search,
+    candidates_column: str | None = None  # ranked instead of a search
+    unknown: str = "reject"  # users with an item that the catalogue lacks; or skip the item
+    fallback: str = "none"  # for users without any item of the catalogue: popularity, co-occurrence
 
 
 def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | None = None) -> Job:
@@ -58,7 +67,9 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
     """
     from mmspec.utils.provenance import provenance
 
-    source = ParquetRows(asked.users, (asked.user_column, asked.history_column))
+    columns = {name: column for name in LISTS if (column := getattr(asked, f"{name}_column")) is not None}
+    check_fallback(asked.fallback)
+    source = ParquetRows(asked.users, (asked.user_column, asked.history_column, *columns.values()))
     id_type, id_class = _ids(source, asked)
     if asked.mode is not None:
         method_of(asked.mode)
@@ -69,15 +80,21 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
     check_items(asked.k, asked.width, len(loaded.catalogue))
     mode = asked.mode or ("plain" if loaded.drafter is None else "strict")
     mask = None if asked.only is None else read_allowed_items(asked.only, loaded.catalogue)
+    if "candidates" in columns and mode != "plain" and asked.mode is not None:
+        raise ValueError("candidates are ranked in one forward, not searched for: leave mode out")
     options = {"k": asked.k, "mode": mode, "width": asked.width, "unseen": asked.unseen, "temperature": asked.temperature}
+    options |= {} if asked.beams is None else {"beams": asked.beams}
     names = {"user": asked.user_column, "history": asked.history_column, "user_type": id_class}
     work = Recommend(loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed, **names)
+    work = replace(work, columns=columns, unknown=asked.unknown, fallback=_fallback(asked, loaded.catalogue))
     work.rehearse()
     length = _length(asked, work, source)
     work = replace(work, options=work.options | {"draft_length": length})
     told = options | {"draft_length": length, "only": None if mask is None else digest(mask)}
     told |= {name: getattr(asked, name) for name in ("seed", "rows", "batch_size", "dtype")}
-    sink = ParquetTable({"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"})
+    told |= {"lists": columns, "unknown": asked.unknown, "fallback": asked.fallback}
+    table = {"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"}
+    sink = ParquetTable(table | ({"source": "string"} if work.fallback is not None else {}))
     return Job(
         source=source,  # pyright: ignore[reportArgumentType] - its unit is the class's
         sink=sink,  # pyright: ignore[reportArgumentType] - so is its extension
@@ -94,6 +111,15 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
     )
 
 
+def _fallback(asked: RecommendationJobSpec, catalogue: Catalogue) -> Fallback | None:
+    """Counts over all histories of the table, if a fallback is asked for."""
+    if asked.fallback == "none":
+        return None
+    table = ParquetRows(asked.users, (asked.history_column,))
+    histories = (record[asked.history_column] for _, record in table.read(lambda index: True))
+    return Fallback.counted(histories, catalogue, asked.fallback)
+
+
 def _ids(source: ParquetRows, asked: RecommendationJobSpec) -> tuple[str, type]:
     """Type of the output's user ids: (Parquet's name, Python's class)."""
     found = source.types[asked.user_column]
@@ -107,7 +133,7 @@ def _ids(source: ParquetRows, asked: RecommendationJobSpec) -> tuple[str, type]:
 def _item_type(catalogue: Catalogue) -> str:
     kinds = set(map(type, catalogue.items))
     if kinds == {int}:
-        return "int64"
+        return "uint64" if max(catalogue.items) >= 2**63 else "int64"  # pyright: ignore[reportArgumentType]
     if kinds == {str}:
         return "string"
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
@@ -121,7 +147,7 @@ def _length(asked: RecommendationJobSpec, work: Recommend, source: ParquetRows) 
     """Levels drafted a round. "auto" is decided once and stored in the manifest."""
     levels, loaded = work.recommender.catalogue.levels, work.recommender
     mode = method_of(work.options["mode"])
-    if mode.plain or loaded.drafter is None:
+    if mode.plain or loaded.drafter is None or asked.candidates_column is not None:
         return 0
     if isinstance(asked.draft_length, int):
         return asked.draft_length
@@ -156,7 +182,7 @@ def _fastest(work: Recommend, source: ParquetRows) -> int:
     """The cost model's choice on the first users: all levels, or none."""
     from mmspec.recsys.cost import OPENING, CostModel
 
-    users, cost = list(islice(_users(work, source), work.rows)), CostModel()
+    users, cost = list(islice((user for user in _users(work, source) if user[1]), work.rows)), CostModel()
     if not users:
         return work.recommender.catalogue.levels - 1
     trial = replace(work, options=work.options | {"draft_length": cost}, totals=RecommendationTotals())

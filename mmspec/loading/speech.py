@@ -32,8 +32,8 @@ def load_speaker(name: str = "mini", drafter: str | None = None, dtype: str = "f
     """The speaker called `name`.
 
     Args:
-        name: "mini" or "speech", a folder that `speech/train_target.py` wrote, a folder or hub name of a speech model of transformers
-            (`checkpoints.load_checkpoint` says which).
+        name: "mini" or "speech", a folder that `speech/train_target.py` wrote, a folder or hub name of a speech model
+            (`mmspec.speech.load` says which).
         drafter: "model" or another name of the mini or folder, a name of `mmspec.run.registry.DRAFTERS`, a folder of a trained
             drafter or of a small model over the same ids, "none". By default "model" where there is one, else none.
         dtype: float32, bfloat16, float16 or auto (float32); sound is always made in float32.
@@ -65,7 +65,7 @@ def _parts(name: str) -> dict[str, Any]:
     if not home.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
         raise FileNotFoundError(f"model path {name} does not exist: give mini, a folder with config.json and weights, or a hub name")
     if not ((home / "target").is_dir() and (home / "codec").is_dir()):
-        from mmspec.loading.speech_checkpoints import load_checkpoint
+        from mmspec.speech.checkpoints.load import load_checkpoint
 
         return {"target": load_checkpoint(str(home) if home.exists() else name), "drafters": {}, "examples": {}}
     from mmspec.minis.speech_model import load_utterances

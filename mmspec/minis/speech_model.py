@@ -9,7 +9,8 @@ from mmspec.minis.speech_data import VOICES
 from mmspec.minis.weights import llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.speech.families.base import SpeechSampling
-from mmspec.speech.families.codec_lm import CodecLM, Letters
+from mmspec.speech.families.codec_lm import CodecLM
+from mmspec.speech.families.letters import Letters
 from mmspec.speech.sound.recogniser import Recogniser
 
 LONGEST = 96

@@ -5,7 +5,7 @@ its items in the catalogue's order.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mmspec.core.beams.trie import Trie
-from mmspec.recsys.catalogue_checks import check_fields
-from mmspec.recsys.catalogue_file import read_table, write_table
+from mmspec.recsys.storage.checks import check_fields
+from mmspec.recsys.storage.sorting import sorted_paths
+from mmspec.recsys.storage.table import read_table, write_table
 
 Item = Hashable
 SHOWN = "shown"
@@ -110,7 +111,7 @@ class Catalogue:
     @cached_property
     def _sorted(self) -> tuple[Tensor, Tensor]:
         """Distinct paths [P, L] in order, and each item's [items]."""
-        return torch.unique(self.paths.cpu(), dim=0, return_inverse=True)  # pyright: ignore[reportReturnType]
+        return sorted_paths(self.paths.cpu())
 
     @property
     def distinct(self) -> Tensor:
@@ -128,12 +129,10 @@ class Catalogue:
         return self._sorted[1]
 
     @cached_property
-    def _shelves(self) -> tuple[tuple[int, ...], ...]:
-        """Per distinct path, the rows of its items."""
-        shelves: list[list[int]] = [[] for _ in range(len(self.distinct))]
-        for row, leaf in enumerate(self.leaf.tolist()):
-            shelves[leaf].append(row)
-        return tuple(map(tuple, shelves))
+    def _shelves(self) -> tuple[Tensor, Tensor]:
+        """Rows of items by path, and where each path's begin, [P + 1]."""
+        order = torch.argsort(self.leaf, stable=True)
+        return order, torch.searchsorted(self.leaf[order], torch.arange(len(self.distinct) + 1))
 
     def row(self, item: Item) -> int:
         """Look up an item.
@@ -161,7 +160,8 @@ class Catalogue:
         Returns:
             Rows of its items, in the catalogue's order.
         """
-        return self._shelves[leaf]
+        order, begin = self._shelves
+        return tuple(order[int(begin[leaf]) : int(begin[leaf + 1])].tolist())
 
     def mask(self, items: Sequence[Item]) -> Tensor:
         """Mark items. `ValueError` names an unknown item.
@@ -285,10 +285,9 @@ class Catalogue:
         """
         table = read_table(path)
         try:
-            found = Catalogue.of(dict(zip(table.items, table.paths, strict=True)))
-            if len(found) != len(table.items):
-                raise ValueError(f"{len(table.items) - len(found)} items are in it twice: give every item one path")
+            if twice := len(table.items) - len(set(table.items)):
+                raise ValueError(f"{twice} items are in it twice: give every item one path")
             before, after = (tuple(table.settings.get(name, ())) for name in ("before", "after"))
-            return replace(found, before=before, after=after, most=table.settings.get("most", 20), names=table.names)
+            return Catalogue(tuple(table.items), table.paths, before, after, table.settings.get("most", 20), table.names)
         except (TypeError, ValueError) as error:
             raise ValueError(f"catalogue {path}: {error}") from None

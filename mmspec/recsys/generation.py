@@ -23,6 +23,8 @@ from mmspec.models.proof.require import require
 from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.cost import CostModel, SearchSize
+from mmspec.recsys.filters.groups import GroupRules
+from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.methods import BeamMethod, method_of
 from mmspec.run.arguments import check, check_items, check_prompt_ids
 from mmspec.run.draft_length import control_of
@@ -72,7 +74,11 @@ def recommend(
     catalogue: Catalogue | None = None,
     width: int | None = None,
     allowed: Tensor | None = None,
+    allow: Lists | None = None,
+    deny: Lists | None = None,
     unseen: bool = False,
+    beams: int | None = None,
+    rules: GroupRules | None = None,
     on_step: OnStep = None,
     capture: bool = False,
 ) -> Recommendations:
@@ -86,13 +92,17 @@ def recommend(
             (beam sampling, the same items as without drafting), "sample" (beam sampling, exact in distribution), "relaxed"
             (approximate).
         mode: a synonym of `method`.
-        k: beams kept on every level, and the most items a user gets. All items of a path count.
+        k: the most items a user gets. All items of a path count.
         catalogue: the items and their paths.
-        width: beams drafted a level, at least k; 4 * k by default.
+        width: beams drafted a level, at least `beams`; 4 * `beams` by default.
         draft_length: levels drafted a round, "auto" for all there are; or a Control, such as `mmspec.recsys.CostModel`, which is kept from
             call to call and chooses plain search where that is cheaper.
         allowed: which items may be recommended, [items] or [B, items] bool (see `Catalogue.mask`); all by default.
+        allow: for each user a list of the only items that may be recommended, or None. Lists cost their own length in memory.
+        deny: for each user a list of items that may not be recommended, or None.
         unseen: leave out the items of each user's own history.
+        beams: beams kept on every level, at least k; k by default.
+        rules: boosts, quotas and caps of groups, by which the list is chosen from the items of all beams.
         temperature: of the methods that sample, by default 1.
         seed: of the methods that sample; an int (row r gets seed + r) or one per row.
         on_step: called with every round.
@@ -109,7 +119,8 @@ def recommend(
         raise ValueError("catalogue is missing: pass catalogue=Catalogue.read(path), the items and their paths")
     request = Request.of(drafter=drafter, draft_length=draft_length, seed=seed, temperature=1.0 if temperature is None else temperature)
     check(histories=histories, k=k, catalogue=catalogue, width=width, allowed=allowed, unseen=unseen, on_step=on_step, capture=capture)
-    check_items(k, width, len(catalogue))
+    check(beams=beams, rules=rules)
+    check_items(k, width, len(catalogue), beams)
     family_of(model)  # refuses what is no model
     chosen, device = method_of(_one(method, mode)), model.device
     _refuse_temperature(chosen, temperature)
@@ -117,26 +128,26 @@ def recommend(
     if "input_ids" not in inputs:
         raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
     rows = len(inputs["input_ids"])
-    allowed = _allowed(catalogue, allowed, rows, histories if unseen else None)
-    trie = (catalogue.trie if allowed is None else catalogue.trie.only(catalogue.only(allowed))).to(device)
+    filters = ItemFilter.of(catalogue, rows, allowed, allow, deny, histories if unseen else None)
+    trie, beams = filters.trie(catalogue).to(device), _beams(beams, k)
     if chosen.plain and drafter is not None:
         raise ValueError("method 'plain' drafts nothing: leave drafter out, or take method 'strict'")
-    width = 4 * k if width is None else width
+    width = 4 * beams if width is None else width
     require(model, trees=True)  # beams share their prompt: a tree
     if isinstance(histories, Mapping):
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
-    _check(model, inputs, catalogue)
-    target = _target(model, trie, k, width if drafter is not None else 0)
-    proposer = _drafter(request.drafter, target, chosen, k, width, request.temperature)
-    stopping = BeamStopping(rows, trie.levels, k, device)
+    check_paths_fit(model, inputs, catalogue)
+    target = _target(model, trie, beams, width if drafter is not None else 0)
+    proposer = _drafter(request.drafter, target, chosen, beams, width, request.temperature)
+    stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target
-    rule = chosen.rule(trie, k, request.temperature)
+    rule = chosen.rule(trie, beams, request.temperature)
     stats = Stats(exactness=rule.exactness)
-    control = _control(request.draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], k, width, trie.levels))
+    control = _control(request.draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], beams, width, trie.levels))
     noise = Noise.from_seed(request.seed, rows, device)
     for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
         pass
-    return _told(catalogue, trie, stopping, k, stats, allowed)
+    return _told(catalogue, trie, stopping, k, stats, filters, rules)
 
 
 def _one(method: str | None, mode: str | None) -> str:
@@ -158,23 +169,8 @@ def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: t
     return catalogue.inputs(histories, device) | {SHOWN: catalogue.shown(histories, device)}
 
 
-def _allowed(catalogue: Catalogue, allowed: Tensor | None, rows: int, seen: Any) -> Tensor | None:
-    """Return `allowed` [items] or [B, items], without the items of the histories `seen`; None for all."""
-    if allowed is not None and tuple(allowed.shape) not in ((len(catalogue),), (rows, len(catalogue))):
-        raise ValueError(
-            f"allowed has shape {tuple(allowed.shape)}: give [{len(catalogue)}], or [{rows}, {len(catalogue)}], one row a history"
-        )
-    if seen is None:
-        return allowed
-    if isinstance(seen, Mapping):
-        raise ValueError("unseen needs the histories' items, and prompts were given: pass allowed with a row a prompt instead")
-    table = torch.ones(rows, len(catalogue), dtype=torch.bool) if allowed is None else allowed.cpu().expand(rows, -1).clone()
-    for row, history in enumerate(seen):
-        table[row, [catalogue.row(item) for item in history]] = False
-    return table
-
-
-def _check(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
+def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
+    """Raise ValueError if the catalogue's paths use tokens the model lacks, or prompts leave no room for a path."""
     size = model.config.get_text_config(decoder=True).vocab_size
     most = int(catalogue.paths.max())
     if most >= size:
@@ -222,8 +218,17 @@ def _control(draft_length: int | str | Control, drafter: Drafter, search: Search
     return control_of(draft_length, drafter, auto=lambda: Fixed(search.levels - 1), thompson=False, unit="levels")
 
 
-def _told(catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stats: Stats, allowed: Tensor | None) -> Recommendations:
-    """Return beams as items, in the order of their scores; items of the same path in the catalogue's order, only those `allowed`."""
+def _beams(beams: int | None, k: int) -> int:
+    """Return how many beams a level keeps."""
+    if beams is not None and beams < k:
+        raise ValueError(f"beams is {beams} and k {k}: keep at least as many beams as items are asked for")
+    return k if beams is None else beams
+
+
+def _told(
+    catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stats: Stats, filters: ItemFilter, rules: GroupRules | None
+) -> Recommendations:
+    """Return beams as items, in the order of their scores; items of the same path in the catalogue's order, only those that may be."""
     score, order = torch.sort(stopping.score, dim=-1, descending=True, stable=True)
     leaf = (stopping.state.gather(1, order) - trie.starts[-1]).cpu()
     counts = (score > -torch.inf).sum(1).cpu()
@@ -231,11 +236,12 @@ def _told(catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stat
     items: list[list[Item]] = []
     scores: list[list[float]] = []
     for row, (count, leaves) in enumerate(zip(counts.tolist(), leaf.tolist(), strict=True)):
-        beams = [(shelf, mean[row][beam]) for beam in range(count) for shelf in catalogue.shelf(leaves[beam])]
-        if allowed is not None and len(beams) > count:  # else every beam stands for one item, and the trie saw to it
-            may = (allowed if allowed.dim() == 1 else allowed[row])[[shelf for shelf, _ in beams]].tolist()
-            beams = [beam for beam, there in zip(beams, may, strict=True) if there]
-        items.append([catalogue.items[shelf] for shelf, _ in beams[:k]])
-        scores.append([value for _, value in beams[:k]])
-    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)], 0)
+        shelves = [(shelf, mean[row][beam]) for beam in range(count) for shelf in catalogue.shelf(leaves[beam])]
+        if len(shelves) > count:  # else every beam stands for one item, and the trie saw to it
+            shelves = [one for one in shelves if filters.may(row, one[0])]
+        found = [(catalogue.items[shelf], value) for shelf, value in shelves]
+        chosen = found[:k] if rules is None else rules.choose(found, k)
+        items.append([item for item, _ in chosen])
+        scores.append([value for _, value in chosen])
+    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)].long(), 0)
     return Recommendations(paths, counts, stats, items, scores)

@@ -30,8 +30,7 @@ class ItemGuide:
     """Guide of one beam search from scores [B, P] >= 0 of the distinct paths. Nodes without mass are uniform over the paths below them."""
 
     def __init__(self, trie: Trie, scores: Tensor):
-        self.span, first = trie.span, trie.starts[-1]
-        allowed = torch.ones_like(scores[:1], dtype=torch.bool) if trie.allowed is None else trie.allowed[..., first:].view(-1, trie.size)
+        self.span, allowed = trie.span, trie.open_paths()
         self.mass = _running(scores.double() * allowed)
         self.count = _running(allowed.double()).expand(len(scores), -1)
 

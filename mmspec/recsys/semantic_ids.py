@@ -1,9 +1,10 @@
 """Semantic ids: every item's embedding as a few codes, coarse to fine, by residual k-means or an RQ-VAE.
 
 Each level quantises the residual of the levels before. Similar items share their first codes, and a last code separates items that share
-all others (TIGER, Rajput et al. 2023). `make` does both steps; `collisions` reports on the result.
+all others (TIGER, Rajput et al. 2023). `make` does both steps, `fitted` and `assigned` one each; `collisions` reports on the result.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,8 @@ from mmspec.utils.kmeans import kmeans
 
 Method = Literal["kmeans", "rqvae"]
 Last = Literal["count", "nearest", "plain"]
+FITTED_ON = 262_144  # items that codebooks are learnt from at most
+CHUNK = 8192  # items coded at a time
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,35 @@ def make(embeddings: Tensor, method: Method = "kmeans", levels: int = 4, size: i
             is one more level of residuals, in which items may share a path.
         seed: seed of the quantiser.
     """
+    coder = fitted(embeddings, method, levels, size, last, seed)
+    return assigned(coder, embeddings, size, last)
+
+
+def fitted(
+    embeddings: Tensor, method: Method = "kmeans", levels: int = 4, size: int = 64, last: Last = "count", seed: int = 0
+) -> "ResidualCentres | RqVae":
+    """Return the codebooks that `make` learns; `assigned` gives codes by them, to new items too.
+
+    Beyond `FITTED_ON` items they are learnt from a part of them, drawn with `seed`.
+    """
     _check(embeddings, method, levels, size, last)
-    learnt = levels - (last == "count")
-    if method == "kmeans":
-        codes, far = residual_kmeans(embeddings, learnt, size, seed)
-    else:
-        codes, far = RqVae.trained(embeddings, learnt, size, seed).codes(embeddings.float())
-    if last == "plain":
-        return codes
-    return torch.cat([codes, _counted(codes)[:, None] % size], 1) if last == "count" else _nearest_free(codes, far)
+    learnt, points = levels - (last == "count"), embeddings.float()
+    if len(points) > FITTED_ON:
+        points = points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:FITTED_ON]]
+    return ResidualCentres.fitted(points, learnt, size, seed) if method == "kmeans" else RqVae.trained(points, learnt, size, seed)
+
+
+def assigned(coder: "ResidualCentres | RqVae", embeddings: Tensor, size: int, last: Last = "count", taken: Tensor | None = None) -> Tensor:
+    """Return codes [items, levels] of `embeddings` [items, D]; codes that other items have are `taken` [others, levels]."""
+    codes, free = [], _nearest_free(taken)
+    for part in embeddings.float().split(CHUNK):
+        found, far = coder.codes(part)
+        codes.append(free(found, far) if last == "nearest" else found)
+    found = torch.cat(codes)
+    if last != "count":
+        return found
+    before = found.new_zeros(0, found.shape[1]) if taken is None else taken[:, :-1]
+    return torch.cat([found, _counted(torch.cat([before, found]))[len(before) :, None] % size], 1)
 
 
 def collisions(codes: Tensor) -> Collisions:
@@ -61,14 +84,41 @@ def collisions(codes: Tensor) -> Collisions:
 
 def residual_kmeans(embeddings: Tensor, levels: int, size: int, seed: int = 0, rounds: int = 30) -> tuple[Tensor, Tensor]:
     """Return codes [items, levels], and the squared distances [items, size] of the last level's residuals to its centres."""
-    left, codes = embeddings.float(), []
-    distances = left.new_empty(0)
-    for level in range(levels):
-        centres = kmeans(left, size, seed + level, rounds)
-        distances = torch.cdist(left, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
-        codes.append(distances.argmin(1))
-        left = left - centres[codes[-1]]
-    return torch.stack(codes, 1), distances
+    return ResidualCentres.fitted(embeddings, levels, size, seed, rounds).codes(embeddings)
+
+
+@dataclass(frozen=True, eq=False)
+class ResidualCentres:
+    """Codebooks of residual k-means.
+
+    Args:
+        books: [levels, size, D] centres.
+    """
+
+    books: Tensor
+
+    @staticmethod
+    def fitted(embeddings: Tensor, levels: int, size: int, seed: int = 0, rounds: int = 30) -> "ResidualCentres":
+        """Return centres of `embeddings` [items, D], level by level."""
+        left, books = embeddings.float(), []
+        for level in range(levels):
+            books.append(kmeans(left, size, seed + level, rounds))
+            left = left - books[-1][_distances(left, books[-1]).argmin(1)]
+        return ResidualCentres(torch.stack(books))
+
+    def codes(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """As `residual_kmeans` returns them."""
+        left, codes = embeddings.float(), []
+        distances = left.new_empty(0)
+        for book in self.books:
+            distances = _distances(left, book)
+            codes.append(distances.argmin(1))
+            left = left - book[codes[-1]]
+        return torch.stack(codes, 1), distances
+
+
+def _distances(points: Tensor, centres: Tensor) -> Tensor:
+    return torch.cdist(points, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 class RqVae(nn.Module):
@@ -117,7 +167,7 @@ class RqVae(nn.Module):
         left, sums, codes = latent, [], []
         distances = latent.new_empty(0)
         for book in self.books:
-            distances = torch.cdist(left, book, compute_mode="donot_use_mm_for_euclid_dist").square()
+            distances = _distances(left, book)
             codes.append(distances.argmin(1))
             sums.append((sums[-1] if sums else 0) + book[codes[-1]])
             left = latent - sums[-1]
@@ -148,15 +198,22 @@ def _counted(codes: Tensor) -> Tensor:
     return count
 
 
-def _nearest_free(codes: Tensor, distances: Tensor) -> Tensor:
-    """`codes` with the last level chosen anew: the nearest code that no earlier item with the same first codes has."""
-    codes, taken = codes.clone(), {}
-    for row, (path, order) in enumerate(zip(codes[:, :-1].tolist(), distances.argsort(1).tolist(), strict=True)):
-        busy = taken.setdefault(tuple(path), set())
-        code = next((code for code in order if code not in busy), order[0])
-        busy.add(code)
-        codes[row, -1] = code
-    return codes
+def _nearest_free(taken: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Codes [items, levels] with the last level chosen anew: the nearest code that no earlier item with the same first codes has."""
+    busy: dict[tuple[int, ...], set[int]] = {}
+    for *path, code in [] if taken is None else taken.tolist():
+        busy.setdefault(tuple(path), set()).add(code)
+
+    def chosen(codes: Tensor, distances: Tensor) -> Tensor:
+        codes = codes.clone()
+        for row, (path, order) in enumerate(zip(codes[:, :-1].tolist(), distances.argsort(1).tolist(), strict=True)):
+            used = busy.setdefault(tuple(path), set())
+            code = next((code for code in order if code not in used), order[0])
+            used.add(code)
+            codes[row, -1] = code
+        return codes
+
+    return chosen
 
 
 def _check(embeddings: Tensor, method: str, levels: int, size: int, last: str) -> None:

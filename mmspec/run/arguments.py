@@ -64,13 +64,14 @@ def check_drafted(name: str, value: Any, work: int) -> None:
         raise ValueError(f"{name} is {value}, but a row is asked for {work} tokens: give at most {most}")
 
 
-def check_items(k: int, width: int | None, items: int) -> None:
+def check_items(k: int, width: int | None, items: int, beams: int | None = None) -> None:
     """Check the number of recommendations and of drafted beams against the catalogue.
 
     Args:
         k: recommendations a history.
         width: beams drafted a level, None for the default.
         items: items in the catalogue.
+        beams: beams kept a level, None for k.
 
     Raises:
         ValueError: for more than both the catalogue holds and `LEAST_BOUND`.
@@ -78,8 +79,11 @@ def check_items(k: int, width: int | None, items: int) -> None:
     most = max(items, LEAST_BOUND)
     if k > most:
         raise ValueError(f"k is {k}, but the catalogue has {items} items: ask for at most {most}")
-    if width is not None and width > max(most, 4 * k):
-        raise ValueError(f"width is {width}, but the catalogue has {items} items: draft at most {max(most, 4 * k)} beams")
+    if beams is not None and beams > most:
+        raise ValueError(f"beams is {beams}, but the catalogue has {items} items: keep at most {most}")
+    bound = max(most, 4 * (k if beams is None else beams))
+    if width is not None and width > bound:
+        raise ValueError(f"width is {width}, but the catalogue has {items} items: draft at most {bound} beams")
 
 
 def check_prompt_ids(name: str, inputs: Mapping[str, Any], size: int) -> None:
@@ -208,8 +212,8 @@ def _batch(name: str, value: Any) -> None:
 
 
 def _voice(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str | list | tuple):
-        raise _wrong(name, value, "give the name of a voice, or one per text")
+    if value is not None and not (isinstance(value, str | list | tuple) or hasattr(value, "samples")):
+        raise _wrong(name, value, "give the name of a voice or a VoiceSample, or one per text")
 
 
 def _streamer(name: str, value: Any) -> None:
@@ -229,9 +233,15 @@ def _mask(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {found}: give a bool mask, such as catalogue.mask(items)")
 
 
+def _group_rules(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, type) or not hasattr(value, "choose")):
+        raise _wrong(name, value, "give a mmspec.recsys.GroupRules, or None")
+
+
 CHECKS: dict[str, Callable[[str, Any], None]] = {
     "accept": _accept,
     "allowed": _mask,
+    "beams": _whole(1, MOST_TOKENS, optional=True),
     "capture": _flag,
     "catalogue": _catalogue,
     "couple": _called,
@@ -247,6 +257,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "on_step": _called,
     "processors": _all_called,
     "prompts": _batch,
+    "rules": _group_rules,
     "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
     "samplers": _all_called,
     "stop_below": _number("a probability, 0 to 1", lambda value: 0 <= value <= 1),

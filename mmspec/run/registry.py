@@ -44,6 +44,7 @@ RULES: dict[str, Entry] = {
     "topk-floor": Entry("mmspec.core.rules.lossy.top_k:TopKFloor", "among the k most likely, above a floor"),
     "distance": Entry("mmspec.core.rules.lossy.top_k:ByDistance", "within a distance of the best, for values in order"),
     "rollback": Entry("mmspec.core.rules.lossy.rollback:Rollback", "rejected where the target clearly disagrees"),
+    "threshold": Entry("mmspec.core.rules.lossy.always_accept:Threshold", "unchecked where the drafter is sure", _DRAWN, _CHAINS),
     "tolerance": Entry("mmspec.core.rules.lossy.tolerance:Tolerance", "among tau draws from p"),
     "ssd": Entry("mmspec.core.rules.lossy.ssd:SSD", "SSD for speech tokens", _DRAWN, _CHAINS),
     "ssd-tree": Entry("mmspec.core.rules.lossy.ssd:ssd_tree", "SSD over siblings", _TREE),

@@ -37,7 +37,8 @@ def stopping_below(drafter: Drafter, stop_below: float | None) -> Drafter:
 def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
     """Return the shape of a model's drafts for `rule`. ValueError for a tree that is unknown, unreadable or unsuitable for the rule."""
     if tree is None:
-        return shapes.Chain(draw_for(rule))
+        ends_below = getattr(rule, "ends_below", None)
+        return shapes.Chain(draw_for(rule), None if ends_below is None else Confidence(ends_below))
     if not rule.trees:
         raise ValueError(
             f"accept rule {type(rule).__name__} judges chains only: leave tree out, or accept with coupled, match or without-replacement"
@@ -69,6 +70,8 @@ def draw_for(rule: Accept) -> shapes.Draw:
     warp = getattr(rule, "warp", None)  # of transforms, which read distributions before temperature and truncation
     if warp is not None and not warp.idle:
         return shapes.Warped(warp)
+    if getattr(rule, "takes_modes", False):
+        return shapes.most_likely_of
     if rule.uses_q:
         return shapes.sampled
     return shapes.drawn if rule.coupled else shapes.most_likely

@@ -26,6 +26,8 @@ from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sound.pieces import Sounds
 from mmspec.speech.sound.speech import Speech
+from mmspec.speech.sound.voice_sample import VoiceSample
+from mmspec.speech.speech_stream import SentenceStream, SpeechStream
 from mmspec.utils.renamed import once_positional
 
 
@@ -62,7 +64,7 @@ def synthesize(
     repetition_penalty: float | None = None,
     guidance: float | None = None,
     samplers: Sequence[Processor] | None = None,
-    voice: str | Sequence[str] | None = None,
+    voice: str | VoiceSample | Sequence[str | VoiceSample | None] | None = None,
     max_seconds: float | None = None,
     on_sound: Callable[[int, Tensor], None] | None = None,
     on_step: OnStep = None,
@@ -77,7 +79,8 @@ def synthesize(
         drafter, accept, draft_length, tree: as in `mmspec.text.generate`. "exact" is greedy at temperature 0, else "coupled": the same
             tokens, and so the same samples, as plain sampling with this seed. For models of latents it is the token rule.
         seed: an int (row r gets seed + r) or one per row.
-        voice: one of the model's `voices`, or one per row; the first voice by default.
+        voice: one of the model's `voices` or a `VoiceSample`, a recording whose voice the model imitates; or one per row. The first of the
+            model's voices by default.
         temperature, top_k, top_p, repetition_penalty, guidance: replace those of the model's `sampling`; 0, 0, 1, 1 and 1 mean none.
         samplers: processors applied after all others, such as `mmspec.speech.sampling.ras.RepetitionAware`; replace the model's own.
         max_seconds: longest duration of the sound in seconds; by default what the model has room for.
@@ -120,23 +123,30 @@ def synthesize(
 
 
 def stream(
-    model: SpeechModel, text: str, drafter: Any = None, *, accept: str | Accept = "exact", seed: int = 0, **options: Any
-) -> "SpeechStream":
-    """Synthesize speech from one text and return it piece by piece. Pieces are final.
+    model: SpeechModel,
+    text: str | Mapping[str, Tensor] | Iterator[str],
+    drafter: Any = None,
+    *,
+    accept: str | Accept = "exact",
+    seed: int = 0,
+    **options: Any,
+) -> SpeechStream:
+    """Synthesize speech from one text, or from texts as they arrive, and return it piece by piece. Pieces are final.
 
     Under token-exact rules drafting begins behind the first piece, unless `draft_length` is a `Control`.
 
-    Arguments are checked before this function returns.
+    Arguments are checked before this function returns; texts of an iterator when they arrive.
 
     Args:
         model: a `SpeechModel`.
-        text: the text.
+        text: the text; or an iterator over texts, such as `whole_sentences` of what a language model writes: each is one request, and
+            its sound is that of its row in `synthesize` of all of them with this seed.
         drafter, accept: as in `synthesize`.
-        seed: an int.
+        seed: an int; text i of an iterator gets seed + i.
         options: the other arguments of `synthesize`, without `on_sound`.
 
     Returns:
-        An iterator over pieces of sound, float [samples].
+        An iterator over pieces of sound, float [samples]; of an iterator a `SentenceStream`.
 
     Raises:
         ValueError: as in `synthesize`, and for models of several networks, whose sound is complete only at the end.
@@ -144,34 +154,16 @@ def stream(
     """
     if isinstance(model, Staged):
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
-    if not isinstance(text, str | Mapping):
-        raise ValueError(f"text is {shown(text)}: give one text; synthesize takes several")
+    if not isinstance(text, str | Mapping | Iterator):
+        raise ValueError(f"text is {shown(text)}: give one text, or an iterator over texts; synthesize takes several at once")
     if unknown := set(options) - {*_DRAWING, *_OPTIONS}:
         raise TypeError(f"stream() got an unexpected keyword argument {min(unknown)!r}")
     check(**{name: value for name, value in options.items() if name not in ("temperature", "top_k", "top_p", "repetition_penalty")})
     drawing = {name: options.pop(name, None) for name in _DRAWING}
-    return SpeechStream(
-        _Saying(model, [text], sampling=_changed(model.sampling, **drawing), drafter=drafter, accept=accept, seed=seed, **options)
-    )
-
-
-class SpeechStream(Iterator[Tensor]):
-    """Iterator over pieces of sound, float [samples]; together they are the waveform.
-
-    Args:
-        saying: the generation that produces them.
-    """
-
-    def __init__(self, saying: "_Saying"):
-        self._saying, self._pieces = saying, iter(saying)
-
-    def __next__(self) -> Tensor:
-        return next(self._pieces)[1]
-
-    @property
-    def speech(self) -> Speech:
-        """What was synthesized so far; after the last piece, what `synthesize` returns. Its seconds include the time between pieces."""
-        return self._saying.speech
+    given: dict[str, Any] = {"sampling": _changed(model.sampling, **drawing), "drafter": drafter, "accept": accept, **options}
+    if isinstance(text, Iterator):
+        return SentenceStream(text, lambda each, turn: SpeechStream(_Saying(model, [each], seed=seed + turn, **given)))
+    return SpeechStream(_Saying(model, [text], seed=seed, **given))
 
 
 class _Saying:
@@ -182,7 +174,7 @@ class _Saying:
         self,
         model: SpeechModel,
         texts: Any,
-        voice: str | Sequence[str] | None = None,
+        voice: Any = None,
         sampling: SpeechSampling | None = None,
         drafter: Any = None,
         accept: str | Accept = "exact",
@@ -195,17 +187,18 @@ class _Saying:
         listening: bool = True,
     ):
         clock = perf_counter()
-        sampling = model.sampling if sampling is None else sampling
+        sampling = model.drawn(model.sampling if sampling is None else sampling)
         request = Request.of(
             drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed,
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, repetition_penalty=sampling.repetition_penalty,
         )  # fmt: skip
         rule = request.rule()
-        prompt = model.encode(texts, one_voice_each(voice, texts, model.voices))
+        prompt = model.encode(texts, one_voice_each(voice, texts, model.voices, model.clones))
         steps = _steps(model, max_seconds)
         check_drafted("draft_length", draft_length, steps)
         first = (*model.closing(steps), *model.rules(prompt))
         distributions = Pipeline((*request.distributions(rule, first).steps, *sampling.last))
+        streams = model.streams(prompt, len(texts))
         if scale_of(sampling.guidance, "3") is not None:
             distributions, prompt = model.guided(distributions.steps, sampling), model.paired(prompt)
         trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
@@ -217,7 +210,7 @@ class _Saying:
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.stats = model, Stats(exactness=rule.exactness)
         self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
-        self.sounds = Sounds(model, len(texts), clock)
+        self.sounds = Sounds(model.rate, streams, clock)
         self.on_step = on_step  # called after the sound of the round
         counted = {"control": resolved.control, "stats": self.stats}
         if listening and rule.exactness == TOKEN_EXACT and isinstance(draft_length, int | str):
@@ -276,7 +269,8 @@ def _changed(sampling: SpeechSampling, temperature, top_k, top_p, repetition_pen
 def _steps(model: SpeechModel, max_seconds: float | None) -> int:
     """Return the most steps a row may take. ValueError for a duration of less than one step, or of more than the model has room for."""
     if max_seconds is None:
-        return model.longest or round(30 * model.pace) + model.lead
+        known = [most for most in (model.usual, model.longest) if most]
+        return min(known, default=round(30 * model.pace) + model.lead)
     steps = int(max_seconds * model.pace) + model.lead
     if steps < 1 + model.lead:
         raise ValueError(f"max_seconds is {max_seconds}: ask for at least {1 / model.pace:.3g}, one step of this model")

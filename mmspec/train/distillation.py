@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from mmspec.drafters.features.eagle import FeatureNet
 from mmspec.drafters.guided import head_of
 from mmspec.drafters.heads.medusa import Heads
-from mmspec.models.compat import takes_argument
+from mmspec.models.compat.mixers import without_attention
 from mmspec.train.comparison import ComparedPositions, Comparison, TargetSide
 from mmspec.train.levels import LevelDrafts, compared_levels
 from mmspec.train.losses import Loss, taken_and_agreed, weighted_loss
@@ -42,7 +42,7 @@ def _(net: Heads, window: RecordedWindow, embed: Any, head: Any, depth: int) -> 
     for level in range(depth):
         if level:
             state = net.advance(state, values[:, 1 + level : 1 + level + places], level)
-        yield LevelDrafts(net.read(state, level), partial(net.logits, level=level, head=head), 1 + level)
+        yield LevelDrafts(net.read(state, level), partial(net.own_logits, level=level, head=head), 1 + level)
 
 
 @unroll.register
@@ -222,7 +222,7 @@ class Joint(nn.Module):
         super().__init__()
         if getattr(net, "shared_head", False):
             raise ValueError("a drafter that shares the head of a target cannot be trained together with it: give it a head of its own")
-        if target is not None and not takes_argument(target, "past_key_values"):  # Mamba: state 0 has passed the first layer
+        if target is not None and without_attention(target):  # Mamba: state 0 has passed the first layer
             name = type(target).__name__
             raise ValueError(f"{name} numbers the hidden states it returns otherwise than drafters do: train the drafter alone")
         self.example, self.target, self.weight, self.own_only = DistillationLoss(net, target, aim), target, weight, own_only

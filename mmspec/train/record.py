@@ -25,6 +25,9 @@ from mmspec.train.states.window import RecordedWindow
 Ask = Callable[[int, int], Mapping[str, Any]]
 """(first, end) -> what the processor returned for requests first to end - 1: prompts padded on either side, pictures with them."""
 
+Write = Callable[[int, int], tuple[Mapping[str, Any], Tensor, Tensor]]
+"""(first, end) -> the inputs of requests first to end - 1, the target's answers LongTensor [N, L] and their lengths [N]."""
+
 
 @torch.no_grad()
 def record(target: Any, ids: Tensor, own: Tensor, states: Sequence[int], folder: Path, rows: int = 16, dtype: str = "float32") -> Recorded:
@@ -95,10 +98,44 @@ def record_answers(
     return _recorded(target, folder, settings, windows)
 
 
+def record_written(
+    target: Any, write: Write, count: int, states: Sequence[int], folder: Path, width: int, rows: int = 16, dtype: str = "float32"
+) -> Recorded:
+    """The same over `count` requests that are answered as they are recorded, such as recordings, which are encoded once for both.
+
+    Args:
+        target: a transformers model.
+        write: returns what the target was given for some of the requests, and what it answered.
+        count: number of requests.
+        states: as in `record`.
+        folder: where the recording is, or will be.
+        width: values of a window, prompt and answer.
+        rows: requests a file.
+        dtype: of the states on disk.
+
+    Returns:
+        The recording.
+
+    Raises:
+        ValueError: for an answer that does not fit, and as `record`.
+    """
+    wanted = [*numbered(states, len(stack(target))), len(stack(target))]
+    settings = RecordingSettings(states=tuple(wanted), dtype=dtype, windows=count, rows=rows, target=weights_checksum(target))
+
+    def windows(first: int, end: int) -> RecordedWindow:
+        found = record_window(target, *write(first, end), states)
+        if found.ids.shape[1] > width:
+            raise ValueError(f"a prompt and its answer have {found.ids.shape[1]} values, but windows have room for {width}: raise width")
+        return found.widened(width)
+
+    return _recorded(target, folder, settings, windows)
+
+
 @torch.no_grad()
 def record_window(target: Any, inputs: Mapping[str, Any], answers: Tensor, lengths: Tensor, states: Sequence[int]) -> RecordedWindow:
     """Windows of prompts and the `answers` [B, L] of `lengths` [B] behind them, packed to the left, run just as in a generation."""
-    session, pending = HFTarget(target, family_of(target)).begin({key: value.to(target.device) for key, value in inputs.items()})
+    given = {key: value.to(target.device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+    session, pending = HFTarget(target, family_of(target)).begin(given)
     session.watch([*states, -1])
     draft = pending.extend_chain(answers.to(target.device), lengths.to(target.device))
     scored = session.score(draft)

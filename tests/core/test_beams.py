@@ -10,6 +10,7 @@ from mmspec.core.beams.search import TopKBeams, best_indices
 from mmspec.core.records import CONTEXT, Draft, validate
 from mmspec.drafters.model.beams import Anchored
 from mmspec.models.beam_target import BeamSession
+from mmspec.models.compat.cache_name import cache_keyword
 from tests.beam_world import (
     LEVELS,
     Found,
@@ -99,12 +100,12 @@ def stores(model, inputs, row, tokens):
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         ids = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
         mine = {name: value[row : row + 1] for name, value in inputs.items()}
-        model(**mine, decoder_input_ids=ids, past_key_values=cache, use_cache=True)
+        model(**mine, decoder_input_ids=ids, **cache_keyword(model, cache), use_cache=True)
         cache = cache.self_attention_cache
     else:
         cache = DynamicCache()
         prompt = inputs["input_ids"][row][inputs["attention_mask"][row].bool()].tolist()
-        model(input_ids=torch.tensor([prompt + tokens]), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.tensor([prompt + tokens]), **cache_keyword(model, cache), use_cache=True)
     return torch.stack([torch.stack([layer.keys[0, :, -1], layer.values[0, :, -1]]) for layer in cache.layers])
 
 

@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from mmspec.cli import app
 from mmspec.loading.recsys import _checkpoint as load_recommender
-from mmspec.loading.speech_checkpoints import NEEDED
-from mmspec.loading.speech_checkpoints import load_checkpoint as load_speech
 from mmspec.loading.transformers import load_model
 from mmspec.loading.vision import _checkpoint as load_images
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.speech.checkpoints.load import NEEDED
+from mmspec.speech.checkpoints.load import load_checkpoint as load_speech
 from tests.families import FAMILIES, build
 from tests.tiny import save_all
 from tests.vision.small_models import imagegpt

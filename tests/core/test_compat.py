@@ -247,7 +247,6 @@ def test_mask_makers_are_read_from_the_modelling_module():
 def test_arguments_are_read_from_signatures():
     assert compat.takes_argument(make("LlamaForCausalLM"), "position_ids")
     assert not compat.takes_argument(make("BartForCausalLM"), "position_ids")
-    assert not compat.takes_argument(make("OpenAIGPTLMHeadModel"), "past_key_values")
 
 
 def test_phi3_computes_a_sequence_anew_at_the_switch():
@@ -508,12 +507,14 @@ def test_a_config_declares_modules_and_a_shallow_copy_declares_them_for_it(tmp_p
 
 
 @NEW
-def test_an_assistant_that_shares_all_layers_is_refused_by_transformers_and_built_here():
+def test_an_assistant_that_shares_all_layers_is_built_here():
+    """transformers 5.23 refuses to build it; 5.24 does not."""
     from tests.gemma4_assistants import assistant_config
 
     config = assistant_config()
-    with pytest.raises(ValueError, match="The set of layer types producing a cache is different"):
-        hf.Gemma4AssistantForCausalLM(config)
+    if hf.__version__.startswith("5.23."):
+        with pytest.raises(ValueError, match="The set of layer types producing a cache is different"):
+            hf.Gemma4AssistantForCausalLM(config)
     assert shared_states.buildable(config) is config
     assert type(config.text_config).__name__ == "Gemma4TextConfig"
     assert isinstance(config.text_config, hf.Gemma4TextConfig)

@@ -8,8 +8,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.compat.mixer_cache import MixerCache, States, minimax_cache
-from mmspec.models.compat.mixers import CACHE_NAMES, FROM_ZERO, drives_states, limit_changes, mixers_of
+from mmspec.models.compat.mixers import FROM_ZERO, drives_states, limit_changes, mixers_of
 from mmspec.models.module_copy import own_copy
 from mmspec.models.recurrent.mixer_run import MixerRun
 from mmspec.models.slot_cache import SlotCache
@@ -27,8 +28,7 @@ def first_run(name: str) -> tuple[MixerRun, Any]:
     module = model.get_submodule(mixer.path)
     for changed, attribute, value in limit_changes(module):
         setattr(changed, attribute, value)
-    taken = next((name for name in CACHE_NAMES if name in inspect.signature(module.forward).parameters), CACHE_NAMES[-1])
-    given = {taken: None} | ({"position_embeddings": None} if mixer.pair else {})
+    given = cache_keyword(module, None) | ({"position_embeddings": None} if mixer.pair else {})
     return MixerRun(mixer, module, module.forward, given), module
 
 

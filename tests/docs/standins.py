@@ -19,10 +19,12 @@ from PIL import Image
 from pyarrow import parquet
 
 import mmspec
+from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.speech.checkpoints.load import load_checkpoint as load_speech
 from mmspec.speech.sound.audio import save
 from mmspec.vision.checkpoints import nextstep
 from tests.docs.pages import ROOT
-from tests.speech import small_csm, small_pocket, small_whisper
+from tests.speech import small_csm, small_pocket, small_published, small_whisper
 from tests.vision import small_checkpoints, small_models, small_nextstep, small_pipeline
 
 TOKENS = 16
@@ -85,6 +87,11 @@ def _few_seconds(call: Any) -> Any:
     return run
 
 
+def _heads(target: Any) -> Any:
+    """What `speech/train_heads.py` trains, untrained."""
+    return new_net("latent", target).eval()
+
+
 @contextmanager
 def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
     """Inside, hub names load small models; the value holds what pages name without making it. `folder` is where blocks run."""
@@ -113,8 +120,9 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
         (transformers.BatchFeature, "to", lambda self, device: self),
         (mmspec, "load", mini),
         (nextstep, "load_nextstep", small_nextstep.loaded),
-        (mmspec, "load_drafter", lambda path, target=None: load_drafter(shipped, target)),
+        (mmspec, "load_drafter", lambda path, target=None: _heads(target) if "heads" in path else load_drafter(shipped, target)),
         (mmspec.text, "generate", _few(mmspec.text.generate)),
+        (mmspec.speech, "load", lambda name: load_speech(small_published.llasa_folder(folder / name.replace("/", "-")))),
         (mmspec.speech, "synthesize", _few_seconds(mmspec.speech.synthesize)),
         (type(text.target), "generate", _few(type(text.target).generate)),
     )

@@ -36,7 +36,8 @@ def test_commands_and_recipes_exist(page):
         rest = after(words, "mmspec", "mmspec.cli")
         if rest and re.fullmatch(r"[a-z]+", rest[0]) and words[0] not in ("git", "cd"):
             assert rest[0] in COMMANDS, " ".join(words)
-            known = {name for parameter in COMMANDS[rest[0]].params for name in (*parameter.opts, *parameter.secondary_opts)}
+            command = " ".join(rest[:2]) if " ".join(rest[:2]) in COMMANDS else rest[0]  # a step, such as recommend prepare
+            known = {name for parameter in COMMANDS[command].params for name in (*parameter.opts, *parameter.secondary_opts)}
             given = {found[0] for word in rest[1:] if (found := _OPTION.match(word))}
             assert given <= known | {"--help"}, f"{' '.join(words)}: {given - known}"
         for word in words:

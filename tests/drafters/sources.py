@@ -16,7 +16,8 @@ from mmspec.drafters.body.systems import AmphistaStaged, Clover, Coral, Falcon, 
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.heads.ctc import CTC
-from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.heads.latent import IndependentHeads, Latent
+from mmspec.drafters.heads.medusa import Amphista, Hydra, Medusa, Recurrent
 from mmspec.drafters.heads.mtp import ChainedMTP
 from mmspec.drafters.heads.mtp_parallel import ParallelMTP
 from mmspec.drafters.heads.viterbi import JointPath
@@ -125,6 +126,9 @@ GROWN: dict[str, Make] = {  # sources of distributions, whose draft tokens take 
     "medusa": net(lambda: Medusa(32, 5)),
     "medusa-own-heads": net(lambda: Medusa(32, 5, own_heads=50)),
     "latent": net(lambda: Latent(32, 5)),
+    "latent in part": net(lambda: Latent(32, 5, size=50, values=30)),
+    "independent": net(lambda: IndependentHeads(32, 50, 5)),
+    "independent in part": net(lambda: IndependentHeads(32, 50, 5, values=30)),
     "hydra": net(lambda: Hydra(32, 5)),
     "recurrent": net(lambda: Recurrent(32, width=16)),
     "amphista": net(lambda: Amphista(32, 5)),

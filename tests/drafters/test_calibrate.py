@@ -17,12 +17,14 @@ from mmspec.core.rules.lossy.tolerance import Tolerance
 from mmspec.core.rules.match import Match
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads.medusa import Latent, Medusa
+from mmspec.drafters.heads.latent import Latent
+from mmspec.drafters.heads.medusa import Medusa
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import top
 from mmspec.drafters.trees.calibration import broad, calibrate, playing
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.models.compat.cache_name import cache_of
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.run.drafters import drafter_of
@@ -159,7 +161,7 @@ def worst_gap(model, drafter, rule, seen):
         (session,) = target.sessions
         for row, length in enumerate(session.lengths.tolist()):
             with torch.no_grad():
-                fresh = model(torch.tensor([(prompts[row] + stopping.outputs[row])[:length]]), use_cache=True).past_key_values
+                fresh = cache_of(model(torch.tensor([(prompts[row] + stopping.outputs[row])[:length]]), use_cache=True))
             for mine, own in zip(session.cache.layers, fresh.layers, strict=True):
                 for stored, wanted in ((mine.keys, own.keys), (mine.values, own.values)):
                     worst = max(worst, (stored[row, :, :length] - wanted[0]).abs().max().item())

@@ -17,6 +17,7 @@ from mmspec.drafters.shapes import Chain, Comb, draw_without_replacement, drawn,
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.models import partial_forward as side
+from mmspec.models.compat.cache_name import cache_name_among
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.module_copy import own_copy
 from mmspec.models.skipped_parts import Skips, rewired
@@ -149,7 +150,7 @@ class Columns:
         for index, layer in enumerate(self.model.model.layers):
 
             def count(module, args, kwargs, index=index):
-                cursor = kwargs["past_key_values"].cursor
+                cursor = kwargs[cache_name_among(kwargs)].cursor
                 self.seen[index] += int((cursor.slots < cursor.capacity - 1).sum())
 
             self.handles.append(layer.self_attn.register_forward_pre_hook(count, with_kwargs=True))

@@ -16,7 +16,8 @@ from mmspec.drafters.body.systems import AmphistaStaged, Clover, Coral, Falcon, 
 from mmspec.drafters.features.eagle import Eagle1, Eagle3
 from mmspec.drafters.features.eagle3_parts import DraftVocabulary
 from mmspec.drafters.guided import GuidedDrafter, head_of
-from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.heads.latent import IndependentHeads, Latent
+from mmspec.drafters.heads.medusa import Amphista, Hydra, Medusa, Recurrent
 from mmspec.drafters.self_drafting.adapter import Adapter
 from mmspec.drafters.shapes import Chain, Comb, drawn, top
 from mmspec.train.distillation import RecordedWindow, unroll
@@ -37,6 +38,7 @@ MAKE = {
     "medusa-own-heads": lambda: Medusa(32, 5, own_heads=50),
     "medusa-independent": lambda: Medusa(32, 5, layers=0, own_heads=50),
     "latent": lambda: Latent(32, 5),
+    "independent": lambda: IndependentHeads(32, 50, 5),
     "hydra": lambda: Hydra(32, 5, layers=2),
     "recurrent": lambda: Recurrent(32, width=16),
     "amphista": lambda: Amphista(32, 5),

@@ -12,7 +12,8 @@ from mmspec.core.rules.base import LOSSY, UNMETERED
 from mmspec.core.rules.lossy.always_accept import AlwaysAccept
 from mmspec.core.rules.match import Match
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads.medusa import Hydra, Latent, Medusa
+from mmspec.drafters.heads.latent import Latent
+from mmspec.drafters.heads.medusa import Hydra, Medusa
 from mmspec.drafters.heads.viterbi import JointPath, best_path, best_paths, drawn_path, grouped
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.retrieval.bigrams import Bigrams

@@ -219,6 +219,10 @@ def _recsys(mini: Any) -> Iterator[Case]:
         "draft_length": DRAFT_LENGTHS,
         "allowed": (3, "x", torch.ones(3), torch.ones(size), torch.zeros(size, dtype=torch.bool)[None, None], [1]),
         "unseen": ("yes", 3),
+        "allow": (3, "x", [], [3], [["no such item"]]),
+        "deny": (3, "x", [None] * 9, ["x"], [[10**9]]),
+        "beams": (0, -1, 1.5, "x", nan, 10**9, 1, True),
+        "rules": (3, "x", {}),
         "on_step": (3,),
     }
     yield from _table("recsys.recommend", mmspec.recsys.recommend, base, wrong)

@@ -65,7 +65,7 @@ def test_wanted_may_change_its_mind_while_a_row_group_is_open(tmp_path):
 
 def test_row_groups_without_a_wanted_row_are_not_read(tmp_path, monkeypatch):
     seen, right = [], ParquetRows._batches
-    monkeypatch.setattr(ParquetRows, "_batches", lambda self, table, group: seen.append(group) or right(self, table, group))
+    monkeypatch.setattr(ParquetRows, "_batches", lambda self, path, table, group: seen.append(group) or right(self, path, table, group))
     list(ParquetRows(write_users(tmp_path / "in.parquet", 200, 10), COLUMNS).read(lambda index: index in (35, 36, 120)))
     assert seen == [3, 12]
 

@@ -159,9 +159,9 @@ def test_scenes_say_what_they_show():
 def test_an_object_is_drawn_in_its_corner_and_colour():
     for number in range(40):
         scene = captioned_scene(1, number)
-        pixels = np.asarray(draw_captioned(scene, 32)).astype(int)
+        pixels = np.asarray(draw_captioned(scene, 64)).astype(int)
         for corner, place in enumerate(("top left", "top right", "bottom left", "bottom right")):
-            cell = pixels[16 * (corner // 2) :, 16 * (corner % 2) :][:16, :16].reshape(-1, 3)
+            cell = pixels[32 * (corner // 2) :, 32 * (corner % 2) :][:32, :32].reshape(-1, 3)
             drawn = cell[(cell != 255).any(1)]
             colour = scene.attributes[f"{place} colour"]
             assert (len(drawn) > 8) == (colour != NOTHING), (scene.caption, place)

@@ -88,7 +88,7 @@ def test_both_kinds_of_scenes_are_drawn_by_the_same_shapes():
     for shape in captioned.SHAPES:
         placed = captioned.PlacedObject("red", shape, "large", "bottom right")
         shown = np.asarray(captioned.draw_captioned(captioned.CaptionedScene((placed,)), 64))
-        alone = np.asarray(draw_shapes(64, (0, 0, 0), [FilledShape(shape, 48.0, 48.0, 32 * 0.4, (255, 255, 255))]))
+        alone = np.asarray(draw_shapes(64, (0, 0, 0), [FilledShape(shape, 48.0, 48.0, 32 * captioned.SIZES["large"], (255, 255, 255))]))
         assert ((shown == 255).all(-1) == (alone == 0).all(-1)).all(), shape
 
 

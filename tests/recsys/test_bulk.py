@@ -142,7 +142,7 @@ def test_every_kind_of_bad_row_is_told_and_the_job_goes_on(home, tmp_path):
     odd = {
         "b": ([["i100"]], "item 1 of the history, 'i100', is text: the catalogue's items are whole numbers"),
         "c": (["100,101"], "history '100,101' is text: give a list of items"),
-        "d": ([[100.0, 101.0]], "100.0, is a number with a fraction"),
+        "d": ([[100.0, 101.5]], "101.5, is a number with a fraction"),
         "e": ([[True]], "True, is true or false"),
         "f": ([[[100]]], "[100], is a list"),
         "g": ([{"a": 1}], "is a dict"),

@@ -37,17 +37,17 @@ def mimi(**changes: Any) -> Any:
     )
 
 
-def xcodec2(**changes: Any) -> Any:
+def xcodec2(semantic_width: int = 16, **changes: Any) -> Any:
     attention = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
     ears = {"model_type": "wav2vec2-bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = hf.Xcodec2Config(
         hidden_size=32,
         intermediate_size=64,
         encoder_hidden_size=4,
-        downsampling_ratios=[2, 2, 4],
+        downsampling_ratios=changes.pop("downsampling_ratios", [2, 2, 4]),
         quantization_dim=48,
         quantization_levels=[4, 4, 4],  # 64 codes
-        semantic_model_config=ears | {"feature_projection_input_dim": 16},
+        semantic_model_config=ears | {"feature_projection_input_dim": semantic_width},
         **attention,
         **changes,
     )

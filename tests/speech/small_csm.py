@@ -12,7 +12,7 @@ TEXT, SOUND, SOUND_END, FRAME = 40, 38, 39, 16
 """Text ids, those that stand for a frame of sound and for its end, and samples a frame."""
 
 
-def csm(books: int = 4, size: int = 16, seed: int = 0, layers: int = 2, width: int = 32, gain: float = 6.0) -> Any:
+def csm(books: int = 4, size: int = 16, seed: int = 0, layers: int = 2, width: int = 32, gain: float = 6.0, **codec: Any) -> Any:
     """Sharp enough that greedy decoding has no ties."""
     torch.manual_seed(seed)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -33,7 +33,7 @@ def csm(books: int = 4, size: int = 16, seed: int = 0, layers: int = 2, width: i
         "num_key_value_heads": 2,
         "head_dim": 8,
         "sliding_window": 20,
-    }
+    } | codec
     depth = {
         "num_codebooks": books,
         "backbone_hidden_size": width,

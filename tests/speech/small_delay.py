@@ -91,20 +91,27 @@ def dia_own(adapter: Dia, texts: list[str], **options: Any) -> Any:
 # --- MusicGen ---------------------------------------------------------------------------------------------------------
 
 
-def musicgen_network(layers: int = 2, hidden: int = 32, seed: int = 0, books: int = 3, codes: int = 16) -> Any:
+def musicgen_network(
+    layers: int = 2, hidden: int = 32, seed: int = 0, books: int = 3, codes: int = 16, channels: int = 1, melody: bool = False
+) -> Any:
     torch.manual_seed(seed)
     text = hf.T5Config(vocab_size=60, d_model=24, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     codec = {"hidden_size": 8, "num_filters": 4, "num_residual_layers": 1, "upsampling_ratios": [2, 2], "codebook_dim": 8}
     codec |= {"kernel_size": 3, "last_kernel_size": 3, "num_lstm_layers": 1, "codebook_size": codes}
-    bits = (codes - 1).bit_length() * books * RATE / 4 / 1000
+    bits = (codes - 1).bit_length() * books // channels * RATE / 4 / 1000
     sound = hf.EncodecConfig(sampling_rate=RATE, target_bandwidths=[bits], **codec)
     sizes = {"max_position_embeddings": 16, "num_hidden_layers": layers, "ffn_dim": 48, "num_attention_heads": 4, "hidden_size": hidden}
-    decoder = hf.MusicgenDecoderConfig(vocab_size=codes, num_codebooks=books, pad_token_id=codes, bos_token_id=codes, **sizes)
+    sizes |= {"vocab_size": codes, "num_codebooks": books, "pad_token_id": codes, "bos_token_id": codes, "audio_channels": channels}
+    decoder = (hf.MusicgenMelodyDecoderConfig if melody else hf.MusicgenDecoderConfig)(**sizes)
     parts = {"text_encoder": text.to_dict(), "audio_encoder": sound.to_dict(), "decoder": decoder.to_dict()}
-    model = lively(hf.MusicgenForConditionalGeneration(hf.MusicgenConfig(**parts)), 0.4)
+    if melody:
+        config = hf.MusicgenMelodyConfig(**parts, num_chroma=12, chroma_length=5)
+        model = lively(hf.MusicgenMelodyForConditionalGeneration(config), 0.4)
+    else:
+        model = lively(hf.MusicgenForConditionalGeneration(hf.MusicgenConfig(**parts)), 0.4)
     for layer in model.audio_encoder.quantizer.layers:
         torch.nn.init.normal_(layer.codebook.embed)  # else every code sounds alike
-    model.generation_config.decoder_start_token_id = codes
+    model.generation_config.decoder_start_token_id = model.generation_config.pad_token_id = codes
     return model
 
 

@@ -13,7 +13,8 @@ from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
 from mmspec.minis.speech_data import VOICES
 from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.speech.families.base import SpeechSampling
-from mmspec.speech.families.codec_lm import CodecLM, Letters
+from mmspec.speech.families.codec_lm import CodecLM
+from mmspec.speech.families.letters import Letters
 
 CODES, LONGEST, POSITIONS = 16, 24, 216
 

@@ -36,7 +36,7 @@ def extractor() -> Any:
 
 
 def _text(kind: Any, **more: Any) -> dict[str, Any]:
-    return kind(**{**LLAMA, "max_position_embeddings": 512}, **more).to_dict()
+    return kind(**{**LLAMA, "max_position_embeddings": 512, **more}).to_dict()
 
 
 def glm_asr() -> tuple[Any, Any]:
@@ -61,9 +61,11 @@ def qwen3_asr() -> tuple[Any, Any]:
     return build(Case(lambda: hf.Qwen3ASRForConditionalGeneration(config), "")), processor
 
 
-def qwen2_audio() -> tuple[Any, Any]:
+def qwen2_audio(layers: int = 2) -> tuple[Any, Any]:
     encoder = hf.Qwen2AudioEncoderConfig(**LAYERS, max_source_positions=100)
-    config = hf.Qwen2AudioConfig(audio_config=encoder.to_dict(), text_config=_text(hf.Qwen2Config), audio_token_index=SOUND)
+    config = hf.Qwen2AudioConfig(
+        audio_config=encoder.to_dict(), text_config=_text(hf.Qwen2Config, num_hidden_layers=layers), audio_token_index=SOUND
+    )
     processor = hf.Qwen2AudioProcessor(extractor(), tokenizer(), chat_template=TEMPLATE, audio_token="<sound>")
     return build(Case(lambda: hf.Qwen2AudioForConditionalGeneration(config), "")), processor
 

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from transformers import GenerationConfig
 
-from mmspec.loading.speech_checkpoints import load_checkpoint
 from mmspec.speech import synthesize
+from mmspec.speech.checkpoints.load import load_checkpoint
+from mmspec.speech.families.bark import Bark
 from tests.speech import small_bark
 from tests.speech.small_codecs import dac
 from tests.speech.test_codec_lm import TEXTS, llasa, rows_of
@@ -45,8 +47,19 @@ def test_bark_speaks_as_before(tmp_path):
     nested = {name: getattr(own, name).to_dict() for name in ("semantic_config", "coarse_acoustics_config", "fine_acoustics_config")}
     told = nested | {"codebook_size": own.codebook_size, "sample_rate": own.sample_rate}
     (tmp_path / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")
-    small_bark.tokenizer().save_pretrained(tmp_path)
+    preset = small_bark.voice()
+    for key, value in preset.items():
+        np.save(tmp_path / f"ann_{key}.npy", np.asarray(value))
+    paths = {"repo_or_path": "elsewhere", "ann": {key: f"ann_{key}.npy" for key in preset}}
+    (tmp_path / "speaker_embeddings_path.json").write_text(json.dumps(paths), encoding="utf-8")
+    reader = small_bark.tokenizer()
+    reader.pad_token = " "  # as the published tokenizer has one
+    reader.save_pretrained(tmp_path)
     found = load_checkpoint(str(tmp_path))
+    assert found.voices == ("ann",)
+    before = Bark(small_bark.bark(), small_bark.tokenizer(), {"ann": preset})
+    same = [synthesize(model, ["hello"], temperature=0, voice="ann", max_seconds=0.2).tokens.tolist() for model in (found, before)]
+    assert same[0] == same[1] != synthesize(found, ["hello"], temperature=0, max_seconds=0.2).tokens.tolist()
     assert found.first.semantic_vocab_size == small_bark.SEMANTIC
     assert synthesize(found, ["hello"], "lookup", max_seconds=0.2).lengths.tolist() == [26]
 

@@ -15,7 +15,7 @@ from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.families.musicgen import Musicgen
 from mmspec.speech.sampling.delay import NoMore, NotYet, undelayed
 from tests.oracles.statistics import FAIL, PASS, chi_square
-from tests.speech.small_delay import STEPS, distributions_along, first_frames, music_prompts, musicgen, musicgen_network, musicgen_own, say
+from tests.speech.small_delay import STEPS, distributions_along, first_frames, music_prompts, musicgen, musicgen_own, say
 from tests.speech.small_models import speaker
 
 SCALES = [None, 3.0]
@@ -231,9 +231,5 @@ def test_guidance_is_refused_where_it_cannot_be_had():
         synthesize(speaker(), ["three"], guidance=3.0)
 
 
-def test_two_channels_are_refused_and_the_class_is_known():
+def test_the_class_is_known():
     assert speech_model(target().model).delays == (0, 1, 2)
-    network = musicgen_network()
-    network.config.decoder.audio_channels = 2
-    with pytest.raises(ValueError, match="2 channels"):
-        Musicgen(network)

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from math import isnan
 from statistics import pstdev
-from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 
 from mmspec.core.control import Fixed
 from mmspec.core.stopping import DefaultStopping
-from mmspec.speech import generation, stream, synthesize
+from mmspec.speech import generation, stream, synthesize, whole_sentences
 from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.sound.pieces import Sounds
+from mmspec.speech.sound.stream import AfterCodes
 from tests.speech import small_models
 
 TEXTS = ["one", "two three", "five", "six", "one nine", "zero", "two", "eight"]
@@ -149,8 +149,7 @@ def test_drafting_begins_behind_the_first_sound_of_every_row(long, drafters, nam
 
 
 def test_a_listener_who_runs_dry_is_counted():
-    model = SimpleNamespace(rate=10, stream=lambda: None)
-    sounds = Sounds(model, 1, 0.0)
+    sounds = Sounds(10, [AfterCodes(Mock(), [], 1)], 0.0)
     with patch("mmspec.speech.sound.pieces.perf_counter", iter([1.0, 1.5, 2.6, 5.0]).__next__):
         for samples in (10, 5, 5, 5):  # heard until 2.0, 2.5, 3.1, 5.5
             list(sounds._told(0, iter([torch.zeros(samples)])))
@@ -186,6 +185,61 @@ def test_a_stream_gives_the_same_pieces(long, drafters, name):
     assert same(coming.speech, whole)
     assert next(coming, None) is None
     assert not first.requires_grad
+
+
+@pytest.mark.parametrize("name", [None, "speaker", "tree"])
+def test_texts_that_arrive_one_by_one_are_spoken_as_all_at_once(long, drafters, name):
+    """Each sounds as its row in a batch of all of them, and none is asked for before its turn."""
+    drafter, options = drafters[name] if name else (None, {})
+    whole = synthesize(long, TEXTS[:3], seed=5, voice="theo")
+    asked, pieces = [], [[], [], []]
+
+    def arriving():
+        for text in TEXTS[:3]:
+            asked.append(text)
+            yield text
+
+    coming = stream(long, arriving(), drafter, seed=5, voice="theo", **options)
+    assert not asked
+    for piece in coming:
+        pieces[len(asked) - 1].append(piece)
+        assert len(coming.speeches) == len(asked)
+    assert all(torch.equal(torch.cat(mine), wave) for mine, wave in zip(pieces, whole.waveforms, strict=True))
+    assert [each.tokens[0].tolist() for each in coming.speeches] == [
+        whole.tokens[row, :length].tolist() for row, length in enumerate(whole.lengths.tolist())
+    ]
+    assert next(coming, None) is None
+
+
+def test_a_text_that_cannot_be_spoken_is_told_when_it_arrives(long):
+    coming = stream(long, iter(["one", "naïve"]), seed=3)
+    with pytest.raises(ValueError, match="'ï'"):
+        list(coming)
+    assert len(coming.speeches) == 1
+    with pytest.raises(ValueError, match="temperature is -1"):
+        list(stream(long, iter(["one"]), temperature=-1.0))
+    with pytest.raises(ValueError, match="give one text, or an iterator over texts"):
+        stream(long, ["one", "two"])
+
+
+def test_sentences_are_whole_as_soon_as_the_next_begins():
+    text = "It costs 3.5 pounds. Is it\nold?  Yes: very! And so on"
+    for size in (1, 2, 5, 100):
+        chunks = [text[first : first + size] for first in range(0, len(text), size)]
+        assert list(whole_sentences(chunks)) == ["It costs 3.5 pounds.", "Is it", "old?", "Yes:", "very!", "And so on"]
+    assert list(whole_sentences(["  ", "\n", ""])) == []
+    assert next(whole_sentences(iter(["One. ", "never asked for"]))) == "One."
+
+
+def test_the_first_piece_is_shorter_and_comes_sooner(long):
+    """Of 2 codes in place of the 4 of later blocks, as soon as they and the codes that they rest on are committed."""
+    config, committed = long.codec.config, []
+    coming = stream(long, "one two three", seed=3, on_step=lambda step: committed.append(len(step.committed.values[0])))
+    first = next(coming)
+    assert sum(committed) == config.first_block + config.look_ahead - 1  # a round is told behind its sound
+    second = next(coming)
+    assert len(first) == config.first_block * config.samples == 160
+    assert len(second) == config.block * config.samples == 320
 
 
 def test_a_stream_may_be_left(long):

@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 import tests.tiny
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.run.drop_in.arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS, REFUSED, cache_reason
 from tests.crossing import as_one_batch, generated_alone
 from tests.drop_in_table import table
@@ -209,12 +210,12 @@ def test_a_cache_of_the_callers(model, drafter, rows):
 
     def turns(call):
         inputs, cache = inputs_for("Llama", rows), DynamicCache(config=model.config)
-        first = call(model, inputs, past_key_values=cache)
+        first = call(model, inputs, **{CACHE: cache})
         more = torch.cat([first, torch.full((rows, 2), 7)], 1)
         mask = torch.nn.functional.pad(inputs["attention_mask"], (0, more.shape[1] - 12), value=1)
-        return call(model, {"input_ids": more, "attention_mask": mask}, past_key_values=cache), cache.get_seq_length()
+        return call(model, {"input_ids": more, "attention_mask": mask}, **{CACHE: cache}), cache.get_seq_length()
 
-    out, length = turns(lambda *a, **k: not_drafted(*a, drafter, "past_key_values is given", **GREEDY, **k))
+    out, length = turns(lambda *a, **k: not_drafted(*a, drafter, f"{CACHE} is given", **GREEDY, **k))
     expected, filled = turns(plainly)
     assert torch.equal(out, expected)
     assert length == filled

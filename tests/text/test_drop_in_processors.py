@@ -160,6 +160,20 @@ def test_a_prefix_function_is_asked_once_for_each_sequence_that_can_be_reached()
     assert {row for row, _ in asked} == {0, 1, 2}
 
 
+def test_a_prefix_function_is_told_the_prompt_of_a_copy():
+    """`generate` repeats prompts for `num_return_sequences`; since 5.24 it makes the processor for as many rows a prompt."""
+    prompt = torch.tensor([[5, 6], [5, 6], [7, 6], [7, 6]])
+    processor = known.PrefixConstrainedLogitsProcessor(allowed, 2)
+    form = form_of(processor, ProcessorContext(prompt))
+    scores = torch.randn(4, V)
+    right = processor(prompt, scores)
+    for row in range(4):
+        assert list(form.at(row, []).allowed) == allowed(row // 2, prompt[row])
+        assert set(right[row].isfinite().nonzero()[:, 0].tolist()) == set(form.at(row, []).allowed)
+    with pytest.raises(ValueError, match="2 sequences a prompt, and there are 3 rows"):
+        form_of(processor, ProcessorContext(prompt[:3]))
+
+
 def test_what_a_prefix_function_raises_is_raised_once_a_row_gets_there_and_not_before():
     prompt = torch.tensor([[1, 2]])
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mmspec.drafters.guided import GuidedDrafter
-from mmspec.drafters.heads.medusa import Latent, Medusa
+from mmspec.drafters.heads.latent import Latent
+from mmspec.drafters.heads.medusa import Medusa
 from mmspec.drafters.shapes import Chain, most_likely
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, RecordedWindow

@@ -13,6 +13,7 @@ from mmspec.core.decode import decode
 from mmspec.core.noise import Noise
 from mmspec.drafters.none import NoDraft
 from mmspec.models.beam_target import BeamTarget
+from mmspec.models.compat.cache_name import cache_of
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import Catalogue
@@ -59,7 +60,7 @@ def beam_search_baseline(model: Any, inputs: Mapping[str, Tensor], prefixes: Pre
     )
     rows = len(inputs["input_ids"])
     scores = out.sequences_scores.view(rows, k) if k > 1 else None
-    layers = getattr(out.past_key_values, "layers", ())
+    layers = getattr(cache_of(out), "layers", ())
     return Beams(out.sequences[:, start:].view(rows, k, -1), scores, sum(_bytes(layer.keys, layer.values) for layer in layers))
 
 

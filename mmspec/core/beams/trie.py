@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmspec.core.beams.listed import ListedNodes, with_ancestors
+
 NOWHERE = -1
 """The state that stands for no node."""
 
@@ -29,7 +31,10 @@ class Children:
 
 @dataclass(frozen=True)
 class Trie:
-    """N nodes over P distinct paths of `levels` tokens; node 0 is the root. `allowed` excludes nodes, for all rows or row by row."""
+    """N nodes over P distinct paths of `levels` tokens; node 0 is the root.
+
+    `allowed` excludes nodes, for all rows or row by row; `listed` admits or excludes a few nodes of each row.
+    """
 
     token: Tensor  # [N] the token that leads to a node; 0 for the root
     child: Tensor  # [N + 1] the first child of a node; the last one ends where the next node's begin
@@ -37,6 +42,7 @@ class Trie:
     starts: tuple[int, ...]  # the first node of every level, root and leaves included
     widths: tuple[int, ...]  # per level: the most children that any node on it, or on a deeper one, has
     allowed: Tensor | None = None  # [N] or [B, N] bool
+    listed: ListedNodes | None = None
 
     @staticmethod
     def of(paths: Tensor) -> "Trie":
@@ -71,7 +77,8 @@ class Trie:
     def to(self, device: torch.device | str) -> "Trie":
         """Move the tables to a device."""
         allowed = None if self.allowed is None else self.allowed.to(device)
-        return replace(self, token=self.token.to(device), child=self.child.to(device), span=self.span.to(device), allowed=allowed)
+        tables = {name: getattr(self, name).to(device) for name in ("token", "child", "span")}
+        return replace(self, **tables, allowed=allowed, listed=None if self.listed is None else self.listed.to(device))
 
     def children(self, state: Tensor, level: int) -> Children:
         """The allowed children of nodes `state` [B, M] on `level` or deeper; NOWHERE has none."""
@@ -80,9 +87,11 @@ class Trie:
         found = begin[..., None] + torch.arange(self.widths[level], device=state.device)
         valid = (found < self.child[node + 1][..., None]) & (state != NOWHERE)[..., None]
         found = torch.where(valid, found, 0)
+        flat = found.flatten(1)
         if self.allowed is not None:
-            flat = found.flatten(1)
             valid &= (self.allowed[flat] if self.allowed.dim() == 1 else self.allowed.gather(1, flat)).view_as(found)
+        if self.listed is not None:
+            valid &= self.listed.admit(flat).view_as(found)
         return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[found], 0))
 
     def below(self, weights: Tensor) -> Tensor:
@@ -93,7 +102,48 @@ class Trie:
 
     def only(self, paths: Tensor) -> "Trie":
         """This trie with only `paths` ([P] or [B, P] bool) allowed. Nodes stay as they are, so it costs one pass."""
-        return replace(self, allowed=self.below(paths.long()) > 0)
+        return replace(self, allowed=self.below(paths.long()) > 0, listed=None)
+
+    def list_paths(self, leaf: Tensor, only: Tensor) -> "Trie":
+        """This trie with some paths admitted or excluded for each row, at a cost that follows their number and not the trie's.
+
+        Args:
+            leaf: LongTensor [B, E], numbers of distinct paths, -1 for none.
+            only: bool [B], True where these are the only paths, False where they are excluded.
+
+        Returns:
+            The trie with `listed`.
+
+        Raises:
+            ValueError: where `allowed` already differs from row to row, or paths are listed already.
+        """
+        if self.listed is not None or (self.allowed is not None and self.allowed.dim() > 1):
+            raise ValueError("the trie is restricted row by row already: combine the restrictions in one")
+        leaf, running = torch.where(leaf < 0, self.size, leaf), None
+        if self.allowed is not None:
+            there = self.allowed[self.starts[-1] :]
+            running = torch.nn.functional.pad(there.cumsum(0), (1, 0))
+            leaf = torch.where(torch.nn.functional.pad(there, (0, 1))[leaf], leaf, self.size)
+        ends = (*self.starts[1:], len(self.token))
+        spans = [self.span[start:end] for start, end in zip(self.starts, ends, strict=True)]
+        return replace(self, listed=with_ancestors(leaf, only, spans, self.starts, running))
+
+    def open_paths(self) -> Tensor:
+        """Tell which paths are allowed.
+
+        Returns:
+            Bool [1, P], or [B, P] where rows differ.
+        """
+        if self.allowed is None:
+            found = torch.ones(1, self.size, dtype=torch.bool, device=self.token.device)
+        else:
+            found = self.allowed[..., self.starts[-1] :].view(-1, self.size)
+        if self.listed is None:
+            return found
+        leaf = (self.listed.node - self.starts[-1]).clamp_min(-1)
+        leaf = leaf.masked_fill(leaf < 0, self.size)  # nodes above the leaves go where the padding is
+        named = torch.zeros(len(leaf), self.size + 1, dtype=torch.bool, device=leaf.device).scatter_(1, leaf, True)[:, :-1]
+        return found & (named == self.listed.only[:, None])
 
 
 def _order(paths: Tensor) -> Tensor:

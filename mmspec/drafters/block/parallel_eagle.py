@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from mmspec.drafters.block.guide import BlockColumns, BlockGuide
 from mmspec.drafters.features.eagle import Eagle3
 from mmspec.drafters.guided import Fresh
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.family import OwnValues
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import HFSession
@@ -74,7 +75,7 @@ class ParallelEagle(Eagle3):
         rope = self.rotate(state, positions)
         x = self.midlayer(state, value, mask, rope, cache)
         for layer in self.deeper:
-            x = layer(x, attention_mask=mask, position_embeddings=rope, past_key_values=cache, use_cache=cache is not None)
+            x = layer(x, attention_mask=mask, position_embeddings=rope, **{CACHE: cache}, use_cache=cache is not None)
         return self.norm(x) if self.norm_output else x
 
     def masks(self, embed: Any, rows: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:

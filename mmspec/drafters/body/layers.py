@@ -17,6 +17,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from mmspec.drafters.features.eagle3_parts import MidLayer
+from mmspec.models.compat.cache_name import CACHE
 
 
 class StateLayer(LlamaDecoderLayer):
@@ -24,9 +25,7 @@ class StateLayer(LlamaDecoderLayer):
 
     def forward(self, state: Tensor, value: Tensor, mask: Tensor, rope: tuple[Tensor, Tensor], cache: Any) -> Tensor:  # type: ignore[override]
         """Return the layer's output [B, M, H]; see `MidLayer.forward`."""
-        return super().forward(
-            state, attention_mask=mask[:, :1], position_embeddings=rope, past_key_values=cache, use_cache=cache is not None
-        )
+        return super().forward(state, attention_mask=mask[:, :1], position_embeddings=rope, **{CACHE: cache}, use_cache=cache is not None)
 
 
 class PairLayer(MidLayer):
@@ -82,7 +81,7 @@ class ValueLayer(nn.Module):
     def forward(self, state: Tensor, value: Tensor, mask: Tensor, rope: tuple[Tensor, Tensor], cache: Any) -> Tensor:
         """Return the layer's output [B, M, H]; see `MidLayer.forward`."""
         own, over, context, inside = self.norms
-        x = value + self.self_attn(own(value), position_embeddings=rope, attention_mask=mask[:, :1], past_key_values=cache)[0]
+        x = value + self.self_attn(own(value), position_embeddings=rope, attention_mask=mask[:, :1], **{CACHE: cache})[0]
         x = x + self.across(over(x), context(state), mask[:, 1:], rope, cache)
         return x + self.mlp(inside(x))
 

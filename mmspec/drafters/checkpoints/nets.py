@@ -1,6 +1,7 @@
 """Drafter nets by name, and new ones made to fit a target."""
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from mmspec.drafters.features.glide import Glide
 from mmspec.drafters.features.hivis import HiViS
 from mmspec.drafters.features.vispec import ViSpec
 from mmspec.drafters.heads.ctc import CTC
-from mmspec.drafters.heads.medusa import Amphista, Hydra, Latent, Medusa, Recurrent
+from mmspec.drafters.heads.latent import IndependentHeads, Latent
+from mmspec.drafters.heads.medusa import Amphista, Hydra, Medusa, Recurrent
 from mmspec.drafters.heads.mtp import ChainedMTP
 from mmspec.drafters.heads.mtp_parallel import ParallelMTP
 from mmspec.drafters.heads.recurrent import RecurrentHead
@@ -25,7 +27,7 @@ from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
 NETS: dict[str, type[nn.Module]] = {
     net.kind: net
     for net in (
-        *(Medusa, Latent, Hydra, Recurrent, Amphista, CTC),
+        *(Medusa, Latent, IndependentHeads, Hydra, Recurrent, Amphista, CTC),
         *(Eagle1, Eagle3, HiViS, ViSpec),
         *(Adapter, ChainedMTP, ParallelMTP, Glide, MaskTokens),
         *(DFlash, DFlash2, DSpark, ParallelEagle),
@@ -80,7 +82,7 @@ def net_to_train(kind: str, target: Any, options: Mapping[str, Any] | None = Non
     if vocabulary is not None and not 0 <= vocabulary <= size:
         raise ValueError(f"vocabulary is {vocabulary}: give 1 to {size} values, or 0 for all")
     values = (DRAFTED_VALUES if size > LARGE_VOCABULARY else 0) if vocabulary is None else vocabulary
-    shared = {"shared_head": True} if size > LARGE_VOCABULARY else {}
+    shared = {"shared_head": True} if size > LARGE_VOCABULARY and "shared_head" in signature(net_class(kind)).parameters else {}
     return new_net(kind, target, {"values": values} | shared | dict(options or {}))
 
 

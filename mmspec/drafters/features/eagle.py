@@ -17,6 +17,7 @@ from mmspec.drafters.features.eagle3_parts import DraftVocabulary, MidLayer, ove
 from mmspec.drafters.features.eagle_guide import FeatureGuide
 from mmspec.drafters.features.reading import Columns
 from mmspec.drafters.guided import llama_sizes
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.target import HFSession
 
 
@@ -178,7 +179,7 @@ class Eagle1(FeatureNet):
         """Return the next states; see `FeatureNet.forward`."""
         x = self.fc(torch.cat([value, state], -1))
         rope = self.rotate(x, positions)
-        return self.layers[0](x, attention_mask=mask, position_embeddings=rope, past_key_values=cache, use_cache=True)
+        return self.layers[0](x, attention_mask=mask, position_embeddings=rope, **{CACHE: cache}, use_cache=True)
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
         """Return logits over the drafter's own vocabulary; see `FeatureNet.own_logits`."""

@@ -9,6 +9,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
 from mmspec.drafters.int8 import int8_rows
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.compat.models import writes_of
 
 
@@ -32,7 +33,7 @@ class MidLayer(nn.Module):
         normed = self.hidden_norm(state)
         residual = normed if self.norm_before_residual else state
         both = torch.cat([self.input_layernorm(value), normed], -1)
-        found, _ = self.self_attn(both, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
+        found, _ = self.self_attn(both, attention_mask=mask, position_embeddings=rope, **{CACHE: cache})
         x = residual + found
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from mmspec.core.records import PAD, Draft, Scored, Verdict
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of
+from mmspec.models.compat.cache_name import CACHE, cache_keyword, cache_of
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import stack
@@ -63,7 +64,7 @@ class LastLayer:
             hidden_states=self.layer.input_layernorm(hidden),
             position_embeddings=self.rope(hidden, positions),
             attention_mask=None,
-            past_key_values=held,
+            **cache_keyword(self.layer.self_attn, held),
             position_ids=positions,
         )
         return held.keys, held.values
@@ -75,7 +76,7 @@ class LastLayer:
         out = target(ids, use_cache=True, output_hidden_states=True)
         try:
             found = self.keys(out.hidden_states[-2], torch.arange(6, device=ids.device)[None])
-            cached = out.past_key_values.layers[-1]
+            cached = cache_of(out).layers[-1]
             close = [_close(a, b) for a, b in zip(found, (cached.keys, cached.values), strict=True)]
         except (TypeError, AttributeError, RuntimeError):
             close = [False]
@@ -185,7 +186,7 @@ class Glide(nn.Module):
         """
         own, over, inside, after = self.norms
         rope = self.rotary(value, position_ids=positions)
-        x = value + self.self_attn(own(value), position_embeddings=rope, attention_mask=mask, past_key_values=cache)[0]
+        x = value + self.self_attn(own(value), position_embeddings=rope, attention_mask=mask, **{CACHE: cache})[0]
         x = x + self.cross_attn(over(x), positions, across)
         return after(x + self.mlp(inside(x)))
 

@@ -1,4 +1,4 @@
-"""Heads on the target's last hidden state: Medusa, latent expansion, Hydra, a recurrent head and Amphista.
+"""Heads on the target's last hidden state: Medusa, Hydra, a recurrent head and Amphista.
 
 A head reads the hidden state after the target's newest value. Level 0 is the draft token right after the pending token. A head maps a
 node's state to a feature, and the target's output embedding (or a head's own, in checkpoints that have one) maps the feature to logits.
@@ -66,6 +66,10 @@ class Heads(nn.Module, ABC):
         """Return logits over the target's values; `head` is the target's output embedding."""
         return head(feature)
 
+    def own_logits(self, feature: Tensor, level: int, head: Any) -> Tensor:
+        """Return logits over the net's own values, which are the target's unless it has a `vocabulary`; see `logits`."""
+        return self.logits(feature, level, head)
+
     def guide(self, session: HFSession) -> HeadsGuide:
         """Return the guide of one generation on the target session `session`."""
         return HeadsGuide(self, session)
@@ -88,8 +92,7 @@ class Residual(nn.Module):
 class Medusa(Heads):
     """Medusa heads: one residual head per draft token ahead, which does not read earlier draft tokens (Stern et al. 2018; Cai et al. 2024).
 
-    On a codec language model these are VADUSA's heads (Li et al. 2024); `layers` 0 with `own_heads` of all values are the independent
-    projections of Raj et al. (2024).
+    On a codec language model these are VADUSA's heads (Li et al. 2024).
 
     Args:
         hidden: width of the target's hidden states.
@@ -147,39 +150,6 @@ class Medusa(Heads):
             raise ValueError(
                 f"tensor token_map holds ids {int(ids.min())} to {int(ids.max())}: {len(ids)} different ones of {self.size} are needed"
             )
-
-
-class Latent(Heads):
-    """Latent expansion (Raj et al. 2024, arXiv 2409.08148): head k gives the logits U L_k h with the target's output embedding U.
-
-    Every L_k [H, H] is the identity at first, so a new head gives the target's own logits. K values a call take (K - 1) H^2 weights, where
-    independent projections need (K - 1) H V.
-
-    Args:
-        hidden: width of the target's hidden states.
-        heads: number of draft tokens ahead.
-    """
-
-    kind = "latent"
-    blind = True
-
-    def __init__(self, hidden: int, heads: int = 4):
-        super().__init__(hidden, heads)
-        self.maps = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(heads))
-        for latent in self.maps:
-            nn.init.eye_(latent.weight)  # type: ignore[arg-type]
-
-    def start(self, hidden: Tensor, value: Tensor) -> Tensor:
-        """See `Heads.start`."""
-        return hidden
-
-    def advance(self, state: Tensor, value: Tensor, level: int) -> Tensor:
-        """See `Heads.advance`."""
-        return state
-
-    def read(self, state: Tensor, level: int) -> Tensor:
-        """See `Heads.read`."""
-        return self.maps[level](state)
 
 
 class Hydra(Heads):

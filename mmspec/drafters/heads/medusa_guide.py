@@ -16,6 +16,8 @@ class HeadsGuide:
     def __init__(self, net: Any, session: HFSession):
         check_width(net.kind, net.hidden, session.target.model)
         session.watch(net.reads)
+        if getattr(net, "shared_head", False):
+            net.attach(session.target.model)
         self.net, self.session, self.most = net, session, net.most
         self.embed, self.head = session.target.model.get_input_embeddings(), head_of(session.target.model)
         self.hidden: Tensor | None = None  # [B, 1, H] before each row's newest value

@@ -18,6 +18,7 @@ from transformers.modeling_layers import MtpLayer
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.compat.mtp import declares_modules, shipped_modules
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -107,7 +108,7 @@ class ChainedMTP(nn.Module):
         """
         own = positions + 1  # a column stands where its value does, one place after the state it was paired with
         rope = self.rotary(value, position_ids=own, **self.blocks.rope_options(k))
-        return self.layers[k](value, state, position_embeddings=rope, attention_mask=mask, position_ids=own, past_key_values=cache)
+        return self.layers[k](value, state, position_embeddings=rope, attention_mask=mask, position_ids=own, **{CACHE: cache})
 
     def sees(self, k: int, visible: Tensor, positions: Tensor, slot_positions: Tensor) -> Tensor:
         """Return what of `visible` [B, M, S] module `k` attends to: not the first `k` columns, and only its sliding window if it has one.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, prompt_pairs
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import stack
@@ -74,7 +75,7 @@ class ParallelMTP(nn.Module):
     def forward(self, k: int, state: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> tuple[Tensor, Tensor]:
         """Return head `k`'s input to the output embedding and the next head's input, both [B, M, H]; `mask` is [B, 1, M, S] bool."""
         rope, entering = self.rotary(state, position_ids=positions), self.enter[k](state) if len(self.enter) else state
-        out = self.layers[k](entering, attention_mask=mask, position_embeddings=rope, position_ids=positions, past_key_values=cache)
+        out = self.layers[k](entering, attention_mask=mask, position_embeddings=rope, position_ids=positions, **{CACHE: cache})
         return self.norm(out), out if len(self.enter) else state
 
     def guide(self, session: HFSession) -> "ParallelGuide":

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
 from mmspec.drafters.guided import check_width, head_of, llama_sizes, on_pending, pick
+from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.layout import Layout
 from mmspec.models.partial_forward import ShallowView
 from mmspec.models.slot_cache import SlotCache
@@ -80,7 +81,7 @@ class Adapter(nn.Module):
     def forward(self, state: Tensor, positions: Tensor, mask: Tensor, cache: Any = None) -> Tensor:
         """Return adapted states [B, M, H] of exit states `state` [B, M, H]; `mask` is [B, 1, M, S] bool."""
         rope = self.rotary(state, positions)
-        return self.layers[0](state, attention_mask=mask, position_embeddings=rope, past_key_values=cache)
+        return self.layers[0](state, attention_mask=mask, position_embeddings=rope, **{CACHE: cache})
 
     def own_logits(self, state: Tensor, head: Any) -> Tensor:
         """Return logits of adapted states by the target's `head`."""

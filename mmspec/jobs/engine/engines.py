@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from mmspec.jobs.engine.folder import JobFolder, Stopped
 from mmspec.jobs.engine.job import Job, finish
+from mmspec.jobs.engine.lease import ended_by_sigterm, free, leased
 from mmspec.jobs.engine.processes import Processes
 from mmspec.jobs.engine.progress import bar
 from mmspec.jobs.engine.records import place_of
@@ -79,26 +81,48 @@ def run(job: Job | Callable[[], Job], engine: str = "local", processes: Processe
         facts = known.source.facts()
         if not facts.records:
             raise ValueError("the input holds no record: give at least one")
-        folder = JobFolder(known.out, processes.rank)
-        folder.claim(
-            {
-                "input": {"records": facts.records, "fingerprint": facts.fingerprint},
-                "model": known.model,
-                "options": known.options,
-                "shard_size": known.shard_size,
-                "sink": repr(known.sink),
-            }
-        )
-        shards, start = -(-facts.records // known.shard_size), time.perf_counter()
-        missing = [shard for shard in range(shards) if folder.marker(shard) is None]
-        todo = [shard for shard in missing if processes.owns(shard)]
-        with bar(known.unit, sum(known.length(shard, facts.records) for shard in todo), processes) as tick:
-            do(folder, todo, facts.records, tick)
-    if processes.rank:
-        return None
-    _wait(folder, [shard for shard in missing if shard not in set(todo)], patience)
-    done = sum(known.length(shard, facts.records) for shard in missing)
-    return _close(known, folder, shards, resumed=shards - len(missing), rate=done / (time.perf_counter() - start))
+        _check_apart(known)
+        folder, shards = JobFolder(known.out, processes.rank), -(-facts.records // known.shard_size)
+        identity = {
+            "input": {"records": facts.records, "fingerprint": facts.fingerprint},
+            "model": known.model,
+            "options": known.options,
+            "shard_size": known.shard_size,
+            "sink": repr(known.sink),
+        }
+        if (manifest := folder.finished(identity, shards, partial(place_of, known.source))) is not None:
+            return None if processes.rank else _report(known, folder, manifest["counts"], shards, rate=0.0)
+        with leased(folder.path, processes.rank), ended_by_sigterm(folder.path):
+            return _run(known, do, folder, identity, (shards, facts.records), processes, patience)
+
+
+def _run(
+    known: Job, do: Doing, folder: JobFolder, identity: dict[str, Any], size: tuple[int, int], processes: Processes, patience: float
+) -> Report | None:
+    """Do the missing shards of this process. The first waits for the others and closes the folder."""
+    shards, records = size
+    folder.claim(identity)
+    start = time.perf_counter()
+    missing = [shard for shard in range(shards) if folder.marker(shard) is None]
+    todo = [shard for shard in missing if processes.owns(shard)]
+    try:
+        with bar(known.unit, sum(known.length(shard, records) for shard in todo), processes) as tick:
+            do(folder, todo, records, tick)
+        if processes.rank:
+            return None
+        _wait(folder, [shard for shard in missing if shard not in set(todo)], patience)
+        done = sum(known.length(shard, records) for shard in missing)
+        return _close(known, folder, shards, resumed=shards - len(missing), rate=done / (time.perf_counter() - start))
+    finally:
+        if not processes.rank:
+            folder.sweep(partial(free, folder.path))
+
+
+def _check_apart(job: Job) -> None:
+    """Raise ValueError for an output folder inside the folder that is read."""
+    source, out = getattr(job.source, "path", None), job.out.resolve()
+    if source is not None and (home := Path(source).resolve()).is_dir() and out.is_relative_to(home):
+        raise ValueError(f"the output folder {job.out} is inside the input folder {source}: give one outside it")
 
 
 @contextmanager
@@ -150,6 +174,13 @@ def _wait(folder: JobFolder, shards: Sequence[int], patience: float) -> None:
 
 def _close(job: Job, folder: JobFolder, shards: int, resumed: int, rate: float) -> Report:
     """Write rejects, timing and manifest, and return the report."""
+    timing = _timing(folder, shards)
+    counts = folder.close(shards, timing, partial(place_of, job.source))["counts"]
+    return _report(job, folder, counts, resumed, rate, timing)
+
+
+def _timing(folder: JobFolder, shards: int) -> dict[str, Any]:
+    """Seconds, measures and provenance of all shards."""
     seconds, measures, abouts = 0.0, {}, []
     for timing in folder.timings(shards):
         seconds += timing["seconds"]
@@ -157,6 +188,10 @@ def _close(job: Job, folder: JobFolder, shards: int, resumed: int, rate: float) 
             measures[key] = measures.get(key, 0) + value
         if timing["about"] not in abouts:
             abouts.append(timing["about"])
-    counts = folder.close(shards, {"seconds": seconds, "measures": measures, "about": abouts}, partial(place_of, job.source))["counts"]
-    went = {"seconds": seconds, "measures": measures, "unit": job.unit, "rate": rate}
+    return {"seconds": seconds, "measures": measures, "about": abouts}
+
+
+def _report(job: Job, folder: JobFolder, counts: dict[str, int], resumed: int, rate: float, timing: dict[str, Any] | None = None) -> Report:
+    timing = timing or _timing(folder, counts["shards"])
+    went = {"seconds": timing["seconds"], "measures": timing["measures"], "unit": job.unit, "rate": rate}
     return Report(**counts, resumed=resumed, out=folder.path, **went)

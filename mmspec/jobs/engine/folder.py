@@ -6,6 +6,7 @@
     shards/00000.json    marker of a finished shard: counts, sizes, rejects     (the same)
     timing/, timing.json seconds of each shard, and the machine                 (differs from run to run)
     .unfinished-0/       files being written by process 0; removed at the end
+    .lease-0             locked by process 0 while it works
 
 Every file is written under `.unfinished-R` and then renamed, the marker last. A shard without a marker is written again.
 """
@@ -14,12 +15,14 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LEASE = ".lease-"
+"""Begins the names of leases."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -45,21 +48,56 @@ class JobFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(self._scratch, ignore_errors=True)
             if not (self.path / "manifest.json").exists():
-                if strangers := [p.name for p in self.path.iterdir() if not p.name.startswith(".unfinished-")]:
+                if strangers := [p.name for p in self.path.iterdir() if not p.name.startswith((".unfinished-", LEASE))]:
                     if not (self.path / "manifest.json").exists():  # another process may have begun the job meanwhile
                         raise ValueError(f"{self.path} holds {min(strangers)} and no manifest.json: give a new or an empty folder")
                 else:
                     self._begin({"state": "unfinished", **identity})
         except OSError as error:
-            raise _stopped(error, self.path) or ValueError(
+            raise stopped_for(error, self.path) or ValueError(
                 f"cannot write to {self.path}: {error.strerror}; give a folder that can be written to"
             ) from None
+        self._check(identity)
+
+    def _check(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the manifest. ValueError, naming the differences, if it is another job's."""
         found = self._manifest()
-        if differing := list(_differences(found, identity)):
+        if differing := list(_differences(found, json.loads(json.dumps(identity)))):
             more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
             raise ValueError(
                 f"{self.path} holds another job: {'; '.join(differing[:3])}{more}. Give what it was begun with, or a new output folder"
             )
+        return found
+
+    def finished(self, identity: Mapping[str, Any], shards: int, place_of: Callable[[int], dict[str, Any]]) -> dict[str, Any] | None:
+        """Find out whether nothing is left to do, without writing anything.
+
+        Args:
+            identity: the identity of the job.
+            shards: number of shards.
+            place_of: as in `close`.
+
+        Returns:
+            The manifest of a finished job with all its files, else None.
+
+        Raises:
+            ValueError: if the folder holds another job.
+        """
+        if not (self.path / "manifest.json").exists():
+            return None
+        found = self._check(identity)
+        markers = [self.marker(shard) for shard in range(shards)]
+        if any(self.path.glob(".*")) and os.access(self.path, os.W_OK):  # of a process that was killed: to be removed
+            return None
+        if found.get("state") != "done" or None in markers or not (self.path / "timing.json").exists():
+            return None
+        try:
+            with (self.path / "rejects.jsonl").open(encoding="utf-8") as file:
+                lines = (_reject_line(one, place_of) for marker in markers if marker for one in marker["rejects"])
+                whole = all(line == next(file, "") for line in lines) and not file.read(1)
+        except (OSError, ValueError):
+            return None
+        return found if whole else None
 
     def _begin(self, manifest: dict[str, Any]) -> None:
         """Write the manifest unless another process already has."""
@@ -98,7 +136,7 @@ class JobFolder:
             self._scratch.mkdir()
             yield self._scratch
         except OSError as error:
-            raise _stopped(error, self.path) or error from error
+            raise stopped_for(error, self.path) or error from error
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -139,8 +177,7 @@ class JobFolder:
                     marker = self.marker(shard)
                     if marker is None:
                         raise Stopped(f"shard {shard} was finished, and its files are gone or changed: start the same command again")
-                    for index, reason in marker["rejects"]:
-                        file.write(json.dumps({"index": index} | place_of(index) | {"reason": reason}, ensure_ascii=False) + "\n")
+                    file.writelines(_reject_line(one, place_of) for one in marker["rejects"])
                     counts["rejects"] += len(marker["rejects"])
                     for key in ("records", "outputs"):
                         counts[key] += marker[key]
@@ -150,9 +187,21 @@ class JobFolder:
             _written(place / "manifest.json", manifest)
             for name in ("rejects.jsonl", "timing.json", "manifest.json"):
                 os.replace(place / name, self.path / name)
-        for left in self.path.glob(".unfinished-*"):  # of processes that were killed, and whose numbers no later run had
-            shutil.rmtree(left, ignore_errors=True)
         return manifest
+
+    def sweep(self, free: Callable[[str], bool]) -> None:
+        """Remove unfinished files of processes that were killed, and whose numbers no later run had.
+
+        Args:
+            free: tells whether a process of a given number is not working on the folder, and removes its lease.
+        """
+        for left in self.path.glob(".unfinished-*"):
+            rank = left.name.removeprefix(".unfinished-")
+            if rank == str(self.rank) or free(rank):
+                shutil.rmtree(left, ignore_errors=True)
+        for lease in self.path.glob(f"{LEASE}*"):
+            if (rank := lease.name.removeprefix(LEASE)) != str(self.rank):
+                free(rank)
 
     def timings(self, shards: int) -> Iterable[dict[str, Any]]:
         """Yield the timing of every shard that has one."""
@@ -163,10 +212,24 @@ class JobFolder:
                 continue
 
 
-def _stopped(error: OSError, path: Path) -> Stopped | None:
+def stopped_for(error: OSError, path: Path) -> Stopped | None:
+    """Return the `Stopped` for a full disk, None for other errors.
+
+    Args:
+        error: the error.
+        path: the output folder.
+
+    Returns:
+        The exception to raise instead.
+    """
     if error.errno not in _FULL:
         return None
     return Stopped(f"no space left on the disk of {path}: free some and start the same command again; finished shards stay")
+
+
+def _reject_line(reject: Sequence[Any], place_of: Callable[[int], dict[str, Any]]) -> str:
+    index, reason = reject
+    return json.dumps({"index": index} | place_of(index) | {"reason": reason}, ensure_ascii=False) + "\n"
 
 
 def _written(path: Path, data: Any) -> Path:

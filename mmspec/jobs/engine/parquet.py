@@ -3,12 +3,13 @@
 Memory is bounded by a batch and a row group of the output, whatever the size of the input.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 from mmspec.jobs.engine.columns import ContentDigest
 from mmspec.jobs.engine.records import Facts
@@ -21,6 +22,8 @@ _GROUP_ROWS = 32768  # of an output file: fixed, so that its bytes do not tell h
 @dataclass(frozen=True)
 class ParquetRows:
     """Source of Parquet rows: one file, or all *.parquet files of a folder by name, as dicts of Python values.
+
+    Folders called NAME=VALUE inside it, as Spark and Hive write partitions, are read too; NAME is then a column of texts.
 
     A record's index is its row number over all files. Columns may be of any type; the job's `check` rejects unsuitable rows one by one.
 
@@ -40,7 +43,7 @@ class ParquetRows:
         object.__setattr__(self, "columns", tuple(self.columns))
         for file in self._files():
             with _readable(file), _opened(file) as table:
-                there = table.schema_arrow.names
+                there = [*table.schema_arrow.names, *self._partition(file)]
             if not self.columns:
                 object.__setattr__(self, "columns", tuple(there))
             if missing := [name for name in self.columns if name not in there]:
@@ -54,8 +57,10 @@ class ParquetRows:
         """Return the types of the columns in the first file, by the names that `ParquetTable` takes."""
         import pyarrow as pa
 
-        with _opened(self._files()[0]) as table:
-            found = {name: table.schema_arrow.field(name).type for name in self.columns}
+        first = self._files()[0]
+        with _opened(first) as table:
+            own = set(table.schema_arrow.names)
+            found = {name: table.schema_arrow.field(name).type if name in own else pa.string() for name in self.columns}
         return {name: str(kind.value_type if pa.types.is_dictionary(kind) else kind) for name, kind in found.items()}
 
     def facts(self) -> Facts:
@@ -66,7 +71,7 @@ class ParquetRows:
         for file in self._files():
             with _readable(file), _opened(file) as table:
                 for group in range(table.num_row_groups):
-                    for batch in self._batches(table, group):
+                    for batch in self._batches(file, table, group):
                         digest.add(batch)
         return Facts(digest.rows, digest.hexdigest())
 
@@ -78,7 +83,7 @@ class ParquetRows:
                 for group in range(table.num_row_groups):
                     rows = table.metadata.row_group(group).num_rows
                     if any(map(wanted, range(first, first + rows))):
-                        yield from self._rows(table, group, first, wanted)
+                        yield from self._rows((file, table), group, first, wanted)
                     first += rows
 
     def place(self, index: int) -> dict[str, Any]:
@@ -102,11 +107,11 @@ class ParquetRows:
         found = []
         for file in self._files():
             with _readable(file), _opened(file) as table:
-                found.append((file.name, table.metadata.num_rows))
+                found.append((self._name(file), table.metadata.num_rows))
         return found
 
-    def _rows(self, table: Any, group: int, first: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
-        for batch in self._batches(table, group):
+    def _rows(self, opened: tuple[Path, Any], group: int, first: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        for batch in self._batches(*opened, group):
             rows = None
             for place in range(batch.num_rows):
                 if wanted(first + place):
@@ -114,21 +119,44 @@ class ParquetRows:
                     yield first + place, rows[place]
             first += batch.num_rows
 
-    def _batches(self, table: Any, group: int) -> Iterator[Any]:
+    def _batches(self, file: Path, table: Any, group: int) -> Iterator[Any]:
         """A row group, in pieces of a size that does not depend on the group's."""
+        import pyarrow as pa
+
         figures = table.metadata.row_group(group)
         size = _BATCH_BYTES * figures.num_rows // max(1, figures.total_byte_size)
         size = max(1, min(size, _BATCH_ROWS))
-        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=list(self.columns), use_threads=False):
+        own, parts = set(table.schema_arrow.names), self._partition(file)
+        columns = [name for name in self.columns if name in own]
+        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=columns, use_threads=False):
+            for name in self.columns:
+                if name not in own:
+                    batch = batch.append_column(name, pa.array([parts[name]] * batch.num_rows, pa.string()))
             yield batch.select(list(self.columns))
 
     def _files(self) -> list[Path]:
         if not self.path.is_dir():
             return [self.path]
-        files = sorted(file for file in self.path.glob("*.parquet") if file.is_file())
+        files = sorted(_parquet_files(self.path))
         if not files:
             raise ValueError(f"folder {self.path} holds no *.parquet file: give a Parquet file, or a folder of them")
         return files
+
+    def _name(self, file: Path) -> str:
+        return file.relative_to(self.path).as_posix() if file != self.path else file.name
+
+    def _partition(self, file: Path) -> dict[str, str]:
+        """The columns that the names of a file's folders stand for."""
+        folders = file.relative_to(self.path).parts[:-1] if file != self.path else ()
+        return {unquote(name): unquote(value) for name, _, value in (folder.partition("=") for folder in folders)}
+
+
+def _parquet_files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.is_dir() and "=" in path.name:
+            yield from _parquet_files(path)
+        elif path.suffix == ".parquet" and not path.name.startswith(".") and path.is_file():
+            yield path
 
 
 def _opened(file: Path) -> Any:
@@ -237,11 +265,13 @@ def _type(column: str, name: str) -> Any:
         raise ValueError(f"column {column} has the unknown type {name!r}: give one such as int64, string, float or list<int64>") from None
 
 
-def _column(name: str, values: Iterable[Any], kind: Any) -> Any:
+def _column(name: str, values: Sequence[Any], kind: Any) -> Any:
     import pyarrow as pa
 
     try:
         if not pa.types.is_integer(kind):
+            return pa.array(values, kind)
+        if kind == pa.uint64() and all(type(value) is int for value in values):
             return pa.array(values, kind)
         found = pa.array(values)  # asked for integers, pyarrow would cut 1.5 to 1
         if pa.types.is_integer(found.type) or pa.types.is_null(found.type):

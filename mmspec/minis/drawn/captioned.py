@@ -20,7 +20,7 @@ COLOURS = {
     "purple": (130, 60, 180),
     "pink": (245, 130, 185),
 }
-SIZES = {"small": 0.25, "large": 0.4}
+SIZES = {"small": 0.22, "large": 0.37}
 """Radius of an object, as a share of half a picture's side."""
 NOTHING = "none"
 """Value of an attribute of a corner without an object."""
@@ -58,14 +58,15 @@ class CaptionedScene:
         return found
 
 
-def captioned_scene(seed: int, number: int, most: int = 2, jitter: float = 0.045) -> CaptionedScene:
+def captioned_scene(seed: int, number: int, most: int = 2, shift: float = 0.125) -> CaptionedScene:
     """Return a random scene.
 
     Args:
         seed: of the whole set.
         number: of the scene in the set; the scene depends on these two alone.
         most: largest number of objects; all numbers from 1 are equally frequent.
-        jitter: largest movement of an object from its corner's middle, as a share of half a picture's side.
+        shift: an object is moved from its corner's middle by -shift, 0 or shift along either axis, a share of half a picture's side. The
+            default is a cell of a 16x16 grid of codes, so that an object has the same codes wherever it is.
 
     Raises:
         ValueError: unless `most` is 1 to 4.
@@ -81,8 +82,8 @@ def captioned_scene(seed: int, number: int, most: int = 2, jitter: float = 0.045
                 pick.choice(SHAPES),
                 pick.choice(list(SIZES)),
                 PLACES[corner],
-                pick.uniform(-jitter, jitter),
-                pick.uniform(-jitter, jitter),
+                pick.choice((-shift, 0.0, shift)),
+                pick.choice((-shift, 0.0, shift)),
             )
             for corner in corners
         )

@@ -20,7 +20,7 @@ def copied(generation_config: Any) -> Any:
 def whisper_opening(model: Any, generation_config: Any, encoder_outputs: Any, rows: int) -> Tensor:
     """The decoder's prompt [B, P] of Whisper for `rows` rows: start, language, task and no-timestamps tokens.
 
-    Relies on `WhisperForConditionalGeneration._retrieve_init_tokens` (private, same signature from 5.17 to 5.23), which calls the
+    Relies on `WhisperForConditionalGeneration._retrieve_init_tokens` (private, same signature from 5.17 to 5.24), which calls the
     documented `detect_language` where no language is set. Languages are read from `encoder_outputs`; None if none is to be detected.
     """
     return model._retrieve_init_tokens(
@@ -55,7 +55,7 @@ class GenerateCall:
 def generate_call() -> GenerateCall | None:
     """The call of `generate` under way on this thread; None if there is none.
 
-    Relies on the local variables `streamer`, `assistant_model`, `synced_gpus` and `kwargs` of `GenerationMixin.generate` (5.17 to 5.23):
+    Relies on the local variables `streamer`, `assistant_model`, `synced_gpus` and `kwargs` of `GenerationMixin.generate` (5.17 to 5.24):
     transformers drops the first three before it calls a custom decoding function, and encodes images before it.
     """
     frame = frame_of(vars(GenerationMixin)["generate"])
@@ -71,7 +71,7 @@ def generate_call() -> GenerateCall | None:
 def keep_tokenizer() -> None:
     """Put back the tokenizer that `generate` has removed from its keywords, if this is called while it looks for them.
 
-    `GenerationMixin._extract_generation_mode_kwargs` (5.17 to 5.23) removes `tokenizer` and `assistant_tokenizer` from `kwargs`, drops both
+    `GenerationMixin._extract_generation_mode_kwargs` (5.17 to 5.24) removes `tokenizer` and `assistant_tokenizer` from `kwargs`, drops both
     for a custom decoding function, and then reads the keywords that the function names itself. Stop strings and token healing need the
     tokenizer. Relies on the local variables `kwargs` and `generation_mode_kwargs` of that method.
     """
@@ -86,25 +86,28 @@ def keep_tokenizer() -> None:
 
 
 def plain_sample(model: Any, input_ids: Tensor, **arguments: Any) -> Any:
-    """transformers' own decoding loop, `GenerationMixin._sample` (private, 5.17 to 5.23): one forward and one call of each processor
+    """transformers' own decoding loop, `GenerationMixin._sample` (private, 5.17 to 5.24): one forward and one call of each processor
     a step, over the whole padded batch. Takes what `generate` hands a custom decoding function, and a streamer."""
     return type(model)._sample(model, input_ids, **arguments)
 
 
 def prefix_function(processor: Any) -> tuple[Callable[[int, Tensor], Sequence[int]], int]:
-    """The function of a `PrefixConstrainedLogitsProcessor` and its number of beams (private attributes, 5.17 to 5.23)."""
+    """The function of a `PrefixConstrainedLogitsProcessor`, and for how many rows a prompt it was made: beams, or copies since 5.24.
+
+    Relies on its private attributes `_prefix_allowed_tokens_fn` and `_num_beams` (5.17 to 5.24).
+    """
     return processor._prefix_allowed_tokens_fn, processor._num_beams
 
 
 def generation_defaults() -> dict[str, Any]:
-    """What `generate` fills into settings that are None: `GenerationConfig._get_default_generation_params` (private, 5.17 to 5.23)."""
+    """What `generate` fills into settings that are None: `GenerationConfig._get_default_generation_params` (private, 5.17 to 5.24)."""
     return dict(getattr(GenerationConfig, "_get_default_generation_params", dict)())
 
 
 def generation_settings(model: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The generation config of a call of `generate` with keywords `given`, defaults filled in, and the keywords that are no settings.
 
-    Relies on `GenerationMixin._prepare_generation_config(generation_config, **kwargs)` (private, 5.17 to 5.23).
+    Relies on `GenerationMixin._prepare_generation_config(generation_config, **kwargs)` (private, 5.17 to 5.24).
     """
     given = dict(given)
     config, others = model._prepare_generation_config(given.pop("generation_config", None), **given)
@@ -114,7 +117,7 @@ def generation_settings(model: Any, given: Mapping[str, Any]) -> tuple[Any, dict
 def sampling_processors(model: Any, generation_config: Any, ids: Tensor) -> list[Any]:
     """The logits processors of a generation config for prompts `ids` [B, P], without guidance.
 
-    Relies on `GenerationMixin._get_logits_processor` (private, 5.17 to 5.23).
+    Relies on `GenerationMixin._get_logits_processor` (private, 5.17 to 5.24).
     """
     config = copy.deepcopy(generation_config)
     config.guidance_scale = None
@@ -130,7 +133,7 @@ def encoder_source(rows: int) -> dict[str, Tensor]:
     """What the innermost `generate` that called this thread's custom decoding function gave its encoder, by name, for `rows` rows.
 
     `generate` hands a custom decoding function the encoder's states only; a drafter with an encoder of its own needs what that reads.
-    Relies on the local variables `inputs_tensor` and `model_input_name` of `GenerationMixin.generate` (5.17 to 5.23). Empty if there is
+    Relies on the local variables `inputs_tensor` and `model_input_name` of `GenerationMixin.generate` (5.17 to 5.24). Empty if there is
     no such caller.
     """
     frame = frame_of(vars(GenerationMixin)["generate"])
@@ -154,6 +157,6 @@ def inputs_replaced(model: Any) -> bool:
 def weighs_timestamps(generation_config: Any) -> bool:
     """Whether timestamps are written where together they are likelier than every other token.
 
-    Relies on `WhisperTimeStampLogitsProcessor` reading `_detect_timestamp_from_logprob` from the generation config (5.17 to 5.23).
+    Relies on `WhisperTimeStampLogitsProcessor` reading `_detect_timestamp_from_logprob` from the generation config (5.17 to 5.24).
     """
     return getattr(generation_config, "_detect_timestamp_from_logprob", True)

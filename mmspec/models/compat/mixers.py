@@ -1,7 +1,7 @@
 """Mixers: the modules that keep recurrent or convolution states, and how one continues a state.
 
-Relies on the mixers of transformers 5.23, by class name: they read and write states through the cache they are given as `cache_params` or
-`past_key_values`, and write to the states in place where they run a single column only. They differ in what several columns do:
+Relies on the mixers of transformers 5.23 and 5.24, by class name: they read and write states through the cache they are given, and write to
+the states in place where they run a single column only. They differ in what several columns do:
 
 - most continue a cached state over several columns at once;
 - Mamba's and its kin's (`mamba_selective_scan`) begin several columns at zero whatever the cache holds. Their scan is linear in the state,
@@ -29,6 +29,8 @@ import transformers
 from torch import Tensor, nn
 
 from mmspec.models.compat.mixer_cache import MixerCache, States
+from mmspec.models.compat.models import is_stateful
+from mmspec.models.compat.positions import mask_makers
 
 STATES_SINCE = (5, 23)
 """The first transformers whose mixers read and write states as described above."""
@@ -49,8 +51,6 @@ STATEFUL_LAYERS = ("linear_attention", "conv", "hybrid")
 ATTENTION_LAYERS = ("full_attention", "sliding_attention", "hybrid")
 """Kinds of layers with keys and values in models that have mixers."""
 _OTHER_LAYERS = ("moe", "mlp")
-CACHE_NAMES = ("cache_params", "past_key_values")
-"""The arguments as which mixers take their cache."""
 _HOLDS = "RecurrentGemmaRecurrentBlock"
 _PAIRS = ("MiniMaxLightningAttention", _HOLDS)
 _SCAN = "mamba_selective_scan"
@@ -111,6 +111,11 @@ def mixers_of(model: Any) -> tuple[Mixer, ...]:
         if (name := type(module).__name__) in MIXERS
     )
     return found if len(found) == sum(kind in STATEFUL_LAYERS for kind in config.layer_types) else ()
+
+
+def without_attention(model: Any) -> bool:
+    """Return True if all layers of `model` keep states, as Mamba's do: its forward makes no attention masks."""
+    return is_stateful(model) and mask_makers(model) <= {"create_recurrent_attention_mask"}
 
 
 @contextmanager

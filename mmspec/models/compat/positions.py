@@ -93,7 +93,7 @@ def relative_buckets(attention: Any, distance: Tensor) -> Tensor:
     """The bucket of every `distance` [B, M, S] between a key and a query, for T5's decoder and its kin.
 
     Relies on `_relative_position_bucket` and the settings `relative_attention_num_buckets` and `relative_attention_max_distance` of the
-    attention module (5.17 to 5.23; UMT5 keeps the settings to itself).
+    attention module (5.17 to 5.24; UMT5 keeps the settings to itself).
     """
     known = {
         "bidirectional": False,
@@ -105,5 +105,5 @@ def relative_buckets(attention: Any, distance: Tensor) -> Tensor:
 
 
 def with_bias_table(attention: Any, table: Tensor) -> tuple[Any, str, Any]:
-    """(module, attribute, value) that gives GPT-Neo's attention another causal table, its buffer `bias` (5.17 to 5.23)."""
+    """(module, attribute, value) that gives GPT-Neo's attention another causal table, its buffer `bias` (5.17 to 5.24)."""
     return attention, "_buffers", {**attention._buffers, "bias": table}

@@ -19,8 +19,8 @@ def reads_shared_states(model: Any) -> bool:
 def buildable(config: Any) -> Any:
     """`config`, changed so that transformers builds an assistant from it.
 
-    All layers of an assistant reuse keys and values, and `Gemma4TextConfig.kv_sharing_modes` of 5.23.0 refuses that: the decoder's config
-    becomes one of a subclass with the same name, by which transformers finds the model.
+    All layers of an assistant reuse keys and values, and `Gemma4TextConfig.kv_sharing_modes` of 5.23.0 refuses that, which 5.24 does
+    not: the decoder's config becomes one of a subclass with the same name, by which transformers finds the model.
     """
     decoder = getattr(config, "text_config", None)
     if getattr(config, "model_type", None) not in _ASSISTANTS or decoder is None:

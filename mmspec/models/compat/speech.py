@@ -11,7 +11,7 @@ def whisper_window_changes(model: Any, frames: int) -> tuple[tuple[nn.Module, st
     """The changes, for `models.changed.replaced`, by which a Whisper encoder reads `frames` frames, an even number, instead of a window.
 
     Relies on `WhisperEncoder.forward` comparing the frames with `config.max_source_positions`, and on its adding the first
-    `embed_positions.num_embeddings` rows of its positions (5.17 to 5.23).
+    `embed_positions.num_embeddings` rows of its positions (5.17 to 5.24).
     """
     encoder = model.get_encoder()
     config = copy.copy(encoder.config)
@@ -53,7 +53,7 @@ def encodec_frame(codec: Any, codes: Tensor) -> Tensor:
 def whisper_words(tokenizer: Any, ids: list[int], times: list[float], language: int | None) -> list[tuple[str, float, float]]:
     """The words of one segment, with their first and last second.
 
-    Relies on Whisper tokenizers' `_decode_asr` (private, 5.17 to 5.23), which joins tokens to words as the language does.
+    Relies on Whisper tokenizers' `_decode_asr` (private, 5.17 to 5.24), which joins tokens to words as the language does.
 
     Args:
         tokenizer: Whisper's.

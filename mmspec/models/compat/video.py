@@ -7,7 +7,7 @@ def sampled_frames(video_processor: Any, metadata: Any) -> list[int]:
     """The numbers of the frames that `video_processor` takes of a clip with this `VideoMetadata`; all where it does not sample.
 
     Relies on `BaseVideoProcessor.preprocess` calling `sample_frames(metadata=, **settings)` where `do_sample_frames` is set, with the
-    processor's own value of every name in `valid_kwargs` but the five left out here (5.17 to 5.23).
+    processor's own value of every name in `valid_kwargs` but the five left out here (5.17 to 5.24).
     """
     if not video_processor.do_sample_frames:
         return list(range(metadata.total_num_frames))

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor
 
 from mmspec.models.changed import replaced, with_arguments
+from mmspec.models.compat.cache_name import cache_name_among
 from mmspec.models.families.base import DecoderOnly, attention_mask, refuse_unfit_decoder, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
@@ -98,12 +99,12 @@ def _mpt_attention(attention: Any, bias: Tensor, hidden: Tensor) -> Any:
         hidden: [B, 1, M, S] bool, True where a column must not see.
     """
 
-    def forward(hidden_states: Tensor, position_bias: Any, past_key_values: Any = None, attention_mask: Any = None, **_: Any) -> tuple:
+    def forward(hidden_states: Tensor, position_bias: Any, **given: Any) -> tuple:
         mixed = attention.Wqkv(hidden_states)
         if attention.clip_qkv:
             mixed = mixed.clamp(min=-attention.clip_qkv, max=attention.clip_qkv)
         query, key, value = (rearrange(part, "b n (h d) -> b h n d", h=attention.n_heads) for part in mixed.chunk(3, dim=2))
-        key, value = past_key_values.update(key, value, attention.layer_idx)
+        key, value = given[cache_name_among(given)].update(key, value, attention.layer_idx)
         scores = query @ key.transpose(-1, -2) * attention.softmax_scale + bias
         weights = scores.masked_fill(hidden, torch.finfo(query.dtype).min).float().softmax(-1).to(value.dtype)
         return attention.out_proj(rearrange(weights @ value, "b h n d -> b n (h d)")), weights

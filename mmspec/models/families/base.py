@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.models.compat import attention_of, is_stateful, mask_makers, takes_argument
+from mmspec.models.compat.cache_name import CACHE, cache_name_of
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 
@@ -88,7 +89,7 @@ def refuse_unfit_decoder(model: Any) -> None:
     makers = mask_makers(model)
     if getattr(config, "is_decoder", None) is False and "create_bidirectional_mask" in makers:
         raise ValueError(f"{name} runs as an encoder, every token seeing those behind it: load it with is_decoder=True in its config")
-    if not takes_argument(model, "past_key_values"):
+    if cache_name_of(model) is None:
         raise ValueError(f"{name} keeps no key-value cache that can be rolled back: use plain transformers generation for this model")
     if not makers & {"create_causal_mask", "create_sliding_window_causal_mask", "create_masks_for_generate"}:
         raise ValueError(f"{name} builds its own attention mask, so drafts cannot be masked: use plain transformers generation for it")
@@ -117,7 +118,7 @@ class DecoderOnly:
     chunk: int | None = field(default=None, kw_only=True)
     keeps: bool = field(default=True, kw_only=True)  # the model's forward takes `logits_to_keep`
     sliding: tuple[int, ...] = field(default=(), kw_only=True)  # the layers with a sliding window
-    cache_argument: str = field(default="past_key_values", kw_only=True)  # the argument of the model's forward that takes the cache
+    cache_argument: str = field(default=CACHE, kw_only=True)  # the argument of the model's forward that takes the cache
 
     own_masks: ClassVar[bool] = False  # `forward` makes masks of another kind, for every forward
 
@@ -138,10 +139,11 @@ class DecoderOnly:
         window = getattr(config, "sliding_window", None) if sliding else None
         chunk = getattr(config, "attention_chunk_size", None) if kinds is not None and "chunked_attention" in kinds else None
         mixed = bool(window or chunk) and kinds is not None and len(set(kinds)) > 1
+        named = {"cache_argument": cache_name_of(model) or CACHE}
         keeps = "logits_to_keep" in signature(model.forward).parameters
         each = ["sliding_attention"] * config.num_hidden_layers if kinds is None else kinds
         slides = [layer for layer, kind in enumerate(each) if window and kind == "sliding_attention"]
-        return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, sliding=tuple(slides), **more)
+        return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, sliding=tuple(slides), **named | more)
 
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return text_prompt(inputs)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.models.compat import relative_buckets
+from mmspec.models.compat.cache_name import counts_from_cache
 from mmspec.models.layout import Layout
 
 Lookup = Callable[[nn.Module, Layout, Any], Tensor]
@@ -212,7 +213,7 @@ def _takes(module: nn.Module, *names: str) -> bool:
 
 _LOOKUPS: tuple[tuple[Callable[[Any], bool], Lookup], ...] = (
     (lambda table: isinstance(table, nn.Embedding) and hasattr(table, "make_positions"), fsmt_sinusoids),
-    (lambda table: isinstance(table, nn.Embedding) and _takes(table, "past_key_values_length"), learned),
+    (lambda table: isinstance(table, nn.Embedding) and counts_from_cache(table), learned),
     (lambda table: hasattr(table, "weights") and hasattr(table, "create_position_ids_from_input_ids"), sinusoids),
     (lambda table: not list(table.parameters()) and _takes(table, "inputs_embeds", "position_ids"), computed),
 )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from mmspec.models.compat import attention_of
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
 from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, positions_in, with_attributes
 from mmspec.models.families.encoder import EncoderStates, run_encoder
@@ -104,7 +105,7 @@ class EncoderDecoder:
             out = own(
                 decoder_input_ids=layout.ids,
                 encoder_outputs=state.outputs,
-                past_key_values=state.cache,
+                **cache_keyword(own, state.cache),
                 use_cache=True,
                 output_hidden_states=bool(states),
                 **extra,
@@ -248,7 +249,7 @@ class DecoderAlone(EncoderDecoder):
             attention_mask=attention_mask(layout.visible, model),
             encoder_outputs=state.outputs,
             position_ids=layout.positions,
-            past_key_values=state.cache,
+            **cache_keyword(model, state.cache),
             use_cache=True,
             output_hidden_states=bool(states),
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.models.compat import takes_argument
 from mmspec.models.compat.mixer_cache import minimax_cache
-from mmspec.models.compat.mixers import ATTENTION_LAYERS, SINGLE, STATEFUL_LAYERS, Mixer, mixers_of
+from mmspec.models.compat.mixers import ATTENTION_LAYERS, SINGLE, STATEFUL_LAYERS, Mixer, mixers_of, without_attention
 from mmspec.models.families.base import DecoderOnly, refuse_other_attention
 from mmspec.models.families.multimodal import SIGHT, Merged, Modality, Multimodal
 from mmspec.models.layout import Layout
@@ -55,9 +55,11 @@ class HybridDecoder(KeepsStates):
 
     Args:
         placed: the model takes `position_ids`.
+        attends: it makes attention masks, by kind of layer.
     """
 
     placed: bool = field(default=True, kw_only=True)
+    attends: bool = field(default=True, kw_only=True)
 
     @classmethod
     def drives(cls, model: Any) -> bool:
@@ -70,9 +72,8 @@ class HybridDecoder(KeepsStates):
         refuse_other_attention(model)
         kinds = model.config.get_text_config(decoder=True).layer_types
         bare = tuple(layer for layer, kind in enumerate(kinds) if kind not in ATTENTION_LAYERS)
-        named = "past_key_values" if takes_argument(model, "past_key_values") else "cache_params"
-        placed = takes_argument(model, "position_ids")
-        return cls.read(model, mixers=mixers_of(own_copy(model)), bare=bare, placed=placed, cache_argument=named)
+        placed, attends = takes_argument(model, "position_ids"), not without_attention(model)
+        return cls.read(model, mixers=mixers_of(own_copy(model)), bare=bare, placed=placed, attends=attends)
 
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
         kind = minimax_cache(SlotCache) if model.config.model_type == "minimax" else SlotCache
@@ -88,7 +89,7 @@ class HybridDecoder(KeepsStates):
 
     def _masks_by_kind(self, model: Any, layout: Layout, cache: SlotCache) -> dict[str, Tensor | None] | None:
         """The masks of one forward by kind of layer; None for Mamba's models, which know no kinds."""
-        if self.cache_argument != "past_key_values":
+        if not self.attends:
             return None
         found = self._masks(model, layout, self._narrowed(layout, cache)) if len(self.bare) < self.layers else None
         return _by_kind(found)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.models.families.multimodal import never_generated_ids_of, placeholders_of, refuse_unread_inputs
 from mmspec.models.intercept import handing, intercept_decoder_inputs
@@ -89,7 +90,7 @@ class Mllama(DecoderOnly):
                 position_ids=layout.positions,
                 cross_attention_states=None if cache.crossed else state.states,
                 cross_attention_mask=looks,
-                past_key_values=cache,
+                **cache_keyword(model, cache),
                 use_cache=True,
                 logits_to_keep=keep,
                 output_hidden_states=bool(states),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.models.compat import per_layer_inputs
+from mmspec.models.compat.cache_name import CALLERS_NAMES, cache_keyword
 from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.models.intercept import handing, intercept_decoder_inputs
 from mmspec.models.layout import Layout
@@ -45,7 +46,7 @@ TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *_TYPES), **
 HEARING = Modality("sound", _SOUND)
 SIGHT_AND_HEARING = Modality("pictures or sound", {**SIGHT.brings, **_SOUND})
 ENCODED = "mm_encoder_outputs"  # outputs of the model's own encoder, by modality, in place of pixels
-_OWN_ARGUMENTS = ("position_ids", "inputs_embeds", "past_key_values", "labels", "use_cache", "logits_to_keep", "cache_position")
+_OWN_ARGUMENTS = ("position_ids", "inputs_embeds", *CALLERS_NAMES, "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
     *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
@@ -195,7 +196,7 @@ class Multimodal(DecoderOnly):
                 inputs_embeds=embeds,
                 attention_mask=masks,
                 position_ids=state.along(layout.positions) + self.first,
-                past_key_values=cache,
+                **cache_keyword(model, cache),
                 use_cache=True,
                 output_hidden_states=bool(states),
                 **given,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmspec.models.changed import replaced
 from mmspec.models.compat import takes_argument
+from mmspec.models.compat.cache_name import counts_from_cache
 from mmspec.models.families.base import DecoderOnly, refuse_unfit_decoder, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
@@ -20,7 +21,7 @@ def position_table(model: Any) -> nn.Module | None:
     """The decoder's module that embeds positions counted from a shared length; None if there is none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     table = getattr(getattr(decoder, "decoder", decoder), "embed_positions", None)
-    return table if isinstance(table, nn.Module) and takes_argument(table, "past_key_values_length") else None
+    return table if isinstance(table, nn.Module) and counts_from_cache(table) else None
 
 
 def at_positions(table: nn.Module, positions: Tensor, view: int) -> Callable[..., Tensor]:

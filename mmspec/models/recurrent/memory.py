@@ -1,6 +1,5 @@
 """The memory that recurrent and convolution states take."""
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.compat.mixer_cache import States
-from mmspec.models.compat.mixers import CACHE_NAMES, Mixer, mixers_of
+from mmspec.models.compat.mixers import Mixer, mixers_of
 from mmspec.models.recurrent.mixer_run import MixerRun
 
 
@@ -77,8 +77,7 @@ def states_memory(config: Any, dtype: torch.dtype = torch.bfloat16) -> StatesMem
 @torch.no_grad()
 def _after_one_column(model: Any, mixer: Mixer, x: Tensor) -> States:
     module = model.get_submodule(mixer.path)
-    parameters = inspect.signature(module.forward).parameters
-    given = {next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[-1]): None}
+    given = cache_keyword(module, None)
     given |= {"position_embeddings": None} if mixer.pair else {}
     return MixerRun(mixer, module, module.forward, given).over(x, None)[1]
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from mmspec.models.changed import replaced
+from mmspec.models.compat.cache_name import cache_name_among
 from mmspec.models.compat.mixer_cache import MixerCache, States
-from mmspec.models.compat.mixers import CACHE_NAMES, CONTINUES, FROM_ZERO, Mixer, continued_forward, held_states, limit_changes
+from mmspec.models.compat.mixers import CONTINUES, FROM_ZERO, Mixer, continued_forward, held_states, limit_changes
 from mmspec.utils.devices import to_device
 
 
@@ -62,8 +63,7 @@ class MixerRun:
         return self.mixer.form == CONTINUES
 
     def _called(self, forward: Callable[..., Any], x: Tensor, cache: MixerCache) -> Tensor:
-        name = next(name for name in CACHE_NAMES if name in self.given)
-        given = {**self.given, name: cache, "attention_mask": None}
+        given = {**self.given, cache_name_among(self.given): cache, "attention_mask": None}
         if self.mixer.holds:
             with held_states(self.module, cache, x.shape[1], x.shape[0]) as more:
                 out = forward(x, **{**given, **more})

@@ -1,6 +1,6 @@
 """The treatment of every argument of `generate` in a drop-in request: supported, supported without drafting, refused, or without effect.
 
-The tables name every setting of transformers 5.23; `docs/drop-in.md` is made from them. A setting that a later release adds is refused
+The tables name every setting of transformers 5.24; `docs/drop-in.md` is made from them. A setting that a later release adds is refused
 until it is listed here.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from mmspec.models.compat import generation_defaults
+from mmspec.models.compat.cache_name import CALLERS_NAMES
 
 NATIVE, PLAIN, REFUSED, NO_EFFECT = "honoured", "honoured without drafting", "refused", "no effect on the output"
 
@@ -110,7 +111,8 @@ INPUTS: dict[str, tuple[str, str]] = {
     "attention_mask": (NATIVE, "padding on the left; refused with padding on the right, without drafting with gaps"),
     "position_ids": (PLAIN, "honoured with drafting where they are what the mask says"),
     "token_type_ids": (PLAIN, "honoured with drafting by families that read pictures"),
-    "past_key_values": (PLAIN, "a cache of the caller's is filled as transformers fills it"),
+    CALLERS_NAMES[0]: (PLAIN, "a cache of the caller's is filled as transformers fills it"),
+    CALLERS_NAMES[1]: (PLAIN, "the name of `cache` before transformers 5.24"),
     "inputs_embeds": (PLAIN, "of an encoder: honoured"),
     "decoder_input_ids": (NATIVE, ""),
     "decoder_attention_mask": (PLAIN, "honoured with drafting where it is padding on the left"),

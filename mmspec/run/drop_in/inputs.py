@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.models import compat
+from mmspec.models.compat.cache_name import CALLERS_NAMES
 from mmspec.models.families.mllama import Mllama
 from mmspec.models.families.multimodal import Multimodal
 from mmspec.models.families.registry import positions_of
@@ -18,7 +19,7 @@ _ENCODER = (
     *("input_ids", "input_features", "inputs_embeds", "attention_mask", "encoder_outputs"),
     *("decoder_input_ids", "decoder_attention_mask", "logits_to_keep", "use_cache"),
 )
-_OWN_PLACES = ("position_ids", "past_key_values", "inputs_embeds", "mm_encoder_outputs", "decoder_position_ids")
+_OWN_PLACES = ("position_ids", *CALLERS_NAMES, "inputs_embeds", "mm_encoder_outputs", "decoder_position_ids")
 
 
 def plain_reason(

@@ -94,13 +94,16 @@ class PrefixAllowed:
     """transformers' `prefix_allowed_tokens_fn` at every node, called once for each sequence that the constraint allows.
 
     Drafts may violate the constraint; behind such a node nothing can be kept, so the function is not called there. If the function raised
-    an exception for a sequence, `check`, a stop, raises it once a value drawn after that sequence is committed.
+    an exception for a sequence, `check`, a stop, raises it once a value drawn after that sequence is committed. It is told the number of
+    the row, or of the prompt where the processor is made for several rows a prompt, as `generate` does with `num_return_sequences` since
+    5.24.
     """
 
     def __init__(self, processor: Any, request: ProcessorContext):
-        self.ask, beams = prefix_function(processor)
-        if beams != 1:
-            raise ValueError(f"prefix_allowed_tokens_fn comes with {beams} beams: speculate decodes one path a row; leave num_beams at 1")
+        self.ask, self.copies = prefix_function(processor)
+        rows = len(request.prompt)
+        if rows % self.copies:
+            raise ValueError(f"prefix_allowed_tokens_fn is made for {self.copies} sequences a prompt, and there are {rows} rows")
         self.kind, self.request = type(processor), request
         self.rows = [_Prefix() for _ in request.prompt]
 
@@ -142,7 +145,9 @@ class PrefixAllowed:
             return
         prompt = self.request.prompt[row]
         try:
-            allowed = list(self.ask(row, torch.cat([prompt, torch.tensor(outputs, dtype=prompt.dtype, device=prompt.device)])))
+            allowed = list(
+                self.ask(row // self.copies, torch.cat([prompt, torch.tensor(outputs, dtype=prompt.dtype, device=prompt.device)]))
+            )
             if not allowed:
                 raise ValueError(f"prefix_allowed_tokens_fn returned an empty list for row {row}: it must allow at least one token")
             prefix.allowed = dict.fromkeys(int(value) for value in allowed)

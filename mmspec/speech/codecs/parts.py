@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-BLOCK = 8
+BLOCK, FIRST_BLOCK = 8, 2
+"""Codes decoded together by default, and of the first block, so that sound begins sooner."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def layers_of(net: nn.Module) -> list[Layer]:
             found.append(_wrapped(module))
         elif isinstance(module, (nn.Conv1d, nn.ConvTranspose1d)) and module not in inside:
             extent, pad = (module.kernel_size[0] - 1) * module.dilation[0] + 1, int(module.padding[0])
-            found.append(Layer(extent, pad, pad, module.stride[0] if isinstance(module, nn.ConvTranspose1d) else 0))
+            more = int(module.output_padding[0])  # of a transposed one: outputs added behind
+            found.append(Layer(extent, pad, pad - more, module.stride[0] if isinstance(module, nn.ConvTranspose1d) else 0))
     return found
 
 

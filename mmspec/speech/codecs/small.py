@@ -36,6 +36,7 @@ class PatchCodecConfig:
     kernel: int = 5
     ahead: int = 1  # patches each layer looks ahead
     block: int = 8  # patches whose phases are found together
+    first_block: int = 2  # of the first block, so that sound begins sooner
     overlap: int = 2  # patches behind a block that its last samples rest on
 
     @property
@@ -126,15 +127,20 @@ class PatchStream:
     def push(self, steps: list[int]) -> Iterator[Tensor]:
         """Yield the blocks [samples] that the codes `steps` complete."""
         self.codes += steps
-        while len(self.codes) >= self.done + self.config.block + self.config.look_ahead:
-            yield self._block(self.config.block, self.config.overlap)
+        while len(self.codes) >= self.done + self._size + self.config.look_ahead:
+            yield self._block(self._size, self.config.overlap)
 
     def close(self) -> Iterator[Tensor]:
         """Yield the remaining sound."""
         while self.done < len(self.codes):
             left = len(self.codes) - self.done
-            count = min(self.config.block, left)
+            count = min(self._size, left)
             yield self._block(count, min(self.config.overlap, left - count))
+
+    @property
+    def _size(self) -> int:
+        """Codes of the next block."""
+        return self.config.block if self.done else min(self.config.first_block, self.config.block)
 
     @torch.no_grad()
     def _block(self, count: int, ahead: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.speech.codecs.parts import BLOCK, Layer, Local, Parts
+from mmspec.speech.codecs.parts import BLOCK, FIRST_BLOCK, Layer, Local, Parts
 from mmspec.speech.sound.stream import SoundStream
 
 
@@ -29,7 +29,9 @@ class WholeStream:
 
 
 class PartsStream:
-    """Sound block by block. `codec` gives the `block` size and converts codes to a tensor. The blocks depend on the codes only."""
+    """Sound block by block. `codec` gives the sizes `first_block` and `block` and converts codes to a tensor. The blocks depend on the
+    codes only.
+    """
 
     def __init__(self, codec: Any, parts: Parts):
         self.codec, self.parts = codec, parts
@@ -41,9 +43,13 @@ class PartsStream:
     def push(self, steps: list[Any]) -> Iterator[Tensor]:
         """Yield the pieces that `steps` complete."""
         self.steps += steps
-        while len(self.steps) >= (self.blocks + 1) * self.codec.block:
+        while len(self.steps) >= self._stop(self.blocks + 1):
             self.blocks += 1
-            yield from self._advance(self.blocks * self.codec.block, closed=False)
+            yield from self._advance(self._stop(self.blocks), closed=False)
+
+    def _stop(self, blocks: int) -> int:
+        """Return the number of codes of the first `blocks` blocks."""
+        return min(self.codec.first_block, self.codec.block) + (blocks - 1) * self.codec.block
 
     def close(self) -> Iterator[Tensor]:
         """Yield the remaining sound."""
@@ -78,6 +84,7 @@ class WindowCodec:
         behind: frames before a frame that its sound depends on; None for all of them, and then all sound comes at the end.
         ahead: frames after a frame that its sound depends on.
         block: frames decoded together.
+        first_block: frames of the first block, so that sound begins sooner.
         size: number of values of a code.
     """
 
@@ -88,6 +95,7 @@ class WindowCodec:
     ahead: int = 0
     block: int = BLOCK
     size: int | None = None
+    first_block: int = FIRST_BLOCK
 
     @property
     def pace(self) -> float:

@@ -14,11 +14,10 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.models.compat import encodec_frame
-from mmspec.speech.codecs.parts import BLOCK, Local, Parts, layers_of
+from mmspec.models.compat.cache_name import cache_keyword, cache_of
+from mmspec.speech.codecs.parts import BLOCK, FIRST_BLOCK, Local, Parts, layers_of
 from mmspec.speech.codecs.streams import PartsStream, WholeStream
 from mmspec.speech.sound.stream import SoundStream
-
-"""Codes decoded together, by default."""
 
 
 def _dac(model: Any) -> Parts:
@@ -41,33 +40,38 @@ def _mimi(model: Any) -> Parts:
     decoder = model.decoder
 
     def carry(x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        out = decoder.decoder_transformer(x.transpose(1, 2), past_key_values=state, use_cache=True)
-        return out.last_hidden_state.transpose(1, 2), out.past_key_values
+        out = decoder.decoder_transformer(x.transpose(1, 2), **cache_keyword(decoder.decoder_transformer, state), use_cache=True)
+        return out.last_hidden_state.transpose(1, 2), cache_of(out)
 
     up = decoder.upsample if decoder.upsample is not None else nn.Identity()
     return Parts(Local(lambda codes: up(model.quantizer.decode(codes)), layers_of(up)), carry, _local(decoder.decoder_seanet))
+
+
+def _higgs(model: Any) -> Parts:
+    enter = Local(lambda codes: model.fc2(model.quantizer.decode(codes.transpose(0, 1)).transpose(1, 2)).transpose(1, 2))
+    return Parts(enter, lambda x, state: (x, state), _local(model.acoustic_decoder))
 
 
 def _local(net: nn.Module) -> Local:
     return Local(net, layers_of(net))
 
 
-_PARTS = {"dac": _dac, "encodec": _encodec, "mimi": _mimi}
+_PARTS = {"dac": _dac, "encodec": _encodec, "higgs_audio_v2_tokenizer": _higgs, "mimi": _mimi}
 
 
 class HFCodec:
     """A transformers codec: codes [T], or frames [T, K] of K books, of one row to samples.
 
-    DAC, EnCodec and Mimi return sound in blocks of `block` codes, which do not depend on how the codes were pushed. Against `decode`,
-    which runs the class's own code on everything at once, they differ by float32 rounding (tests: below 1e-5). Any other codec whose
-    `decode` takes `audio_codes` returns everything when the stream is closed. With odd strides a decoder may give fewer than T x `samples`
-    samples, as DAC's 7,968 for 50 codes of 160.
+    DAC, EnCodec, Mimi and Higgs Audio's tokenizer return sound in blocks of `block` codes, the first of `first_block`, which do not depend
+    on how the codes were pushed. Against `decode`, which runs the class's own code on everything at once, they differ by float32 rounding
+    (tests: below 1e-5). Any other codec whose `decode` takes `audio_codes` returns everything when the stream is closed. With odd strides
+    a decoder may give fewer than T x `samples` samples, as DAC's 7,968 for 50 codes of 160.
 
     Raises:
         ValueError: for codecs whose codes alone do not determine the sound.
     """
 
-    def __init__(self, model: Any, block: int = BLOCK):
+    def __init__(self, model: Any, block: int = BLOCK, first_block: int = FIRST_BLOCK):
         name, config = type(model).__name__, getattr(model, "config", None)
         if not callable(getattr(model, "decode", None)):
             raise ValueError(f"{name} is not a codec: pass what DacModel, EncodecModel, MimiModel or Xcodec2Model.from_pretrained returned")
@@ -77,10 +81,11 @@ class HFCodec:
             raise ValueError(
                 f"{name} scales every chunk by a loudness that is no code (normalize=True): use a codec without, such as the 24 kHz one"
             )
-        if block < 1:
-            raise ValueError(f"block is {block}: decode at least 1 code at a time")
-        self.model, self.block = model.eval(), block
-        self.rate = int(config.sampling_rate)
+        for option, size in (("block", block), ("first_block", first_block)):
+            if size < 1:
+                raise ValueError(f"{option} is {size}: decode at least 1 code at a time")
+        self.model, self.block, self.first_block = model.eval(), block, first_block
+        self.rate = int(getattr(config, "sampling_rate", None) or config.sample_rate)
         self.samples = _hop(model)
         self.size = int(getattr(config, "codebook_size", 0)) or prod(config.quantization_levels)
         self.books = _books(model)

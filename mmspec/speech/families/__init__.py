@@ -10,7 +10,9 @@ ADAPTERS = {
     "CsmForConditionalGeneration": "mmspec.speech.families.csm:CsmModel",
     "DiaForConditionalGeneration": "mmspec.speech.families.dia:Dia",
     "GradiumPhononTTSForConditionalGeneration": "mmspec.speech.latents.pocket_tts:PocketTTS",
+    "HiggsAudioV2ForConditionalGeneration": "mmspec.speech.families.higgs:HiggsAudio",
     "MusicgenForConditionalGeneration": "mmspec.speech.families.musicgen:Musicgen",
+    "MusicgenMelodyForConditionalGeneration": "mmspec.speech.families.musicgen_melody:MusicgenMelody",
     "PocketTTSForConditionalGeneration": "mmspec.speech.latents.pocket_tts:PocketTTS",
     "VibeVoiceForConditionalGeneration": "mmspec.speech.latents.vibevoice:VibeVoice",
 }

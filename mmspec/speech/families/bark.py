@@ -38,7 +38,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.speech.codecs.streams import WholeStream
-from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, ragged, stage_config, stage_sampling
+from mmspec.speech.families.bark_network import BarkFamily, BarkPrompt, EndOnceLikely, PresetVoices, ragged, stage_config, stage_sampling
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
 from mmspec.speech.sound.speech import Speech, decode_rows
@@ -85,8 +85,8 @@ class Bark(SpeechModel):
 
     Args:
         model: a `BarkModel`.
-        tokenizer: its tokenizer.
-        presets: voices by name.
+        tokenizer: its tokenizer, or its BarkProcessor, which has voices.
+        presets: voices by name; by default the processor's.
         min_eos_p: the semantic stage ends once its end token has at least this probability; None to sample the end.
 
     Raises:
@@ -94,7 +94,9 @@ class Bark(SpeechModel):
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, presets: Mapping[str, Voice] | None = None, min_eos_p: float | None = None):
-        self.model, self.tokenizer, self.presets, self.min_eos_p = model.eval(), tokenizer, dict(presets or {}), min_eos_p
+        if hasattr(tokenizer, "available_voice_presets"):
+            presets, tokenizer = PresetVoices(tokenizer) if presets is None else presets, tokenizer.tokenizer
+        self.model, self.tokenizer, self.presets, self.min_eos_p = model.eval(), tokenizer, presets or {}, min_eos_p
         self.voices = tuple(self.presets)
         own = model.generation_config
         kinds = (BarkSemanticGenerationConfig, BarkCoarseGenerationConfig, BarkFineGenerationConfig)

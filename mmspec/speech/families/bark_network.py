@@ -1,6 +1,6 @@
 """Bark's two language models as families: prompts that are sums of two embeddings, attention by an explicit mask."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.history import History, ban
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -69,7 +70,7 @@ class BarkFamily:
                 inputs_embeds=embeds,
                 attention_mask=attention_mask(layout.visible, model),
                 position_ids=layout.positions,
-                past_key_values=cache,
+                **cache_keyword(model, cache),
                 use_cache=True,
             )
         return out.logits[:, -keep:], None
@@ -116,3 +117,27 @@ def stage_config(kind: Any, found: Any) -> Any:
 def stage_sampling(config: Any) -> SpeechSampling:
     """Return a stage's own settings: greedy unless its generation config samples."""
     return SpeechSampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)
+
+
+class PresetVoices(Mapping[str, Mapping[str, Tensor]]):
+    """The voices of a `BarkProcessor` by name, each read when it is first used.
+
+    Args:
+        processor: the processor.
+    """
+
+    def __init__(self, processor: Any):
+        self.processor, self.read = processor, {}
+
+    def __getitem__(self, name: str) -> Mapping[str, Tensor]:
+        if name not in self.read:
+            if name not in self.processor.available_voice_presets:
+                raise KeyError(name)
+            self.read[name] = dict(self.processor("a", voice_preset=name, return_tensors="pt")["history_prompt"])
+        return self.read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.processor.available_voice_presets)
+
+    def __len__(self) -> int:
+        return len(self.processor.available_voice_presets)

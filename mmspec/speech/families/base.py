@@ -15,6 +15,7 @@ from mmspec.core.stopping import EndTest
 from mmspec.models.family import Family
 from mmspec.models.guidance import Guided
 from mmspec.speech.sound.stream import SoundStream
+from mmspec.speech.sound.voice_sample import VoiceSample
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class SpeechModel(ABC):
         rate: samples a second.
         pace: steps a second.
         voices: names of the voices; empty if there is one voice only, or voices are given in another way.
+        clones: True if a voice may be a `VoiceSample`.
         longest: largest number of steps, or None.
+        usual: largest number of steps of a call that gives no duration; None for `longest`.
         lead: steps of a row beyond those of its sound, such as a delay's.
         sampling: default sampling settings.
     """
@@ -46,12 +49,14 @@ class SpeechModel(ABC):
     rate: int
     pace: float
     voices: tuple[str, ...] = ()  # those it can be asked for; none where it has one voice only, or takes voices some other way
+    clones: bool = False
     longest: int | None = None  # steps it can write
+    usual: int | None = None
     lead: int = 0  # steps that a row takes beyond those its sound is made of: a delay's
     sampling: SpeechSampling = SpeechSampling()
 
     @abstractmethod
-    def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> Any:
+    def encode(self, texts: Sequence[str], voices: Sequence[Any]) -> Any:
         """Return the prompts of a batch as the family's target takes them. ValueError names the first invalid text or voice."""
         ...
 
@@ -70,6 +75,10 @@ class SpeechModel(ABC):
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
         """Return the constraints: banned and forced codes, by position and history. They run before every sampler."""
         return ()
+
+    def drawn(self, sampling: SpeechSampling) -> SpeechSampling:
+        """Return the settings of a call as the pipeline applies them, for models whose samplers replace temperature and truncation."""
+        return sampling
 
     def closing(self, steps: int) -> tuple[Processor, ...]:
         """Return the constraints that end a row within `steps`, where these are known. They run before `rules`."""
@@ -91,6 +100,18 @@ class SpeechModel(ABC):
         """Open a stream that decodes the steps of one row to sound."""
         ...
 
+    def streams(self, prompt: Any, rows: int) -> list[SoundStream]:
+        """Open the streams of a batch.
+
+        Args:
+            prompt: what `encode` returned.
+            rows: number of rows.
+
+        Returns:
+            One stream per row.
+        """
+        return [self.stream() for _ in range(rows)]
+
     def sound(self, steps: list[Any]) -> Tensor:
         """Return the wave [samples] of a row's steps."""
         import torch
@@ -100,17 +121,33 @@ class SpeechModel(ABC):
         return torch.cat(pieces) if pieces else torch.zeros(0)
 
 
-def one_voice_each(voice: str | Sequence[str] | None, texts: Sequence[str], known: Sequence[str]) -> list[str | None]:
-    """Return a voice for every text. ValueError for an unknown voice, or a wrong number of them."""
-    if voice is not None and not isinstance(voice, str | list | tuple):
-        raise ValueError(f"voice is a {type(voice).__name__}: give the name of a voice, or one per text")
-    voices: list[str | None] = [voice] * len(texts) if voice is None or isinstance(voice, str) else [*voice]
+def one_voice_each(voice: Any, texts: Sequence[str], known: Sequence[str], clones: bool = False) -> list[Any]:
+    """Return a voice for every text.
+
+    Args:
+        voice: a name, a `VoiceSample`, a list with one of them or None per text, or None.
+        texts: the texts.
+        known: names of the model's voices.
+        clones: True if the model takes recordings.
+
+    Returns:
+        One voice per text.
+
+    Raises:
+        ValueError: for an unknown voice, a recording where none is taken, or a wrong number of voices.
+    """
+    if voice is not None and not isinstance(voice, str | VoiceSample | list | tuple):
+        raise ValueError(f"voice is a {type(voice).__name__}: give the name of a voice or a VoiceSample, or one per text")
+    voices: list[Any] = [*voice] if isinstance(voice, list | tuple) else [voice] * len(texts)
     if len(voices) != len(texts):
         raise ValueError(f"{len(voices)} voices for {len(texts)} texts: give one voice, or one a text")
     for one in voices:
-        if one is not None and one not in known:
-            valid = f"valid: {', '.join(known)}" if known else "this model takes none, leave voice out"
-            raise ValueError(f"unknown voice {one!r}; {valid}")
+        if isinstance(one, VoiceSample):
+            if not clones:
+                raise ValueError("this model takes no recordings as voices: leave the VoiceSample out")
+        elif one is not None and one not in known:
+            without = "give a VoiceSample, or leave voice out" if clones else "this model takes none, leave voice out"
+            raise ValueError(f"unknown voice {one!r}; " + (f"valid: {', '.join(known)}" if known else without))
     return voices
 
 

@@ -16,9 +16,10 @@ from mmspec.core.processors.history import History, Processor, ban
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.family import Family
 from mmspec.models.proof.require import require
-from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
+from mmspec.speech.families.base import SpeechModel, SpeechSampling
+from mmspec.speech.families.letters import Letters
 from mmspec.speech.sampling.codebook_order import InterleavedCodebooks
-from mmspec.speech.sound.stream import SoundStream
+from mmspec.speech.sound.stream import AfterCodes, SoundStream
 
 
 class Codec(Protocol):
@@ -27,59 +28,6 @@ class Codec(Protocol):
     def stream(self) -> SoundStream:
         """Open the stream of one row; it takes codes, or frames of K codes."""
         ...
-
-
-@dataclass(frozen=True)
-class Letters:
-    """Maps texts to ids by a tokenizer and a template that holds {text} and, with voices, {voice}."""
-
-    tokenizer: Any
-    template: str = "{text}"
-    voices: tuple[str, ...] = ()
-    longest: int | None = None  # ids of a prompt
-
-    def __call__(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
-        """Return ids [B, P] and their mask. ValueError for a text that is empty, too long, or not covered by the tokenizer."""
-        if isinstance(texts, str):
-            raise ValueError(f"texts is the one text {texts!r}: give a list of texts, one an utterance")
-        if not texts:
-            raise ValueError("no texts: give at least one")
-        chosen = one_voice_each(voices, texts, self.voices)  # pyright: ignore[reportArgumentType]
-        told = [voice or next(iter(self.voices), None) for voice in chosen]
-        prompts = [self.template.format(text=self._checked(text), voice=voice) for text, voice in zip(texts, told, strict=True)]
-        found = self._padded(prompts)
-        lengths = found["attention_mask"].sum(1).tolist()
-        if self.longest is not None and max(lengths) > self.longest:
-            worst = texts[lengths.index(max(lengths))]
-            raise ValueError(
-                f"text {_short(worst)} is too long: {max(lengths)} ids where the model takes {self.longest}; cut it into sentences"
-            )
-        return {key: found[key] for key in ("input_ids", "attention_mask")}
-
-    def count(self, text: str) -> int:
-        """Return the number of ids of `text` without the template."""
-        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _padded(self, prompts: list[str]) -> dict[str, Tensor]:
-        if self.tokenizer.pad_token_id is not None:
-            return self.tokenizer(prompts, return_tensors="pt", padding=True)
-        ids = self.tokenizer(prompts)["input_ids"]  # many Llama tokenizers have no padding; the engine never reads it
-        width = max(map(len, ids))
-        rows = [([0] * (width - len(row)) + row, [0] * (width - len(row)) + [1] * len(row)) for row in ids]
-        return {"input_ids": torch.tensor([row for row, _ in rows]), "attention_mask": torch.tensor([mask for _, mask in rows])}
-
-    def _checked(self, text: Any) -> str:
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"text {text!r} is empty: give some words")
-        lacking = self.tokenizer.unk_token_id
-        if lacking is not None and lacking in self.tokenizer(text)["input_ids"]:
-            bad = next((mark for mark in text if lacking in self.tokenizer(f"a{mark}a")["input_ids"]), text)
-            raise ValueError(f"text {_short(text)} has {bad!r}, which the tokenizer lacks: write it in words it has")
-        return text
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 @dataclass(frozen=True)
@@ -114,6 +62,7 @@ class CodecLM(SpeechModel):
         books: half-open ranges of ids for each place of a frame of several ids. The codec then takes frames; an incomplete last frame
             makes no sound.
         least: smallest number of ids for each id of the text.
+        usual: most ids of a call that gives no `max_seconds`.
     """
 
     model: Any
@@ -128,6 +77,7 @@ class CodecLM(SpeechModel):
     extra: tuple[Processor, ...] = ()  # further rules
     books: tuple[tuple[int, int], ...] = ()
     least: float = 0.0
+    usual: int | None = None
 
     @classmethod
     def of(
@@ -147,6 +97,7 @@ class CodecLM(SpeechModel):
         sampling: SpeechSampling | None = None,
         extra: Sequence[Processor] = (),
         least: float = 0.0,
+        usual: int | None = None,
     ) -> "CodecLM":
         """The language model `model` whose ids are found by the names of its tokens.
 
@@ -161,6 +112,7 @@ class CodecLM(SpeechModel):
             codes: codes of a book, where the codec does not say.
             longest: ids a prompt may have; by default a quarter of the model's positions.
             least: ids at least for each id of the text.
+            usual: most ids of a call that gives no `max_seconds`; by default what the model has room for.
 
         Raises ValueError, in one line, where the tokenizer or the model lacks what is needed.
         """
@@ -168,7 +120,7 @@ class CodecLM(SpeechModel):
         if size is None:
             raise ValueError("nothing says how many codes a book has: give codes")
         first = _first_of(tokenizer, pattern, skip, size * places)
-        (stop,) = _ids_of(tokenizer, [end], "end")
+        (stop,) = ids_of(tokenizer, [end], "end")
         values, most = model.config.get_text_config(decoder=True).vocab_size, max(stop, first + size * places - 1)
         if most >= values:
             raise ValueError(f"{end} and {pattern} need ids up to {most}, but the model has {values} values: resize its embeddings")
@@ -178,7 +130,7 @@ class CodecLM(SpeechModel):
         books = InterleavedCodebooks.of_sizes(first, [size] * places).ranges if places > 1 else ()
         drawn = SpeechSampling() if sampling is None else sampling
         pace = codec.pace * places
-        return cls(model, codec, letters, first, size * places, stop, codec.rate, pace, drawn, tuple(extra), books, least)
+        return cls(model, codec, letters, first, size * places, stop, codec.rate, pace, drawn, tuple(extra), books, least, usual)
 
     @property
     def voices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -186,12 +138,17 @@ class CodecLM(SpeechModel):
         return self.letters.voices
 
     @property
+    def clones(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True if a voice may be a recording."""
+        return self.letters.clones
+
+    @property
     def longest(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Largest number of ids: the model's positions less the longest prompt."""
         positions = positions_of(self.model)
         return None if positions is None else positions - (self.letters.longest or 0)
 
-    def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> dict[str, Tensor]:
+    def encode(self, texts: Sequence[str], voices: Sequence[Any]) -> dict[str, Tensor]:
         """Return the prompts of a batch; see `SpeechModel.encode`."""
         prompt = {key: value.to(self.model.device) for key, value in self.letters(texts, voices).items()}
         return prompt | {"said": torch.tensor([self.letters.count(text) for text in texts])} if self.least else prompt
@@ -227,6 +184,19 @@ class CodecLM(SpeechModel):
         """Open a stream that decodes codes to sound piece by piece."""
         return _Codes(self.codec.stream(), self.places, self.end)
 
+    def streams(self, prompt: Any, rows: int) -> list[SoundStream]:
+        """Open the streams of a batch; where a prompt ends in codes of a recording, its sound goes before and is left out."""
+        if "codes" not in prompt:
+            return super().streams(prompt, rows)
+        real = [ids[mask.bool()] for ids, mask in zip(prompt["input_ids"], prompt["attention_mask"], strict=True)]
+        before = [(ids[len(ids) - count :] - self.first).tolist() for ids, count in zip(real, prompt["codes"].tolist(), strict=True)]
+        return [_Codes(AfterCodes(self.codec.stream(), codes, self._samples), self.places, self.end) for codes in before]
+
+    @property
+    def _samples(self) -> int:
+        """Samples of a code."""
+        return round(self.rate / self.pace)
+
 
 class _Codes:
     """Maps ids to codes, and to frames once they are complete; the end makes no sound."""
@@ -249,8 +219,20 @@ class _Codes:
         return self.sound.close()
 
 
-def _ids_of(tokenizer: Any, names: list[str], what: str) -> list[int]:
-    """Ids of tokens by their names. ValueError for the first that the tokenizer lacks."""
+def ids_of(tokenizer: Any, names: list[str], what: str) -> list[int]:
+    """Return the ids of tokens by their names.
+
+    Args:
+        tokenizer: the tokenizer.
+        names: the tokens.
+        what: what to check, for the message.
+
+    Returns:
+        An id each.
+
+    Raises:
+        ValueError: for the first token that the tokenizer lacks.
+    """
     ids = tokenizer.convert_tokens_to_ids(names)
     for name, one in zip(names, ids, strict=True):
         if one is None or (one == tokenizer.unk_token_id and name != tokenizer.unk_token):
@@ -262,7 +244,7 @@ def _first_of(tokenizer: Any, pattern: str, skip: int, count: int) -> int:
     """Id of the first of `count` tokens named by `pattern`. ValueError unless their ids are consecutive."""
     if pattern.format("x") == pattern:
         raise ValueError(f"pattern {pattern!r} has no place for a number: write it as {{}}, such as <|s_{{}}|>")
-    ids = _ids_of(tokenizer, [pattern.format(number) for number in range(skip, skip + count)], "pattern, skip and codes")
+    ids = ids_of(tokenizer, [pattern.format(number) for number in range(skip, skip + count)], "pattern, skip and codes")
     wrong = next((place for place, one in enumerate(ids) if one != ids[0] + place), None)
     if wrong is not None:
         name = pattern.format(skip + wrong)

@@ -4,7 +4,7 @@ What is applied where, as in the class's own generation: a call's temperature, t
 the depth decoder's own generation config to the codes behind it (greedy unless that says do_sample). `depth` replaces the latter.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,16 +18,16 @@ from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import MinP, Pipeline, pipeline
 from mmspec.core.stopping import EndTest
 from mmspec.models.compat import csm_embeddings
+from mmspec.models.compat.cache_name import cache_keyword, cache_of
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechSampling, sampling_defaults
+from mmspec.speech.families.csm_prompts import CsmPrompts
 from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.sound.stream import SoundStream
 
-Tokenize = Callable[[Sequence[str], Sequence[str | None]], Mapping[str, Tensor]]
-"""(texts, voices) -> input_ids [B, P] and their attention_mask: `codec_lm.Letters`, say."""
 Inputs = Mapping[str, Tensor]
 """What a CsmProcessor returns: input_ids, attention_mask, and for sound in the prompt input_values and input_values_cutoffs."""
 
@@ -43,15 +43,18 @@ class PromptParts:
 class CsmModel(FrameModel):
     """A `CsmForConditionalGeneration`.
 
-    Texts need `letters`, such as `codec_lm.Letters(tokenizer, "[{voice}]{text}", ("0", "1"))`; a prompt may also be what the class's
-    processor returned for one conversation, sound included. `writer` says how the depth decoder writes a frame
+    Texts need `letters`: the model's CsmProcessor, which also takes a `VoiceSample`, or such as
+    `letters.Letters(tokenizer, "[{voice}]{text}", ("0", "1"))`; a prompt may also be what the processor returned for one conversation,
+    sound included. `writer` says how the depth decoder writes a frame
     (`core.distributions.depth_frame`). A frame whose codes but the last all are the end's ends a row, and is no sound: the class's own
     `output_audio` lets it sound.
     """
 
-    def __init__(self, model: Any, letters: Tokenize | None = None, *, writer: FrameWriter = one_by_one, depth: Pipeline | None = None):
+    def __init__(self, model: Any, letters: Any = None, *, writer: FrameWriter = one_by_one, depth: Pipeline | None = None):
         refuse_unsupported(model.backbone_model)
         config, self.codec = model.config, HFCodec(model.codec_model)
+        letters = CsmPrompts(letters, self.codec.rate) if hasattr(letters, "feature_extractor") else letters
+        self.clones = isinstance(letters, CsmPrompts)
         self.model, self.letters, self.writer = model, letters, writer
         self.books, self.size, self.layers = config.num_codebooks, config.vocab_size, config.num_hidden_layers
         self.rate, self.pace = self.codec.rate, self.codec.pace
@@ -64,13 +67,13 @@ class CsmModel(FrameModel):
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
-    def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> FramePrompt:
+    def encode(self, texts: Sequence[str | Inputs], voices: Sequence[Any]) -> FramePrompt:
         """Return prompts from texts, or from the class's processor output for one prompt each. ValueError for an invalid one."""
         if isinstance(texts, (str, Mapping)) or not texts:
             raise ValueError("texts must be a list of texts, or of inputs for one prompt each: give at least one")
         return self._prompt(tuple(self._inputs(text, voice) for text, voice in zip(texts, voices, strict=True)))
 
-    def _inputs(self, text: str | Inputs, voice: str | None) -> Inputs:
+    def _inputs(self, text: str | Inputs, voice: Any) -> Inputs:
         if isinstance(text, Mapping):
             if "input_ids" not in text or len(text["input_ids"]) != 1:
                 raise ValueError("a prompt's inputs must hold input_ids of one row: give a list of inputs, one a prompt")
@@ -123,7 +126,7 @@ class CsmModel(FrameModel):
             inputs_embeds=embeds,
             attention_mask=attention_mask(layout.visible, backbone),
             position_ids=layout.positions,
-            past_key_values=cache,
+            **cache_keyword(backbone, cache),
             use_cache=True,
         ).last_hidden_state
 
@@ -174,9 +177,11 @@ class CsmDepth:
         start = max(first, 1)
         fresh, state, past = _placed(codes[:, :start]), hidden, None
         for book in range(start, self.books):
-            out = self.model.depth_decoder(fresh, backbone_last_hidden_state=state, past_key_values=past, use_cache=True, logits_to_keep=1)
+            out = self.model.depth_decoder(
+                fresh, backbone_last_hidden_state=state, **cache_keyword(self.model.depth_decoder, past), use_cache=True, logits_to_keep=1
+            )
             codes[:, book] = choose(self._scores(out.logits)[:, 0], book)
-            fresh, state, past = codes[:, book : book + 1], None, out.past_key_values
+            fresh, state, past = codes[:, book : book + 1], None, cache_of(out)
         return codes
 
     def _parts(self, state: Tensor) -> tuple[Tensor, Tensor]:

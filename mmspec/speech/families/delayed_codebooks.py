@@ -18,7 +18,7 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache, with_cross_attention
 from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechModel
-from mmspec.speech.families.codec_lm import Letters
+from mmspec.speech.families.letters import Letters
 from mmspec.speech.sampling.delay import frame_distribution, undelayed
 from mmspec.speech.sound.stream import SoundStream
 

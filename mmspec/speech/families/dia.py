@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.core.processors.history import Processor, ban
 from mmspec.core.stopping import EndTest
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
@@ -82,7 +83,7 @@ class Dia(DelayModel):
             attention_mask=attention_mask(layout.visible, self.decoder),
             encoder_hidden_states=heard.states,
             encoder_attention_mask=heard.mask,
-            past_key_values=heard.cache,
+            **cache_keyword(self.decoder, heard.cache),
             use_cache=True,
         ).last_hidden_state
         return self.model.logits_dense(hidden[:, -keep:]).unflatten(-1, (len(self.delays), self.size))

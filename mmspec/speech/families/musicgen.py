@@ -1,6 +1,7 @@
 """MusicGen (Copet et al. 2023): a T5 encoder, and a decoder of EnCodec codes in K books, each a step behind the one before it.
 
-A row never ends by itself: it has as many steps as it is given room for, of which the books that are done early sit out the last ones.
+A row never ends by itself: it has as many steps as it is given room for, of which the books that are done early sit out the last ones. A
+stereo model has the books of two channels in turn, each pair equally late; its waveforms are [samples, 2].
 """
 
 from functools import lru_cache
@@ -11,16 +12,18 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from mmspec.core.processors.history import Processor
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
 from mmspec.speech.families.base import SpeechSampling, sampling_defaults
-from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Texts, letters_of
+from mmspec.speech.families.delayed_codebooks import DelayModel, DelayStream, EncodedText, Texts, letters_of
 from mmspec.speech.sampling.delay import NoMore, NotYet
+from mmspec.speech.sound.stream import SoundStream, StereoStream
 
 
 class Musicgen(DelayModel):
-    """A `MusicgenForConditionalGeneration` of one channel; its processor or tokenizer for prompts that are texts.
+    """A `MusicgenForConditionalGeneration`, mono or stereo; its processor or tokenizer for prompts that are texts.
 
     `codec`, anything with `stream`, `rate` and `pace`, takes the place of its own.
     """
@@ -29,13 +32,12 @@ class Musicgen(DelayModel):
 
     def __init__(self, model: Any, processor: Any = None, codec: Any = None):
         self.model, config, generation = model, model.config.decoder, model.generation_config
-        if config.audio_channels != 1:
-            raise ValueError(f"this MusicGen writes {config.audio_channels} channels: only models of one channel are supported")
         refuse_unsupported(model.decoder)
         given = (generation.decoder_start_token_id, generation.bos_token_id, config.bos_token_id)
         self.start = next(token for token in given if token is not None)
-        self.delays, self.codes = tuple(range(config.num_codebooks)), config.vocab_size
-        self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, config.num_codebooks - 1
+        self.channels, self.codes = config.audio_channels, config.vocab_size
+        self.delays = tuple(book // self.channels for book in range(config.num_codebooks))
+        self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, max(self.delays)
         self.letters = letters_of(processor)
         self.sampling = SpeechSampling(**sampling_defaults(generation), guidance=generation.guidance_scale)
         self._sounding(model.audio_encoder if codec is None else codec)
@@ -64,23 +66,14 @@ class Musicgen(DelayModel):
     def scores(self, layout: Layout, heard: EncodedText, keep: int) -> Tensor:
         """Return scores after the last `keep` columns; see `DelayModel.scores`."""
 
-        def own(module: Any, args: tuple, output: Tensor) -> Tensor:
-            """Each column's own position: the class derives one from a shared length."""
-            slots = layout.view
-            if slots <= len(module.weights):
-                table = module.weights.to(output)
-            else:
-                table = _longer(type(module), slots, module.embedding_dim, output.device, output.dtype)
-            return nn.functional.embedding(layout.positions, table)
-
         decoder = own_copy(self.decoder)
-        with decoder.model.decoder.embed_positions.register_forward_hook(own):
+        with own_positions(decoder.model.decoder.embed_positions, layout):
             hidden = decoder.model(
                 input_ids=rearrange(layout.ids, "b n k -> (b k) n"),
                 attention_mask=attention_mask(layout.visible, self.decoder),
                 encoder_hidden_states=heard.states,
                 encoder_attention_mask=heard.mask,
-                past_key_values=heard.cache,
+                **cache_keyword(decoder.model, heard.cache),
                 use_cache=True,
             ).last_hidden_state[:, -keep:]
         return torch.stack([head(hidden) for head in self.decoder.lm_heads], 2)
@@ -97,6 +90,30 @@ class Musicgen(DelayModel):
     def ends(self) -> tuple[int, ...]:
         """No id ends a row."""
         return ()
+
+    def stream(self) -> SoundStream:
+        """Open a stream that decodes codes to sound piece by piece."""
+        return music_stream(self)
+
+
+def music_stream(model: Any) -> SoundStream:
+    """The stream of a model with `codec`, `delays`, `codes` and `channels`."""
+    sides = [DelayStream(model.codec.stream(), model.delays[side :: model.channels], model.codes) for side in range(model.channels)]
+    return StereoStream(*sides) if model.channels == 2 else sides[0]
+
+
+def own_positions(table: Any, layout: Layout) -> Any:
+    """A hook by which each column has the embedding of its own position; the class derives one position from a shared length."""
+
+    def own(module: Any, args: tuple, output: Tensor) -> Tensor:
+        slots = layout.view
+        if slots <= len(module.weights):
+            weights = module.weights.to(output)
+        else:
+            weights = _longer(type(module), slots, module.embedding_dim, output.device, output.dtype)
+        return nn.functional.embedding(layout.positions, weights)
+
+    return table.register_forward_hook(own)
 
 
 @lru_cache(maxsize=16)

@@ -19,6 +19,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.models.compat import pocket_placeholders
+from mmspec.models.compat.cache_name import CALLERS_NAMES, cache_keyword
 from mmspec.models.families.base import attention_mask, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -83,7 +84,7 @@ class PocketFamily:
             inputs_embeds=torch.where(prompt, given.to(embeds.dtype), embeds),
             attention_mask=attention_mask(layout.visible, model),
             position_ids=layout.positions,
-            past_key_values=cache,
+            **cache_keyword(net, cache),
             use_cache=True,
         ).last_hidden_state
         return hidden[:, -keep:], None
@@ -116,8 +117,8 @@ def embed_pocket_prompt(model: Any, inputs: Inputs) -> Tensor:
 
 def check_prompt(model: Any, inputs: Inputs) -> None:
     """Raise ValueError for prompts that the model cannot continue."""
-    if "past_key_values" in inputs:
-        raise ValueError("inputs hold past_key_values: give the voice as audio_prompt_latents, or as one of the model's voices")
+    for name in inputs.keys() & set(CALLERS_NAMES):
+        raise ValueError(f"inputs hold {name}: give the voice as audio_prompt_latents, or as one of the model's voices")
     ids, mask = text_prompt(inputs)
     config, place = model.config, torch.arange(ids.shape[1], device=ids.device)
     last = ids.gather(1, torch.where(mask, place, 0).amax(1, keepdim=True))[:, 0]

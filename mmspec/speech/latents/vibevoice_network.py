@@ -23,6 +23,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -223,7 +224,7 @@ class VibeVoiceFamily:
             inputs_embeds=self._embedded(model, layout, cache, state, keep),
             attention_mask=attention_mask(visible, model),
             position_ids=positions,
-            past_key_values=cache,
+            **cache_keyword(model.model.language_model, cache),
             use_cache=True,
         ).last_hidden_state
         return hidden[:, -keep:], None

@@ -5,7 +5,7 @@ for every step's scores, and for words' times for cross-attentions. Both are com
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -38,10 +38,13 @@ class RecognitionDecoding:
     Args:
         request: how to draft and judge.
         on_step: called with every round.
+        on_window: called with the model, the inputs of every window (its encoder's states, and its decoder's prompt) and the prompt and
+            new tokens LongTensor [B, P + T].
     """
 
     request: Request
     on_step: OnStep = None
+    on_window: Callable[[Any, Mapping[str, Any], Tensor], Any] | None = None
     stats: Stats = field(default_factory=Stats)
     prompts: list[list[int]] = field(default_factory=list)  # ids of the decoder's prompt of every row, in its first window
 
@@ -73,6 +76,8 @@ class RecognitionDecoding:
         inputs = inputs_for(model, input_ids, given, model_kwargs)
         sequences = call.drafted(inputs, self._count)
         self.stats.exactness = call.rule.exactness
+        if self.on_window is not None:
+            self.on_window(model, inputs, sequences)
         if not any(getattr(generation_config, name, False) for name in _ANSWERED):
             return sequences
         found: dict[str, Any] = {"sequences": sequences}

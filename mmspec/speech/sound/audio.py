@@ -35,8 +35,8 @@ def levelled(wave: Tensor, level: float = LEVEL) -> Tensor:
 
 
 def at_rate(wave: Tensor, rate: int, wanted: int) -> Tensor:
-    """`wave` [..., T] resampled."""
-    return wave if rate == wanted else resample(wave, rate, wanted)
+    """`wave` [T], or [T, 2] in stereo, resampled."""
+    return wave if rate == wanted else resample(wave.T, rate, wanted).T if wave.dim() == 2 else resample(wave, rate, wanted)
 
 
 def check_sound(path: str | Path) -> None:
@@ -74,8 +74,8 @@ def read_sound(path: str | Path, rate: int) -> Tensor:
 
 
 def save(path: str | Path, wave: Tensor | np.ndarray, rate: int) -> None:
-    """Write `wave` [T] in the format of the path's ending (.wav, .flac, .ogg), under a temporary name first: an old file is whole until
-    the new one is. ValueError, in one line, for another ending and for a place that cannot be written to."""
+    """Write `wave` [T], or [T, 2] in stereo, in the format of the path's ending (.wav, .flac, .ogg), under a temporary name first: an old
+    file is whole until the new one is. ValueError, in one line, for another ending and for a place that cannot be written to."""
     content = sound_bytes(wave, rate, sound_format(path))
     with whole(path, binary=True) as file:
         file.write(content)

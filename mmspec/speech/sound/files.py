@@ -26,12 +26,12 @@ def sound_format(path: str | Path) -> str:
 
 
 def sound_bytes(wave: Tensor | np.ndarray, rate: int, form: str = "wav") -> bytes:
-    """Return the file contents of `wave` [T] at `rate`, in the format `form`, a key of `SUBTYPES`."""
+    """Return the file contents of `wave` [T], or [T, 2] in stereo, at `rate`, in the format `form`, a key of `SUBTYPES`."""
     import soundfile
 
     samples = np.asarray(wave, dtype="<f4")
     if form == "wav":
-        return _header(len(samples), rate) + samples.tobytes()
+        return _header(len(samples), rate, samples[:1].size or 1) + samples.tobytes()
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate, format=form.upper(), subtype=SUBTYPES[form])
     return _numbered(buffer.getvalue()) if form == "ogg" else buffer.getvalue()
@@ -41,24 +41,26 @@ class GrowingWav:
     """A wav of floats that is whole after every piece: samples are appended first, and then the header counts them."""
 
     def __init__(self, file: BinaryIO, rate: int):
-        self.file, self.rate, self.samples = file, rate, 0
-        self.file.write(_header(0, rate))
+        self.file, self.rate, self.samples, self.channels = file, rate, 0, 1
+        self.file.write(_header(0, rate, 1))
         self.file.flush()
 
     def add(self, piece: Tensor) -> None:
-        """Append a piece of sound [T]."""
+        """Append a piece of sound [T], or [T, 2] in stereo."""
+        self.channels = piece[:1].numel() or 1
         self.file.write(np.asarray(piece, dtype="<f4").tobytes())
         self.samples += len(piece)
         self.file.seek(0)
-        self.file.write(_header(self.samples, self.rate))
+        self.file.write(_header(self.samples, self.rate, self.channels))
         self.file.seek(0, io.SEEK_END)
         self.file.flush()
 
 
-def _header(samples: int, rate: int) -> bytes:
-    """Of one channel of 32-bit floats (format 3, which asks for a `fact` chunk)."""
-    size = 4 * samples
-    form = struct.pack("<4sIHHIIHHH", b"fmt ", 18, 3, 1, rate, 4 * rate, 4, 32, 0)
+def _header(samples: int, rate: int, channels: int) -> bytes:
+    """Of 32-bit floats (format 3, which asks for a `fact` chunk)."""
+    frame = 4 * channels
+    size = frame * samples
+    form = struct.pack("<4sIHHIIHHH", b"fmt ", 18, 3, channels, rate, frame * rate, frame, 32, 0)
     return struct.pack("<4sI4s", b"RIFF", 50 + size, b"WAVE") + form + struct.pack("<4sII4sI", b"fact", 4, samples, b"data", size)
 
 

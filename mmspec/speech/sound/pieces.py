@@ -1,29 +1,30 @@
 """The pieces of sound that rounds complete, and when they came."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import isnan
 from statistics import pstdev
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
 
 from mmspec.core.records import Committed
+from mmspec.speech.sound.stream import SoundStream
 
 
 class Sounds:
     """The sound of every row, decoded as rounds commit. The stream of a row is closed as soon as the row ends.
 
     Args:
-        model: the speech model.
-        rows: number of rows.
+        rate: samples a second.
+        streams: the stream of every row.
         clock: `perf_counter()` when the call began.
     """
 
-    def __init__(self, model: Any, rows: int, clock: float):
-        self.streams, self.pieces = [model.stream() for _ in range(rows)], [[] for _ in range(rows)]
-        self.rate = model.rate
+    def __init__(self, rate: int, streams: Sequence[SoundStream], clock: float):
+        rows = len(streams)
+        self.streams, self.pieces = list(streams), [[] for _ in range(rows)]
+        self.rate = rate
         self.clock, self.seconds, self.open = clock, float("nan"), set(range(rows))
         self.first, self.worst = ([float("nan")] * rows for _ in range(2))
         self.times: list[list[float]] = [[] for _ in range(rows)]  # seconds from the call to every piece

@@ -43,7 +43,7 @@ class Speech(Result):
     """Result of `synthesize`.
 
     Attributes:
-        waveforms: float32 [T] samples of each row.
+        waveforms: float32 [T] samples of each row; [T, 2] from stereo models.
         sample_rate: samples a second.
         tokens: the steps of every row, right-padded: ids [B, S], frames of K codes [B, S, K] or latents [B, S, d].
         lengths: [B] steps of each row, the end included.

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import causal_mask, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -102,6 +103,6 @@ def states(decoder: Any, embeds: Tensor, layout: Layout, cache: SlotCache, posit
         inputs_embeds=embeds,
         attention_mask=causal_mask(layout, decoder),
         position_ids=layout.positions if positions is None else positions,
-        past_key_values=cache,
+        **cache_keyword(decoder, cache),
         use_cache=True,
     ).last_hidden_state

@@ -171,6 +171,18 @@ class GreedyLike(ABC):
             bool [...].
         """
 
+    def passing(self, draft: Draft, scored: Scored) -> Tensor:
+        """Test all draft tokens of a draft.
+
+        Args:
+            draft: any draft.
+            scored: its scores.
+
+        Returns:
+            bool [B, G].
+        """
+        return self.passes(scored.p.at(draft.parents[:, draft.roots :].clamp_min(0)), draft.draft_tokens)
+
     def __call__(self, draft: Draft, scored: Scored, noise: Noise) -> Verdict:
         """Judge a draft; as greedy decoding where the budget is spent.
 
@@ -186,8 +198,7 @@ class GreedyLike(ABC):
         exact = equals_parent(draft, best)
         passes = exact.clone()
         if draft.size > draft.roots:
-            parents = draft.parents[:, draft.roots :].clamp_min(0)
-            passes[:, draft.roots :] |= self.passes(scored.p.at(parents), draft.draft_tokens)
+            passes[:, draft.roots :] |= self.passing(draft, scored)
         passes, departs = _gate(self, draft, passes, exact, (~exact).float())
         verdict = deepest(draft, passes, best)
         return with_meters(verdict, verdict.judged, (_kept(verdict) * departs).sum(-1), None)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 _KEY = b"mmspec.catalogue"
@@ -17,13 +19,13 @@ class CatalogueTable:
 
     Attributes:
         items: the items.
-        paths: token ids of each item's path.
+        paths: LongTensor [items, L], token ids of each item's path.
         names: names of the items, or None.
         settings: "before", "after" and "most" of the catalogue; empty without metadata.
     """
 
     items: list[Any]
-    paths: list[list[int]]
+    paths: Tensor
     names: tuple[str, ...] | None
     settings: dict[str, Any]
 
@@ -45,12 +47,28 @@ def write_table(
 
     from mmspec.utils.files import whole
 
-    columns: dict[str, Any] = {"item": list(items), "path": pa.array(paths.tolist(), pa.list_(pa.int32()))}
+    count, levels = paths.shape
+    starts = pa.array(np.arange(0, count * levels + 1, levels, dtype=np.int64))
+    values = pa.array(paths.cpu().to(torch.int32).contiguous().view(-1).numpy())
+    path_column = pa.LargeListArray.from_arrays(starts, values)
+    if count * levels < 2**31:
+        path_column = path_column.cast(pa.list_(pa.int32()))
+    columns: dict[str, Any] = {"item": item_array(items), "path": path_column}
     if names is not None:
         columns["name"] = list(names)
     table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(settings)})
     with whole(path, binary=True) as file:
         pq.write_table(table, file)
+
+
+def item_array(items: Sequence[Hashable]) -> Any:
+    """Return items as a pyarrow Array; whole numbers beyond int64 make it uint64."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(items)
+    except OverflowError:
+        return pa.array(items, pa.uint64())
 
 
 def read_table(path: str | Path) -> CatalogueTable:
@@ -76,4 +94,30 @@ def read_table(path: str | Path) -> CatalogueTable:
         raise ValueError(f"catalogue {path}: {error}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"catalogue {path}: its metadata is {settings!r}: write it with Catalogue.write")
-    return CatalogueTable(table["item"].to_pylist(), table["path"].to_pylist(), names, settings)
+    return CatalogueTable(_items(table["item"]), _paths(path, table["path"]), names, settings)
+
+
+def _items(column: Any) -> list[Any]:
+    """The items; whole numbers that are stored with a fraction as int."""
+    found = column.to_pylist()
+    if found and all(type(item) is float and item.is_integer() for item in found):
+        return [int(item) for item in found]
+    return found
+
+
+def _paths(path: str | Path, column: Any) -> Tensor:
+    """The paths [items, L], read column by column. ValueError for nulls and for paths that differ in length."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count:
+        raise ValueError(f"catalogue {path}: a path is NoneType: give every item a path")
+    if not len(column):
+        return torch.zeros(0, 0, dtype=torch.long)
+    lengths = sorted(pc.call_function("unique", [pc.call_function("list_value_length", [column])]).to_pylist())
+    if len(lengths) > 1:
+        raise ValueError(f"catalogue {path}: paths have lengths {', '.join(map(str, lengths))}: all must be equally long")
+    values = pc.call_function("list_flatten", [column]).combine_chunks().cast(pa.int64())
+    if values.null_count:
+        raise ValueError(f"catalogue {path}: a path holds NoneType, which is no token id")
+    return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy()).view(len(column), lengths[0])

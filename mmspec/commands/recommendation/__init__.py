@@ -1,0 +1,1 @@
+"""The steps of `mmspec recommend` before a job: prepare, train, evaluate, assign, append."""

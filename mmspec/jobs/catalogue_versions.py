@@ -1,0 +1,31 @@
+"""The catalogue of a job that was begun before items were appended: the version of its model's folder that the manifest names."""
+
+import json
+from pathlib import Path
+
+from mmspec.jobs.recommendations import catalogue_digest
+from mmspec.recsys.catalogue import Catalogue
+from mmspec.recsys.preparation.new_items import VERSIONS
+from mmspec.recsys.preparation.prepared import CATALOGUE
+
+
+def version_of_job(out: Path, model: Path) -> Path | None:
+    """Find the earlier version of a model's catalogue that a job was begun with.
+
+    Args:
+        out: the job's folder.
+        model: the model's folder.
+
+    Returns:
+        The version's folder; None for a new job, one of the present catalogue, and one whose catalogue is not kept.
+    """
+    kept = sorted((model / VERSIONS).glob("[0-9]*"))
+    if not kept:
+        return None
+    try:
+        wanted = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["model"]["catalogue"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if catalogue_digest(Catalogue.read(model / CATALOGUE)) == wanted:
+        return None
+    return next((place for place in kept if catalogue_digest(Catalogue.read(place / CATALOGUE)) == wanted), None)

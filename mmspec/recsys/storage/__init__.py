@@ -1,0 +1,1 @@
+"""Catalogues on disk and in memory: columns, checks and files."""

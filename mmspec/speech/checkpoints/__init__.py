@@ -1,0 +1,1 @@
+"""Published speech models by folder or hub name."""

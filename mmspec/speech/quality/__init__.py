@@ -1,0 +1,1 @@
+"""How good speech is: word errors, likeness of voices, and predicted opinion scores, with bootstrap intervals."""
