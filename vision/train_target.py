@@ -7,28 +7,34 @@ The tokenizer is read from OUT/tokenizer (vision/train_tokenizer.py) and decides
 (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), written by class; Noto emoji at 64x64 (Apache-2.0), written from captions that a
 small T5 encoder reads, which is trained along. Every tenth picture lacks its class or caption, so that guidance has something to lean on.
 Codes are kept in the work folder, and a stopped run goes on; delete the folder to start again.
+
+A caption's few nats are spread over hundreds of codes, so that a target learns late to follow captions. --attributes adds a loss by
+which its middle layer tells the attributes at every place (mmspec/train/pictures/attributes.py), falling to 0 in two thirds of the steps;
+--reading trains with this loss first, on the first codes of pictures alone, which is thirty times as fast.
 """
 
 import argparse
 import json
 import random
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import T5Config, T5EncoderModel
+from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
 from mmspec.minis.captions import text_tokenizer
 from mmspec.minis.picture_sets.options import add_picture_options, read_pictures, resolve_picture_options
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.train.pictures.attributes import AttributeLoss
 from mmspec.utils.files import write_json
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
 from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
 
-WIDTHS, ROWS, VERSIONS, DROPPED, EXAMPLES = {"fashion": 128}, {"fashion": 64}, 24, 0.1, 16
+WIDTHS, ROWS, VERSIONS, DROPPED, EXAMPLES, OPENING = {"fashion": 128}, {"fashion": 64}, 24, 0.1, 16, 9
 
 
 @dataclass(frozen=True)
@@ -40,32 +46,49 @@ class CodedPictures:
     conditions: list
     held_conditions: list
     labels: list
+    attributes: Tensor  # [N, A] of each picture
+    values: list  # how many values each attribute has
 
 
 def coded(data: LabelledPictures, name: str, vq: nn.Module, mirror: bool) -> CodedPictures:
     """The pictures by the tokenizer `vq`: emoji in several places, others as they are and, where they may be, mirrored."""
     options: dict = {"versions": VERSIONS} if name == "emoji" else {"mirrored": mirror}
     held = code_table(vq, data.held, title="held-out pictures")[:, 0]
-    return CodedPictures(code_table(vq, data.train, **options), held, data.train.conditions, data.held.conditions, list(data.labels))
+    attributes, values = torch.tensor(data.train.attributes), [len(some) for some in data.values.values()]
+    train = code_table(vq, data.train, **options)
+    return CodedPictures(train, held, data.train.conditions, data.held.conditions, list(data.labels), attributes, values)
 
 
 def make(found: CodedPictures, vocabulary: int, args: argparse.Namespace) -> TrainedTogether:
-    """The networks, untrained."""
+    """The networks, untrained or those of --begin."""
+    if args.begin is not None:
+        if args.width or args.layers or args.dropout is not None or args.words or args.prefix_attention:
+            raise SystemExit("--begin has a target of its own sizes: leave out --width, --layers, --dropout, --words, --prefix-attention")
+        texts = found.labels == []
+        encoder = T5EncoderModel.from_pretrained(args.begin / "captions").float() if texts else None
+        tokenizer = AutoTokenizer.from_pretrained(args.begin / "captions") if texts else None
+        return TrainedTogether(LlamaGen.from_pretrained(args.begin / "target").float(), encoder, tokenizer)
     width = args.width or WIDTHS.get(args.set, 160)
     sizes = {
         "hidden_size": width,
-        "num_hidden_layers": args.layers,
+        "num_hidden_layers": args.layers or 6,
         "num_attention_heads": width // 32,
         "intermediate_size": width * 14 // 5,
     }
-    sizes |= {"vocab_size": vocabulary, "grid": round(found.codes.shape[-1] ** 0.5), "prefix_attention": args.prefix_attention}
+    sizes |= {"vocab_size": vocabulary, "grid": round(found.codes.shape[-1] ** 0.5), "prefix_attention": args.prefix_attention or "content"}
     if found.labels:
         return TrainedTogether(LlamaGen(LlamaGenConfig(classes=len(found.labels), id2label=dict(enumerate(found.labels)), **sizes)))
     texts = [text for some in found.conditions for text in some]
     tokenizer = text_tokenizer(texts)
     longest = max(len(ids) for ids in tokenizer(sorted(set(texts)))["input_ids"])
     t5 = T5Config(vocab_size=len(tokenizer), d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, is_encoder_decoder=False)
-    config = LlamaGenConfig(condition="caption", caption_width=64, prefix=min(longest, args.words), dropout=args.dropout, **sizes)
+    config = LlamaGenConfig(
+        condition="caption",
+        caption_width=64,
+        prefix=min(longest, args.words or 16),
+        dropout=0.1 if args.dropout is None else args.dropout,
+        **sizes,
+    )
     return TrainedTogether(LlamaGen(config), T5EncoderModel(t5), tokenizer)
 
 
@@ -73,10 +96,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_picture_options(parser, "target")
     parser.add_argument("--width", type=int, help="a multiple of 32; default 160, and 128 for fashion")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--dropout", type=float, default=0.1, help="of models that read captions")
-    parser.add_argument("--words", type=int, default=16, help="most tokens of a caption that are read")
-    parser.add_argument("--prefix-attention", default="content", help="content, or uniform as published: see LlamaGenConfig")
+    parser.add_argument("--layers", type=int, help="default 6")
+    parser.add_argument("--dropout", type=float, help="of models that read captions; default 0.1")
+    parser.add_argument("--words", type=int, help="most tokens of a caption that are read; default 16")
+    parser.add_argument("--prefix-attention", help="content (default), or uniform as published: see LlamaGenConfig")
+    parser.add_argument(
+        "--attributes", type=float, default=0.0, help="first weight of the attributes' loss, of your own pictures; see below"
+    )
+    parser.add_argument("--reading", type=int, default=0, help="steps before, on the attributes and a picture's first codes alone")
+    parser.add_argument("--begin", type=Path, help="a folder that this recipe wrote, to train further")
     parser.add_argument("--rows", type=int, help="pictures a step; default 32, and 64 for fashion")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
@@ -103,6 +131,21 @@ def main() -> None:
         torch.save(asdict(coded(data, args.set, vq, args.mirror or args.set == "fashion")), table)
     found = CodedPictures(**torch.load(table))
     writer = make(found, len(tokens.codebook(vq)), args)
+    if (args.attributes or args.reading) and not (found.values and writer.encoder is not None):
+        parser.error("--attributes and --reading are for pictures with captions and attributes: leave them out")
+    told = AttributeLoss(writer, found.values) if args.attributes or args.reading else None
+
+    def reading(example: nn.Module, step: int) -> Tensor:
+        pick = random.Random(step)
+        chosen = [pick.randrange(found.codes.shape[0]) for _ in range(4 * rows)]
+        given = [pick.choice(found.conditions[n]) for n in chosen]
+        codes = found.codes[chosen, 0, :OPENING].long()
+        nats, extra = example(codes, given, torch.zeros(len(chosen), dtype=torch.bool), found.attributes[chosen])
+        return 0.2 * nats.mean() + extra
+
+    if args.reading:
+        plan = Fit(steps=args.reading, lr=2e-3, warmup=50, checkpoint_every=200, mixed_precision=args.precision)
+        fit(told, reading, plan, args.work / "reading.pt", title=f"{args.name}, reading")
 
     def loss(example: nn.Module, step: int) -> Tensor:
         pick = random.Random(step)
@@ -110,22 +153,27 @@ def main() -> None:
         given = [found.conditions[n] for n, _ in chosen]
         given = given if found.labels else [pick.choice(texts) for texts in given]
         codes = torch.stack([found.codes[n, version] for n, version in chosen]).long()
-        return example(codes, given, torch.tensor([pick.random() < DROPPED for _ in chosen])).mean()
+        dropped = torch.tensor([pick.random() < DROPPED for _ in chosen])
+        if told is None:
+            return example(codes, given, dropped).mean()
+        weight = args.attributes * max(0.0, 1 - 1.5 * step / args.steps)
+        nats, extra = example(codes, given, dropped, found.attributes[[n for n, _ in chosen]])
+        return nats.mean() + weight * extra
 
     @torch.no_grad()
-    def held_out(example: nn.Module, step: int) -> dict[str, float]:
+    def held_out(_: nn.Module, step: int) -> dict[str, float]:
         codes, given = found.held_codes[:256].long(), [each if found.labels else each[0] for each in found.held_conditions[:256]]
         other = given[1:] + given[:1]
         nats = {"told": given, "told another picture's": other, "told nothing": given}
         facts = {
-            f"nats a code, held out, {name}": example(codes, each, torch.full((len(codes),), name == "told nothing")).mean().item()
+            f"nats a code, held out, {name}": writer(codes, each, torch.full((len(codes),), name == "told nothing")).mean().item()
             for name, each in nats.items()
         }
         print(step, json.dumps(facts), flush=True)
         return facts
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, checkpoint_every=300, mixed_precision=args.precision)
-    fit(writer, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=held_out)
+    fit(told or writer, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=held_out)
     facts = {"parameters": sum(p.numel() for p in writer.parameters()), "steps": args.steps, **held_out(writer, args.steps)}
     for part, model in (("target", writer.target), ("captions", writer.encoder)):
         if model is not None:

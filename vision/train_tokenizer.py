@@ -22,6 +22,7 @@ from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.codes.merged_codes import merge_codes
 
 SETS = {
     "fashion": {
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--grid", type=int, help="codes a side, of your own pictures; the size is 1, 2, 4, 8 ... times this; default 16")
     parser.add_argument("--codes", type=int, help="size of the codebook, for your own pictures; default 512")
     parser.add_argument("--width", type=int, help="channels of the first level, for your own pictures; default 64")
+    parser.add_argument("--merge", type=float, help="dB that merging codes that look alike may cost, of your own pictures; default 0.1")
     parser.add_argument("--rows", type=int, help="pictures a step; default 64 (fashion), 16 (emoji), 32 (your own)")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--finish", type=int, help="steps of the decoder alone, the codes fixed, colours as they are; default emoji only")
@@ -78,7 +80,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
-    kept = resolve_picture_options(parser, args, "tokenizer", own=("grid", "codes", "width"))
+    kept = resolve_picture_options(parser, args, "tokenizer", own=("grid", "codes", "width", "merge"))
     own = args.set == "own"
     recipe = {"model": {}, "rows": 32, "steps": 2500, "finish": 0} if own else SETS[args.set]
     if own:
@@ -127,6 +129,9 @@ def main() -> None:
     options = {"weight_decay": 0.01, "checkpoint_every": 500, "mixed_precision": args.precision}
     plan = Fit(steps=steps, lr=2e-3, warmup=100, rates=rates, **options)
     fit(tokens.TokenizerLoss(model), loss, plan, args.work / "checkpoint.pt", title=args.name, validate=validate)
+    if own:
+        model = merge_codes(model, held[:512], 0.1 if args.merge is None else args.merge)
+        print(f"{len(tokens.codebook(model))} of {sizes['codes']} codes are left, the others look like one of them", flush=True)
     for part in (model.encoder, model.quant_conv, model.quantize):  # from here on the codes stand: only the decoder still learns
         part.requires_grad_(False)
 
