@@ -20,6 +20,7 @@ from mmspec.minis.images import load_images, load_judge
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelled_pictures
 from mmspec.utils.files import write_json
 from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.codes.registry import can_draw
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from mmspec.vision.quality.classifier import Classifier, classify, seen_values
 
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, nargs="?", default=Path("build/measured"))
     parser.add_argument("--pictures", type=Path, help="the folder that the model was trained on")
     parser.add_argument("--count", type=int, default=200, help="captions drawn")
-    parser.add_argument("--methods", nargs="+", default=METHODS, help="drafters that the model lacks are left out")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--window", type=int, help="tokens a forward; default each method's own")
     parser.add_argument("--batch", type=int, default=40)
@@ -85,9 +86,7 @@ def main() -> None:
         facts["gain"][name] = {"a picture": interval(against - own), "a code": interval((against - own) / codes.shape[1])}
         mean, low, high = facts["gain"][name]["a picture"]
         print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {mean / codes.shape[1]:.4f} a code")
-    has = {"eagle": model.drafter, "lantern": model.drafter, "cool": model.drafter, "assist": model.assistant}
-    methods = ["plain", *(name for name in args.methods if name != "plain")]
-    methods = [name for name in methods if all(part is not None or not name.startswith(start) for start, part in has.items())]
+    methods = ["plain", *(name for name in args.methods if name != "plain" and can_draw(model, name))]
     captions, plain = given[: args.count], torch.zeros(0)
     print("| method | exactness | forwards | x fewer | drift a code | all attributes right, % | less than plain, % | attributes right, % |")
     print("|---" * 8 + "|")

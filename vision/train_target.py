@@ -1,12 +1,12 @@
 """Make a target from nothing: a LlamaGen over the codes of a tokenizer, trained for classifier-free guidance.
 
-    python vision/train_target.py --set emoji        (50 minutes on one CPU core; --set fashion: 45 minutes)
+    python vision/train_target.py --set fashion        (45 minutes on one CPU core)
     python vision/train_target.py --pictures FOLDER --out OUT        (your own: by class, or from captions)
 
-The tokenizer is read from OUT/tokenizer (vision/train_tokenizer.py) and decides the size and the grid. Sets of the data folder
-(MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), written by class; Noto emoji at 64x64 (Apache-2.0), written from captions that a
-small T5 encoder reads, which is trained along. Every tenth picture lacks its class or caption, so that guidance has something to lean on.
-Codes are kept in the work folder, and a stopped run goes on; delete the folder to start again.
+The tokenizer is read from OUT/tokenizer (vision/train_tokenizer.py) and decides the size and the grid. Fashion-MNIST (MIT; of the data
+folder MMSPEC_DATA, default ../shared/data) is written by class; captions are read by a small T5 encoder, which is trained along. Every
+tenth picture lacks its class or caption, so that guidance has something to lean on. Codes are kept in the work folder, and a stopped run
+goes on; delete the folder to start again.
 """
 
 import argparse
@@ -25,10 +25,11 @@ from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import write_json
 from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.families.llamagen import WORDS, caption_words
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
 from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
 
-WIDTHS, ROWS, VERSIONS, DROPPED, EXAMPLES = {"fashion": 128}, {"fashion": 64}, 24, 0.1, 16
+WIDTHS, ROWS, DROPPED, EXAMPLES = {"fashion": 128}, {"fashion": 64}, 0.1, 16
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class CodedPictures:
     labels: list
 
 
-def coded(data: LabelledPictures, name: str, vq: nn.Module, mirror: bool) -> CodedPictures:
-    """The pictures by the tokenizer `vq`: emoji in several places, others as they are and, where they may be, mirrored."""
-    options: dict = {"versions": VERSIONS} if name == "emoji" else {"mirrored": mirror}
+def coded(data: LabelledPictures, vq: nn.Module, mirrored: bool) -> CodedPictures:
+    """The pictures by the tokenizer `vq`: as they are and, if `mirrored`, those that may be mirrored, too."""
     held = code_table(vq, data.held, title="held-out pictures")[:, 0]
-    return CodedPictures(code_table(vq, data.train, **options), held, data.train.conditions, data.held.conditions, list(data.labels))
+    codes = code_table(vq, data.train, mirrored=mirrored)
+    return CodedPictures(codes, held, data.train.conditions, data.held.conditions, list(data.labels))
 
 
 def make(found: CodedPictures, vocabulary: int, args: argparse.Namespace) -> TrainedTogether:
@@ -97,10 +98,10 @@ def main() -> None:
     if not table.exists():
         random_set = args.smoke and args.pictures is None
         size = vq.config["sample_size"] * tokens.patch(vq)
-        data = random_pictures(16, 3, classes=4 * (args.set == "fashion")) if random_set else read_pictures(parser, args, kept, size)
+        data = random_pictures(16, 3, classes=4) if random_set else read_pictures(parser, args, kept, size)
         if not data.train.conditions:
             parser.error(f"pictures {args.pictures} has no classes and no captions: give subfolders, or captions.jsonl")
-        torch.save(asdict(coded(data, args.set, vq, args.mirror or args.set == "fashion")), table)
+        torch.save(asdict(coded(data, vq, args.mirror or args.set == "fashion")), table)
     found = CodedPictures(**torch.load(table))
     writer = make(found, len(tokens.codebook(vq)), args)
 
@@ -132,7 +133,8 @@ def main() -> None:
             model.half().save_pretrained(args.out / part)
     if writer.tokenizer is not None:
         writer.tokenizer.save_pretrained(args.out / "captions")
-    if args.pictures is not None and not found.labels:
+        texts = [text for some in found.conditions for text in some]
+        write_json(args.out / "captions" / WORDS, sorted({word for text in texts for word in caption_words(text)}))
         write_json(args.out / "examples.json", [texts[0] for texts in found.held_conditions[:EXAMPLES]])
     write_json(args.work / "facts.json", facts)
 
