@@ -5,8 +5,16 @@ import torch
 import torch.nn.functional as F
 
 from mmspec.minis import HOME
+from mmspec.minis.drawn.captioned import COLOURS, NOTHING, PLACES, SHAPES, SIZES, captioned_scene, draw_captioned
+from mmspec.minis.images import asked_values
 from mmspec.minis.pictures import FASHION
+from mmspec.vision.codes.tokenizer import as_tensor
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
+
+MOST_PARAMETERS = 250_000
+LEAST_READ = 0.9
+"""Share of new pictures of which the scenes' judge reads all attributes."""
+NEW = 10**6
 
 
 def tiny(size=12, colours=1):
@@ -74,12 +82,20 @@ def test_several_attributes_are_judged_apart(tmp_path):
 
 
 def test_the_shipped_judges_are_small_and_name_their_classes():
-    fashion, emoji = (load_classifier(HOME / "vision" / name / "classifier") for name in ("fashion", "emoji"))
+    fashion, scenes = (load_classifier(HOME / "vision" / name / "classifier") for name in ("fashion", "scenes"))
     assert fashion.labels == list(FASHION)
-    assert len(emoji.labels) >= 8
-    assert all(": " in label for label in emoji.labels)
-    for model in (fashion, emoji):
-        assert sum(parameter.numel() for parameter in model.parameters()) <= 150_000
+    kinds = {"colour": COLOURS, "shape": SHAPES, "size": SIZES}
+    assert scenes.values == {f"{place} {kind}": sorted([*kinds[kind], NOTHING]) for place in PLACES for kind in sorted(kinds)}
+    for model in (fashion, scenes):
+        assert sum(parameter.numel() for parameter in model.parameters()) <= MOST_PARAMETERS
+
+
+def test_the_shipped_scenes_judge_reads_pictures_it_never_saw():
+    """Scenes of a seed that no training picture has."""
+    judge, seen = load_classifier(HOME / "vision" / "scenes" / "classifier"), [captioned_scene(NEW, number) for number in range(100)]
+    shown = as_tensor([draw_captioned(scene) for scene in seen])
+    right = seen_values(judge, classify(judge, shown)[0]) == asked_values(judge, [scene.caption for scene in seen])
+    assert right.all(1).float().mean() >= LEAST_READ
 
 
 def test_the_shipped_fashion_judge_tells_trousers_from_a_bag():
