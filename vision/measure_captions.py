@@ -11,6 +11,7 @@ code's share of it is small. --out records these figures, the tokenizer's and th
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -56,6 +57,27 @@ def wanted_values(judge: Classifier, data: LabelledPictures) -> torch.Tensor:
     return torch.tensor(data.held.attributes)
 
 
+def model_figures(model: LlamaGenPictures, vq: Any, judge: Classifier, data: LabelledPictures, wanted: torch.Tensor) -> dict[str, Any]:
+    """Figures of the tokenizer, the judge and the target on held-out pictures, of which the judge should see `wanted` [N, A]."""
+    codes, given = code_table(vq, data.held)[:, 0].long(), [texts[0] for texts in data.held.conditions]
+    own, other, none = nats(model, codes, given), nats(model, codes, given[1:] + given[:1]), nats(model, codes, given, told=False)
+    originals = data.held.floats(slice(None))
+    rebuilt = tokens.codes_to_pixels(vq, codes.view(-1, *[model.raster.width] * 2))
+    psnr = -10 * ((rebuilt - originals) / 2).square().flatten(1).mean(1).clamp(min=1e-10).log10()
+    read = {name: seen_values(judge, classify(judge, some)[0]) for name, some in (("originals", originals), ("rebuilt", rebuilt))}
+    gains = (("over another picture's caption", other - own), ("over no caption", none - own))
+    length = codes.shape[1]
+    return {
+        "held": len(codes),
+        "tokenizer": {"psnr": psnr.mean().item(), "perplexity": tokens.perplexity(codes, len(tokens.codebook(vq)))},
+        "judge": {name: interval((seen == wanted).all(1).float()) for name, seen in read.items()},
+        "target": {
+            "nats a code": {name: each.mean().item() / length for name, each in (("own", own), ("none", none))},
+            "gain": {name: {"a picture": interval(gain), "a code": interval(gain / length)} for name, gain in gains},
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=Path("build/measured"))
@@ -83,41 +105,27 @@ def main() -> None:
     data = labelled_pictures(args.pictures, size=judge.config["size"], work=args.work)
     every, given = wanted_values(judge, data), [texts[0] for texts in data.held.conditions]
     wanted, args.count = every[: args.count], min(args.count, len(every))
-    codes = code_table(vq, data.held)[:, 0].long()
-    own, other, none = nats(model, codes, given), nats(model, codes, given[1:] + given[:1]), nats(model, codes, given, told=False)
-    originals = data.held.floats(slice(None))
-    rebuilt = tokens.codes_to_pixels(vq, codes.view(-1, *[model.raster.width] * 2))
-    psnr = -10 * ((rebuilt - originals) / 2).square().flatten(1).mean(1).clamp(min=1e-10).log10()
-    shown = (("originals", originals), ("rebuilt", rebuilt))
-    facts: dict = {
-        "held": len(codes),
-        "tokenizer": {"psnr": psnr.mean().item(), "perplexity": tokens.perplexity(codes, len(tokens.codebook(vq)))},
-        "judge": {name: interval((seen_values(judge, classify(judge, some)[0]) == every).all(1).float()) for name, some in shown},
-        "target": {"nats a code": {name: each.mean().item() / codes.shape[1] for name, each in (("own", own), ("none", none))}},
-        "methods": {},
-        "settings": {"count": args.count, "guidance": args.guidance, "window": args.window},
-    }
-    gains: dict = {}
-    for name, against in (("over another picture's caption", other), ("over no caption", none)):
-        gains[name] = {"a picture": interval(against - own), "a code": interval((against - own) / codes.shape[1])}
-        mean, low, high = gains[name]["a picture"]
-        print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {mean / codes.shape[1]:.4f} a code")
-    facts["target"]["gain"] = gains
+    facts = model_figures(model, vq, judge, data, every) | {"methods": {}}
+    facts["settings"] = {"count": args.count, "guidance": args.guidance, "window": args.window}
+    for name, gain in facts["target"]["gain"].items():
+        mean, low, high = gain["a picture"]
+        print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {gain['a code'][0]:.4f} a code")
     methods = ["plain", *(name for name in args.methods if name != "plain" and can_draw(model, name))]
     captions, plain = given[: args.count], torch.zeros(0)
     print(COLUMNS)
     for name in track(methods, "methods", disable=len(methods) < 4):
-        calls, drift, drawn = 0, 0.0, []
+        calls, drift, drawn = 0, [], []
         for first in range(0, len(captions), args.batch):
             some = captions[first : first + args.batch]
             options = {} if args.window is None or name in ("plain", "zipar", "pjd") else {"window": args.window}
             out = mmspec.vision.generate(model, some, method=name, guidance=args.guidance, seed=first, **options)
             drawn.append(out.tokens)
-            calls, drift = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0)
+            calls, drift = calls + out.stats.row_calls, drift + ([] if out.stats.drift is None else [out.stats.drift])
         right = seen_values(judge, classify(judge, tokens.codes_to_pixels(vq, torch.cat(drawn)))[0]) == wanted
         every_one = right.all(1).float()
         plain = every_one if name == "plain" else plain
-        row = {"exactness": out.stats.exactness, "forwards": calls / len(captions), "drift": drift / (len(captions) * codes.shape[1])}
+        row: dict[str, Any] = {"exactness": out.stats.exactness, "forwards": calls / len(captions)}
+        row["drift"] = sum(drift) / (len(captions) * model.raster.length) if drift else None  # of those that are metered
         row |= {"right": interval(every_one), "less": interval(plain - every_one), "attributes": interval(right.float().mean(1))}
         row["fewer"] = facts["methods"].get("plain", row)["forwards"] / row["forwards"]
         facts["methods"][name] = row

@@ -1,6 +1,6 @@
 """Quality against the forwards saved, for every image method and published setting on a mini, with 95 % intervals, as a plot.
 
-    python vision/plot_quality.py --set scenes --pictures 200 --out docs/assets/quality.svg        (two hours on one CPU core)
+    python vision/plot_quality.py --set scenes --pictures 200 --out docs/quality.svg        (two hours on one CPU core)
 
 Along: plain decoding's forwards over the method's, by image, with a bootstrap interval over images (methods by rows: no interval). Up: the
 share of images in which the mini's judge sees what was asked for (the class, or of scenes all attributes of the caption), less plain

@@ -63,7 +63,7 @@ def _percent(interval: list[float]) -> str:
 
 def figures_row(name: str, row: dict[str, Any]) -> str:
     """Return a method's line of the table under `COLUMNS`."""
-    drift = f"{row['drift']:.3f}" if row["exactness"].startswith("lossy") else ""
+    drift = "" if row["drift"] is None else f"{row['drift']:.3f}"
     cells = [name, row["exactness"], f"{row['forwards']:.1f}", f"{row['fewer']:.2f}", drift]
     cells += [_percent(row[key]) for key in ("right", "less", "attributes")]
     return f"| {' | '.join(cells)} |"

@@ -4,12 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmspec.loading.vision import load_image_model
 from mmspec.minis import HOME
 from mmspec.minis.drawn.captioned import COLOURS, NOTHING, PLACES, SHAPES, SIZES, captioned_scene, draw_captioned
 from mmspec.minis.images import asked_values
 from mmspec.minis.pictures import FASHION
 from mmspec.vision.codes.tokenizer import as_tensor
+from mmspec.vision.generation import generate
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
+from mmspec.vision.quality.judging import judged_pictures
+from tests.vision import small_minis
 
 MOST_PARAMETERS = 250_000
 LEAST_READ = 0.9
@@ -79,6 +83,21 @@ def test_several_attributes_are_judged_apart(tmp_path):
     assert tiny().values == {"class": ["dark", "light", "striped"]}
     with pytest.raises(ValueError, match="add up to 4"):
         Classifier(size=12, colours=1, labels=labels, groups=(2, 2))
+
+
+def test_pictures_that_show_every_attribute_are_hits(tmp_path):
+    model = load_image_model(str(small_minis.scenes(tmp_path, grid=4))).model
+    torch.manual_seed(0)
+    judge = Classifier(size=16, colours=3, labels=("a: x", "a: y", "b: x", "b: y", "b: z"), widths=(4, 8), groups=(2, 3)).eval()
+    prompts = ["a large red star top left", "a small blue ring top right", "a large red star top left"]
+    out = generate(model, prompts, method="plain", guidance=2.0, seed=1)
+    wanted = seen_values(judge, classify(judge, as_tensor(out.images))[0])
+    wanted[1, 1] = (wanted[1, 1] + 1) % 3
+    found = judged_pictures(model, judge, prompts, out.sequences, 2.0, torch.tensor([0, 1, 0]), wanted)
+    assert found.hits.tolist() == [True, False, True]
+    assert found.labels.tolist() == [0, 1, 0]
+    assert found.nll.shape == (3, 16)
+    assert judged_pictures(model, judge, prompts, out.sequences, 2.0, torch.tensor([0, 1, 0]), None).hits is None
 
 
 def test_the_shipped_judges_are_small_and_name_their_classes():

@@ -64,7 +64,8 @@ class T5Captions:
         for text in dict.fromkeys(texts):
             new = [word for word in dict.fromkeys(caption_words(text)) if word not in self.words]
             shown = text if len(text) <= _LONG else f"{text[:_LONG]}..."
-            tokens = len(self.tokenizer(text, padding=False, truncation=False)["input_ids"])
+            read = self.tokenizer.backend_tokenizer.encode(text)  # as it is set up: other settings would change it for other threads
+            tokens = sum(sum(part.attention_mask) for part in (read, *read.overflowing))
             if new:
                 known = f"; it knows {', '.join(sorted(self.words))}" if len(self.words) <= _FEW else ""
                 lines.append(f"caption {shown!r} has words that the model was not trained on: {', '.join(new)}{known}")
