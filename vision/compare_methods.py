@@ -1,9 +1,10 @@
 """Every method on a mini vision target, with guidance: forwards, drift, distances beside plain decoding's own spread, and seconds.
 
-    python vision/compare_methods.py --set fashion --pictures 60        (15 minutes on one busy CPU core)
+    python vision/compare_methods.py --set fashion --pictures 60        (15 minutes on one busy CPU core; also --set scenes)
 
 Forwards count one picture's share of every target call. Quality is judged with other seeds than plain decoding's
-(mmspec.vision.quality.metrics).
+(mmspec.vision.quality.metrics). Accuracy is the share of pictures in which the judge sees the class asked for, or of scenes all
+attributes of the caption, plain decoding's in its own row, the difference from it in the others.
 Seconds are those of small batches, interleaved in one process with plain decoding written the usual way: a transformers DynamicCache, one
 code a step, guidance in one doubled batch, torch.multinomial. They are paired: ratios of each round, their median and spread.
 """
@@ -21,17 +22,18 @@ from mmspec.bench.compare.usual_pictures import generate_by_library
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.lossy.lantern import LanternPlus
 from mmspec.minis import HOME
-from mmspec.minis.images import load_images, load_judge
+from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision.codes.methods import METHODS as KNOWN
 from mmspec.vision.codes.methods import neighbours
+from mmspec.vision.codes.registry import can_draw
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.quality import metrics
 from mmspec.vision.quality.judging import judged_pictures
 
 METHODS = ("jacobi", "sjd", "sjd++", "scd", "scd-gumbel", "sjd-pac", "block", "eagle", "lantern", "lantern++", "cool-sd", "vvs", "gsd")
-METHODS += ("zipar", "pjd")
+METHODS += ("zipar", "pjd", "assisted", "assisted-jacobi")
 METHODS += ("scd + cool-sd", "scd + strong cool-sd", "scd + lantern++", "scd + gsd")  # coupled windows under relaxed rules
 JUDGED = ("frechet", "nll", "accuracy")
 SHOWN = ("frechet", "kernel", "histogram", "horizontal", "vertical", "nll", "accuracy")
@@ -40,7 +42,8 @@ SHOWN = ("frechet", "kernel", "histogram", "horizontal", "vertical", "nll", "acc
 def options(name: str, model: ImageModel, window: int | str) -> dict:
     """What `generate` needs for a row of the table."""
     if name in KNOWN:
-        return {"method": name, "window": window if KNOWN[name].windowed else None}
+        chain = KNOWN[name].assisted and KNOWN[name].couple is None  # by a smaller model, of a length of its own
+        return {"method": name, "window": window if KNOWN[name].windowed and not chain else None}
     rules = {"cool-sd": CoolSD(), "strong cool-sd": CoolSD(delta=2.0), "gsd": KNOWN["gsd"].rule(model)}
     rules["lantern++"] = LanternPlus(neighbours(model, 10))
     return {"method": "scd", "window": window, "accept": rules[name.removeprefix("scd + ")]}
@@ -62,7 +65,8 @@ def table(rows: dict) -> list[str]:
     for name, row in rows.items():
         cells = [name, f"{row['forwards']:.1f}", f"{plain['forwards'] / row['forwards']:.2f}"]
         cells.append(f"{row['drift']:.3f}" if row["exactness"] == "lossy" else "")
-        cells += [f"{row[k]['value']:.2f} / {row[k]['ceiling']:.2f}{'*' * (row[k]['p'] <= 0.05)}" if k in row else "" for k in JUDGED]
+        shown = [f"{row[k]['value']:.2f} / {row[k]['ceiling']:.2f}{'*' * (row[k]['p'] <= 0.05)}" if k in row else "" for k in JUDGED]
+        cells += [*shown[:-1], f"{row['right']:.2f}" if "right" in row else shown[-1]]
         cells.append("{median:.2f} ({low:.2f}-{high:.2f})".format(**row["speed"]) if "speed" in row else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -70,15 +74,15 @@ def table(rows: dict) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=("fashion", "emoji"), default="fashion")
-    parser.add_argument("--folder", type=Path, help="of the mini's set; default: the shipped one")
+    parser.add_argument("--set", choices=("fashion", "scenes"), default="fashion", help="of mini vision")
+    parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--window", type=lambda text: text if text == "auto" else int(text), default=48, help="tokens a forward, or auto")
     parser.add_argument("--batch", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--timed-batch", type=int, default=1)
-    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
     parser.add_argument("--smoke", action="store_true", help="ten pictures, two methods, no seconds")
     args = parser.parse_args()
@@ -87,14 +91,18 @@ def main() -> None:
     folder = args.folder or HOME / "vision" / args.set
     parts, judge = load_images(folder), load_judge(folder)
     model, given = parts["target"], parts["examples"]
+    args.methods = [name for name in args.methods if name not in KNOWN or can_draw(model, name)]
     prompts = [given[n % len(given)] for n in range(args.pictures)]
-    wanted = torch.arange(args.pictures) % len(given)
+    labels, wanted = torch.arange(args.pictures) % len(given), asked_values(judge, prompts, model.labels)
     first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 0, args.batch)
-    plain = judged_pictures(model, judge, prompts * 2, first, args.guidance, torch.cat([wanted, wanted]))
-    rows = {"plain": {"forwards": forwards, "exactness": "token-exact"}}
+    twice = None if wanted is None else torch.cat([wanted, wanted])
+    plain = judged_pictures(model, judge, prompts * 2, first, args.guidance, torch.cat([labels, labels]), twice)
+    rows: dict[str, dict] = {"plain": {"forwards": forwards, "exactness": "token-exact"}}
+    if plain.hits is not None:
+        rows["plain"]["right"] = plain.hits.float().mean().item()
     for name in track(args.methods, args.set):
         found, calls, drift, exactness = drawn(model, prompts, options(name, model, args.window), args.guidance, 10**6, args.batch)
-        distances = metrics.compare(plain, judged_pictures(model, judge, prompts, found, args.guidance, wanted))
+        distances = metrics.compare(plain, judged_pictures(model, judge, prompts, found, args.guidance, labels, wanted))
         shown = {
             key: {"value": d.value, "ceiling": d.ceiling, "inside": d.inside, "p": d.p} for key, d in distances.items() if key in SHOWN
         }

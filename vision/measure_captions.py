@@ -6,11 +6,12 @@ Held-out captions of FOLDER (captions.jsonl with attributes) are drawn by each m
 classifier (vision/train_classifier.py). A picture is right when every attribute is. Intervals are 95 %, by bootstrap over pictures; those
 of differences from plain decoding are paired. The caption's gain is the target's -log p of held-out pictures given another picture's
 caption, or none, less that given their own, a code and a picture. A caption of a few bits is spread over all codes of a picture, so a
-code's share of it is small.
+code's share of it is small. --out records these figures, the tokenizer's and the judge's; of mini vision --card writes its card from them.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import track
@@ -18,8 +19,11 @@ from rich.progress import track
 import mmspec
 from mmspec.minis.images import load_images, load_judge
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelled_pictures
-from mmspec.utils.files import write_json
+from mmspec.minis.vision_card import COLUMNS, FIGURES, figures_row, vision_card
+from mmspec.utils.files import whole, write_json
+from mmspec.utils.provenance import provenance
 from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.codes.registry import can_draw
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from mmspec.vision.quality.classifier import Classifier, classify, seen_values
 
@@ -53,65 +57,84 @@ def wanted_values(judge: Classifier, data: LabelledPictures) -> torch.Tensor:
     return torch.tensor(data.held.attributes)
 
 
+def model_figures(model: LlamaGenPictures, vq: Any, judge: Classifier, data: LabelledPictures, wanted: torch.Tensor) -> dict[str, Any]:
+    """Figures of the tokenizer, the judge and the target on held-out pictures, of which the judge should see `wanted` [N, A]."""
+    codes, given = code_table(vq, data.held)[:, 0].long(), [texts[0] for texts in data.held.conditions]
+    own, other, none = nats(model, codes, given), nats(model, codes, given[1:] + given[:1]), nats(model, codes, given, told=False)
+    originals = data.held.floats(slice(None))
+    rebuilt = tokens.codes_to_pixels(vq, codes.view(-1, *[model.raster.width] * 2))
+    psnr = -10 * ((rebuilt - originals) / 2).square().flatten(1).mean(1).clamp(min=1e-10).log10()
+    read = {name: seen_values(judge, classify(judge, some)[0]) for name, some in (("originals", originals), ("rebuilt", rebuilt))}
+    gains = (("over another picture's caption", other - own), ("over no caption", none - own))
+    length = codes.shape[1]
+    return {
+        "held": len(codes),
+        "tokenizer": {"psnr": psnr.mean().item(), "perplexity": tokens.perplexity(codes, len(tokens.codebook(vq)))},
+        "judge": {name: interval((seen == wanted).all(1).float()) for name, seen in read.items()},
+        "target": {
+            "nats a code": {name: each.mean().item() / length for name, each in (("own", own), ("none", none))},
+            "gain": {name: {"a picture": interval(gain), "a code": interval(gain / length)} for name, gain in gains},
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=Path("build/measured"))
     parser.add_argument("--pictures", type=Path, help="the folder that the model was trained on")
     parser.add_argument("--count", type=int, default=200, help="captions drawn")
-    parser.add_argument("--methods", nargs="+", default=METHODS, help="drafters that the model lacks are left out")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--window", type=int, help="tokens a forward; default each method's own")
     parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--work", type=Path, help="where pixels are kept; default build/pictures-FOLDER")
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
+    parser.add_argument("--card", action="store_true", help="of mini vision: write its card, from the figures in MODEL/figures.json")
     parser.add_argument("--smoke", action="store_true", help="two pictures by two methods, of a model and scenes made here")
     args = parser.parse_args()
     if args.smoke and args.pictures is None:
         from mmspec.minis.picture_sets.tiny import tiny_scenes_model
 
         args.pictures, args.model, args.methods, args.count = *tiny_scenes_model(args.model), ("plain", "scd"), 2
+    if args.card and args.out != args.model / FIGURES:
+        parser.error(f"--card is written from {args.model / FIGURES}: give that as --out")
     if args.pictures is None:
         parser.error("--pictures is missing: give the folder that the model was trained on")
     parts, judge = load_images(args.model), load_judge(args.model)
     model, vq = parts["target"], tokens.load_tokenizer(args.model / "tokenizer")
     data = labelled_pictures(args.pictures, size=judge.config["size"], work=args.work)
-    wanted, given = wanted_values(judge, data)[: args.count], [texts[0] for texts in data.held.conditions]
-    codes = code_table(vq, data.held)[:, 0].long()
-    own, other, none = nats(model, codes, given), nats(model, codes, given[1:] + given[:1]), nats(model, codes, given, told=False)
-    facts: dict = {"nats a code": interval(own / codes.shape[1]), "judge on rebuilt pictures": None, "gain": {}, "methods": {}}
-    seen = seen_values(judge, classify(judge, tokens.codes_to_pixels(vq, codes[: args.count].view(-1, *[model.raster.width] * 2)))[0])
-    facts["judge on rebuilt pictures"] = interval((seen == wanted).all(1).float())
-    for name, against in (("over another picture's caption", other), ("over no caption", none)):
-        facts["gain"][name] = {"a picture": interval(against - own), "a code": interval((against - own) / codes.shape[1])}
-        mean, low, high = facts["gain"][name]["a picture"]
-        print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {mean / codes.shape[1]:.4f} a code")
-    has = {"eagle": model.drafter, "lantern": model.drafter, "cool": model.drafter, "assist": model.assistant}
-    methods = ["plain", *(name for name in args.methods if name != "plain")]
-    methods = [name for name in methods if all(part is not None or not name.startswith(start) for start, part in has.items())]
+    every, given = wanted_values(judge, data), [texts[0] for texts in data.held.conditions]
+    wanted, args.count = every[: args.count], min(args.count, len(every))
+    facts = model_figures(model, vq, judge, data, every) | {"methods": {}}
+    facts["settings"] = {"count": args.count, "guidance": args.guidance, "window": args.window}
+    for name, gain in facts["target"]["gain"].items():
+        mean, low, high = gain["a picture"]
+        print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {gain['a code'][0]:.4f} a code")
+    methods = ["plain", *(name for name in args.methods if name != "plain" and can_draw(model, name))]
     captions, plain = given[: args.count], torch.zeros(0)
-    print("| method | exactness | forwards | x fewer | drift a code | all attributes right, % | less than plain, % | attributes right, % |")
-    print("|---" * 8 + "|")
+    print(COLUMNS)
     for name in track(methods, "methods", disable=len(methods) < 4):
-        calls, drift, drawn = 0, 0.0, []
+        calls, drift, drawn = 0, [], []
         for first in range(0, len(captions), args.batch):
             some = captions[first : first + args.batch]
             options = {} if args.window is None or name in ("plain", "zipar", "pjd") else {"window": args.window}
             out = mmspec.vision.generate(model, some, method=name, guidance=args.guidance, seed=first, **options)
             drawn.append(out.tokens)
-            calls, drift = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0)
+            calls, drift = calls + out.stats.row_calls, drift + ([] if out.stats.drift is None else [out.stats.drift])
         right = seen_values(judge, classify(judge, tokens.codes_to_pixels(vq, torch.cat(drawn)))[0]) == wanted
-        whole = right.all(1).float()
-        plain = whole if name == "plain" else plain
-        row = {"exactness": out.stats.exactness, "forwards": calls / len(captions), "drift": drift / (len(captions) * codes.shape[1])}
-        row |= {"right": interval(whole), "less": interval(plain - whole), "attributes": interval(right.float().mean(1))}
+        every_one = right.all(1).float()
+        plain = every_one if name == "plain" else plain
+        row: dict[str, Any] = {"exactness": out.stats.exactness, "forwards": calls / len(captions)}
+        row["drift"] = sum(drift) / (len(captions) * model.raster.length) if drift else None  # of those that are metered
+        row |= {"right": interval(every_one), "less": interval(plain - every_one), "attributes": interval(right.float().mean(1))}
+        row["fewer"] = facts["methods"].get("plain", row)["forwards"] / row["forwards"]
         facts["methods"][name] = row
-        shown = ["{:.1f} ({:.1f} to {:.1f})".format(*(100 * x for x in row[key])) for key in ("right", "less", "attributes")]
-        fewer = facts["methods"]["plain"]["forwards"] / row["forwards"]
-        print(
-            f"| {name} | {row['exactness']} | {row['forwards']:.1f} | {fewer:.2f} | {row['drift']:.3f} | {' | '.join(shown)} |", flush=True
-        )
+        print(figures_row(name, row), flush=True)
     if args.out:
-        write_json(args.out, facts)
+        write_json(args.out, facts | {"provenance": provenance(torch.device("cpu"))})
+    if args.card:
+        with whole(args.model.parent / "card.md") as file:
+            file.write(vision_card(args.model.parent))
 
 
 if __name__ == "__main__":

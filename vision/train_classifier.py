@@ -1,12 +1,11 @@
 """Make the classifier that judges pictures, on originals and on what the tokenizer makes of them, half and half.
 
-    python vision/train_classifier.py --set emoji        (5 minutes on one CPU core; --set fashion: 4 minutes)
+    python vision/train_classifier.py --set fashion        (4 minutes on one CPU core)
     python vision/train_classifier.py --pictures FOLDER --out OUT        (your own: by class, or by attributes)
 
 Its features then see nothing odd in decoded pictures as such. The tokenizer is read from OUT/tokenizer (vision/train_tokenizer.py), and the
-classifier is written to OUT/classifier. Classes are Fashion-MNIST's ten, the emoji's groups with their large subgroups apart, or the
-subfolders of your folder; of a folder with captions the judge sees each of the attributes in captions.jsonl. A stopped run goes on; delete
-the work folder to begin.
+classifier is written to OUT/classifier. Classes are Fashion-MNIST's ten, or the subfolders of your folder; of a folder with captions the
+judge sees each of the attributes in captions.jsonl. A stopped run goes on; delete the work folder to begin.
 """
 
 import argparse
@@ -23,13 +22,12 @@ from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
 
 
-def rebuilt(vq, part: PicturePart, versions: int) -> torch.Tensor:
-    """What the tokenizer makes of pictures and of varied ones, bytes [N, versions, C, H, W]."""
-    codes = code_table(vq, part, versions=versions)
+def rebuilt(vq, part: PicturePart) -> torch.Tensor:
+    """What the tokenizer makes of pictures, bytes [N, C, H, W]."""
+    codes = code_table(vq, part)
     side = round(codes.shape[-1] ** 0.5)
     some = codes.view(-1, side, side).split(512)
-    pixels = torch.cat([as_bytes(tokens.codes_to_pixels(vq, each)) for each in track(some, "rebuilding", disable=len(some) < 4)])
-    return pixels.view(len(part), versions, *pixels.shape[1:])
+    return torch.cat([as_bytes(tokens.codes_to_pixels(vq, each)) for each in track(some, "rebuilding", disable=len(some) < 4)])
 
 
 def as_bytes(pixels: torch.Tensor) -> torch.Tensor:
@@ -50,44 +48,42 @@ def accuracy(model: Classifier, pixels: torch.Tensor, wanted: torch.Tensor) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_picture_options(parser, "classifier")
-    parser.add_argument("--steps", type=int, help="steps of 128 pictures; default fashion 5000, emoji 3000, your own 1500")
+    parser.add_argument("--steps", type=int, help="steps of 128 pictures; default 5000, and 1500 for your own")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
     kept = resolve_picture_options(parser, args, "classifier")
-    grey, own, widths, rows = args.set == "fashion", args.set == "own", (16, 32, 64), 128
-    steps = args.steps or {"fashion": 5000, "emoji": 3000, "own": 1500}[args.set]
+    own, widths, rows = args.set == "own", (16, 32, 64), 128
+    steps = args.steps or (1500 if own else 5000)
     torch.manual_seed(0)
     if args.smoke:
         widths, steps, rows = (4, 8), 2, 8
     if args.smoke and not own:
-        vq = tokens.make_tokenizer(size=8, colours=1 if grey else 3, patch=2, channels=(8,), codes=16, dim=4).eval()
-        data, args.out = random_pictures(8, 1 if grey else 3, classes=2), args.work / "mini"  # never over the shipped one
+        vq = tokens.make_tokenizer(size=8, colours=1, patch=2, channels=(8,), codes=16, dim=4).eval()
+        data, args.out = random_pictures(8, 1), args.work / "mini"  # never over the shipped one
     else:
         vq = tokens.load_tokenizer(args.out / "tokenizer")
         data = read_pictures(parser, args, kept, vq.config["sample_size"] * tokens.patch(vq))
     if not data.values:
         parser.error(f"pictures {args.pictures} has no classes and no attributes: nothing to judge by")
-    train, held, versions = data.train, data.held, 6 if args.set == "emoji" else 1
-    again, wanted, mirror = rebuilt(vq, train, versions), torch.tensor(train.attributes), torch.tensor(train.mirror)
-    by_class, dropout = list(data.values) == ["class"], 0.3 if args.set == "emoji" else 0.0
+    train, held = data.train, data.held
+    again, wanted, mirror = rebuilt(vq, train), torch.tensor(train.attributes), torch.tensor(train.mirror)
+    by_class = list(data.values) == ["class"]
     names = data.values["class"] if by_class else [f"{name}: {value}" for name, values in data.values.items() for value in values]
     groups = {} if by_class else {"groups": [len(values) for values in data.values.values()], "wide": 128}
-    model = Classifier(size=data.size, colours=data.colours, labels=names, widths=widths, dropout=dropout, **groups)
+    model = Classifier(size=data.size, colours=data.colours, labels=names, widths=widths, **groups)
 
     def loss(judge, step):
         generator = torch.Generator().manual_seed(step)
-        pick, version = (torch.randint(high, (rows,), generator=generator) for high in (len(train), versions))
-        taken = again[pick, version].float() / 127.5 - 1
+        pick = torch.randint(len(train), (rows,), generator=generator)
+        taken = again[pick].float() / 127.5 - 1
         taken[::2] = train.floats(pick[::2])
-        if grey:  # the ground is black
-            varied = -tokens.vary(-taken, generator, shift=1, scale=0.0, mirror=mirror[pick])
-        elif own:
+        if own:
             flip = mirror[pick] & (torch.rand(rows, generator=generator) < 0.5)
             varied = torch.where(flip[:, None, None, None], taken.flip(-1), taken)
         else:
-            varied = tokens.vary(taken, generator, shift=5, scale=0.2, mirror=mirror[pick])
+            varied = -tokens.vary(-taken, generator, mirror=mirror[pick])  # the ground is black
         return attribute_loss(model, judge(varied), wanted[pick])
 
     shown, answers = held.floats(slice(0, 2048)), torch.tensor(held.attributes[:2048])

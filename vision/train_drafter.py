@@ -46,7 +46,7 @@ def own_prompts(model: ImageModel, args: argparse.Namespace) -> list:
     config = model.model.config
     if config.condition == "class":
         return [number % config.classes for number in range(args.drawn)]
-    return random.Random(0).choices(training_captions(args.set if args.pictures is None else args.pictures), k=args.drawn)
+    return random.Random(0).choices(training_captions(args.pictures or args.set), k=args.drawn)
 
 
 def tiny() -> ImageModel:

@@ -1,12 +1,12 @@
 """Make a target from nothing: a LlamaGen over the codes of a tokenizer, trained for classifier-free guidance.
 
-    python vision/train_target.py --set emoji        (50 minutes on one CPU core; --set fashion: 45 minutes)
+    python vision/train_target.py --set fashion        (45 minutes on one CPU core)
     python vision/train_target.py --pictures FOLDER --out OUT        (your own: by class, or from captions)
 
-The tokenizer is read from OUT/tokenizer (vision/train_tokenizer.py) and decides the size and the grid. Sets of the data folder
-(MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), written by class; Noto emoji at 64x64 (Apache-2.0), written from captions that a
-small T5 encoder reads, which is trained along. Every tenth picture lacks its class or caption, so that guidance has something to lean on.
-Codes are kept in the work folder, and a stopped run goes on; delete the folder to start again.
+The tokenizer is read from OUT/tokenizer (vision/train_tokenizer.py) and decides the size and the grid. Fashion-MNIST (MIT; of the data
+folder MMSPEC_DATA, default ../shared/data) is written by class; captions are read by a small T5 encoder, which is trained along. Every
+tenth picture lacks its class or caption, so that guidance has something to lean on. Codes are kept in the work folder, and a stopped run
+goes on; delete the folder to start again.
 
 A caption's few nats are spread over hundreds of codes, so that a target learns late to follow captions. --attributes adds a loss by
 which its middle layer tells the attributes at every place (mmspec/train/pictures/attributes.py), falling to 0 in two thirds of the steps;
@@ -31,10 +31,11 @@ from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.pictures.attributes import AttributeLoss
 from mmspec.utils.files import write_json
 from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.families.llamagen import WORDS, caption_words
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
 from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
 
-WIDTHS, ROWS, VERSIONS, DROPPED, EXAMPLES, OPENING = {"fashion": 128}, {"fashion": 64}, 24, 0.1, 16, 9
+WIDTHS, ROWS, DROPPED, EXAMPLES, OPENING = {"fashion": 128}, {"fashion": 64}, 0.1, 16, 9
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,17 @@ class CodedPictures:
     values: list  # how many values each attribute has
 
 
-def coded(data: LabelledPictures, name: str, vq: nn.Module, mirror: bool) -> CodedPictures:
-    """The pictures by the tokenizer `vq`: emoji in several places, others as they are and, where they may be, mirrored."""
-    options: dict = {"versions": VERSIONS} if name == "emoji" else {"mirrored": mirror}
+def coded(data: LabelledPictures, vq: nn.Module, mirrored: bool) -> CodedPictures:
+    """The pictures by the tokenizer `vq`: as they are and, if `mirrored`, those that may be mirrored, too."""
     held = code_table(vq, data.held, title="held-out pictures")[:, 0]
     attributes, values = torch.tensor(data.train.attributes), [len(some) for some in data.values.values()]
-    train = code_table(vq, data.train, **options)
-    return CodedPictures(train, held, data.train.conditions, data.held.conditions, list(data.labels), attributes, values)
+    codes = code_table(vq, data.train, mirrored=mirrored)
+    return CodedPictures(codes, held, data.train.conditions, data.held.conditions, list(data.labels), attributes, values)
 
 
 def make(found: CodedPictures, vocabulary: int, args: argparse.Namespace) -> TrainedTogether:
     """The networks, untrained or those of --begin."""
     if args.begin is not None:
-        if args.width or args.layers or args.dropout is not None or args.words or args.prefix_attention:
-            raise SystemExit("--begin has a target of its own sizes: leave out --width, --layers, --dropout, --words, --prefix-attention")
         texts = found.labels == []
         encoder = T5EncoderModel.from_pretrained(args.begin / "captions").float() if texts else None
         tokenizer = AutoTokenizer.from_pretrained(args.begin / "captions") if texts else None
@@ -111,6 +109,8 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
+    if args.begin is not None and (args.width or args.layers or args.dropout is not None or args.words or args.prefix_attention):
+        parser.error("--begin has a target of its own sizes: leave out --width, --layers, --dropout, --words and --prefix-attention")
     kept = resolve_picture_options(parser, args, "target")
     torch.manual_seed(0)
     rows = args.rows or ROWS.get(args.set, 32)
@@ -125,10 +125,10 @@ def main() -> None:
     if not table.exists():
         random_set = args.smoke and args.pictures is None
         size = vq.config["sample_size"] * tokens.patch(vq)
-        data = random_pictures(16, 3, classes=4 * (args.set == "fashion")) if random_set else read_pictures(parser, args, kept, size)
+        data = random_pictures(16, 3, classes=4) if random_set else read_pictures(parser, args, kept, size)
         if not data.train.conditions:
             parser.error(f"pictures {args.pictures} has no classes and no captions: give subfolders, or captions.jsonl")
-        torch.save(asdict(coded(data, args.set, vq, args.mirror or args.set == "fashion")), table)
+        torch.save(asdict(coded(data, vq, args.mirror or args.set == "fashion")), table)
     found = CodedPictures(**torch.load(table))
     writer = make(found, len(tokens.codebook(vq)), args)
     if (args.attributes or args.reading) and not (found.values and writer.encoder is not None):
@@ -180,7 +180,8 @@ def main() -> None:
             model.half().save_pretrained(args.out / part)
     if writer.tokenizer is not None:
         writer.tokenizer.save_pretrained(args.out / "captions")
-    if args.pictures is not None and not found.labels:
+        texts = [text for some in found.conditions for text in some]
+        write_json(args.out / "captions" / WORDS, sorted({word for text in texts for word in caption_words(text)}))
         write_json(args.out / "examples.json", [texts[0] for texts in found.held_conditions[:EXAMPLES]])
     write_json(args.work / "facts.json", facts)
 

@@ -1,10 +1,10 @@
 """Make a picture tokenizer from nothing: a small VQ model, its codebook started by k-means.
 
-    python vision/train_tokenizer.py --set emoji        (20 minutes on one CPU core; --set fashion: 9 minutes)
+    python vision/train_tokenizer.py --set fashion        (9 minutes on one CPU core)
     python vision/train_tokenizer.py --pictures FOLDER --out OUT --size 96 --grid 12        (your own pictures, as they are)
 
-Sets of the data folder (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT; its official test pictures held out) or Noto emoji at
-64x64 (Apache-2.0), varied in place, size, hue and brightness. Of emoji and of your pictures every tenth is held out. A stopped run goes on;
+Fashion-MNIST (MIT; its official test pictures held out) is read from the data folder (MMSPEC_DATA, default ../shared/data). Of your
+pictures every tenth is held out; the scenes of mini vision are such a folder, drawn by vision/render_scenes.py. A stopped run goes on;
 delete the work folder to start again. The tokenizer is written to OUT/tokenizer.
 """
 
@@ -24,20 +24,7 @@ from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.merged_codes import merge_codes
 
-SETS = {
-    "fashion": {
-        "model": {"size": 28, "colours": 1, "patch": 2, "channels": (48,), "codes": 256, "dim": 8},
-        "rows": 64,
-        "steps": 4000,
-        "finish": 0,
-    },
-    "emoji": {
-        "model": {"size": 64, "colours": 3, "patch": 2, "channels": (48, 72), "codes": 512, "dim": 8},
-        "rows": 16,
-        "steps": 3300,
-        "finish": 1500,
-    },
-}
+FASHION = {"size": 28, "colours": 1, "patch": 2, "channels": (48,), "codes": 256, "dim": 8}
 
 
 def sheet(pairs: torch.Tensor, path: Path, across: int = 16) -> None:
@@ -72,9 +59,9 @@ def main() -> None:
     parser.add_argument("--codes", type=int, help="size of the codebook, for your own pictures; default 512")
     parser.add_argument("--width", type=int, help="channels of the first level, for your own pictures; default 64")
     parser.add_argument("--merge", type=float, help="dB that merging codes that look alike may cost, of your own pictures; default 0.1")
-    parser.add_argument("--rows", type=int, help="pictures a step; default 64 (fashion), 16 (emoji), 32 (your own)")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--finish", type=int, help="steps of the decoder alone, the codes fixed, colours as they are; default emoji only")
+    parser.add_argument("--rows", type=int, help="pictures a step; default 64, and 32 for your own")
+    parser.add_argument("--steps", type=int, help="default 4000, and 2500 for your own")
+    parser.add_argument("--finish", type=int, default=0, help="steps of the decoder alone behind them, the codes fixed")
     parser.add_argument("--warmup", type=int, default=400, help="steps before the codebook's start, nothing quantised")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model, on random pictures where none are given")
@@ -82,14 +69,11 @@ def main() -> None:
     refuse_several_processes()
     kept = resolve_picture_options(parser, args, "tokenizer", own=("grid", "codes", "width", "merge"))
     own = args.set == "own"
-    recipe = {"model": {}, "rows": 32, "steps": 2500, "finish": 0} if own else SETS[args.set]
-    if own:
-        recipe["model"] = tokens.sizes_for(
-            args.size or 64, args.grid or 16, codes=args.codes or 512, width=8 if args.smoke else args.width or 64
-        )
-    sizes, rows, steps = recipe["model"], args.rows or recipe["rows"], args.steps or recipe["steps"]
-    finishing = recipe["finish"] if args.finish is None else args.finish
+    sizes, rows, steps, finishing = FASHION, args.rows or (32 if own else 64), args.steps or (2500 if own else 4000), args.finish
     torch.manual_seed(0)
+    if own:
+        width = 8 if args.smoke else args.width or 64
+        sizes = tokens.sizes_for(args.size or 64, args.grid or 16, codes=args.codes or 512, width=width)
     if args.smoke and not own:
         sizes = {**sizes, "channels": (8,) * len(sizes["channels"]), "codes": 16}
         data = random_pictures(sizes["size"], sizes["colours"])
@@ -101,13 +85,11 @@ def main() -> None:
     train, held, out = data.train, data.held.floats(slice(0, 1024)), args.out / "tokenizer"
     model = tokens.make_tokenizer(**sizes)
 
-    def some(count: int, seed: int, colour: float = 0.25) -> tuple[torch.Tensor, torch.Generator]:
+    def some(count: int, seed: int) -> tuple[torch.Tensor, torch.Generator]:
         generator = torch.Generator().manual_seed(seed)
         found = train.floats(torch.randint(len(train), (count,), generator=generator))
-        if own and args.mirror:
+        if args.mirror:
             found = torch.where(torch.rand(count, 1, 1, 1, generator=generator) < 0.5, found.flip(-1), found)
-        elif args.set == "emoji":
-            found = tokens.vary(found, generator, shift=6, scale=0.2, mirror=torch.ones(count, dtype=torch.bool), colour=colour)
         return found, generator
 
     def loss(example, step):
@@ -136,7 +118,7 @@ def main() -> None:
         part.requires_grad_(False)
 
     def finish(example, step):
-        found, _ = some(rows, 10**6 + step, colour=0.0)
+        found, _ = some(rows, 10**6 + step)
         return tokens.rebuilding_loss(example(found)[0], found)
 
     if finishing:

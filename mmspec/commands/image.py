@@ -14,10 +14,10 @@ from mmspec.utils.files import whole
 EXAMPLES = """Examples:
 
 \b
-  mmspec image "a red apple"
-  mmspec image "a red apple" --method jacobi --out apple.png --seed 3
-  mmspec image "green heart" --grid 8 --guidance 4
-  mmspec image "pizza" --compare plain --json
+  mmspec image "a large red star top left"
+  mmspec image "a small green heart top right and a large blue ring bottom left" --method jacobi --out scene.png --seed 3
+  mmspec image "a small orange cross bottom right" --grid 8 --guidance 4
+  mmspec image "a large purple diamond top right" --compare plain --json
   mmspec image "ankle boot" --model vision-fashion --window auto
   mmspec image "ankle boot" --model continuous --method path --compare plain
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
@@ -178,6 +178,8 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
         models.with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]),
         [given["seed"] + row for row in range(given["grid"])],
     )
+    for line in loaded.unread(prompts[:1]):
+        common.note(line)
     options = options | {"guidance": scale}
     total = len(names) * len(prompts) * loaded.cells
     with common.progress("picture" if len(prompts) == 1 else "pictures", total) as done:

@@ -18,6 +18,7 @@ from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.families.base import ImageModel, ImagePrompt, Size
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
+from mmspec.vision.families.llamagen import T5Captions
 from mmspec.vision.generation import default_method
 
 MINIS = ("mini", "vision", "vision-fashion")
@@ -46,6 +47,11 @@ class Loaded:
         if not self.prompted and prompt:
             raise ValueError(f"prompt {prompt!r}: {self.name} takes none, leave it out")
         return [prompt if self.prompted else None] * count
+
+    def unread(self, prompts: Sequence[Any]) -> list[str]:
+        """Lines about what the model's text encoder does not read of `prompts`, if it can tell: see `T5Captions.unread`."""
+        captions = getattr(self.model, "captions", None)
+        return captions.unread([prompt for prompt in prompts if isinstance(prompt, str)]) if isinstance(captions, T5Captions) else []
 
     @property
     def cells(self) -> int:

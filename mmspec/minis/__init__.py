@@ -9,7 +9,7 @@ from mmspec.utils.renamed import old_names
 
 HOME = Path(__file__).parent
 NAMES = ("text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys")
-"""vision: emoji from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card.
+"""vision: drawn scenes from captions; vision-fashion: Fashion-MNIST by class. Both are in one folder and share a card.
 
 continuous: Fashion-MNIST as continuous tokens by a diffusion head; continuous-mixture and continuous-masked: the same by other models.
 """
@@ -53,7 +53,7 @@ def _loaded(name: str) -> Mini:
         return load_vlm(HOME / "vlm")
     if name.startswith("continuous"):
         return load_continuous(HOME / "continuous", name.partition("-")[2] or "diffusion")
-    return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "emoji")
+    return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "scenes")
 
 
 def load_text(folder: Path) -> Mini:
@@ -77,7 +77,7 @@ def load_text(folder: Path) -> Mini:
 
 
 def load_vision(folder: Path, part: str) -> Mini:
-    """Return `part` ("emoji" or "fashion") of the vision mini in `folder`. FileNotFoundError if it is missing."""
+    """Return `part` ("scenes" or "fashion") of the vision mini in `folder`. FileNotFoundError if it is missing."""
     from mmspec.minis.images import load_images
 
     return Mini(**load_images(folder / part), card=(folder / "card.md").read_text(encoding="utf-8"))

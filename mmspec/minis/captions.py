@@ -1,17 +1,9 @@
-"""Captions of the emoji of mini vision, and the tokenizer of their text encoder."""
+"""The tokenizer of the text encoders that image models of captions are trained with."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-
-def captions_of(row: Mapping[str, Any]) -> list[str]:
-    """Return the captions of an emoji: its name (most often), its name and a keyword, a few keywords, a keyword and its subgroup."""
-    name, kind = row["name"].lower(), row["subgroup"] or row["group"].lower()  # one or two emoji have no subgroup, some no keywords
-    words = [str(word).lower() for word in row["keywords"]] or [kind]
-    return [name] * 4 + [f"a {name}", f"{name}, {words[0]}", ", ".join(words[:3]), f"{words[-1]}, {kind}"]
 
 
 def text_tokenizer(texts: Sequence[str], size: int = 1024) -> PreTrainedTokenizerFast:

@@ -1,20 +1,11 @@
-"""The picture sets of the minis, read from the data folder (MMSPEC_DATA) as uint8 arrays; none of them ships."""
+"""Fashion-MNIST, read from the data folder (MMSPEC_DATA) as uint8 arrays; it does not ship. Which pictures of a set are held out."""
 
 import gzip
-import io
-import json
-import re
-import zipfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
 FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-_SIDED = re.compile(r"left|right|clock|thirty|number|letter|word|symbol|dollar|euro|pound|yen|medal|calendar|date|globe|map")
 
 
 def fashion(data: Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
@@ -43,42 +34,6 @@ def read_idx(path: Path) -> np.ndarray:
     return body.reshape(shape)
 
 
-def emoji(data: Path) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Return Noto emoji on white: pictures [N, 64, 64, 3] and their captions (name, group, subgroup, keywords), in the caption file's
-    order.
-    """
-    rows = emoji_rows(data)
-    with zipfile.ZipFile(data / "noto-emoji-64" / "images_64.zip") as box:
-        return np.stack([_on_white(box.read(row["file"])) for row in rows]), rows
-
-
-def emoji_rows(data: Path) -> list[dict[str, Any]]:
-    """Return the captions of Noto emoji (name, group, subgroup, keywords), in their file's order."""
-    text = (data / "noto-emoji-64" / "captions.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
-
-
-def _on_white(raw: bytes) -> np.ndarray:
-    """A picture file as [H, W, 3] bytes, its transparent parts white."""
-    picture = Image.open(io.BytesIO(raw)).convert("RGBA")
-    return np.asarray(Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB"))
-
-
 def held_out(count: int) -> np.ndarray:
-    """Return which of `count` emoji are kept from training: every tenth, [count] bool."""
+    """Return which of `count` pictures are kept from training: every tenth, [count] bool."""
     return np.arange(count) % 10 == 0
-
-
-def may_mirror(row: Mapping[str, Any]) -> bool:
-    """Return True if an emoji keeps its meaning in a mirror: not with writing, clock hands, maps, sides or arrows."""
-    return row["group"] not in ("Symbols", "Flags") and not _SIDED.search(row["name"])
-
-
-def emoji_classes(rows: Sequence[Mapping[str, Any]], least: int = 24) -> tuple[np.ndarray, list[str]]:
-    """Return a class for every emoji [N], and the classes' names: "group: subgroup", or "group: other" for subgroups of fewer than
-    `least`.
-    """
-    count = Counter((row["group"], row["subgroup"]) for row in rows)
-    named = [f"{row['group']}: {row['subgroup'] if count[row['group'], row['subgroup']] >= least else 'other'}" for row in rows]
-    names = sorted(set(named))
-    return np.array([names.index(name) for name in named]), names

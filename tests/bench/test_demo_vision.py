@@ -24,7 +24,7 @@ GRID = 12  # wider than the window of rows side by side, which would be exact
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory):
     """A random target in the mini's place, and no other section."""
-    loaded = load_image_model(str(small_minis.emoji(tmp_path_factory.mktemp("emoji"), GRID)))
+    loaded = load_image_model(str(small_minis.scenes(tmp_path_factory.mktemp("scenes"), GRID)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "SECTIONS", {"vision": demo.SECTIONS["vision"]})
         patch.setattr(demo_vision, "there", lambda: True)

@@ -124,7 +124,7 @@ def _speculate(mini: Any) -> Iterator[Case]:
 
 def _vision(codes: Any, continuous: Any) -> Iterator[Case]:
     windows = (0, -1, 1.5, "x", "", nan, 10**9, HUGE, True, [3], {})
-    base = {"model": codes.target, "prompts": ["pizza"], "method": "plain"}
+    base = {"model": codes.target, "prompts": ["a large red star top left"], "method": "plain"}
     wrong = {
         "model": _MODELS,
         "prompts": ([], None, 3, "", [""], [None], [3.5], {}, [object()], {"input_ids": 3}),

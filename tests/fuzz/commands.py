@@ -142,7 +142,7 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
             ["--input", str(folder / "good.txt"), "--max-new-tokens", "2"],
             {"--output": _outputs(folder, ".jsonl"), "--batch-size": (*BAD_INTS, "0")},
         ),
-        "image": (["pizza", "--method", "plain", "--out", "o.png"], vision | where),
+        "image": (["a large red star top left", "--method", "plain", "--out", "o.png"], vision | where),
         "speech": (["two", "--max-seconds", "0.2", "--out", "o.wav"], speech),
         "speech --file": (
             ["--file", str(folder / "lines.txt"), "--max-seconds", "0.2", "--out", "sounds"],
@@ -196,16 +196,16 @@ def contradictions(folder: Path) -> Iterator[Case]:
             "text a --top-p 0.5",
         ),
         *(
-            "image pizza --head-steps 5",
-            "image pizza --sigma-out 0.1",
+            "image star --head-steps 5",
+            "image star --sigma-out 0.1",
             "image coat --model continuous --top-k 5",
             "image nosuchclass --model vision-fashion",
         ),
         *(
             "image coat --model continuous --temperature 0",
-            "image pizza --out o.xyz",
+            "image star --out o.xyz",
         ),
-        *("image pizza --window 5 --method plain", "image coat --model continuous --head-steps 0", "image pizza --size 99", "image"),
+        *("image star --window 5 --method plain", "image coat --model continuous --head-steps 0", "image star --size 99", "image"),
         *(
             "speech",
             f"speech two --file {good} --out s",

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from mmspec.minis.drawn.captioned import COLOURS, NOTHING, SHAPES, SIZES, captioned_scene, draw_captioned
+from mmspec.minis.drawn.captioned import COLOURS, NOTHING, SHAPES, SIZES, captioned_scene, draw_captioned, read_caption
 from mmspec.minis.picture_sets import folder as folders
 from mmspec.minis.picture_sets.folder import CAPTIONS, folder_pixels, read_folder
 from mmspec.minis.picture_sets.sets import code_table, labelled_pictures, random_pictures, training_captions
@@ -154,6 +155,33 @@ def test_scenes_say_what_they_show():
     assert scene.caption.count(" and ") == len(scene.objects) - 1
     with pytest.raises(ValueError, match="1 to 4 objects"):
         captioned_scene(0, 0, most=5)
+
+
+def test_captions_are_read_back():
+    for number in range(100):
+        scene = captioned_scene(0, number)
+        again = read_caption(scene.caption)
+        assert again.attributes == scene.attributes
+        assert again.caption == scene.caption
+    swapped = read_caption("A large blue ring bottom left and a small green heart top right")
+    assert swapped.caption == "a small green heart top right and a large blue ring bottom left"
+
+
+@pytest.mark.parametrize(
+    ("caption", "said"),
+    [
+        ("a red apple", "'a red apple' does not describe an object"),
+        ("a red star top left", "a size (small, large)"),
+        ("a large red star left top", "a corner (top left,"),
+        ("a large red star top left and a large mauve star top right", "'a large mauve star top right'"),
+        ("a large red star top left and a small blue ring top left", "two objects in one corner"),
+        ("", "does not describe"),
+    ],
+)
+def test_other_captions_are_refused(caption, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as error:
+        read_caption(caption)
+    assert "\n" not in str(error.value)
 
 
 def test_an_object_is_drawn_in_its_corner_and_colour():

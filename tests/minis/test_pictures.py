@@ -1,13 +1,9 @@
-"""The picture sets' readers, on tiny made-up files in the same formats."""
+"""Reading Fashion-MNIST, on tiny made-up files in the same format."""
 
 import gzip
-import io
-import json
-import zipfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mmspec.minis import pictures
 
@@ -54,44 +50,5 @@ def test_a_file_of_another_kind_or_cut_short_is_refused(tmp_path):
         pictures.read_idx(tmp_path / "short.gz")
 
 
-def test_emoji_come_in_the_captions_order_on_white(tmp_path):
-    folder = tmp_path / "noto-emoji-64"
-    folder.mkdir()
-    rows = [{"file": f"{name}.png", "name": name, "group": "Objects", "subgroup": "tool", "keywords": []} for name in ("b", "a")]
-    (folder / "captions.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
-    with zipfile.ZipFile(folder / "images_64.zip", "w") as box:
-        for name, colour in (("a", (255, 0, 0, 255)), ("b", (0, 0, 0, 0))):  # b is transparent: black underneath, white on white
-            raw = io.BytesIO()
-            Image.new("RGBA", (64, 64), colour).save(raw, "png")
-            box.writestr(f"{name}.png", raw.getvalue())
-    shown, captions = pictures.emoji(tmp_path)
-    assert captions == rows
-    assert shown.shape == (2, 64, 64, 3)
-    assert shown.dtype == np.uint8
-    assert (shown[0] == 255).all()
-    assert (shown[1] == (255, 0, 0)).all()
-
-
 def test_every_tenth_is_held_out():
     assert np.flatnonzero(pictures.held_out(25)).tolist() == [0, 10, 20]
-
-
-@pytest.mark.parametrize(
-    ("name", "group", "may"),
-    [
-        ("fox", "Animals & Nature", True),
-        ("left arrow", "Symbols", False),
-        ("backhand index pointing right", "People & Body", False),
-        ("three o\u2019clock", "Travel & Places", False),
-        ("Flag: France", "Flags", False),
-    ],
-)
-def test_what_reads_differently_in_a_mirror_is_not_mirrored(name, group, may):
-    assert pictures.may_mirror({"name": name, "group": group}) is may
-
-
-def test_small_subgroups_share_a_class():
-    rows = [{"group": "G", "subgroup": name} for name in "aaabc"] + [{"group": "H", "subgroup": None}]
-    kind, names = pictures.emoji_classes(rows, least=3)
-    assert names == ["G: a", "G: other", "H: other"]
-    assert kind.tolist() == [0, 0, 0, 1, 1, 2]

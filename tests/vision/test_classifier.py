@@ -4,9 +4,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmspec.loading.vision import load_image_model
 from mmspec.minis import HOME
+from mmspec.minis.drawn.captioned import COLOURS, NOTHING, PLACES, SHAPES, SIZES, captioned_scene, draw_captioned
+from mmspec.minis.images import asked_values
 from mmspec.minis.pictures import FASHION
+from mmspec.vision.codes.tokenizer import as_tensor
+from mmspec.vision.generation import generate
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
+from mmspec.vision.quality.judging import judged_pictures
+from tests.vision import small_minis
+
+MOST_PARAMETERS = 250_000
+LEAST_READ = 0.9
+"""Share of new pictures of which the scenes' judge reads all attributes."""
+NEW = 10**6
 
 
 def tiny(size=12, colours=1):
@@ -73,13 +85,36 @@ def test_several_attributes_are_judged_apart(tmp_path):
         Classifier(size=12, colours=1, labels=labels, groups=(2, 2))
 
 
+def test_pictures_that_show_every_attribute_are_hits(tmp_path):
+    model = load_image_model(str(small_minis.scenes(tmp_path, grid=4))).model
+    torch.manual_seed(0)
+    judge = Classifier(size=16, colours=3, labels=("a: x", "a: y", "b: x", "b: y", "b: z"), widths=(4, 8), groups=(2, 3)).eval()
+    prompts = ["a large red star top left", "a small blue ring top right", "a large red star top left"]
+    out = generate(model, prompts, method="plain", guidance=2.0, seed=1)
+    wanted = seen_values(judge, classify(judge, as_tensor(out.images))[0])
+    wanted[1, 1] = (wanted[1, 1] + 1) % 3
+    found = judged_pictures(model, judge, prompts, out.sequences, 2.0, torch.tensor([0, 1, 0]), wanted)
+    assert found.hits.tolist() == [True, False, True]
+    assert found.labels.tolist() == [0, 1, 0]
+    assert found.nll.shape == (3, 16)
+    assert judged_pictures(model, judge, prompts, out.sequences, 2.0, torch.tensor([0, 1, 0]), None).hits is None
+
+
 def test_the_shipped_judges_are_small_and_name_their_classes():
-    fashion, emoji = (load_classifier(HOME / "vision" / name / "classifier") for name in ("fashion", "emoji"))
+    fashion, scenes = (load_classifier(HOME / "vision" / name / "classifier") for name in ("fashion", "scenes"))
     assert fashion.labels == list(FASHION)
-    assert len(emoji.labels) >= 8
-    assert all(": " in label for label in emoji.labels)
-    for model in (fashion, emoji):
-        assert sum(parameter.numel() for parameter in model.parameters()) <= 150_000
+    kinds = {"colour": COLOURS, "shape": SHAPES, "size": SIZES}
+    assert scenes.values == {f"{place} {kind}": sorted([*kinds[kind], NOTHING]) for place in PLACES for kind in sorted(kinds)}
+    for model in (fashion, scenes):
+        assert sum(parameter.numel() for parameter in model.parameters()) <= MOST_PARAMETERS
+
+
+def test_the_shipped_scenes_judge_reads_pictures_it_never_saw():
+    """Scenes of a seed that no training picture has."""
+    judge, seen = load_classifier(HOME / "vision" / "scenes" / "classifier"), [captioned_scene(NEW, number) for number in range(100)]
+    shown = as_tensor([draw_captioned(scene) for scene in seen])
+    right = seen_values(judge, classify(judge, shown)[0]) == asked_values(judge, [scene.caption for scene in seen])
+    assert right.all(1).float().mean() >= LEAST_READ
 
 
 def test_the_shipped_fashion_judge_tells_trousers_from_a_bag():

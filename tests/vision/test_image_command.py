@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory):
-    return small_minis.emoji(tmp_path_factory.mktemp("emoji"))
+    return small_minis.scenes(tmp_path_factory.mktemp("scenes"))
 
 
 @pytest.fixture
@@ -56,10 +56,18 @@ def test_without_a_method_it_is_the_public_default(image):
 
 
 def test_captions_draw_too(image, captions):
-    code, out, _, path = image("a red apple", "--method", "jacobi", "--json", model=captions)
+    code, out, err, path = image("a large red star top left", "--method", "jacobi", "--json", model=captions)
     assert code == 0
     assert len(json.loads(out)["codes"][0]) == 16
     assert Image.open(path).size == (64, 64)
+    assert "not trained on" not in err
+
+
+def test_words_of_a_caption_that_the_model_does_not_know_are_named(image, captions):
+    code, out, err, _ = image("a red apple", "--method", "jacobi", "--grid", 2, "--json", model=captions)
+    assert code == 0
+    assert len(json.loads(out)["codes"]) == 2
+    assert err.count("words that the model was not trained on: apple; it knows a, and, blue,") == 1
 
 
 def test_two_methods_side_by_side_and_several_pictures(image, monkeypatch):

@@ -61,6 +61,10 @@ def test_prompts_are_classes_or_held_out_captions(trained):
     else:
         lines = [json.loads(line) for line in (folder.parent / "mine" / "captions.jsonl").read_text().splitlines()]
         assert list(examples) == [line["caption"] for line in lines[::10]]
+        words = {word for number, line in enumerate(lines) if number % 10 for word in line["caption"].split()}
+        assert load_image_model(str(folder)).model.captions.words == words
+        with pytest.warns(UserWarning, match="not trained on: apple"):
+            load_image_model(str(folder)).model.encode(["a red apple"], False)
 
 
 def test_the_judge_sees_attributes_or_classes(trained):
@@ -87,7 +91,7 @@ def test_the_card_names_the_folder_and_its_command(trained):
     ("words", "message"),
     [
         (["--pictures", "here"], "--pictures needs --out"),
-        (["--pictures", "here", "--out", "there", "--set", "emoji"], "and no --set"),
+        (["--pictures", "here", "--out", "there", "--set", "fashion"], "and no --set"),
         (["--size", 32], "--size is for your own pictures"),
         (["--grid", 8], "--grid is for your own pictures"),
         (["--pictures", "nowhere", "--out", "there"], "nowhere is no folder"),

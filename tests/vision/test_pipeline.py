@@ -108,11 +108,11 @@ def test_negative_prompts(tmp_path):
 
 def test_pipelines_are_saved_and_loaded(pipe, janus, tmp_path):
     lumina, decoder = small_checkpoints.chameleon(tmp_path, lumina=True)
-    captions = Pipeline.from_pretrained(small_minis.emoji(tmp_path / "emoji"))
+    captions = Pipeline.from_pretrained(small_minis.scenes(tmp_path / "scenes"))
     llamagen = Pipeline.from_pretrained(small_checkpoints.llamagen(tmp_path)[0], decoder=tmp_path / "vq.pt")
     cases = {
         "fashion": (pipe, "bag", {}),
-        "captions": (captions, "a red apple", {}),
+        "captions": (captions, "a large red star top left", {}),
         "janus": (janus, TEXTS[0], {}),
         "llamagen": (llamagen, 3, {}),
         "pixels": (Pipeline.from_pretrained(small_checkpoints.imagegpt(tmp_path)), None, {}),

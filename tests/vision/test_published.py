@@ -5,7 +5,7 @@ import torch
 
 from mmspec.commands.models import published_methods
 from mmspec.vision import METHODS, PUBLISHED, LlamaGen, LlamaGenConfig, generate
-from mmspec.vision.codes.registry import method_of
+from mmspec.vision.codes.registry import can_draw, method_of
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from tests.vision.small_nets import guided_model
 
@@ -89,3 +89,13 @@ def test_commands_know_the_names():
 def test_near_names_are_suggested(model):
     with pytest.raises(ValueError, match=r"did you mean 'lantern\+\+-20-5'"):
         generate(model, [0], method="lantern++-20-6")
+
+
+def test_methods_whose_drafter_is_missing_cannot_draw(model):
+    assert all(can_draw(model, name) for name in METHODS)
+    alone = LlamaGenPictures(model.model, codebook=model.codebook)
+    nets = {"eagle", "lantern", "lantern++", "cool-sd", "vvs"}
+    assert {name for name in METHODS if not can_draw(alone, name)} == nets | {"assisted", "assisted-jacobi"}
+    assert not can_draw(alone, "lantern++-20-5")
+    alone.assistant = alone
+    assert {name for name in METHODS if not can_draw(alone, name)} == nets

@@ -58,7 +58,7 @@ class VisionResults:
 
 def there() -> bool:
     """Return True if the mini is installed."""
-    return (HOME / "vision" / "emoji" / "target" / "model.safetensors").exists()
+    return (HOME / "vision" / "scenes" / "target" / "model.safetensors").exists()
 
 
 def work(request: DemoRequest) -> int:

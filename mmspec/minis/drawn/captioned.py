@@ -22,6 +22,8 @@ COLOURS = {
 }
 SIZES = {"small": 0.22, "large": 0.37}
 """Radius of an object, as a share of half a picture's side."""
+GRAMMAR = f"a size ({', '.join(SIZES)}), a colour ({', '.join(COLOURS)}), a shape ({', '.join(SHAPES)}) and a corner ({', '.join(PLACES)})"
+"""What the words of a caption are, in their order."""
 NOTHING = "none"
 """Value of an attribute of a corner without an object."""
 
@@ -56,6 +58,25 @@ class CaptionedScene:
         for each in self.objects:
             found |= {f"{each.place} {name}": getattr(each, name) for name in ("colour", "shape", "size")}
         return found
+
+
+def read_caption(caption: str) -> CaptionedScene:
+    """Return the scene that a caption describes, every object in the middle of its corner: the inverse of `CaptionedScene.caption`.
+
+    Raises:
+        ValueError: for a caption that is not of that form.
+    """
+    objects = []
+    for part in caption.lower().split(" and "):
+        words = part.split()
+        known = len(words) == 6 and words[0] == "a" and words[1] in SIZES and words[2] in COLOURS and words[3] in SHAPES
+        if not known or " ".join(words[4:]) not in PLACES:
+            raise ValueError(f'{part!r} does not describe an object as in "a small red star top left": {GRAMMAR}')
+        objects.append(PlacedObject(words[2], words[3], words[1], " ".join(words[4:])))
+    objects.sort(key=lambda each: PLACES.index(each.place))
+    if len({each.place for each in objects}) < len(objects):
+        raise ValueError(f"{caption!r} has two objects in one corner: give each its own")
+    return CaptionedScene(tuple(objects))
 
 
 def captioned_scene(seed: int, number: int, most: int = 2, shift: float = 0.125) -> CaptionedScene:

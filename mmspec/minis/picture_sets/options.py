@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmspec.minis.picture_sets.sets import LabelledPictures, labelled_pictures
 
-SETS = ("fashion", "emoji")
+SETS = ("fashion",)
 
 
 def add_picture_options(parser: argparse.ArgumentParser, kind: str) -> None:

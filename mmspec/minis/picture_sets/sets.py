@@ -1,4 +1,4 @@
-"""A set of pictures in two parts, for training and held out, with what each picture is written from: Fashion-MNIST, emoji, or a folder."""
+"""A set of pictures in two parts, for training and held out, with what each picture is written from: Fashion-MNIST, or a folder."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,6 @@ from rich.progress import track
 from torch import Tensor
 
 from mmspec.minis import pictures
-from mmspec.minis.captions import captions_of
 from mmspec.minis.picture_sets.folder import OwnPictures, folder_pixels, read_folder
 from mmspec.vision.codes import tokenizer as tokens
 
@@ -77,8 +76,8 @@ def labelled_pictures(name: str | Path, *, size: int = 64, mirror: bool = False,
     """Return a set of pictures.
 
     Args:
-        name: "fashion" or "emoji", read from the data folder (MMSPEC_DATA), or the `Path` of a folder, see `read_folder`; every tenth
-            picture of a folder is held out.
+        name: "fashion", read from the data folder (MMSPEC_DATA), or a folder, see `read_folder`; every tenth picture of a folder is held
+            out.
         size: pixels a side of a folder's pictures.
         mirror: whether a folder's pictures keep their meaning in a mirror.
         work: where the pixels of a folder are kept.
@@ -86,8 +85,8 @@ def labelled_pictures(name: str | Path, *, size: int = 64, mirror: bool = False,
     Raises:
         ValueError: for a folder that cannot be used, or that has fewer than 20 pictures.
     """
-    if isinstance(name, str):
-        return {"fashion": _fashion, "emoji": _emoji}[name](_data())
+    if name == "fashion":
+        return _fashion(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
     folder = read_folder(name)
     if len(folder) < 20:
         raise ValueError(f"pictures {name} has {len(folder)} pictures: training needs 20 at least, of which every tenth is held out")
@@ -98,41 +97,32 @@ def labelled_pictures(name: str | Path, *, size: int = 64, mirror: bool = False,
     return _parts(found, conditions, np.full(len(folder), mirror), attributes, held, folder.labels, values)
 
 
-def _data() -> Path:
-    return Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
-
-
-def training_captions(name: str | Path) -> list[str]:
-    """Return the first caption of every training picture of "emoji" or of the `Path` of a folder; no picture is opened.
+def training_captions(folder: str | Path) -> list[str]:
+    """Return the first caption of every training picture of a folder; no picture is opened.
 
     Raises:
         ValueError: for a folder without captions.
     """
-    if name == "emoji":
-        found = [captions_of(row)[0] for row in pictures.emoji_rows(_data())]
-    else:
-        found = [texts[0] for texts in read_folder(name).captions]
+    found = [texts[0] for texts in read_folder(folder).captions]
     if not found:
-        raise ValueError(f"pictures {name} has no captions: give a folder with captions.jsonl")
+        raise ValueError(f"pictures {folder} has no captions: give a folder with captions.jsonl")
     return [text for text, held in zip(found, pictures.held_out(len(found)), strict=True) if not held]
 
 
-def random_pictures(size: int, colours: int, *, classes: int = 0, count: int = 32) -> LabelledPictures:
+def random_pictures(size: int, colours: int, *, classes: int = 2, count: int = 32) -> LabelledPictures:
     """Return a set of noise, for `--smoke`.
 
     Args:
         size: pixels a side.
         colours: 1 or 3.
-        classes: number of classes in turn; 0 for captions.
+        classes: number of classes in turn.
         count: pictures; every tenth is held out.
     """
     generator = np.random.default_rng(0)
     found = generator.integers(0, 256, (count, size, size, 3)[: 3 if colours == 1 else 4], dtype=np.uint8)
-    kinds = np.arange(count) % (classes or 2)
-    names = [f"kind: {number}" for number in range(classes or 2)]
-    conditions: list = kinds.tolist() if classes else [["red apple", "a red apple"]] * count
+    kinds, names = np.arange(count) % classes, [f"kind: {number}" for number in range(classes)]
     mirror = np.ones(count, dtype=bool)
-    return _parts(found, conditions, mirror, kinds[:, None], pictures.held_out(count), names if classes else (), {"class": names})
+    return _parts(found, kinds.tolist(), mirror, kinds[:, None], pictures.held_out(count), names, {"class": names})
 
 
 def _attributes(folder: OwnPictures) -> tuple[dict[str, list[str]], np.ndarray]:
@@ -154,14 +144,6 @@ def _fashion(data: Path) -> LabelledPictures:
     return LabelledPictures(made[0], made[1], pictures.FASHION, {"class": list(pictures.FASHION)})
 
 
-def _emoji(data: Path) -> LabelledPictures:
-    shown, rows = pictures.emoji(data)
-    kinds, names = pictures.emoji_classes(rows)
-    mirror = np.array([pictures.may_mirror(row) for row in rows])
-    conditions = [captions_of(row) for row in rows]
-    return _parts(shown, conditions, mirror, kinds[:, None], pictures.held_out(len(rows)), (), {"class": names})
-
-
 def _parts(
     found: np.ndarray,
     conditions: Sequence[Any],
@@ -180,14 +162,13 @@ def _parts(
 
 
 @torch.no_grad()
-def code_table(model: Any, part: PicturePart, *, versions: int = 1, mirrored: bool = False, title: str = "pictures") -> Tensor:
+def code_table(model: Any, part: PicturePart, *, mirrored: bool = False, title: str = "pictures") -> Tensor:
     """Return the codes of a part's pictures, with a progress bar.
 
     Args:
         model: the tokenizer, a diffusers `VQModel`.
         part: the pictures.
-        versions: of each picture: the first as it is, others moved and scaled a little on white, mirrored where the part allows it.
-        mirrored: in place of moved versions one more that is mirrored where the part allows it, else the plain one again.
+        mirrored: add a second version of each picture: mirrored where the part allows it, else the plain one again.
         title: what the progress bar says.
 
     Returns:
@@ -197,10 +178,9 @@ def code_table(model: Any, part: PicturePart, *, versions: int = 1, mirrored: bo
     for first in track(range(0, len(part), 256), f"codes of {title}", disable=len(part) < 512):
         rows = slice(first, first + 256)
         shown, mirror = part[rows], part.mirror[rows]
+        versions = [tokens.encode_codes(model, shown).flatten(1)]
         if mirrored:
-            plain = tokens.encode_all(model, shown)
-            flipped = tokens.encode_all(model, np.ascontiguousarray(shown[:, :, ::-1]))
-            table.append(torch.cat([plain, torch.where(torch.tensor(mirror)[:, None, None], flipped, plain)], 1))
-        else:
-            table.append(tokens.encode_all(model, shown, versions=versions, mirror=mirror, seed=first))
+            flipped = tokens.encode_codes(model, np.ascontiguousarray(shown[:, :, ::-1])).flatten(1)
+            versions.append(torch.where(torch.tensor(mirror)[:, None], flipped, versions[0]))
+        table.append(torch.stack(versions, 1).to(torch.int16).cpu())
     return torch.cat(table)

@@ -10,8 +10,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from mmspec.utils.files import write_json
 from mmspec.vision.checkpoints.vqgan import VQGANDecoder
-from mmspec.vision.families.llamagen import LlamaGenPictures, T5Captions
+from mmspec.vision.families.llamagen import WORDS, LlamaGenPictures, T5Captions
 
 DECODER = "decoder.safetensors"
 
@@ -53,14 +54,16 @@ def load_llamagen(folder: Path) -> tuple[LlamaGenPictures, dict[str, Any]]:
 
     if not (folder / "target" / "model.safetensors").exists():
         raise FileNotFoundError(
-            f"no target in {folder}: make it with mmspec recipe vision/train_target.py -- --set {folder.name} --out {folder}"
+            f"no target in {folder}: make it with mmspec recipe vision/train_target.py -- --pictures PICTURES --out {folder}"
         )
     model, decoder = _llamagen(folder / "target"), _decoder(folder)
     labels = [str(label) for _, label in sorted(model.config.id2label.items())] if model.config.condition == "class" else []
     captions = None
     if (folder / "captions").is_dir():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "captions")
-        captions = T5Captions(_encoder(folder / "captions"), tokenizer, model.config.prefix)
+        known = folder / "captions" / WORDS
+        words = frozenset(json.loads(known.read_text(encoding="utf-8"))) if known.exists() else None
+        captions = T5Captions(_encoder(folder / "captions"), tokenizer, model.config.prefix, words)
     if isinstance(decoder, TokenizerDecoder):
         codebook = tokens.codebook(decoder.tokenizer).detach()
     else:
@@ -108,6 +111,8 @@ def save_llamagen(model: LlamaGenPictures, folder: Path) -> None:
     if captions is not None:
         captions.encoder.save_pretrained(folder / "captions")
         captions.tokenizer.save_pretrained(folder / "captions")
+        if captions.words is not None:
+            write_json(folder / "captions" / WORDS, sorted(captions.words))
 
 
 def _decoder(folder: Path) -> TokenizerDecoder | VQGANDecoder | None:

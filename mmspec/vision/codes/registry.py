@@ -8,6 +8,7 @@ from mmspec.run.request import refuse
 from mmspec.utils.names import unknown
 from mmspec.vision.codes.methods import METHODS, Method, short
 from mmspec.vision.codes.published import PUBLISHED
+from mmspec.vision.families.base import ImageModel
 
 
 def method_of(method: str | Method, **changes: Any) -> Method:
@@ -21,6 +22,12 @@ def method_of(method: str | Method, **changes: Any) -> Method:
         if change is not None and not fits:
             raise ValueError(f"{name} is {short(change)}: give an object that takes the place of the method's own, or leave {name} out")
     return replace(method, **{name: change for name, change in changes.items() if change is not None})
+
+
+def can_draw(model: ImageModel, method: str | Method) -> bool:
+    """Return True if the model has the trained net or the smaller image model that the method drafts with, or it needs none."""
+    plan = method_of(method)
+    return (plan.shape is None or model.drafter is not None) and (not plan.assisted or model.assistant is not None)
 
 
 def check_read(plan: Method, method: Any, **given: Any) -> None:

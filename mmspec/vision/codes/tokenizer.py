@@ -140,55 +140,15 @@ def decode_codes(model: VQModel, codes: Tensor) -> list[Image.Image]:
     return as_pictures(codes_to_pixels(model, codes))
 
 
-def encode_all(
-    model: VQModel, pictures: Tensor | np.ndarray, *, versions: int = 1, mirror: Tensor | np.ndarray | None = None, seed: int = 0
-) -> Tensor:
-    """The token table of a set of pictures: int16 [N, versions, h * w], raster order; row n's first version is the plain picture.
-
-    The others are shifted by up to 3 pixels on white, half of them scaled by up to 8 %, and mirrored where `mirror` [N] allows it;
-    colours stay. The whole set stands in memory as floats.
-    """
-    pixels, table = as_tensor(pictures), []
-    for version in range(versions):
-        shown = vary(pixels, torch.Generator().manual_seed(seed + version), mirror=mirror) if version else pixels
-        table.append(encode_codes(model, shown).flatten(1).to(torch.int16).cpu())
-    return torch.stack(table, 1)
-
-
-def vary(
-    pixels: Tensor,
-    generator: torch.Generator,
-    *,
-    shift: int = 3,
-    scale: float = 0.08,
-    mirror: Tensor | np.ndarray | None = None,
-    colour: float = 0.0,
-) -> Tensor:
-    """Pictures [B, C, H, W] moved by whole pixels on white, half of them scaled, half of those in `mirror` [B] mirrored.
-
-    The share `colour` of them is turned in hue and bent in brightness; white stays white.
-    """
+def vary(pixels: Tensor, generator: torch.Generator, *, shift: int = 1, mirror: Tensor | None = None) -> Tensor:
+    """Return pictures [B, C, H, W] moved by up to `shift` whole pixels on white, half of those in `mirror` [B] (bool) mirrored."""
     rows, side = len(pixels), pixels.shape[-1]
-    near, flip, tint = torch.rand(3, rows, generator=generator).unbind()
-    size = torch.where(near < 0.5, 1.0, 1 + scale * (4 * near - 3))
-    turned = (flip < 0.5) & (torch.zeros(rows, dtype=torch.bool) if mirror is None else torch.as_tensor(mirror))
+    turned = torch.rand(rows, generator=generator) < 0.5
+    turned &= torch.zeros(rows, dtype=torch.bool) if mirror is None else mirror
     move = torch.randint(-shift, shift + 1, (rows, 2), generator=generator) * 2 / side
-    corner = torch.diag_embed(torch.stack([torch.where(turned, -1.0, 1.0) / size, 1 / size], 1))
+    corner = torch.diag_embed(torch.stack([torch.where(turned, -1.0, 1.0), torch.ones(rows)], 1))
     grid = F.affine_grid(torch.cat([corner, move[:, :, None]], 2), list(pixels.shape), align_corners=False)
-    moved = 1 - F.grid_sample(1 - pixels, grid, align_corners=False)
-    if not colour:
-        return moved
-    angle, bend = torch.rand(2, rows, generator=generator).unbind()
-    return torch.where((tint < colour)[:, None, None, None], _recolour(moved, angle, bend), moved)
-
-
-def _recolour(pixels: Tensor, angle: Tensor, bend: Tensor) -> Tensor:
-    """Hues turned about the grey axis by up to a half turn (`angle` [B] in 0 .. 1) and brightness to the power 2/3 .. 3/2 (`bend` [B])."""
-    angle = (angle * 2 - 1) * torch.pi
-    ones, cross = torch.full((3, 3), 1 / 3), torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / 3**0.5
-    turn = angle.cos()[:, None, None] * (torch.eye(3) - ones) + ones + angle.sin()[:, None, None] * cross
-    light = torch.einsum("bij,bjhw->bihw", turn, (pixels + 1) / 2).clamp(1e-4, 1)
-    return light ** (1.5 ** (bend * 2 - 1))[:, None, None, None] * 2 - 1
+    return 1 - F.grid_sample(1 - pixels, grid, align_corners=False)
 
 
 class TokenizerLoss(nn.Module):
@@ -263,7 +223,7 @@ def load_tokenizer(folder: Path) -> VQModel:
     """The tokenizer in `folder`, in float32 and ready to use. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(
-            f"no tokenizer in {folder}: make it with mmspec recipe vision/train_tokenizer.py -- --set SET --out {folder.parent}"
+            f"no tokenizer in {folder}: make it with mmspec recipe vision/train_tokenizer.py -- --pictures PICTURES --out {folder.parent}"
         )
     config = VQModel.load_config(folder)
     assert isinstance(config, dict)

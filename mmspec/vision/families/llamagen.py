@@ -1,5 +1,7 @@
 """LlamaGen as the engine sees it: a square of codes, no controls, a class or a caption in front."""
 
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +19,59 @@ from mmspec.vision.families.llamagen_network import LlamaGen
 
 Captions = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Texts -> features [B, P, W] padded on either side, and their mask [B, P]."""
+WORDS = "words.json"
+"""The file of a text encoder's folder with the words of the captions it was trained on."""
+_FEW, _LONG = 40, 80  # words and characters that a warning shows
+
+
+def caption_words(text: str) -> list[str]:
+    """Return the words of a caption, in lower case."""
+    return re.findall(r"\w+", text.lower())
 
 
 @dataclass(frozen=True)
 class T5Captions:
-    """Features of captions by a transformers T5 encoder, at most `length` of them a caption (LlamaGen's are 120 long)."""
+    """Features of captions by a transformers T5 encoder.
+
+    Args:
+        encoder: the encoder.
+        tokenizer: its tokenizer.
+        length: the most tokens of a caption that are read; LlamaGen's are 120 long.
+        words: all words that the encoder was trained on, in lower case, if they are known; others cause a warning.
+    """
 
     encoder: Any
     tokenizer: Any
     length: int = 120
+    words: frozenset[str] | None = None
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return the features [B, `length`, W] of `texts`, and their mask [B, `length`] bool."""
+        """Return the features [B, `length`, W] of `texts`, and their mask [B, `length`] bool. Warns of what `unread` lists."""
+        for line in self.unread(texts):
+            warnings.warn(line, stacklevel=2)
         options = {"padding": "max_length", "truncation": True, "max_length": self.length, "return_tensors": "pt"}
         found = self.tokenizer(list(texts), **options).to(self.encoder.device)
         ids, mask = found["input_ids"], found["attention_mask"]
         return self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask.bool()
+
+    def unread(self, texts: Sequence[str]) -> list[str]:
+        """Return a line for each text with words that the encoder was not trained on, or more tokens than are read. Nothing is known, and
+        the list is empty, without `words`.
+        """
+        if self.words is None:
+            return []
+        lines = []
+        for text in dict.fromkeys(texts):
+            new = [word for word in dict.fromkeys(caption_words(text)) if word not in self.words]
+            shown = text if len(text) <= _LONG else f"{text[:_LONG]}..."
+            read = self.tokenizer.backend_tokenizer.encode(text)  # as it is set up: other settings would change it for other threads
+            tokens = sum(sum(part.attention_mask) for part in (read, *read.overflowing))
+            if new:
+                known = f"; it knows {', '.join(sorted(self.words))}" if len(self.words) <= _FEW else ""
+                lines.append(f"caption {shown!r} has words that the model was not trained on: {', '.join(new)}{known}")
+            elif tokens > self.length:
+                lines.append(f"caption {shown!r} has {tokens} tokens, and the model reads {self.length}: the rest is left out")
+        return lines
 
 
 class LlamaGenPictures(ImageModel):

@@ -122,7 +122,7 @@ def load_classifier(folder: Path) -> Classifier:
     """The classifier in `folder`, in float32 and ready to judge. FileNotFoundError when it is not there."""
     if not (folder / "model.safetensors").exists():
         raise FileNotFoundError(
-            f"no classifier in {folder}: make it with mmspec recipe vision/train_classifier.py -- --set SET --out {folder.parent}"
+            f"no classifier in {folder}: make it with mmspec recipe vision/train_classifier.py -- --pictures PICTURES --out {folder.parent}"
         )
     model = Classifier(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
     model.load_state_dict(float_weights(folder))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmspec.vision.codes.tokenizer import as_tensor
 from mmspec.vision.families.base import ImageModel
-from mmspec.vision.quality.classifier import classify
+from mmspec.vision.quality.classifier import classify, seen_values
 from mmspec.vision.quality.metrics import PictureSet
 
 _BATCH = 50
@@ -16,7 +16,7 @@ _BATCH = 50
 
 @torch.no_grad()
 def judged_pictures(
-    model: ImageModel, judge: Any, prompts: Sequence[Any], sequences: Tensor, guidance: float, wanted: Tensor
+    model: ImageModel, judge: Any, prompts: Sequence[Any], sequences: Tensor, guidance: float, labels: Tensor, wanted: Tensor | None
 ) -> PictureSet:
     """Measure the images of a `LlamaGen` model.
 
@@ -26,10 +26,11 @@ def judged_pictures(
         prompts: their prompts, N of them.
         sequences: codes in writing order, LongTensor [N, T].
         guidance: the scale they were drawn with, whose distribution -log p is taken of.
-        wanted: LongTensor [N], the class of each.
+        labels: LongTensor [N], the number of each one's prompt: pictures are exchanged within a prompt only.
+        wanted: LongTensor [N, A], what the judge sees in pictures that show what was asked for (`mmspec.minis.images.asked_values`).
 
     Returns:
-        The set. It has no `hits` where the judge knows other classes than the model.
+        The set. `hits` are pictures of which all attributes are right; without `wanted` there are none.
     """
     surprise = []
     for first in range(0, len(prompts), _BATCH):
@@ -41,5 +42,5 @@ def judged_pictures(
         surprise.append(-log_p.gather(-1, codes[..., None])[..., 0])
     codes = model.raster.picture(sequences)
     logits, features = classify(judge, as_tensor(model.decode(codes)))
-    hits = logits.argmax(-1) == wanted if len(judge.labels) == len(getattr(model, "labels", ())) else None
-    return PictureSet(features, codes, torch.cat(surprise), hits, wanted)
+    hits = None if wanted is None else (seen_values(judge, logits) == wanted.to(logits.device)).all(1)
+    return PictureSet(features, codes, torch.cat(surprise), hits, labels)

@@ -74,8 +74,8 @@ class PictureSet:
     features: Tensor | None = None  # [n, F] of a classifier
     codes: Tensor | None = None  # [n, H, W] long
     nll: Tensor | None = None  # [n, T] -log p of each token under the target, nats
-    hits: Tensor | None = None  # [n] bool: the classifier sees the class that was asked for
-    labels: Tensor | None = None  # [n] long: the class asked for; pictures are only exchanged within a class
+    hits: Tensor | None = None  # [n] bool: the classifier sees what was asked for
+    labels: Tensor | None = None  # [n] long: the class or prompt asked for; pictures are only exchanged within one
 
     def __post_init__(self):
         given, ranks = self.given(), {"features": 2, "codes": 3, "nll": 2, "hits": 1, "labels": 1}
