@@ -88,7 +88,7 @@ class Recommend:
 
     @cached_property
     def _kinds(self) -> frozenset[type]:
-        return frozenset(map(type, self.recommender.catalogue.items))
+        return self.recommender.catalogue.kinds
 
     @cached_property
     def _positions(self) -> int | None:
@@ -277,16 +277,11 @@ def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -
     found = {
         "target": weights(recommender.model),
         "config": digest(_told(recommender.model)),
-        "catalogue": catalogue_digest(recommender.catalogue),
+        "catalogue": recommender.catalogue.digest,
     }
     if drafts and drafter is not None:
         found["drafter"] = weights(drafter) if hasattr(drafter, "state_dict") else digest(*_state(drafter))
     return found
-
-
-def catalogue_digest(catalogue: Any) -> str:
-    """Return the fingerprint of a catalogue: its items, paths, and how it writes histories."""
-    return digest(list(catalogue.items), catalogue.paths, [catalogue.before, catalogue.after, catalogue.most])
 
 
 def _told(model: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from mmspec.jobs.recommendations import LISTS, Recommend, User, digest, recommen
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.methods import method_of
+from mmspec.recsys.storage.column import Column
 from mmspec.run.arguments import check_items
 from mmspec.utils.devices import device_of
 
@@ -131,13 +132,20 @@ def _ids(source: ParquetRows, asked: RecommendationJobSpec) -> tuple[str, type]:
 
 
 def _item_type(catalogue: Catalogue) -> str:
-    kinds = set(map(type, catalogue.items))
+    kinds = catalogue.kinds
     if kinds == {int}:
-        return "uint64" if max(catalogue.items) >= 2**63 else "int64"  # pyright: ignore[reportArgumentType]
+        return "uint64" if _beyond_int64(catalogue) else "int64"
     if kinds == {str}:
         return "string"
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise ValueError(f"the catalogue's items are of type {names}: a table's must all be whole numbers, or all text")
+
+
+def _beyond_int64(catalogue: Catalogue) -> bool:
+    items: Any = catalogue.items
+    if isinstance(items, Column):
+        return str(items.values.type) == "uint64" and int(items.values.to_numpy().max()) >= 2**63
+    return max(items) >= 2**63
 
 
 # --- plain or drafted ---------------------------------------------------------------------------------------------------
@@ -207,7 +215,7 @@ def read_allowed_items(path: str, catalogue: Catalogue) -> Tensor:
     items.
     """
     items = _listed(path)
-    if all(type(item) is int for item in catalogue.items):
+    if catalogue.kinds == {int}:
         items = [int(item) if isinstance(item, str) and item.removeprefix("-").isdecimal() else item for item in items]
     if unknown := [item for item in items if item not in catalogue]:
         raise ValueError(f"{path} names {len(unknown)} items that are not in the catalogue of {len(catalogue)}, such as {unknown[0]!r}")

@@ -144,4 +144,4 @@ def _ranked(
         items.append([item for item, _ in found])
         scores.append([value for _, value in found])
     there = (score > -torch.inf).cpu()
-    return Recommendations(torch.where(there[..., None], catalogue.distinct[ordered].long(), 0), there.sum(1), stats, items, scores)
+    return Recommendations(torch.where(there[..., None], catalogue.path(ordered), 0), there.sum(1), stats, items, scores)

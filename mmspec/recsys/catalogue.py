@@ -5,7 +5,7 @@ its items in the catalogue's order.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from mmspec.core.beams.trie import Trie
 from mmspec.recsys.storage.checks import check_fields
-from mmspec.recsys.storage.sorting import sorted_paths
-from mmspec.recsys.storage.table import read_table, write_table
+from mmspec.recsys.storage.column import Column, typed
+from mmspec.recsys.storage.digest import fields_digest
+from mmspec.recsys.storage.index import CatalogueIndex
+from mmspec.recsys.storage.mapped import SUFFIX, read_mapped, write_mapped
+from mmspec.recsys.storage.table import column_of, read_table, write_table
 
 Item = Hashable
 SHOWN = "shown"
@@ -36,20 +39,23 @@ class Catalogue:
         after: token ids after a history.
         most: largest number of items of a history.
         names: names of the items for display, or None.
+        index: tables over the paths, as a mapped file has them; made when they are needed by default. Then nothing is checked.
 
     Raises:
         ValueError: for paths, items or names that do not fit.
     """
 
-    items: tuple[Item, ...]
+    items: Sequence[Item]
     paths: Tensor  # [items, L]
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     most: int = 20
-    names: tuple[str, ...] | None = None
+    names: Sequence[str] | None = None
+    index: CatalogueIndex | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_fields(self.items, self.paths, self.names, self.most, {"before": self.before, "after": self.after})
+        if self.index is None:
+            check_fields(self.items, self.paths, self.names, self.most, {"before": self.before, "after": self.after})
 
     @staticmethod
     def of(paths: Mapping[Item, Sequence[int]], **options: Any) -> "Catalogue":
@@ -97,7 +103,7 @@ class Catalogue:
         return len(self.items)
 
     def __contains__(self, item: object) -> bool:
-        return item in self._rows
+        return self._find(item) is not None
 
     @property
     def levels(self) -> int:
@@ -109,30 +115,50 @@ class Catalogue:
         return {item: row for row, item in enumerate(self.items)}
 
     @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor]:
-        """Distinct paths [P, L] in order, and each item's [items]."""
-        return sorted_paths(self.paths.cpu())
+    def tables(self) -> CatalogueIndex:
+        """Tables over the paths: `index`, or made now."""
+        return CatalogueIndex.of(self.paths) if self.index is None else self.index
+
+    @property
+    def trie(self) -> Trie:
+        """Trie of the distinct paths, on the CPU."""
+        return self.tables.trie
+
+    @property
+    def leaf(self) -> Tensor:
+        """Number of each item's path among the distinct ones, IntTensor [items]."""
+        return self.tables.leaf
 
     @property
     def distinct(self) -> Tensor:
-        """Distinct paths in order [P, L], on the CPU; the trie is made of them."""
-        return self._sorted[0]
+        """Distinct paths in order, LongTensor [P, L], on the CPU."""
+        return self.path(torch.arange(self.trie.size))
 
     @cached_property
-    def trie(self) -> Trie:
-        """Trie of the distinct paths, on the CPU."""
-        return Trie.of(self.distinct)
+    def largest_token(self) -> int:
+        """Largest token id of the paths."""
+        return int(self.trie.token.max())
 
     @cached_property
-    def leaf(self) -> Tensor:
-        """Number of each item's path among the distinct ones, [items]."""
-        return self._sorted[1]
+    def kinds(self) -> frozenset[type]:
+        """Types of the items."""
+        return frozenset({self.items.kind}) if isinstance(self.items, Column) else frozenset(map(type, self.items))
 
     @cached_property
-    def _shelves(self) -> tuple[Tensor, Tensor]:
-        """Rows of items by path, and where each path's begin, [P + 1]."""
-        order = torch.argsort(self.leaf, stable=True)
-        return order, torch.searchsorted(self.leaf[order], torch.arange(len(self.distinct) + 1))
+    def digest(self) -> str:
+        """SHA-256 of items, paths and how histories are written; the same for every file that holds them."""
+        return fields_digest(self.items, self.paths, [self.before, self.after, self.most])
+
+    def path(self, leaf: Tensor) -> Tensor:
+        """Look up paths.
+
+        Args:
+            leaf: numbers of distinct paths [...].
+
+        Returns:
+            Their token ids, LongTensor [..., L].
+        """
+        return self.paths[self.tables.order[self.tables.begin[leaf]].to(self.paths.device)].cpu().long()
 
     def row(self, item: Item) -> int:
         """Look up an item.
@@ -146,10 +172,18 @@ class Catalogue:
         Raises:
             ValueError: for an unknown item.
         """
+        row = self._find(item)
+        if row is None:
+            raise ValueError(f"item {item!r} is not in the catalogue of {len(self)} items")
+        return row
+
+    def _find(self, item: object) -> int | None:
+        if isinstance(self.items, Column):
+            return self.items.find(item)
         try:
-            return self._rows[item]
-        except (KeyError, TypeError):
-            raise ValueError(f"item {item!r} is not in the catalogue of {len(self)} items") from None
+            return self._rows.get(item)  # type: ignore[arg-type]
+        except TypeError:
+            return None
 
     def shelf(self, leaf: int) -> tuple[int, ...]:
         """Look up the items of a path.
@@ -160,8 +194,7 @@ class Catalogue:
         Returns:
             Rows of its items, in the catalogue's order.
         """
-        order, begin = self._shelves
-        return tuple(order[int(begin[leaf]) : int(begin[leaf + 1])].tolist())
+        return self.tables.shelf(leaf)
 
     def mask(self, items: Sequence[Item]) -> Tensor:
         """Mark items. `ValueError` names an unknown item.
@@ -185,7 +218,7 @@ class Catalogue:
         Returns:
             Bool [P] or [B, P], True for distinct paths with a marked item.
         """
-        counts = torch.zeros(*mask.shape[:-1], len(self.distinct), dtype=torch.long)
+        counts = torch.zeros(*mask.shape[:-1], self.trie.size, dtype=torch.long)
         return counts.index_add_(-1, self.leaf, mask.long().cpu()) > 0
 
     def tokens(self, history: Sequence[Item]) -> list[int]:
@@ -248,7 +281,7 @@ class Catalogue:
         rows = [[self.row(item) for item in history[-self.most :]] for history in histories]
         width = max(map(len, rows))
         table = torch.tensor([[-1] * (width - len(row)) + row for row in rows])
-        return torch.where(table >= 0, self.leaf[table], -1).to(device)
+        return torch.where(table >= 0, self.leaf[table].long(), -1).to(device)
 
     def name(self, item: Item) -> str:
         """Look up the display name of an item.
@@ -261,21 +294,32 @@ class Catalogue:
         """
         return str(item) if self.names is None else self.names[self.row(item)]
 
-    def write(self, path: str | Path) -> None:
-        """Write a Parquet file with columns `item`, `path` and, where given, `name`; the other fields are in its metadata.
+    def write(self, path: str | Path, source: str | None = None) -> None:
+        """Write a file, atomically.
+
+        A Parquet file has columns `item`, `path` and, where given, `name`; the other fields are in its metadata. A file called
+        *.safetensors holds the trie too, and `read` maps it: processes share its memory. Its items are all whole numbers or all texts.
 
         Args:
             path: the file.
+            source: SHA-256 of the Parquet file that this catalogue was read from, kept in a mapped file.
+
+        Raises:
+            ValueError: if the file cannot be written.
         """
         settings = {"before": self.before, "after": self.after, "most": self.most}
-        write_table(path, self.items, self.paths, self.names, settings)
+        if Path(path).suffix != SUFFIX:
+            return write_table(path, self.items, self.paths, self.names, settings)
+        items = self.items if isinstance(self.items, Column) else Column.of(column_of(self.items))
+        names = None if self.names is None else self.names if isinstance(self.names, Column) else Column(typed(column_of(self.names)))
+        return write_mapped(path, items, self.paths, names, self.tables, settings | {"digest": self.digest, "source": source})
 
     @staticmethod
     def read(path: str | Path) -> "Catalogue":
-        """Read a Parquet file with columns `item` and `path`, such as `write` leaves.
+        """Read a file that `write` left, or a Parquet file with columns `item` and `path`.
 
         Args:
-            path: the file. Without metadata the other fields have their defaults.
+            path: the file. A table without metadata has the other fields' defaults. *.safetensors is mapped, not read.
 
         Returns:
             The catalogue.
@@ -283,11 +327,16 @@ class Catalogue:
         Raises:
             ValueError: if the file cannot be read.
         """
+        if Path(path).suffix == SUFFIX:
+            found = read_mapped(path)
+            told = found.settings
+            fields = (found.items, found.paths, tuple(told["before"]), tuple(told["after"]), told["most"], found.names, found.index)
+            catalogue = Catalogue(*fields)
+            vars(catalogue)["digest"] = told["digest"]  # of the same fields, computed when the file was written
+            return catalogue
         table = read_table(path)
         try:
-            if twice := len(table.items) - len(set(table.items)):
-                raise ValueError(f"{twice} items are in it twice: give every item one path")
             before, after = (tuple(table.settings.get(name, ())) for name in ("before", "after"))
-            return Catalogue(tuple(table.items), table.paths, before, after, table.settings.get("most", 20), table.names)
+            return Catalogue(table.items, table.paths, before, after, table.settings.get("most", 20), table.names)
         except (TypeError, ValueError) as error:
             raise ValueError(f"catalogue {path}: {error}") from None

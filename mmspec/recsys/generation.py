@@ -172,7 +172,7 @@ def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: t
 def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
     """Raise ValueError if the catalogue's paths use tokens the model lacks, or prompts leave no room for a path."""
     size = model.config.get_text_config(decoder=True).vocab_size
-    most = int(catalogue.paths.max())
+    most = catalogue.largest_token
     if most >= size:
         raise ValueError(f"the catalogue's paths use token {most}, but the model has {size}: give the catalogue the model was trained on")
     limit = None if model.config.is_encoder_decoder else positions_of(model)
@@ -243,5 +243,5 @@ def _told(
         chosen = found[:k] if rules is None else rules.choose(found, k)
         items.append([item for item, _ in chosen])
         scores.append([value for _, value in chosen])
-    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)].long(), 0)
+    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.path(leaf.clamp_min(0)), 0)
     return Recommendations(paths, counts, stats, items, scores)
