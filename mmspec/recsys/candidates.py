@@ -73,7 +73,7 @@ def rank_candidates(
     assert trie.listed is not None
     levels = [_level(trie, level) for level in range(1, trie.levels + 1)]
     columns = sum(level.shape[1] for level in levels[:-1]) + 1
-    session, root = BeamTarget(HFTarget(model, family, reserve=columns + 1), trie).begin(inputs)
+    session, root = BeamTarget(HFTarget(model, family, reserve=columns + 1), trie, catalogue.tokens_used).begin(inputs)
     draft = _tree(trie, root, levels[:-1])
     scored = session.score(draft)
     if scored.healthy is not None and not bool(scored.healthy.all()):

@@ -135,9 +135,14 @@ class Catalogue:
         return self.path(torch.arange(self.trie.size))
 
     @cached_property
+    def tokens_used(self) -> Tensor:
+        """Token ids of the paths, LongTensor [C], ascending."""
+        return torch.unique(self.trie.token[1:]).long()
+
+    @property
     def largest_token(self) -> int:
         """Largest token id of the paths."""
-        return int(self.trie.token.max())
+        return int(self.tokens_used[-1])
 
     @cached_property
     def kinds(self) -> frozenset[type]:

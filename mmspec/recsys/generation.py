@@ -137,7 +137,7 @@ def recommend(
     if isinstance(histories, Mapping):
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     check_paths_fit(model, inputs, catalogue)
-    target = _target(model, trie, beams, width if drafter is not None else 0)
+    target = _target(model, trie, beams, width if drafter is not None else 0, catalogue.tokens_used)
     proposer = _drafter(request.drafter, target, chosen, beams, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target
@@ -183,10 +183,10 @@ def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalog
         )
 
 
-def _target(model: Any, trie: Trie, k: int, width: int) -> BeamTarget:
+def _target(model: Any, trie: Trie, k: int, width: int, tokens: Tensor | None) -> BeamTarget:
     """Return the target, with capacity for all beams and for the draft tokens of one round."""
     reserve = k * trie.levels + width * (trie.levels - 1) + 1
-    return BeamTarget(HFTarget(model, family_of(model), reserve=reserve), trie)
+    return BeamTarget(HFTarget(model, family_of(model), reserve=reserve), trie, tokens)
 
 
 def _drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
@@ -207,9 +207,9 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
     theirs, mine = target.target.model.config, model.config
     if mine.is_encoder_decoder != theirs.is_encoder_decoder:
         raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
-    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(target.trie.token.max()):
+    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(target.trie.token.max() if target.tokens is None else target.tokens[-1]):
         raise ValueError(f"the drafter has {size} tokens, fewer than the catalogue's paths use: train one on this catalogue")
-    return _target(model, target.trie, k, width)
+    return _target(model, target.trie, k, width, target.tokens)
 
 
 def _control(draft_length: int | str | Control, drafter: Drafter, search: SearchSize) -> Control:
