@@ -178,10 +178,10 @@ def _on_ray(folder: Path, kills: int) -> dict[str, Any]:
         assert keeper.stdout is not None
         try:
             start = ray(folder, keeper.stdout.readline().strip())
-            run(users(folder / "users.parquet", folder / "right", shard_size=25))
+            run(users(folder / "users.parquet", folder / "right-ray", shard_size=25))
             begun = time.monotonic()
             assert ended(forked(lambda: start(folder / "first")), LONGEST) == 0
-            return killed(start, tree(folder / "right"), kills, time.monotonic() - begun, a_worker(folder))
+            return killed(start, tree(folder / "right-ray"), kills, time.monotonic() - begun, a_worker(folder))
         finally:
             keeper.stdin.close()
             keeper.wait(LONGEST)

@@ -22,6 +22,7 @@ from mmspec.recsys.preparation.mapped_folder import CATALOGUE, read_catalogue
 from mmspec.recsys.preparation.quantiser import ItemQuantiser, QuantiserSettings
 from mmspec.recsys.semantic_ids import collisions
 from mmspec.utils.files import write_json
+from mmspec.utils.parquet_files import parquet_files
 
 HISTORIES, QUANTISER, SUMMARY = "histories.parquet", "quantiser.safetensors", "prepared.json"
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
@@ -213,7 +214,7 @@ def _told(settings: PreparationSettings) -> dict[str, Any]:
 def _content(path: Path) -> str:
     """SHA-256 of a file, or of the files of a folder."""
     found = hashlib.sha256()
-    for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+    for file in parquet_files(path):
         try:
             with file.open("rb") as opened:
                 found.update(hashlib.file_digest(opened, "sha256").digest())
