@@ -2,7 +2,7 @@
 
 A killed run is started again and killed again until one ends; every kill counts, and the folder must then hold the bytes of a run that was
 left alone. The local engine runs a small recommender in processes that are forked, so that nothing is imported again; with Ray a process
-that joins one cluster runs the users' job of tests/jobs/worker.py, and every second kill takes a worker in its place. Of two copies one
+runs the users' job of tests/jobs/worker.py on a cluster of its own, and every second kill takes a worker first. Of two copies one
 must finish the job, and the other finish it too or stop in one line. One JSON object is printed; the exit status is 1 where bytes differ.
 """
 
@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,15 +24,6 @@ from tests.jobs.folders import tree, write_users
 from tests.jobs.worker import built, users
 
 LONGEST = 300.0  # seconds that a run may take
-KEEPER = """
-import os, sys
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-import ray
-found = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", _temp_dir=sys.argv[1])
-print(found.address_info["address"], flush=True)
-sys.stdin.read()
-ray.shutdown()
-"""
 
 
 def forked(work: Callable[[], Any]) -> int:
@@ -126,12 +116,12 @@ def local(folder: Path) -> Callable[[Path], Any]:
     return start
 
 
-def ray(folder: Path, address: str) -> Callable[[Path], Any]:
-    """Runs of the users' job on a cluster that is there."""
+def ray(folder: Path) -> Callable[[Path], Any]:
+    """Runs of the users' job on a cluster of their own, which ends with them."""
     table = write_users(folder / "users.parquet", 400)
 
     def start(out: Path) -> None:
-        os.environ["RAY_ADDRESS"] = address
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         make = partial(users, table, out, shard_size=25, delay=0.01)
         run(partial(built, make, folder / "marks"), engine="ray")
 
@@ -171,20 +161,11 @@ def measure(engines: list[str], kills: int, pairs: int) -> dict[str, Any]:
 
 
 def _on_ray(folder: Path, kills: int) -> dict[str, Any]:
-    """Kills of runs on a cluster that another process keeps: this one is forked, and so must not have joined it."""
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as place:
-        keeper = subprocess.Popen([sys.executable, "-c", KEEPER, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert keeper.stdin is not None
-        assert keeper.stdout is not None
-        try:
-            start = ray(folder, keeper.stdout.readline().strip())
-            run(users(folder / "users.parquet", folder / "right-ray", shard_size=25))
-            begun = time.monotonic()
-            assert ended(forked(lambda: start(folder / "first")), LONGEST) == 0
-            return killed(start, tree(folder / "right-ray"), kills, time.monotonic() - begun, a_worker(folder))
-        finally:
-            keeper.stdin.close()
-            keeper.wait(LONGEST)
+    start = ray(folder)
+    run(users(folder / "users.parquet", folder / "right-ray", shard_size=25))
+    begun = time.monotonic()
+    assert ended(forked(lambda: start(folder / "first")), LONGEST) == 0
+    return killed(start, tree(folder / "right-ray"), kills, time.monotonic() - begun, a_worker(folder))
 
 
 def main() -> int:
