@@ -67,7 +67,7 @@ def rank_candidates(
         raise ValueError("candidates must be a list of items for each history: use recommend to search the whole catalogue")
     filters = ItemFilter.of(catalogue, rows, None, candidates, deny, histories if unseen else None)
     family = family_of(model)
-    require(model, trees=True)
+    require(model, family, trees=True)
     check_paths_fit(model, inputs, catalogue)
     trie = filters.trie(catalogue).to(model.device)
     assert trie.listed is not None

@@ -139,7 +139,7 @@ class Catalogue:
         """Token ids of the paths, LongTensor [C], ascending."""
         return torch.unique(self.trie.token[1:]).long()
 
-    @property
+    @cached_property
     def largest_token(self) -> int:
         """Largest token id of the paths."""
         return int(self.tokens_used[-1])

@@ -1,8 +1,11 @@
 """The tables of a catalogue that searches read: its trie, and which items lie on each path, in int32."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmspec.core.beams.trie import Trie
@@ -49,5 +52,10 @@ class CatalogueIndex:
         Returns:
             Rows of its items, ascending.
         """
-        first, last = self.begin[leaf : leaf + 2].tolist()
-        return (int(self.order[first]),) if last - first == 1 else tuple(self.order[first:last].tolist())
+        order, begin = self._arrays
+        return tuple(order[begin[leaf] : begin[leaf + 1]].tolist())
+
+    @cached_property
+    def _arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """`order` and `begin`, which NumPy reads in place at a fraction of the time."""
+        return self.order.numpy(), self.begin.numpy()
