@@ -139,7 +139,18 @@ def _job(given: dict[str, Any]) -> None:
         if given["drafter"] == "retriever":
             given["drafter"] = str(version / "retriever.safetensors")
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
-    names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column", "prompt_column", "beams", "unknown", "fallback")
+    names += (
+        "batch_size",
+        "shard_size",
+        "device",
+        "dtype",
+        "user_column",
+        "history_column",
+        "prompt_column",
+        "beams",
+        "unknown",
+        "fallback",
+    )
     names += ("seen_column", "deny_column", "allow_column", "candidates_column")
     spec = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
     report = run(partial(make_recommendation_job, spec), engine=given["engine"])

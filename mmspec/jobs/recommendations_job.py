@@ -17,9 +17,9 @@ from torch import Tensor
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
 from mmspec.jobs.recommendation_fallback import Fallback, check_fallback
-from mmspec.jobs.recommendation_totals import RecommendationTotals
 from mmspec.jobs.recommendation_identity import digest, recommendation_job_identity
 from mmspec.jobs.recommendation_prompts import RecommendPrompts, load_tokenizer
+from mmspec.jobs.recommendation_totals import RecommendationTotals
 from mmspec.jobs.recommendations import LISTS, Recommend, User
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue

@@ -208,7 +208,9 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
     theirs, mine = target.target.model.config, model.config
     if mine.is_encoder_decoder != theirs.is_encoder_decoder:
         raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
-    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(target.trie.token.max() if target.tokens is None else target.tokens[-1]):
+    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(
+        target.trie.token.max() if target.tokens is None else target.tokens[-1]
+    ):
         raise ValueError(f"the drafter has {size} tokens, fewer than the catalogue's paths use: train one on this catalogue")
     return _target(model, family_of(model), target.trie, k, width, target.tokens)
 

@@ -82,9 +82,9 @@ def copies(start: Callable[[Path], Any], right: dict[str, bytes], count: int) ->
     for _ in range(count):
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / "out"
-            children = [forked(lambda: start(out))]
+            children = [forked(partial(start, out))]
             time.sleep(pick.uniform(0.0, 0.3))
-            children.append(forked(lambda: start(out)))
+            children.append(forked(partial(start, out)))
             ends = [ended(child, LONGEST) for child in children]
             found["pairs"] += 1
             found["ended well"] += sorted(ends, key=str) in ([0, 0], [0, 3]) and tree(out) == right

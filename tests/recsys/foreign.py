@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def expected(catalogue: Catalogue, beams: list[tuple[tuple[int, ...], float]], l
 def near_tie(wider: list[tuple[tuple[int, ...], float]], k: int, levels: int) -> bool:
     """Do two neighbours among the first k + 1 paths have nearly the same score?"""
     scores = [levels * score for _, score in wider[: k + 1]]
-    return any(above - below < TIE for above, below in zip(scores, scores[1:], strict=False))
+    return any(above - below < TIE for above, below in pairwise(scores))
 
 
 def main() -> int:

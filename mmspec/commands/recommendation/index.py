@@ -30,7 +30,13 @@ def index(
     if mapped.suffix != ".safetensors":
         raise ValueError(f"{mapped} is the name of no mapped catalogue: give one that ends in .safetensors")
     found, size = write_mapped_copy(table, mapped), mapped.stat().st_size
-    facts = {"items": len(found), "paths": found.trie.size, "bytes": size, "bytes_an_item": round(size / len(found), 1), "file": str(mapped)}
+    facts = {
+        "items": len(found),
+        "paths": found.trie.size,
+        "bytes": size,
+        "bytes_an_item": round(size / len(found), 1),
+        "file": str(mapped),
+    }
     if as_json:
         common.emit(facts)
         return

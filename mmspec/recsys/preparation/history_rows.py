@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.storage.parquet_columns import read_columns
 from mmspec.recsys.preparation.interactions import Interactions
+from mmspec.recsys.storage.parquet_columns import read_columns
 from mmspec.recsys.storage.table import column_of
 
 
