@@ -4,13 +4,10 @@
     python recsys/train_target.py --data amazon-beauty --steps 6600     (30 minutes)
     python recsys/train_target.py --deepen mmspec/minis/recsys/target --layers 12 --steps 600 --work build/deep --out build/deep/mini
 
-`--deepen` begins with the model of a folder and adds layers until there are `--layers`. A new layer's two output projections are zero, so
-that it passes its input on (as in ReZero, 2003.04887, and depth growth by identity layers, LLaMA Pro, 2401.02415): the deeper model begins
-with the same scores, and training goes on from there.
-
 shop: simulated customers, made as they are needed, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped):
 Amazon 2014 Beauty, 5-core, with the semantic ids that lie beside it; each user's last item is for the test, the one before it for
-validation. The state that ranks best on validation is kept. A stopped run goes on; delete the work folder to start again.
+validation. The state that ranks best on validation is kept. --deepen adds layers that pass their input on to a model that is there. A
+stopped run goes on; delete the work folder to start again.
 """
 
 import argparse
@@ -32,6 +29,7 @@ from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.recsys.semantic_ids import make
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.train.recommender.deeper import deepened_model
 from mmspec.utils.files import write_json
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
@@ -76,44 +74,6 @@ def model_for(levels: int, codes: int, sizes: dict) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**sizes, **tokens, num_key_value_heads=2, tie_word_embeddings=True))
 
 
-def deepened(folder: Path, layers: int, shape: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model of a folder with new layers spread between its own, each of which returns what it is given.
-
-    Args:
-        folder: what `save_pretrained` wrote.
-        layers: layers in all.
-        shape: a model of that many layers, whose weights are replaced.
-
-    Returns:
-        `shape`, in float32.
-
-    Raises:
-        SystemExit: for a folder with as many layers or more, or with other sizes.
-    """
-    small = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    count = small.config.num_hidden_layers
-    if layers <= count:
-        raise SystemExit(f"--layers is {layers}, and {folder} has {count}: give more")
-    places = [round((number + 1) * layers / count) - 1 for number in range(count)]  # of the folder's layers: the last stays the last
-    state = {name: weight for name, weight in small.state_dict().items() if ".layers." not in name}
-    for name, weight in shape.state_dict().items():
-        if ".layers." in name and name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight")):
-            state[name] = torch.zeros_like(weight)
-        elif ".layers." in name:
-            state[name] = weight
-    for number, place in enumerate(places):
-        state |= {
-            name.replace(f".layers.{number}.", f".layers.{place}."): weight
-            for name, weight in small.state_dict().items()
-            if f".layers.{number}." in name
-        }
-    try:
-        shape.load_state_dict(state)
-    except RuntimeError as error:
-        raise SystemExit(f"{folder} has other sizes than this data set's model: {str(error).splitlines()[-1].strip()}") from None
-    return shape
-
-
 def ranked(model: nn.Module, catalogue: Catalogue, histories: Sequence[Sequence]) -> list:
     """The ten best items of each history without its last one."""
     parts = [[items[:-1] for items in histories[n : n + 100]] for n in range(0, len(histories), 100)]
@@ -143,7 +103,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--deepen", type=Path, metavar="FOLDER", help="begin with this model and add layers that pass their input on")
     parser.add_argument("--layers", type=int, help="layers of the target")
-    parser.add_argument("--lr", type=float, help="peak learning rate")
     parser.add_argument("--users", type=int, help="test on no more users than this")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
@@ -157,12 +116,9 @@ def main() -> None:
     chosen, data = SETS[args.data], read(args.data, args.ids)
     if args.smoke:
         chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
-    if args.deepen is not None and args.layers is None:
-        raise SystemExit("--deepen adds layers: give --layers, how many there are to be")
     sizes, every = chosen["model"] | ({"num_hidden_layers": args.layers} if args.layers else {}), max(1, args.steps // 10)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
-    if args.deepen is not None:
-        model = deepened(args.deepen, args.layers, model)
+    model = model if args.deepen is None else deepened_model(args.deepen, sizes["num_hidden_layers"], model)
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
 
@@ -176,8 +132,7 @@ def main() -> None:
             torch.save({**facts, "model": example.state_dict()}, best)
 
     begun = time.perf_counter()
-    settings = chosen["plan"] | ({"lr": args.lr} if args.lr else {})
-    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=every, mixed_precision=args.precision, **settings)
+    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=every, mixed_precision=args.precision, **chosen["plan"])
     fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out)
     minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision

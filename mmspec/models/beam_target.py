@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.beams.search import Forest
+from mmspec.core.beams.tokens_and_rest import TokensAndRest
 from mmspec.core.beams.trie import Trie
-from mmspec.core.distributions.tokens_and_rest import TokensAndRest
 from mmspec.core.records import Draft, Scored
-from mmspec.models.catalogue_head import CatalogueHead
 from mmspec.models.changed import replaced
+from mmspec.models.compat.catalogue_head import CatalogueHead
 from mmspec.models.family import OwnScoring, StateCommit
 from mmspec.models.layout import Layout
 from mmspec.models.target import HFSession, HFTarget
@@ -44,7 +44,7 @@ class BeamTarget:
         root = replace(root, linear=False, trunk=self.trie.levels, score=state.float(), aux=Forest(state, 1, 0))
         session = BeamSession(*parts)
         if self.tokens is not None and self.target.captured is None and self.target.processors.idle and not session.own_scores:
-            session.head = CatalogueHead.of(self.target.model, self.tokens)
+            session.head = CatalogueHead.of(self.target.model, self.target.own()[1], self.tokens)
         return session, root
 
 

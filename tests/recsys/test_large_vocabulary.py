@@ -4,8 +4,9 @@ import pytest
 import torch
 import transformers as hf
 
-from mmspec.models import catalogue_head
-from mmspec.models.catalogue_head import CatalogueHead
+from mmspec.models.compat import catalogue_head
+from mmspec.models.compat.catalogue_head import CatalogueHead
+from mmspec.models.module_copy import own_copy
 from mmspec.recsys import Catalogue, rank_candidates, recommend
 from tests.beam_world import transformers_beams
 
@@ -43,7 +44,7 @@ HISTORIES = [["i3"], ["i5", "i9", "i2"], ["i7", "i7"]]
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_the_lists_of_transformers(shop, kind):
     model = made(kind)
-    assert CatalogueHead.of(model, shop.tokens_used) is not None
+    assert CatalogueHead.of(model, own_copy(model), shop.tokens_used) is not None
     beams = transformers_beams(model, shop.inputs(HISTORIES), shop, 5)
     for drafter in (None, made(kind, 1, 5)):
         out = recommend(model, HISTORIES, drafter, k=5, catalogue=shop, method="plain" if drafter is None else "strict")
@@ -83,7 +84,7 @@ def test_candidates(shop):
 def test_models_that_do_more_to_their_logits_keep_their_head(shop):
     """A soft cap is applied to every logit, which a sum of them does not survive."""
     model = made("softcap")
-    assert CatalogueHead.of(model, shop.tokens_used) is None
+    assert CatalogueHead.of(model, own_copy(model), shop.tokens_used) is None
     beams = transformers_beams(model, shop.inputs(HISTORIES), shop, 5)
     out = recommend(model, HISTORIES, k=5, catalogue=shop, method="plain")
     assert [[tuple(path) for path in row] for row in out.tokens.tolist()] == [[path for path, _ in line] for line in beams]
@@ -91,6 +92,6 @@ def test_models_that_do_more_to_their_logits_keep_their_head(shop):
 
 def test_small_vocabularies_are_kept_whole(shop):
     model = made("llama")
-    assert CatalogueHead.of(model, torch.arange(6000)) is None
+    assert CatalogueHead.of(model, own_copy(model), torch.arange(6000)) is None
     small = hf.LlamaForCausalLM(hf.LlamaConfig(**{**SIZES, "vocab_size": 500}, **IDS, num_hidden_layers=1))
-    assert CatalogueHead.of(small, torch.arange(60)) is None
+    assert CatalogueHead.of(small, own_copy(small), torch.arange(60)) is None

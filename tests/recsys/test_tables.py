@@ -14,7 +14,7 @@ from mmspec.cli import app
 from mmspec.jobs import ParquetRows
 from mmspec.recsys.preparation.interactions import read_interactions
 from mmspec.recsys.storage.parquet_columns import read_columns
-from mmspec.utils.parquet_files import parquet_files
+from mmspec.utils.files import parquet_files
 from tests.recsys import shops
 
 EVENTS = {"ds=2": [("b", 1, 3), ("a", 2, 4)], "ds=1": [("a", 1, 1), ("b", 2, 2)]}

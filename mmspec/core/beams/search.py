@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmspec.core.beams.tokens_and_rest import TokensAndRest
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.distributions.categorical import Categorical
-from mmspec.core.distributions.tokens_and_rest import TokensAndRest
 from mmspec.core.noise import Noise
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rules.base import TOKEN_EXACT

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from mmspec.jobs.engine.columns import ContentDigest
 from mmspec.jobs.engine.records import Facts
-from mmspec.utils.parquet_files import parquet_files, partition_of
+from mmspec.utils.files import parquet_files, partition_of
 
 _BATCH_BYTES = 8 << 20  # of values, as the file's own figures tell it, that are taken at a time
 _BATCH_ROWS = 4096

@@ -21,8 +21,7 @@ from mmspec.recsys.preparation.items import ItemColumns, ItemTable, read_items
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, read_catalogue
 from mmspec.recsys.preparation.quantiser import ItemQuantiser, QuantiserSettings
 from mmspec.recsys.semantic_ids import collisions
-from mmspec.utils.files import write_json
-from mmspec.utils.parquet_files import parquet_files
+from mmspec.utils.files import parquet_files, write_json
 
 HISTORIES, QUANTISER, SUMMARY = "histories.parquet", "quantiser.safetensors", "prepared.json"
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.utils.parquet_files import parquet_files, partition_of
+from mmspec.utils.files import parquet_files, partition_of
 
 
 def read_columns(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> Any:

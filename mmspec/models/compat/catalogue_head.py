@@ -11,9 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mmspec.models.changed import replaced
 from mmspec.models.compat.output_head import head_product
-from mmspec.models.module_copy import own_copy
 
 LEAST_VOCABULARY = 16_384
 """Smaller vocabularies are kept whole."""
@@ -33,11 +31,12 @@ class CatalogueHead:
     tokens: Tensor
 
     @staticmethod
-    def of(model: Any, tokens: Tensor) -> "CatalogueHead | None":
+    def of(model: Any, copy: Any, tokens: Tensor) -> "CatalogueHead | None":
         """Make the head where it saves memory and the model takes it.
 
         Args:
             model: a transformers model.
+            copy: a copy of it, whose modules may be changed for the length of a forward.
             tokens: the tokens of a catalogue, ascending.
 
         Returns:
@@ -49,7 +48,7 @@ class CatalogueHead:
             return None
         found = CatalogueHead(tokens.to(model.device))
         if model not in _proved:
-            _proved[model] = found._proves(model)
+            _proved[model] = found._proves(copy)
         return found if _proved[model] else None
 
     def changes(self, model: Any) -> tuple[tuple[nn.Module, str, Any], ...]:
@@ -87,18 +86,20 @@ class CatalogueHead:
         return found.view(*hidden.shape[:-1], -1)
 
     @torch.no_grad()
-    def _proves(self, model: Any) -> bool:
+    def _proves(self, copy: Any) -> bool:
         """Does the model, with this head, score two positions as it does with its own?"""
-        copy = own_copy(model)
         ids = self.tokens[:2].expand(1, -1)
-        given = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+        given = {"input_ids": ids} | ({"decoder_input_ids": ids} if copy.config.is_encoder_decoder else {})
         whole = copy(**given, use_cache=False).logits.float().log_softmax(-1)[..., self.tokens]
+        ((head, name, product),) = self.changes(copy)
         try:
-            with replaced(*self.changes(copy)):
-                kept = copy(**given, use_cache=False).logits
+            vars(head)[name] = product
+            kept = copy(**given, use_cache=False).logits
         except (RuntimeError, IndexError, ValueError):
             return False
+        finally:
+            vars(head).pop(name)
         if kept.shape != (*whole.shape[:-1], len(self.tokens) + 1):
             return False
         near = (kept.float().log_softmax(-1)[..., :-1] - whole).abs().amax()
-        return bool(near < (_CLOSE if model.dtype == torch.float32 else 0.05))
+        return bool(near < (_CLOSE if copy.dtype == torch.float32 else 0.05))
