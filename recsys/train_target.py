@@ -2,10 +2,11 @@
 
     python recsys/train_target.py                                       (mini recsys, 25 minutes on one CPU core)
     python recsys/train_target.py --data amazon-beauty --steps 6600     (30 minutes)
+    python recsys/train_target.py --deepen build/recsys-amazon-beauty/mini/target 12 --data amazon-beauty --work build/deep
 
 shop: simulated customers, made as they are needed, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped):
 Amazon 2014 Beauty, 5-core, with the semantic ids that lie beside it; each user's last item is for the test, the one before it for
-validation. The state that ranks best on validation is kept. A stopped run goes on; delete the work folder to start again.
+validation. The state that ranks best there is kept. --deepen adds layers that pass their input on. A stopped run goes on.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.recsys.semantic_ids import make
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.train.recommender.deeper import deepened_model
 from mmspec.utils.files import write_json
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
@@ -53,7 +55,6 @@ SETS = {
         },
     },
 }
-PUBLISHED = {"TIGER, published (tiger-cf)": (0.0582, 0.0319), "SASRec, published (tiger-cf)": (0.0516, 0.0272)}
 
 
 def read(name: str, ids: str) -> Data:
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="default build/recsys-DATA")
     parser.add_argument("--out", type=Path, help="default mmspec/minis/recsys; WORK/mini for amazon-beauty")
     parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--deepen", nargs=2, metavar=("FOLDER", "N"), help="begin with this model and add layers until there are N")
     parser.add_argument("--users", type=int, help="test on no more users than this")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
@@ -111,8 +113,9 @@ def main() -> None:
     chosen, data = SETS[args.data], read(args.data, args.ids)
     if args.smoke:
         chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
-    sizes, every = chosen["model"], max(1, args.steps // 10)
+    sizes, every = chosen["model"] | ({"num_hidden_layers": int(args.deepen[1])} if args.deepen else {}), max(1, args.steps // 10)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
+    model = model if args.deepen is None else deepened_model(Path(args.deepen[0]), int(args.deepen[1]), model)
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
 
@@ -131,18 +134,15 @@ def main() -> None:
     minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision
     model.load_state_dict(kept["model"])
-    simulated = args.data == "shop"
-    past = data.users(0, args.steps * chosen["batch"]["rows"]) if simulated else data.past  # as many as the model has seen
+    past = data.users(0, args.steps * chosen["batch"]["rows"]) if args.data == "shop" else data.past  # as many as the model has seen
     table = compared(model, data, test, past, chosen["within"])
-    if not simulated:
-        table |= {name: dict(zip(("recall@10", "NDCG@10"), row, strict=True)) for name, row in PUBLISHED.items()}
     print("\n".join(f"{name:30}" + "".join(f"  {key} {value:.4f}" for key, value in row.items()) for name, row in table.items()))
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, "kept": kept["step"], "minutes": minutes}
     facts |= {"users": len(test), "table": table}
     model.half().save_pretrained(args.out / "target")
     data.catalogue.write(args.out / "catalogue.parquet")
     write_json(args.work / "facts.json", facts)
-    if simulated:
+    if args.data == "shop":
         write_facts(args.out, "target", facts)
 
 

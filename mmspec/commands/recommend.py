@@ -37,6 +37,9 @@ def recommend(
     user: Annotated[list[int] | None, common.option(_FILES, "A simulated user of the mini; repeatable.", metavar="N")] = None,
     user_column: Annotated[str, common.option(_FILES, "Its name in the file; user_id by default.", metavar="NAME")] = "user_id",
     history_column: Annotated[str, common.option(_FILES, "Its name in the file; history by default.", metavar="NAME")] = "history",
+    prompt_column: Annotated[
+        str | None, common.option(_FILES, "Texts for the model's tokenizer, in place of histories.", metavar="NAME")
+    ] = None,
     model: Annotated[str, common.option(common.WHAT, _MODEL, metavar="PATH")] = "mini",
     catalogue: Annotated[
         str | None, common.option(common.WHAT, "Items and their paths; the model's own by default.", metavar="FILE")
@@ -98,12 +101,16 @@ def _check(given: dict[str, Any]) -> None:
     common.check_counts(given, "rows", "batch_size", "shard_size")
     if given["users"] is None:
         job = ("--engine", "--batch-size", "--shard-size", "--user-column", "--history-column", "--seen-column", "--deny-column")
+        job += ("--prompt-column",)
         job += ("--allow-column", "--candidates-column", "--unknown", "--fallback")
         common.refuse_unread("belongs to a file of users: for a few leave it out", *job)
     if given["mode"] == "plain" or given["drafter"] == "none":
         common.refuse_unread("is for drafting, and plain search drafts nothing: leave it out", "--width")
     if given["mode"] in (None, "plain", "strict"):
         common.refuse_unread("is for modes that draw, and this one takes the best: give --method coupled or sample", "--temperature")
+    if given["prompt_column"] is not None:
+        wrong = ("--history-column", "--unseen", "--unknown", "--fallback")
+        common.refuse_unread("reads histories, and --prompt-column gives texts: leave it out, or name a --deny-column", *wrong)
     if given["users"] is not None:
         if few or given["compare"]:
             raise ValueError("a file of users and --history, --user or --compare do not go together: give one of them")
@@ -132,7 +139,18 @@ def _job(given: dict[str, Any]) -> None:
         if given["drafter"] == "retriever":
             given["drafter"] = str(version / "retriever.safetensors")
     names = ("model", "catalogue", "drafter", "mode", "k", "width", "draft_length", "unseen", "only", "temperature", "seed", "rows")
-    names += ("batch_size", "shard_size", "device", "dtype", "user_column", "history_column", "beams", "unknown", "fallback")
+    names += (
+        "batch_size",
+        "shard_size",
+        "device",
+        "dtype",
+        "user_column",
+        "history_column",
+        "prompt_column",
+        "beams",
+        "unknown",
+        "fallback",
+    )
     names += ("seen_column", "deny_column", "allow_column", "candidates_column")
     spec = RecommendationJobSpec(users=Path(given["users"]), out=Path(given["out"]), **{name: given[name] for name in names})
     report = run(partial(make_recommendation_job, spec), engine=given["engine"])

@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-from mmspec.jobs.recommendations import catalogue_digest
 from mmspec.recsys.catalogue import Catalogue
+from mmspec.recsys.preparation.mapped_folder import CATALOGUE, read_catalogue
 from mmspec.recsys.preparation.new_items import VERSIONS
-from mmspec.recsys.preparation.prepared import CATALOGUE
 
 
 def version_of_job(out: Path, model: Path) -> Path | None:
@@ -26,6 +25,6 @@ def version_of_job(out: Path, model: Path) -> Path | None:
         wanted = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["model"]["catalogue"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if catalogue_digest(Catalogue.read(model / CATALOGUE)) == wanted:
+    if read_catalogue(model).digest == wanted:
         return None
-    return next((place for place in kept if catalogue_digest(Catalogue.read(place / CATALOGUE)) == wanted), None)
+    return next((place for place in kept if Catalogue.read(place / CATALOGUE).digest == wanted), None)

@@ -1,13 +1,10 @@
-"""Many users through one recommender: the worker of recommendation jobs, and what identifies such a job."""
+"""Many users through one recommender: the worker of recommendation jobs."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmspec.jobs.engine.records import Reject
@@ -88,7 +85,7 @@ class Recommend:
 
     @cached_property
     def _kinds(self) -> frozenset[type]:
-        return frozenset(map(type, self.recommender.catalogue.items))
+        return self.recommender.catalogue.kinds
 
     @cached_property
     def _positions(self) -> int | None:
@@ -99,11 +96,7 @@ class Recommend:
 
     def check(self, record: dict[str, Any]) -> User:
         """Return (user id, history). ValueError for values that are null, empty, of another type or not in the catalogue."""
-        user, history, catalogue = record[self.user], record[self.history], self.recommender.catalogue
-        if user is None:
-            raise ValueError(f"{self.user} is null: give every user an id")
-        if not isinstance(user, self.user_type) or isinstance(user, bool):
-            raise ValueError(f"{self.user} {_short(user)} is {_word(user)}, and those of the first file are {_plural(self.user_type)}")
+        user, history, catalogue = self._user(record), record[self.history], self.recommender.catalogue
         kept = self._history(history)
         if not kept and self.fallback is None:
             raise ValueError(f"{self.history} holds no item of the catalogue of {len(catalogue)} items")
@@ -111,8 +104,19 @@ class Recommend:
             raise ValueError(f"{self.history} takes {length} tokens, and the model has room for {self._positions}: give fewer items")
         if not self.columns and self.fallback is None:
             return user, kept
-        lists = {name: self._list(column, record[column], name in ("allow", "candidates")) for name, column in self.columns.items()}
-        return user, kept, UserLists(history, lists)
+        return user, kept, UserLists(history, self._lists(record))
+
+    def _user(self, record: dict[str, Any]) -> Any:
+        """The user's id. ValueError for one that is null or of another type."""
+        user = record[self.user]
+        if user is None:
+            raise ValueError(f"{self.user} is null: give every user an id")
+        if not isinstance(user, self.user_type) or isinstance(user, bool):
+            raise ValueError(f"{self.user} {_short(user)} is {_word(user)}, and those of the first file are {_plural(self.user_type)}")
+        return user
+
+    def _lists(self, record: dict[str, Any]) -> dict[str, list[Any] | None]:
+        return {name: self._list(column, record[column], name in ("allow", "candidates")) for name, column in self.columns.items()}
 
     def _history(self, history: Any) -> list[Any]:
         """The history's items. ValueError for what is no history, unless there is a fallback, and for unknown items, unless skipped."""
@@ -187,7 +191,7 @@ class Recommend:
 
     def search(self, users: Sequence[User], seeds: Sequence[int]) -> Recommendations:
         """Search for users once, within their lists, and count it. A table with candidates has those ranked instead."""
-        told, histories = self.recommender, [user[1] for user in users]
+        told, histories = self.recommender, self._prompts([user[1] for user in users])
         lists = [user[2].lists if len(user) > 2 else {} for user in users]
         options: dict[str, Any] = dict(self.options)
         deny = [[*(one.get("seen") or ()), *(one.get("deny") or ())] for one in lists]
@@ -200,7 +204,11 @@ class Recommend:
         self.totals.add(out)
         return out
 
-    def _rank(self, histories: list[list[Any]], lists: list[dict[str, Any]], deny: list[list[Any]]) -> Recommendations:
+    def _prompts(self, histories: list[list[Any]]) -> Any:
+        """Histories as `recommend` takes them."""
+        return histories
+
+    def _rank(self, histories: Any, lists: list[dict[str, Any]], deny: list[list[Any]]) -> Recommendations:
         """Rank the candidates of every user; none where the table has null."""
         told, allowed = self.recommender, self.options.get("allowed")
         candidates = [_both([some for name in ("candidates", "allow") if (some := one.get(name)) is not None])[0] for one in lists]
@@ -251,50 +259,3 @@ def _plural(kind: type) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def digest(*parts: Any) -> str:
-    """Return the SHA-256 over tensors and JSON data."""
-    found = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            found.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
-            found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            found.update(json.dumps(part, sort_keys=True, default=str).encode())
-    return found.hexdigest()
-
-
-def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -> dict[str, str]:
-    """Return what recommendations depend on beside records and options: fingerprints of target, config, catalogue and, where it `drafts`,
-    drafter.
-
-    Drafts do not change strict results, except for the last bit of a score.
-    """
-    from mmspec.jobs.engine.fingerprints import weights
-
-    drafter = recommender.drafter
-    found = {
-        "target": weights(recommender.model),
-        "config": digest(_told(recommender.model)),
-        "catalogue": catalogue_digest(recommender.catalogue),
-    }
-    if drafts and drafter is not None:
-        found["drafter"] = weights(drafter) if hasattr(drafter, "state_dict") else digest(*_state(drafter))
-    return found
-
-
-def catalogue_digest(catalogue: Any) -> str:
-    """Return the fingerprint of a catalogue: its items, paths, and how it writes histories."""
-    return digest(list(catalogue.items), catalogue.paths, [catalogue.before, catalogue.after, catalogue.most])
-
-
-def _told(model: Any) -> dict[str, Any]:
-    skipped = ("_name_or_path", "transformers_version")
-    return {key: value for key, value in model.config.to_dict().items() if key not in skipped}
-
-
-def _state(drafter: Any) -> list[Any]:
-    """Names and values of what a drafter that is no module was counted from."""
-    state = drafter.state() if hasattr(drafter, "state") else {"drafter": repr(drafter)}
-    return [part for name in sorted(state) for part in (name, state[name])]

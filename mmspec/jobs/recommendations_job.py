@@ -17,11 +17,14 @@ from torch import Tensor
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
 from mmspec.jobs.recommendation_fallback import Fallback, check_fallback
+from mmspec.jobs.recommendation_identity import digest, recommendation_job_identity
+from mmspec.jobs.recommendation_prompts import RecommendPrompts, load_tokenizer
 from mmspec.jobs.recommendation_totals import RecommendationTotals
-from mmspec.jobs.recommendations import LISTS, Recommend, User, digest, recommendation_job_identity
+from mmspec.jobs.recommendations import LISTS, Recommend, User
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.methods import method_of
+from mmspec.recsys.storage.column import Column
 from mmspec.run.arguments import check_items
 from mmspec.utils.devices import device_of
 
@@ -50,6 +53,7 @@ class RecommendationJobSpec:
     dtype: str = "float32"
     user_column: str = "user_id"
     history_column: str = "history"
+    prompt_column: str | None = None  # texts for the model's tokenizer, in place of histories
     beams: int | None = None
     seen_column: str | None = None  # lists of items in the table: left out,
     deny_column: str | None = None  # left out,
@@ -69,7 +73,8 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
 
     columns = {name: column for name in LISTS if (column := getattr(asked, f"{name}_column")) is not None}
     check_fallback(asked.fallback)
-    source = ParquetRows(asked.users, (asked.user_column, asked.history_column, *columns.values()))
+    _check_prompts(asked)
+    source = ParquetRows(asked.users, (asked.user_column, asked.prompt_column or asked.history_column, *columns.values()))
     id_type, id_class = _ids(source, asked)
     if asked.mode is not None:
         method_of(asked.mode)
@@ -85,14 +90,19 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
     options = {"k": asked.k, "mode": mode, "width": asked.width, "unseen": asked.unseen, "temperature": asked.temperature}
     options |= {} if asked.beams is None else {"beams": asked.beams}
     names = {"user": asked.user_column, "history": asked.history_column, "user_type": id_class}
-    work = Recommend(loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed, **names)
-    work = replace(work, columns=columns, unknown=asked.unknown, fallback=_fallback(asked, loaded.catalogue))
+    settings = (loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed)
+    if asked.prompt_column is None:
+        work = Recommend(*settings, **names, columns=columns, unknown=asked.unknown, fallback=_fallback(asked, loaded.catalogue))
+    else:
+        names["history"] = asked.prompt_column
+        work = RecommendPrompts(*settings, **names, columns=columns, tokenizer=load_tokenizer(asked.model))
     work.rehearse()
     length = _length(asked, work, source)
     work = replace(work, options=work.options | {"draft_length": length})
     told = options | {"draft_length": length, "only": None if mask is None else digest(mask)}
     told |= {name: getattr(asked, name) for name in ("seed", "rows", "batch_size", "dtype")}
     told |= {"lists": columns, "unknown": asked.unknown, "fallback": asked.fallback}
+    told |= {} if asked.prompt_column is None else {"prompts": asked.prompt_column}
     table = {"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"}
     sink = ParquetTable(table | ({"source": "string"} if work.fallback is not None else {}))
     return Job(
@@ -109,6 +119,13 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
         unit="users",
         about=provenance(loaded.device),
     )
+
+
+def _check_prompts(asked: RecommendationJobSpec) -> None:
+    """ValueError for settings that read histories beside a column of prompts."""
+    given = {"unseen": asked.unseen, "unknown": asked.unknown != "reject", "fallback": asked.fallback != "none"}
+    if asked.prompt_column is not None and (wrong := [name for name, there in given.items() if there]):
+        raise ValueError(f"{', '.join(wrong)} reads items of histories, and prompts are texts: leave it out, or name a deny column")
 
 
 def _fallback(asked: RecommendationJobSpec, catalogue: Catalogue) -> Fallback | None:
@@ -131,13 +148,20 @@ def _ids(source: ParquetRows, asked: RecommendationJobSpec) -> tuple[str, type]:
 
 
 def _item_type(catalogue: Catalogue) -> str:
-    kinds = set(map(type, catalogue.items))
+    kinds = catalogue.kinds
     if kinds == {int}:
-        return "uint64" if max(catalogue.items) >= 2**63 else "int64"  # pyright: ignore[reportArgumentType]
+        return "uint64" if _beyond_int64(catalogue) else "int64"
     if kinds == {str}:
         return "string"
     names = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise ValueError(f"the catalogue's items are of type {names}: a table's must all be whole numbers, or all text")
+
+
+def _beyond_int64(catalogue: Catalogue) -> bool:
+    items: Any = catalogue.items
+    if isinstance(items, Column):
+        return str(items.values.type) == "uint64" and int(items.values.to_numpy().max()) >= 2**63
+    return max(items) >= 2**63
 
 
 # --- plain or drafted ---------------------------------------------------------------------------------------------------
@@ -207,7 +231,7 @@ def read_allowed_items(path: str, catalogue: Catalogue) -> Tensor:
     items.
     """
     items = _listed(path)
-    if all(type(item) is int for item in catalogue.items):
+    if catalogue.kinds == {int}:
         items = [int(item) if isinstance(item, str) and item.removeprefix("-").isdecimal() else item for item in items]
     if unknown := [item for item in items if item not in catalogue]:
         raise ValueError(f"{path} names {len(unknown)} items that are not in the catalogue of {len(catalogue)}, such as {unknown[0]!r}")

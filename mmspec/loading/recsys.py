@@ -13,12 +13,11 @@ from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.ngram import ItemNGram
+from mmspec.recsys.preparation.mapped_folder import CATALOGUE, MAPPED, read_catalogue
 from mmspec.recsys.retriever import Retriever
 
 MINIS = ("mini", "recsys")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
-CATALOGUE = "catalogue.parquet"
-"""What a catalogue is called in a model's own folder."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,8 @@ def _check(name: str, home: Path) -> None:
 def _catalogue(name: str, home: Path, given: str | Path | None) -> Catalogue:
     if given is not None:
         return Catalogue.read(given)
-    if (home / CATALOGUE).exists():
-        return Catalogue.read(home / CATALOGUE)
+    if (home / CATALOGUE).exists() or (home / MAPPED).exists():
+        return read_catalogue(home)
     raise ValueError(f"no catalogue: {name} has no {CATALOGUE}; give the file with the model's items and their paths")
 
 

@@ -2,23 +2,35 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.beams.search import Forest
+from mmspec.core.beams.tokens_and_rest import TokensAndRest
 from mmspec.core.beams.trie import Trie
 from mmspec.core.records import Draft, Scored
-from mmspec.models.family import StateCommit
+from mmspec.models.changed import replaced
+from mmspec.models.compat.catalogue_head import CatalogueHead
+from mmspec.models.family import OwnScoring, StateCommit
+from mmspec.models.layout import Layout
 from mmspec.models.target import HFSession, HFTarget
 
 
 @dataclass(frozen=True)
 class BeamTarget:
-    """A `target` searched over the paths of `trie`."""
+    """A `target` searched over the paths of `trie`.
+
+    Args:
+        target: the model.
+        trie: the paths.
+        tokens: the tokens of the paths, ascending; where they are few of a large vocabulary, logits of others are summed up at once.
+    """
 
     target: HFTarget
     trie: Trie
+    tokens: Tensor | None = None
 
     def capture(self) -> "BeamTarget":
         """Return this target with its forwards captured; see `HFTarget.capture`."""
@@ -30,11 +42,21 @@ class BeamTarget:
             raise ValueError(f"{type(self.target.model).__name__} keeps recurrent states, which a beam search does not follow")
         state = torch.zeros_like(root.nodes)
         root = replace(root, linear=False, trunk=self.trie.levels, score=state.float(), aux=Forest(state, 1, 0))
-        return BeamSession(*parts), root
+        session = BeamSession(*parts)
+        if self.tokens is not None and self.target.captured is None and self.target.processors.idle and not session.own_scores:
+            session.head = CatalogueHead.of(self.target.model, self.target.own()[1], self.tokens)
+        return session, root
 
 
 class BeamSession(HFSession):
     """A session whose draft under way is the whole search: a commit keeps a tree of it instead of moving values to the cache's past."""
+
+    head: CatalogueHead | None = None
+
+    @property
+    def own_scores(self) -> bool:
+        """True for families that score drafts or make distributions themselves."""
+        return self._own_distributions or isinstance(self.target.family, OwnScoring)
 
     def commit(self, keep: Tensor, most: int) -> None:
         """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its draft tokens."""
@@ -55,3 +77,15 @@ class BeamSession(HFSession):
     def score(self, draft: Draft) -> Scored:
         self.roots = draft.roots
         return super().score(draft)
+
+    def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int, deferred: bool = False) -> Any:
+        if self.head is None:
+            return super().distributions(logits, draft, layout, first, deferred)
+        self.ids[self._rows, layout.slots] = layout.ids
+        return TokensAndRest(logits, self.head.tokens)
+
+    def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:
+        if self.head is None:
+            return super()._forward(layout, fresh, captured)
+        with replaced(*self.head.changes(self.target.own()[1])):
+            return super()._forward(layout, fresh, captured)

@@ -67,13 +67,13 @@ def rank_candidates(
         raise ValueError("candidates must be a list of items for each history: use recommend to search the whole catalogue")
     filters = ItemFilter.of(catalogue, rows, None, candidates, deny, histories if unseen else None)
     family = family_of(model)
-    require(model, trees=True)
+    require(model, family, trees=True)
     check_paths_fit(model, inputs, catalogue)
     trie = filters.trie(catalogue).to(model.device)
     assert trie.listed is not None
     levels = [_level(trie, level) for level in range(1, trie.levels + 1)]
     columns = sum(level.shape[1] for level in levels[:-1]) + 1
-    session, root = BeamTarget(HFTarget(model, family, reserve=columns + 1), trie).begin(inputs)
+    session, root = BeamTarget(HFTarget(model, family, reserve=columns + 1), trie, catalogue.tokens_used).begin(inputs)
     draft = _tree(trie, root, levels[:-1])
     scored = session.score(draft)
     if scored.healthy is not None and not bool(scored.healthy.all()):
@@ -144,4 +144,4 @@ def _ranked(
         items.append([item for item, _ in found])
         scores.append([value for _, value in found])
     there = (score > -torch.inf).cpu()
-    return Recommendations(torch.where(there[..., None], catalogue.distinct[ordered].long(), 0), there.sum(1), stats, items, scores)
+    return Recommendations(torch.where(there[..., None], catalogue.path(ordered), 0), there.sum(1), stats, items, scores)

@@ -5,18 +5,19 @@ its items in the catalogue's order.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.core.beams.trie import Trie
 from mmspec.recsys.storage.checks import check_fields
-from mmspec.recsys.storage.sorting import sorted_paths
-from mmspec.recsys.storage.table import read_table, write_table
+from mmspec.recsys.storage.column import Column, typed
+from mmspec.recsys.storage.index import CatalogueIndex
+from mmspec.recsys.storage.lookups import CatalogueLookups
+from mmspec.recsys.storage.mapped import SUFFIX, read_mapped, write_mapped
+from mmspec.recsys.storage.table import column_of, read_table, write_table
 
 Item = Hashable
 SHOWN = "shown"
@@ -24,7 +25,7 @@ SHOWN = "shown"
 
 
 @dataclass(frozen=True, eq=False)
-class Catalogue:
+class Catalogue(CatalogueLookups):
     """Items and their semantic-id paths.
 
     A history is written as `before`, the paths of its newest `most` items, oldest first, and `after`.
@@ -36,20 +37,23 @@ class Catalogue:
         after: token ids after a history.
         most: largest number of items of a history.
         names: names of the items for display, or None.
+        index: tables over the paths, as a mapped file has them; made when they are needed by default. Then nothing is checked.
 
     Raises:
         ValueError: for paths, items or names that do not fit.
     """
 
-    items: tuple[Item, ...]
+    items: Sequence[Item]
     paths: Tensor  # [items, L]
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     most: int = 20
-    names: tuple[str, ...] | None = None
+    names: Sequence[str] | None = None
+    index: CatalogueIndex | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_fields(self.items, self.paths, self.names, self.most, {"before": self.before, "after": self.after})
+        if self.index is None:
+            check_fields(self.items, self.paths, self.names, self.most, {"before": self.before, "after": self.after})
 
     @staticmethod
     def of(paths: Mapping[Item, Sequence[int]], **options: Any) -> "Catalogue":
@@ -93,76 +97,6 @@ class Catalogue:
         tokens = codes.long() + offset + size * torch.arange(codes.shape[1])
         return Catalogue(tuple(items), tokens, **options)
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._rows
-
-    @property
-    def levels(self) -> int:
-        """Tokens of a path."""
-        return self.paths.shape[1]
-
-    @cached_property
-    def _rows(self) -> dict[Item, int]:
-        return {item: row for row, item in enumerate(self.items)}
-
-    @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor]:
-        """Distinct paths [P, L] in order, and each item's [items]."""
-        return sorted_paths(self.paths.cpu())
-
-    @property
-    def distinct(self) -> Tensor:
-        """Distinct paths in order [P, L], on the CPU; the trie is made of them."""
-        return self._sorted[0]
-
-    @cached_property
-    def trie(self) -> Trie:
-        """Trie of the distinct paths, on the CPU."""
-        return Trie.of(self.distinct)
-
-    @cached_property
-    def leaf(self) -> Tensor:
-        """Number of each item's path among the distinct ones, [items]."""
-        return self._sorted[1]
-
-    @cached_property
-    def _shelves(self) -> tuple[Tensor, Tensor]:
-        """Rows of items by path, and where each path's begin, [P + 1]."""
-        order = torch.argsort(self.leaf, stable=True)
-        return order, torch.searchsorted(self.leaf[order], torch.arange(len(self.distinct) + 1))
-
-    def row(self, item: Item) -> int:
-        """Look up an item.
-
-        Args:
-            item: the item.
-
-        Returns:
-            Its row in `items`.
-
-        Raises:
-            ValueError: for an unknown item.
-        """
-        try:
-            return self._rows[item]
-        except (KeyError, TypeError):
-            raise ValueError(f"item {item!r} is not in the catalogue of {len(self)} items") from None
-
-    def shelf(self, leaf: int) -> tuple[int, ...]:
-        """Look up the items of a path.
-
-        Args:
-            leaf: number of the distinct path.
-
-        Returns:
-            Rows of its items, in the catalogue's order.
-        """
-        order, begin = self._shelves
-        return tuple(order[int(begin[leaf]) : int(begin[leaf + 1])].tolist())
-
     def mask(self, items: Sequence[Item]) -> Tensor:
         """Mark items. `ValueError` names an unknown item.
 
@@ -185,7 +119,7 @@ class Catalogue:
         Returns:
             Bool [P] or [B, P], True for distinct paths with a marked item.
         """
-        counts = torch.zeros(*mask.shape[:-1], len(self.distinct), dtype=torch.long)
+        counts = torch.zeros(*mask.shape[:-1], self.trie.size, dtype=torch.long)
         return counts.index_add_(-1, self.leaf, mask.long().cpu()) > 0
 
     def tokens(self, history: Sequence[Item]) -> list[int]:
@@ -248,7 +182,7 @@ class Catalogue:
         rows = [[self.row(item) for item in history[-self.most :]] for history in histories]
         width = max(map(len, rows))
         table = torch.tensor([[-1] * (width - len(row)) + row for row in rows])
-        return torch.where(table >= 0, self.leaf[table], -1).to(device)
+        return torch.where(table >= 0, self.leaf[table].long(), -1).to(device)
 
     def name(self, item: Item) -> str:
         """Look up the display name of an item.
@@ -261,21 +195,32 @@ class Catalogue:
         """
         return str(item) if self.names is None else self.names[self.row(item)]
 
-    def write(self, path: str | Path) -> None:
-        """Write a Parquet file with columns `item`, `path` and, where given, `name`; the other fields are in its metadata.
+    def write(self, path: str | Path, source: str | None = None) -> None:
+        """Write a file, atomically.
+
+        A Parquet file has columns `item`, `path` and, where given, `name`; the other fields are in its metadata. A file called
+        *.safetensors holds the trie too, and `read` maps it: processes share its memory. Its items are all whole numbers or all texts.
 
         Args:
             path: the file.
+            source: SHA-256 of the Parquet file that this catalogue was read from, kept in a mapped file.
+
+        Raises:
+            ValueError: if the file cannot be written.
         """
         settings = {"before": self.before, "after": self.after, "most": self.most}
-        write_table(path, self.items, self.paths, self.names, settings)
+        if Path(path).suffix != SUFFIX:
+            return write_table(path, self.items, self.paths, self.names, settings)
+        items = self.items if isinstance(self.items, Column) else Column.of(column_of(self.items))
+        names = None if self.names is None else self.names if isinstance(self.names, Column) else Column(typed(column_of(self.names)))
+        return write_mapped(path, items, self.paths, names, self.tables, settings | {"digest": self.digest, "source": source})
 
     @staticmethod
     def read(path: str | Path) -> "Catalogue":
-        """Read a Parquet file with columns `item` and `path`, such as `write` leaves.
+        """Read a file that `write` left, or a Parquet file with columns `item` and `path`.
 
         Args:
-            path: the file. Without metadata the other fields have their defaults.
+            path: the file. A table without metadata has the other fields' defaults. *.safetensors is mapped, not read.
 
         Returns:
             The catalogue.
@@ -283,11 +228,16 @@ class Catalogue:
         Raises:
             ValueError: if the file cannot be read.
         """
+        if Path(path).suffix == SUFFIX:
+            found = read_mapped(path)
+            told = found.settings
+            fields = (found.items, found.paths, tuple(told["before"]), tuple(told["after"]), told["most"], found.names, found.index)
+            catalogue = Catalogue(*fields)
+            vars(catalogue)["digest"] = told["digest"]  # of the same fields, computed when the file was written
+            return catalogue
         table = read_table(path)
         try:
-            if twice := len(table.items) - len(set(table.items)):
-                raise ValueError(f"{twice} items are in it twice: give every item one path")
             before, after = (tuple(table.settings.get(name, ())) for name in ("before", "after"))
-            return Catalogue(tuple(table.items), table.paths, before, after, table.settings.get("most", 20), table.names)
+            return Catalogue(table.items, table.paths, before, after, table.settings.get("most", 20), table.names)
         except (TypeError, ValueError) as error:
             raise ValueError(f"catalogue {path}: {error}") from None

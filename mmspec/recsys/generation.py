@@ -19,6 +19,7 @@ from mmspec.drafters.model.beams import BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
 from mmspec.models.beam_target import BeamTarget
 from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.family import Family
 from mmspec.models.proof.require import require
 from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
@@ -121,7 +122,7 @@ def recommend(
     check(histories=histories, k=k, catalogue=catalogue, width=width, allowed=allowed, unseen=unseen, on_step=on_step, capture=capture)
     check(beams=beams, rules=rules)
     check_items(k, width, len(catalogue), beams)
-    family_of(model)  # refuses what is no model
+    family = family_of(model)
     chosen, device = method_of(_one(method, mode)), model.device
     _refuse_temperature(chosen, temperature)
     inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
@@ -133,11 +134,11 @@ def recommend(
     if chosen.plain and drafter is not None:
         raise ValueError("method 'plain' drafts nothing: leave drafter out, or take method 'strict'")
     width = 4 * beams if width is None else width
-    require(model, trees=True)  # beams share their prompt: a tree
+    require(model, family, trees=True)  # beams share their prompt: a tree
     if isinstance(histories, Mapping):
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     check_paths_fit(model, inputs, catalogue)
-    target = _target(model, trie, beams, width if drafter is not None else 0)
+    target = _target(model, family, trie, beams, width if drafter is not None else 0, catalogue.tokens_used)
     proposer = _drafter(request.drafter, target, chosen, beams, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target
@@ -172,7 +173,7 @@ def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: t
 def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
     """Raise ValueError if the catalogue's paths use tokens the model lacks, or prompts leave no room for a path."""
     size = model.config.get_text_config(decoder=True).vocab_size
-    most = int(catalogue.paths.max())
+    most = catalogue.largest_token
     if most >= size:
         raise ValueError(f"the catalogue's paths use token {most}, but the model has {size}: give the catalogue the model was trained on")
     limit = None if model.config.is_encoder_decoder else positions_of(model)
@@ -183,10 +184,10 @@ def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalog
         )
 
 
-def _target(model: Any, trie: Trie, k: int, width: int) -> BeamTarget:
+def _target(model: Any, family: Family, trie: Trie, k: int, width: int, tokens: Tensor | None) -> BeamTarget:
     """Return the target, with capacity for all beams and for the draft tokens of one round."""
     reserve = k * trie.levels + width * (trie.levels - 1) + 1
-    return BeamTarget(HFTarget(model, family_of(model), reserve=reserve), trie)
+    return BeamTarget(HFTarget(model, family, reserve=reserve), trie, tokens)
 
 
 def _drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
@@ -207,9 +208,11 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
     theirs, mine = target.target.model.config, model.config
     if mine.is_encoder_decoder != theirs.is_encoder_decoder:
         raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
-    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(target.trie.token.max()):
+    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(
+        target.trie.token.max() if target.tokens is None else target.tokens[-1]
+    ):
         raise ValueError(f"the drafter has {size} tokens, fewer than the catalogue's paths use: train one on this catalogue")
-    return _target(model, target.trie, k, width)
+    return _target(model, family_of(model), target.trie, k, width, target.tokens)
 
 
 def _control(draft_length: int | str | Control, drafter: Drafter, search: SearchSize) -> Control:
@@ -243,5 +246,5 @@ def _told(
         chosen = found[:k] if rules is None else rules.choose(found, k)
         items.append([item for item, _ in chosen])
         scores.append([value for _, value in chosen])
-    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.distinct[leaf.clamp_min(0)].long(), 0)
+    paths = torch.where((score > -torch.inf).cpu()[..., None], catalogue.path(leaf.clamp_min(0)), 0)
     return Recommendations(paths, counts, stats, items, scores)

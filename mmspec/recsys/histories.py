@@ -58,7 +58,8 @@ def batches(data: Data, rows: int, drop: float = 0.0) -> Callable[[int], dict[st
     """
     if data.catalogue.after:
         raise ValueError("the catalogue writes tokens behind a history: a causal model cannot learn from every prefix of it")
-    paths = torch.cat([data.catalogue.paths, data.catalogue.paths.new_full((1, data.catalogue.levels), -1)])  # the last row is padding
+    own = data.catalogue.paths.cpu().long()
+    paths = torch.cat([own, own.new_full((1, data.catalogue.levels), -1)])  # the last row is padding
     before = torch.tensor([data.catalogue.before] * rows, dtype=torch.long).view(rows, -1)
 
     @lru_cache(2)

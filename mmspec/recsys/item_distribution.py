@@ -51,7 +51,7 @@ class ItemGuide:
 
     def _below(self, running: Tensor, state: Tensor) -> Tensor:
         """What the paths below nodes `state` [B, M, C] add up to, by their running sums [B, P + 1]."""
-        ends = running.gather(1, self.span[state.clamp_min(0)].flatten(1)).view(*state.shape, 2)
+        ends = running.gather(1, self.span[state.clamp_min(0)].long().flatten(1)).view(*state.shape, 2)
         return (ends[..., 1] - ends[..., 0]).clamp_min(0)
 
 
@@ -170,7 +170,7 @@ class Flat:
             raise ValueError("histories hold no item: there is nothing to count")
         lengths = torch.tensor([len(history) for history in histories])
         user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        return Flat(catalogue.leaf[torch.tensor(rows)], user, len(catalogue.distinct))
+        return Flat(catalogue.leaf[torch.tensor(rows)].long(), user, catalogue.trie.size)
 
     def after(self, gap: int) -> Tensor:
         """Return [E - gap] bool: True where an event and the one `gap` places later belong to one user."""

@@ -160,11 +160,12 @@ def _logits(model: Any, rows: BeamRows) -> Tensor:
 
 def _nodes(trie: Trie, leaf: Tensor) -> Tensor:
     """The nodes on the way to paths `leaf` [...], root and leaf left out, [..., L - 1]."""
+    leaf = leaf.to(trie.span.dtype)
     found = [
         begin + torch.searchsorted(trie.span[begin:end, 1].contiguous(), leaf, right=True)
         for begin, end in zip(trie.starts[1:-1], trie.starts[2:], strict=True)
     ]
-    return torch.stack(found, -1) if found else leaf.new_zeros(*leaf.shape, 0)
+    return torch.stack(found, -1) if found else leaf.new_zeros(*leaf.shape, 0, dtype=torch.long)
 
 
 def _inner(catalogue: Catalogue, items: Sequence[Item]) -> Tensor:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from mmspec.jobs import Reject, run
-from mmspec.jobs.recommendations import Recommend, recommendation_job_identity
+from mmspec.jobs.recommendation_identity import recommendation_job_identity
+from mmspec.jobs.recommendations import Recommend
 from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommendation_job, read_allowed_items
 from mmspec.loading.recsys import Recommender, load_recommender
 from mmspec.recsys import Catalogue, recommend

@@ -14,9 +14,9 @@ import torch
 from mmspec.cli import app
 from mmspec.loading.recsys import load_recommender
 from mmspec.recsys import Catalogue, recommend
-from mmspec.recsys.preparation.columns import id_values
 from mmspec.recsys.preparation.interactions import read_interactions
 from mmspec.recsys.preparation.prepared import PreparedShop
+from mmspec.recsys.storage.parquet_columns import id_values
 
 BIG = 2**63
 NUMBERS = pa.int64()

@@ -52,17 +52,17 @@ def with_ancestors(leaf: Tensor, only: Tensor, spans: list[Tensor], starts: tupl
         The lists.
     """
     paths, end = len(spans[-1]), starts[-1] + len(spans[-1])
-    leaf = leaf.sort(1).values
+    leaf = leaf.to(spans[-1].dtype).sort(1).values  # int32, as the spans are
     again = torch.zeros_like(leaf, dtype=torch.bool)
     again[:, 1:] = leaf[:, 1:] == leaf[:, :-1]
     leaf = leaf.masked_fill(again, paths).sort(1).values  # each path once
     found = []
     for start, span in zip(starts, spans, strict=True):
-        place = torch.searchsorted(span[:, 1].to(leaf.dtype).contiguous(), leaf, right=True).clamp_max(len(span) - 1)
+        place = _above(span, leaf) if len(span) < paths else leaf.long()  # of the leaves themselves, and where every path has a node
         place = place.masked_fill(leaf == paths, len(span))  # ascending, as the paths are
         first = torch.searchsorted(place, place)
         below = torch.searchsorted(place, place, right=True) - first
-        reach = span[place.clamp_max(len(span) - 1)].to(leaf.dtype)
+        reach = span[place.clamp_max(len(span) - 1)].long()
         whole = reach[..., 1] - reach[..., 0] if running is None else running[reach[..., 1]] - running[reach[..., 0]]
         fresh = first == torch.arange(place.shape[1], device=place.device)
         kept = fresh & (place < len(span)) & (only[:, None] | (below == whole))
@@ -71,3 +71,8 @@ def with_ancestors(leaf: Tensor, only: Tensor, spans: list[Tensor], starts: tupl
     longest = int((node < end).sum(1).max()) if node.numel() else 0
     node = torch.nn.functional.pad(node, (0, 1), value=end)[:, : max(1, longest)]
     return ListedNodes(node.contiguous(), only)
+
+
+def _above(span: Tensor, leaf: Tensor) -> Tensor:
+    """The node of a level above each path, for spans [nodes, 2] and paths [B, E]."""
+    return torch.searchsorted(span[:, 1].contiguous(), leaf, right=True).clamp_max(len(span) - 1)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from mmspec.core.beams.tokens_and_rest import TokensAndRest
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
@@ -139,10 +140,9 @@ def ranked(children: Children, log_p: Tensor, score: Tensor) -> Tensor:
     return torch.where(children.valid, score[..., None] + log_p, -torch.inf).flatten(1)
 
 
-def of_children(distributions: Categorical, column: Tensor, children: Children) -> Tensor:
+def of_children(distributions: Categorical | TokensAndRest, column: Tensor, children: Children) -> Tensor:
     """[B, M, C] log-probability of `children` under the distributions [B, N] at `column` [B, M], normalised over the whole vocabulary."""
-    scores = distributions.at(column).scores
-    return scores.gather(-1, children.token) - scores.logsumexp(-1, keepdim=True)
+    return distributions.at(column).log_probs_at(children.token)
 
 
 def best_indices(key: Tensor, count: int) -> Tensor:

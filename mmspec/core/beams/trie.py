@@ -36,9 +36,9 @@ class Trie:
     `allowed` excludes nodes, for all rows or row by row; `listed` admits or excludes a few nodes of each row.
     """
 
-    token: Tensor  # [N] the token that leads to a node; 0 for the root
-    child: Tensor  # [N + 1] the first child of a node; the last one ends where the next node's begin
-    span: Tensor  # [N, 2] the first path below a node, and the one behind its last
+    token: Tensor  # [N] int32 the token that leads to a node; 0 for the root
+    child: Tensor  # [N + 1] int32 the first child of a node; the last one ends where the next node's begin
+    span: Tensor  # [N, 2] int32 the first path below a node, and the one behind its last
     starts: tuple[int, ...]  # the first node of every level, root and leaves included
     widths: tuple[int, ...]  # per level: the most children that any node on it, or on a deeper one, has
     allowed: Tensor | None = None  # [N] or [B, N] bool
@@ -46,22 +46,25 @@ class Trie:
 
     @staticmethod
     def of(paths: Tensor) -> "Trie":
-        """The trie over distinct, sorted `paths` [P, L]."""
+        """The trie over distinct, sorted `paths` [P, L], in int32."""
         count, levels = paths.shape
         if not count or not levels:
             raise ValueError(f"paths have shape {tuple(paths.shape)}: give at least one path of at least one token")
-        differs = (paths[1:] != paths[:-1]).long().cummax(1).values
-        fresh = torch.cat([torch.ones_like(paths[:1]), differs])  # [P, L] a node begins here
-        if not bool(fresh[:, -1].all()) or bool((_order(paths) != torch.arange(count, device=paths.device)).any()):
-            raise ValueError("paths must be distinct and sorted: pass torch.unique(paths, dim=0)")
-        first = [torch.zeros(1, dtype=torch.long, device=paths.device), *(column.nonzero()[:, 0] for column in fresh.unbind(1))]
+        if count * levels >= 2**31 - 1:
+            raise ValueError(f"{count} paths of {levels} tokens are more than a trie can number: give fewer than 2**31 tokens")
+        fresh = _fresh(paths)
+        first = [torch.zeros(1, dtype=torch.int32, device=paths.device), *(column.nonzero()[:, 0].int() for column in fresh)]
         sizes = [len(column) for column in first]
         starts = [sum(sizes[:level]) for level in range(levels + 1)]
-        tokens = [torch.zeros_like(first[0]), *(paths[begin, level] for level, begin in enumerate(first[1:]))]
-        child = [begin + torch.searchsorted(below, above) for begin, above, below in zip(starts[1:], first[:-1], first[1:], strict=True)]
-        children = torch.cat([*child, paths.new_full((count + 1,), starts[levels] + count)])  # a node's first child begins where it does
+        tokens = [torch.zeros_like(first[0]), *(paths[begin, level].int() for level, begin in enumerate(first[1:]))]
+        child = [
+            torch.searchsorted(below, above, out_int32=True).add_(begin)
+            for begin, above, below in zip(starts[1:], first[:-1], first[1:], strict=True)
+        ]
+        end = torch.full((count + 1,), starts[levels] + count, dtype=torch.int32, device=paths.device)
+        children = torch.cat([*child, end])  # a node's first child begins where it does
         most = [int((children[1:] - children[:-1])[begin : starts[levels]].max()) for begin in starts[:levels]]
-        ends = [torch.cat([begin[1:], paths.new_full((1,), count)]) for begin in first]
+        ends = [torch.cat([begin[1:], begin.new_full((1,), count)]) for begin in first]
         return Trie(torch.cat(tokens), children, torch.stack([torch.cat(first), torch.cat(ends)], 1), tuple(starts), tuple(most))
 
     @property
@@ -92,7 +95,7 @@ class Trie:
             valid &= (self.allowed[flat] if self.allowed.dim() == 1 else self.allowed.gather(1, flat)).view_as(found)
         if self.listed is not None:
             valid &= self.listed.admit(flat).view_as(found)
-        return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[found], 0))
+        return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[found].long(), 0))
 
     def below(self, weights: Tensor) -> Tensor:
         """The sum of `weights` [..., P] over the paths below every node, [..., N], in float64 or int64."""
@@ -146,9 +149,15 @@ class Trie:
         return found & (named == self.listed.only[:, None])
 
 
-def _order(paths: Tensor) -> Tensor:
-    """The order that sorts `paths` [P, L], first tokens first; stable."""
-    order = torch.arange(len(paths), device=paths.device)
-    for column in reversed(paths.unbind(1)):
-        order = order[torch.argsort(column[order], stable=True)]
-    return order
+def _fresh(paths: Tensor) -> list[Tensor]:
+    """For every level, where a node begins among `paths` [P, L]: bool [P]. ValueError unless they are distinct and sorted."""
+    differs = torch.zeros(len(paths) - 1, dtype=torch.bool, device=paths.device)
+    found, descends = [], torch.zeros((), dtype=torch.bool, device=paths.device)
+    for column in paths.unbind(1):
+        before, after = column[:-1], column[1:]
+        descends = descends | ((after < before) & ~differs).any()
+        differs = differs | (after != before)
+        found.append(torch.nn.functional.pad(differs, (1, 0), value=True))
+    if bool(descends) or not bool(differs.all()):
+        raise ValueError("paths must be distinct and sorted: pass torch.unique(paths, dim=0)")
+    return found

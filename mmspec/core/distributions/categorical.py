@@ -71,6 +71,17 @@ class Categorical:
     def log_prob(self, x: Tensor) -> Tensor:
         return self.scores.gather(-1, x[..., None])[..., 0] - self.scores.logsumexp(-1)
 
+    def log_probs_at(self, ids: Tensor) -> Tensor:
+        """Compute the log-probabilities of some values.
+
+        Args:
+            ids: values [..., S].
+
+        Returns:
+            [..., S].
+        """
+        return self.scores.gather(-1, ids) - self.scores.logsumexp(-1, keepdim=True)
+
     def probs_at(self, ids: Tensor) -> Tensor:
         """Compute the probabilities of some values.
 

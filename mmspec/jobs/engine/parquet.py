@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
 from mmspec.jobs.engine.columns import ContentDigest
 from mmspec.jobs.engine.records import Facts
+from mmspec.utils.files import parquet_files, partition_of
 
 _BATCH_BYTES = 8 << 20  # of values, as the file's own figures tell it, that are taken at a time
 _BATCH_ROWS = 4096
@@ -21,9 +21,9 @@ _GROUP_ROWS = 32768  # of an output file: fixed, so that its bytes do not tell h
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """Source of Parquet rows: one file, or all *.parquet files of a folder by name, as dicts of Python values.
+    """Source of Parquet rows: one file, or the files of a folder or Delta table by name, as dicts of Python values.
 
-    Folders called NAME=VALUE inside it, as Spark and Hive write partitions, are read too; NAME is then a column of texts.
+    Folders called NAME=VALUE inside it, as Spark, Hive and Delta write partitions, are read too; NAME is then a column of texts.
 
     A record's index is its row number over all files. Columns may be of any type; the job's `check` rejects unsuitable rows one by one.
 
@@ -43,7 +43,7 @@ class ParquetRows:
         object.__setattr__(self, "columns", tuple(self.columns))
         for file in self._files():
             with _readable(file), _opened(file) as table:
-                there = [*table.schema_arrow.names, *self._partition(file)]
+                there = [*table.schema_arrow.names, *partition_of(file, self.path)]
             if not self.columns:
                 object.__setattr__(self, "columns", tuple(there))
             if missing := [name for name in self.columns if name not in there]:
@@ -126,7 +126,7 @@ class ParquetRows:
         figures = table.metadata.row_group(group)
         size = _BATCH_BYTES * figures.num_rows // max(1, figures.total_byte_size)
         size = max(1, min(size, _BATCH_ROWS))
-        own, parts = set(table.schema_arrow.names), self._partition(file)
+        own, parts = set(table.schema_arrow.names), partition_of(file, self.path)
         columns = [name for name in self.columns if name in own]
         for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=columns, use_threads=False):
             for name in self.columns:
@@ -135,28 +135,10 @@ class ParquetRows:
             yield batch.select(list(self.columns))
 
     def _files(self) -> list[Path]:
-        if not self.path.is_dir():
-            return [self.path]
-        files = sorted(_parquet_files(self.path))
-        if not files:
-            raise ValueError(f"folder {self.path} holds no *.parquet file: give a Parquet file, or a folder of them")
-        return files
+        return parquet_files(self.path)
 
     def _name(self, file: Path) -> str:
         return file.relative_to(self.path).as_posix() if file != self.path else file.name
-
-    def _partition(self, file: Path) -> dict[str, str]:
-        """The columns that the names of a file's folders stand for."""
-        folders = file.relative_to(self.path).parts[:-1] if file != self.path else ()
-        return {unquote(name): unquote(value) for name, _, value in (folder.partition("=") for folder in folders)}
-
-
-def _parquet_files(folder: Path) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if path.is_dir() and "=" in path.name:
-            yield from _parquet_files(path)
-        elif path.suffix == ".parquet" and not path.name.startswith(".") and path.is_file():
-            yield path
 
 
 def _opened(file: Path) -> Any:

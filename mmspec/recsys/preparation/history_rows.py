@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.preparation.columns import read_columns
 from mmspec.recsys.preparation.interactions import Interactions
-from mmspec.recsys.storage.table import item_array
+from mmspec.recsys.storage.parquet_columns import read_columns
+from mmspec.recsys.storage.table import column_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class HistoryRows(Sequence[list[Item]]):
 
         from mmspec.utils.files import whole
 
-        values = item_array(self.items).take(pa.array(self.rows))
+        values = column_of(self.items).take(pa.array(self.rows))
         starts = pa.array(np.append(self.first, len(self.rows)).astype(np.int64))
         table = pa.table({"user_id": self.users, "history": pa.LargeListArray.from_arrays(starts, values)})
         with whole(path, binary=True) as file:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmspec.recsys.preparation.columns import id_values, read_columns
+from mmspec.recsys.storage.parquet_columns import id_values, read_columns
 
 
 @dataclass(frozen=True, eq=False)

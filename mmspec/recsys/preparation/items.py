@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.recsys.catalogue import Item
-from mmspec.recsys.preparation.columns import id_values, read_columns
+from mmspec.recsys.storage.parquet_columns import id_values, read_columns
 
 SOURCES = ("codes", "embedding", "text")
 """What semantic ids may be made of; of several columns the first here is taken."""

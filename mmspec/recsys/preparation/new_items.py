@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.preparation.items import ItemColumns, ItemTable, read_items
-from mmspec.recsys.preparation.prepared import CATALOGUE, HISTORIES, OFFSET, QUANTISER, read_summary
+from mmspec.recsys.preparation.mapped_folder import CATALOGUE, refresh_mapped_copy
+from mmspec.recsys.preparation.prepared import HISTORIES, OFFSET, QUANTISER, read_summary
 from mmspec.recsys.preparation.quantiser import ItemQuantiser
-from mmspec.recsys.storage.table import item_array
+from mmspec.recsys.storage.table import column_of
 
 VERSIONS = "versions"
 RETRIEVER = "drafters/retriever.safetensors"
@@ -53,14 +54,14 @@ def assign_new(folder: Path, path: Path) -> AssignedItems:
     table = read_items(path, ItemColumns(**summary["settings"]["columns"]), summary["source"])
     if there := [item for item in table.items if item in catalogue]:
         raise ValueError(f"{len(there)} items of {path} are in the catalogue already, such as {there[0]!r}: leave them out")
-    if {type(item) for item in table.items} != {type(item) for item in catalogue.items}:
+    if {type(item) for item in table.items} != catalogue.kinds:
         raise ValueError(f"items of {path} are such as {table.items[0]!r}, those of the catalogue such as {catalogue.items[0]!r}")
     size, steps = summary["size"], torch.arange(catalogue.levels)
     taken = catalogue.paths - OFFSET - size * steps
     codes = _checked(table, catalogue.levels, size, path) if table.codes is not None else _learnt(folder, table, taken)
     paths = torch.cat([catalogue.paths, codes + OFFSET + size * steps])
     names = _names(catalogue, table)
-    whole = replace(catalogue, items=(*catalogue.items, *table.items), paths=paths, names=names)
+    whole = replace(catalogue, items=(*catalogue.items, *table.items), paths=paths, names=names, index=None)
     _, place, counts = paths.unique(dim=0, return_inverse=True, return_counts=True)
     return AssignedItems(table.items, codes, whole, int((counts[place[len(catalogue) :]] > 1).sum()))
 
@@ -74,7 +75,7 @@ def write_assigned(found: AssignedItems, path: Path) -> None:
 
     lists = pa.list_(pa.int64())
     new = found.catalogue.paths[-len(found.items) :]
-    columns = {"item": item_array(found.items), "codes": pa.array(found.codes.tolist(), lists), "path": pa.array(new.tolist(), lists)}
+    columns = {"item": column_of(found.items), "codes": pa.array(found.codes.tolist(), lists), "path": pa.array(new.tolist(), lists)}
     with whole(path, binary=True) as file:
         pq.write_table(pa.table(columns), file)
 
@@ -98,6 +99,7 @@ def append_new(folder: Path, path: Path) -> AssignedItems:
         retriever = _counted(folder, found.catalogue)
         retriever.save(folder / RETRIEVER)  # before the catalogue: a kill between the two leaves one that the next append replaces
     found.catalogue.write(folder / CATALOGUE)
+    refresh_mapped_copy(folder)
     return replace(found, earlier=kept / CATALOGUE)
 
 

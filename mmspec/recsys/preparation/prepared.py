@@ -18,11 +18,12 @@ from mmspec.recsys.histories import Data
 from mmspec.recsys.preparation.history_rows import HistoryRows
 from mmspec.recsys.preparation.interactions import Interactions, read_interactions
 from mmspec.recsys.preparation.items import ItemColumns, ItemTable, read_items
+from mmspec.recsys.preparation.mapped_folder import CATALOGUE, read_catalogue
 from mmspec.recsys.preparation.quantiser import ItemQuantiser, QuantiserSettings
 from mmspec.recsys.semantic_ids import collisions
-from mmspec.utils.files import write_json
+from mmspec.utils.files import parquet_files, write_json
 
-CATALOGUE, HISTORIES, QUANTISER, SUMMARY = "catalogue.parquet", "histories.parquet", "quantiser.safetensors", "prepared.json"
+HISTORIES, QUANTISER, SUMMARY = "histories.parquet", "quantiser.safetensors", "prepared.json"
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
 
 
@@ -87,7 +88,7 @@ class PreparedShop:
         summary = read_summary(folder)
         if not summary.get("counts"):
             raise ValueError(f"{folder} is not finished: start the same mmspec recommend prepare again")
-        catalogue = Catalogue.read(folder / CATALOGUE)
+        catalogue = read_catalogue(folder)
         return PreparedShop(folder, catalogue, HistoryRows.read(folder / HISTORIES, catalogue), summary)
 
     @property
@@ -212,7 +213,7 @@ def _told(settings: PreparationSettings) -> dict[str, Any]:
 def _content(path: Path) -> str:
     """SHA-256 of a file, or of the files of a folder."""
     found = hashlib.sha256()
-    for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+    for file in parquet_files(path):
         try:
             with file.open("rb") as opened:
                 found.update(hashlib.file_digest(opened, "sha256").digest())

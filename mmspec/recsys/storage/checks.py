@@ -5,6 +5,8 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from torch import Tensor
 
+from mmspec.recsys.storage.column import Column
+
 
 def check_fields(
     items: Sequence[Hashable], paths: Tensor, names: Sequence[str] | None, most: int, affixes: Mapping[str, Sequence[int]]
@@ -22,7 +24,7 @@ def check_fields(
         raise ValueError(f"paths have shape {tuple(paths.shape)}: give one path of at least one token for every item")
     if len(items) != len(paths):
         raise ValueError(f"{len(items)} items and {len(paths)} paths: give one path an item")
-    if len(set(items)) != len(items):
+    if not isinstance(items, Column) and len(set(items)) != len(items):
         twice = next(item for item, times in Counter(items).items() if times > 1)
         raise ValueError(f"item {twice!r} is in the catalogue twice: give every item one path")
     if paths.is_floating_point() or int(paths.min()) < 0:

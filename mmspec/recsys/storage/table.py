@@ -10,6 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.recsys.storage.column import Column, typed
+from mmspec.recsys.storage.parquet_columns import id_values
+
+COLUMNAR = 100_000
+"""From so many items on, a catalogue that is read keeps them in columns and its paths in int32."""
 _KEY = b"mmspec.catalogue"
 
 
@@ -18,15 +23,15 @@ class CatalogueTable:
     """Content of a catalogue file, not yet checked.
 
     Attributes:
-        items: the items.
-        paths: LongTensor [items, L], token ids of each item's path.
+        items: the items, a tuple or, from `COLUMNAR` of them on, a `Column`.
+        paths: token ids of each item's path [items, L], int64 beside a tuple and int32 beside a `Column`.
         names: names of the items, or None.
         settings: "before", "after" and "most" of the catalogue; empty without metadata.
     """
 
-    items: list[Any]
+    items: Sequence[Any]
     paths: Tensor
-    names: tuple[str, ...] | None
+    names: Sequence[str] | None
     settings: dict[str, Any]
 
 
@@ -53,22 +58,24 @@ def write_table(
     path_column = pa.LargeListArray.from_arrays(starts, values)
     if count * levels < 2**31:
         path_column = path_column.cast(pa.list_(pa.int32()))
-    columns: dict[str, Any] = {"item": item_array(items), "path": path_column}
+    columns: dict[str, Any] = {"item": column_of(items), "path": path_column}
     if names is not None:
-        columns["name"] = list(names)
+        columns["name"] = column_of(names)
     table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(settings)})
     with whole(path, binary=True) as file:
         pq.write_table(table, file)
 
 
-def item_array(items: Sequence[Hashable]) -> Any:
-    """Return items as a pyarrow Array; whole numbers beyond int64 make it uint64."""
+def column_of(values: Sequence[Hashable]) -> Any:
+    """Return items or names as a pyarrow Array; whole numbers beyond int64 make it uint64."""
     import pyarrow as pa
 
+    if isinstance(values, Column):
+        return values.values
     try:
-        return pa.array(items)
+        return pa.array(values)
     except OverflowError:
-        return pa.array(items, pa.uint64())
+        return pa.array(values, pa.uint64())
 
 
 def read_table(path: str | Path) -> CatalogueTable:
@@ -87,22 +94,34 @@ def read_table(path: str | Path) -> CatalogueTable:
     kind = table.schema.field("path").type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
         raise ValueError(f"catalogue {path}: column path holds {kind}, but a path is a list of whole numbers")
-    names = tuple(table["name"].to_pylist()) if "name" in table.column_names else None
     try:
         settings = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     except ValueError as error:
         raise ValueError(f"catalogue {path}: {error}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"catalogue {path}: its metadata is {settings!r}: write it with Catalogue.write")
-    return CatalogueTable(_items(table["item"]), _paths(path, table["path"]), names, settings)
+    names = table["name"] if "name" in table.column_names else None
+    paths = _paths(path, table["path"])
+    if len(paths) < COLUMNAR:
+        items = _items(table["item"])
+        if twice := len(items) - len(set(items)):
+            raise ValueError(f"catalogue {path}: {twice} items are in it twice: give every item one path")
+        return CatalogueTable(items, paths.long(), None if names is None else tuple(names.to_pylist()), settings)
+    try:
+        items = Column.of(id_values(table["item"], "column item"))
+    except ValueError as error:
+        raise ValueError(f"catalogue {path}: {error}") from None
+    if items.values.null_count:
+        raise ValueError(f"catalogue {path}: an item is null: give every path an item")
+    return CatalogueTable(items, paths, None if names is None else Column(typed(names)), settings)
 
 
-def _items(column: Any) -> list[Any]:
+def _items(column: Any) -> tuple[Any, ...]:
     """The items; whole numbers that are stored with a fraction as int."""
     found = column.to_pylist()
     if found and all(type(item) is float and item.is_integer() for item in found):
-        return [int(item) for item in found]
-    return found
+        return tuple(int(item) for item in found)
+    return tuple(found)
 
 
 def _paths(path: str | Path, column: Any) -> Tensor:
@@ -117,7 +136,11 @@ def _paths(path: str | Path, column: Any) -> Tensor:
     lengths = sorted(pc.call_function("unique", [pc.call_function("list_value_length", [column])]).to_pylist())
     if len(lengths) > 1:
         raise ValueError(f"catalogue {path}: paths have lengths {', '.join(map(str, lengths))}: all must be equally long")
-    values = pc.call_function("list_flatten", [column]).combine_chunks().cast(pa.int64())
+    values = pc.call_function("list_flatten", [column]).combine_chunks()
     if values.null_count:
         raise ValueError(f"catalogue {path}: a path holds NoneType, which is no token id")
-    return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy()).view(len(column), lengths[0])
+    try:
+        numbers = values.cast(pa.int32()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        raise ValueError(f"catalogue {path}: a path holds a number beyond 2**31, which is no token id") from None
+    return torch.from_numpy(numbers.copy()).view(len(column), lengths[0])

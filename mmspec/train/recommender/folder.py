@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from mmspec.recsys.histories import Data
-from mmspec.recsys.preparation.prepared import CATALOGUE, HISTORIES, PreparedShop
+from mmspec.recsys.preparation.mapped_folder import CATALOGUE
+from mmspec.recsys.preparation.prepared import HISTORIES, PreparedShop
 from mmspec.recsys.retriever import Retriever
 from mmspec.train.beams import draft_coverage
 from mmspec.train.recommender.drafter import ItemDrafterSettings, train_item_drafter

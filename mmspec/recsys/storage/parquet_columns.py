@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mmspec.utils.files import parquet_files, partition_of
+
 
 def read_columns(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()) -> Any:
-    """Read columns of a Parquet file, or of all `*.parquet` files of a folder in the order of their names.
+    """Read columns of a Parquet file, or of the files of a folder or Delta table in the order of their names.
 
     Args:
-        path: the file or folder.
+        path: the file or folder. Of folders called NAME=VALUE inside it, NAME is a column of texts.
         wanted: columns that must be there.
         optional: columns that are read where they are.
 
@@ -22,20 +24,24 @@ def read_columns(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"{path} holds no *.parquet file: give a Parquet file, or a folder of them")
     tables = []
-    for file in files:
+    for file in parquet_files(path):
+        parts = partition_of(file, path)
         try:
-            have = pq.read_schema(file).names
+            own = pq.read_schema(file).names
         except FileNotFoundError:
             raise ValueError(f"{file} does not exist: give a Parquet file with columns {', '.join(wanted)}") from None
         except (OSError, pa.ArrowInvalid) as error:
             raise ValueError(f"{file} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        have = [*own, *parts]
         if missing := [name for name in wanted if name not in have]:
             raise ValueError(f"{file} has no column {', '.join(map(repr, missing))}; it has {', '.join(have)}: name yours by the options")
-        tables.append(pq.read_table(file, columns=[name for name in dict.fromkeys((*wanted, *optional)) if name in have]))
+        asked = [name for name in dict.fromkeys((*wanted, *optional)) if name in have]
+        table = pq.read_table(file, columns=[name for name in asked if name in own], partitioning=None)
+        for name in asked:
+            if name not in own:
+                table = table.append_column(name, pa.array([parts[name]] * table.num_rows, pa.string()))
+        tables.append(table)
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

@@ -1,0 +1,42 @@
+"""Categorical distributions of which some tokens are kept, and the sum of all others."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokensAndRest:
+    """Distributions over a vocabulary, as tables of C tokens and of the rest together.
+
+    Args:
+        scores: unnormalised log-probabilities [..., C + 1]: those of the tokens, then the log-sum-exp over all others.
+        tokens: the tokens [C], ascending.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+
+    def at(self, index: Tensor) -> "TokensAndRest":
+        """Select distributions.
+
+        Args:
+            index: which of the second dimension, LongTensor [B, M].
+
+        Returns:
+            Distributions [B, M].
+        """
+        return TokensAndRest(self.scores.gather(1, index[..., None].expand(*index.shape, self.scores.shape[-1])), self.tokens)
+
+    def log_probs_at(self, ids: Tensor) -> Tensor:
+        """Compute the log-probabilities of some tokens, which must be among those kept.
+
+        Args:
+            ids: tokens [..., S].
+
+        Returns:
+            [..., S], normalised over the whole vocabulary.
+        """
+        place = torch.searchsorted(self.tokens, ids).clamp_max(len(self.tokens) - 1)
+        return self.scores.gather(-1, place) - self.scores.logsumexp(-1, keepdim=True)
