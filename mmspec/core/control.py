@@ -87,6 +87,19 @@ class ReadsMatches(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A control session that reads the number of rows before it chooses the length of a round."""
+
+    def read_rows(self, rows: int) -> None:
+        """Record the rows of the coming round; `length` follows.
+
+        Args:
+            rows: rows that generate.
+        """
+        ...
+
+
 class Control(Protocol):
     """A controller, passed to the public calls as `draft_length=`."""
 

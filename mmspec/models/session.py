@@ -15,6 +15,7 @@ from mmspec.models.changed import replaced
 from mmspec.models.compat.output_head import drop_changed_head, head_changes
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting, StateCommit
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
+from mmspec.models.session_rows import SessionRows
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import numbered, stack, tapped
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
 
 
-class HFSession:
+class HFSession(SessionRows):
     """One generation over one `HFTarget`: the cache, every row's committed length and ids, and the draft under way.
 
     Args:
@@ -54,6 +55,7 @@ class HFSession:
         self.watched: tuple[int, ...] = ()
         self.ahead: PrecomputedStates | None = None
         self.draft: Draft | None = None  # under way, as last scored
+        self.pieces: list[Tensor] = []  # watched states [B, M, F] of the prompt's columns that have been run
         drop_changed_head(target.model)
 
     def watch(self, states: Sequence[int]) -> None:
@@ -125,7 +127,7 @@ class HFSession:
 
     def _prefill(self, draft: Draft) -> list[Tensor]:
         """Run all but the end of a long prompt, in pieces whose masks are small. Returns their watched hidden states [B, M, F]."""
-        found: list[Tensor] = []
+        found, self.pieces = self.pieces, []
         family = self.target.family
         if self.context is None or not isinstance(family, Splitting) or isinstance(family, OwnScoring):
             return found
