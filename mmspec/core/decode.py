@@ -154,7 +154,7 @@ class Rounds:
     @property
     def joinable(self) -> bool:
         """True once rows can be taken and joined: target and drafter have run their prompts."""
-        return all(isinstance(part, ChangesRows) and part.joinable for part in (self.session, self.proposer, self.stopping))
+        return all(part.joinable for part in self._parts())
 
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows, in a new order; between rounds. See `ChangesRows`.

@@ -1,7 +1,7 @@
 """Rows that join and leave a running generation: the protocol of its sessions, and selections and joins of tensors by row."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from mmspec.core.records import Draft
 
 
-@runtime_checkable
 class ChangesRows(Protocol):
     """What holds state by row and lets rows leave and join between two rounds.
 
@@ -99,6 +98,18 @@ class SessionRowState(RowState):
         super().join_rows(other)
 
 
+def changes_rows(part: Any) -> bool:
+    """Return True if rows of `part` can join and leave.
+
+    Args:
+        part: a session or a state.
+
+    Returns:
+        Whether its class is `ChangesRows`. Nothing of it is read.
+    """
+    return hasattr(type(part), "take_rows") and hasattr(type(part), "join_rows")
+
+
 def refuse_fixed_rows(part: Any, role: str) -> None:
     """Refuse what cannot let rows join and leave.
 
@@ -107,9 +118,9 @@ def refuse_fixed_rows(part: Any, role: str) -> None:
         role: what it is, for the message.
 
     Raises:
-        ValueError: if `part` is not `ChangesRows`.
+        ValueError: if it is not `ChangesRows`.
     """
-    if not isinstance(part, ChangesRows):
+    if not changes_rows(part):
         raise ValueError(
             f"{role} ({type(part).__name__}) keeps states of the whole batch, so that rows cannot join a running generation: "
             "use mmspec.text.generate, or another drafter, such as lookup, suffix, a model or a trained drafter"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.by_row import RowPipelines
-from mmspec.core.rows import ChangesRows, joined, rows_of
+from mmspec.core.rows import changes_rows, joined, rows_of
 from mmspec.models.family import OwnScoring, Splitting
 from mmspec.models.layout import prompt_layout
 
@@ -32,7 +32,8 @@ class SessionRows:
     def joinable(self) -> bool:
         """True once the prompt is cached and no draft is under way. ValueError for sessions whose rows cannot change."""
         self._refuse_fixed()
-        return self.context is None and self.slots is None  # type: ignore[attr-defined]
+        begun = self.context is None and self.slots is None  # type: ignore[attr-defined]
+        return begun and (self.state is None or self.state.joinable)
 
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.ChangesRows`."""
@@ -72,7 +73,7 @@ class SessionRows:
         name = type(self.target.model).__name__
         if self.target.captured is not None:
             raise ValueError(f"{name} is captured for one number of rows, so that none can join: leave capture out")
-        if isinstance(self.target.family, OwnScoring) or not self.cache.joinable or not (self.state is None or _changes(self.state)):
+        if isinstance(self.target.family, OwnScoring) or not self.cache.joinable or not (self.state is None or changes_rows(self.state)):
             raise ValueError(
                 f"{name} keeps more than keys and values of its own text, so that rows cannot join a running generation: "
                 "use mmspec.text.generate"
@@ -103,7 +104,3 @@ class SessionRows:
         session.pieces += [] if hidden is None else [hidden]
         session.bound = stop
         return ids.shape[1] - stop <= columns
-
-
-def _changes(state: Any) -> bool:
-    return isinstance(state, ChangesRows) and state.joinable

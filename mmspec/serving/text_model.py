@@ -149,10 +149,11 @@ class TextModel:
             ValueError: for invalid arguments, in one line.
         """
         given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens")}
-        for name, value in given.items():
-            if isinstance(value, Sequence):
+        for name, value in (given | {"seed": options.seed}).items():
+            if isinstance(value, Sequence) and not isinstance(value, str):
                 raise ValueError(f"{name} has {len(value)} values, but a request of an engine is one row: give one number")
         check(**given, processors=options.processors, stops=options.stops)
+        Noise.from_seed([options.seed], 1)  # checks it
         prompt = TextPrompt.of(self.model, self.family, inputs)
         if len(prompt.ids) != 1:
             raise ValueError(f"a request of an engine is one prompt, but input_ids has {len(prompt.ids)} rows: submit them one by one")
@@ -162,7 +163,6 @@ class TextModel:
         prompt.check_length(positions_of(self.model), options.max_new_tokens)
         prompt.check_length(self.max_length, options.max_new_tokens, "the engine's")
         require_reach(self._proof, len(ids) + options.max_new_tokens)
-        Noise.from_seed([options.seed], 1)
         shared = Request.of(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
         if options.temperature != 0 and getattr(self.rule, "reads_raw", False):
             raise ValueError(f"temperature is {options.temperature}, but this engine accepts greedily: leave accept out")
