@@ -105,9 +105,9 @@ def changes_rows(part: Any) -> bool:
         part: a session or a state.
 
     Returns:
-        Whether its class is `ChangesRows`. Nothing of it is read.
+        Whether its class is `ChangesRows`; one that inherits it sets `join_rows` to None to say no. Nothing of `part` is read.
     """
-    return hasattr(type(part), "take_rows") and hasattr(type(part), "join_rows")
+    return all(callable(getattr(type(part), name, None)) for name in ("take_rows", "join_rows"))
 
 
 def refuse_fixed_rows(part: Any, role: str) -> None:

@@ -36,6 +36,8 @@ class BeamTarget:
 class BeamSession(HFSession):
     """A session whose draft under way is the whole search: a commit keeps a tree of it instead of moving values to the cache's past."""
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def commit(self, keep: Tensor, most: int) -> None:
         """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its draft tokens."""
         assert self.slots is not None, "nothing has been scored"

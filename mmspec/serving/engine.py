@@ -209,6 +209,7 @@ class Engine:
             while True:
                 if self._cancelling:
                     return False
+                self._drop_cancelled()
                 if self._waiting or not self._scheduler.idle:
                     return True
                 if self._closed:

@@ -177,7 +177,7 @@ class Scheduler:
             part.take_rows(_compacted(staying))
         if self.running is None:
             self.running = part
-            part.rounds.controller, part.rounds.length = self.controller, None
+            part.rounds.controller, part.rounds.length, part.rounds.fixed = self.controller, None, False
         else:
             self.running.join(part)
         self.starting = None

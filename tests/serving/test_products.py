@@ -2,7 +2,10 @@
 
 import pytest
 
+from mmspec.core import decode
+from mmspec.core.processors.by_row import RowPipelines
 from mmspec.drafters.retrieval.host import HostSession
+from mmspec.models.slot_cache import SlotCache
 from mmspec.serving.scheduler import Scheduler
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt
@@ -94,27 +97,22 @@ def test_mutant_rows_that_leave_keep_their_texts(target, plain, monkeypatch):
     assert found == plain
 
 
-@pytest.mark.parametrize("part", ["noise", "pending", "cache", "processors"])
-def test_mutant_a_part_whose_rows_do_not_change_gives_wrong_tokens(part, target, plain, monkeypatch):
-    order = {"noise": "mmspec.core.decode.rows_of", "pending": "mmspec.core.decode.pending_rows"}
-    if part in order:
-        own = {"noise": lambda found, rows: found[: len(rows)], "pending": None}[part]
-        if own is None:
-            from mmspec.core.rows import pending_rows
+def rotated(rows, count):
+    return [(row + 1) % count for row in rows]
 
-            def own(pending, rows):
-                return pending_rows(pending, list(range(len(rows))))
 
-        monkeypatch.setattr(order[part], own)
-    elif part == "cache":
-        from mmspec.models.slot_cache import SlotCache
+MUTANTS = {  # each part gives its rows another row's state when some leave
+    "noise": (decode, "rows_of", lambda own: lambda found, rows: own(found, rotated(rows, len(found)))),
+    "pending": (decode, "pending_rows", lambda own: lambda pending, rows: own(pending, rotated(rows, len(pending.start)))),
+    "cache": (SlotCache, "take_rows", lambda own: lambda self, rows: own(self, range(len(rows)))),
+    "processors": (RowPipelines, "take_rows", lambda own: lambda self, rows: own(self, rotated(rows, len(self.rows)))),
+}
 
-        own = SlotCache.take_rows
-        monkeypatch.setattr(SlotCache, "take_rows", lambda self, rows: own(self, range(len(rows))))
-    else:
-        from mmspec.core.processors.by_row import RowPipelines
 
-        monkeypatch.setattr(RowPipelines, "take_rows", lambda self, rows: RowPipelines(self.rows[: len(rows)]))
+@pytest.mark.parametrize("part", MUTANTS)
+def test_mutant_a_part_whose_rows_are_mixed_up_gives_wrong_tokens(part, target, plain, monkeypatch):
+    where, name, change = MUTANTS[part]
+    monkeypatch.setattr(where, name, change(getattr(where, name)))
     found, _ = tokens(target, None)
     assert found != plain
 

@@ -20,7 +20,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def traffic():
-    return poisson_traffic(200, seed=3, between=2.0)
+    return poisson_traffic(200, seed=3, between=1.2)
 
 
 @dataclass
@@ -75,14 +75,14 @@ def test_200_requests_get_their_own_tokens_for_less_work_than_static_batches(mod
 
 def test_a_static_batch_gives_the_same_tokens(model, traffic):
     """The comparison is with the same work."""
-    same = [Asked(each.ids, {k: v for k, v in each.options.items() if k not in ("top_k", "top_p")}) for each in traffic[:24]]
+    same = [Asked(each.ids, {k: v for k, v in each.options.items() if k not in ("top_k", "top_p")}) for each in traffic[:16]]
     found, _ = static(model, same)
     assert found == [each.alone(model) for each in same]
 
 
 def test_all_at_once_with_a_drafter(model, traffic):
-    """All 60 requests wait from the start, so that prompts of several begin together."""
-    asked = [Asked(each.ids, each.options) for each in traffic[:60]]
+    """All 40 requests wait from the start, so that prompts of several begin together."""
+    asked = [Asked(each.ids, each.options) for each in traffic[:40]]
     scheduler, waiting = scheduler_for(model, "lookup", max_rows=ROWS, piece=32)
     handles = serve(scheduler, waiting, asked)
     assert [handle.tokens for handle in handles] == [each.alone(model) for each in asked]

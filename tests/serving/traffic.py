@@ -62,14 +62,14 @@ def serve(scheduler: Scheduler, waiting: deque, asked: Sequence[Asked], most: in
     raise AssertionError(f"{most} steps were not enough")
 
 
-def poisson_traffic(count: int, seed: int, between: float, longest: int = 96) -> list[Asked]:
+def poisson_traffic(count: int, seed: int, between: float, longest: int = 64) -> list[Asked]:
     """`count` requests of mixed lengths, temperatures and truncations; the steps between arrivals are exponential."""
     draw = torch.Generator().manual_seed(seed)
     found, now = [], 0.0
     for number in range(count):
         now += float(torch.empty(1).exponential_(1 / between, generator=draw))
         prompt = torch.randint(3, 48, (int(torch.randint(1, 40, (), generator=draw)),), generator=draw).tolist()
-        new = min(longest, 1 + int(torch.empty(1).exponential_(1 / 18, generator=draw)))
+        new = min(longest, 1 + int(torch.empty(1).exponential_(1 / 10, generator=draw)))
         options: dict[str, Any] = {"max_new_tokens": new, "seed": number, "temperature": (0.0, 1.0, 0.6)[number % 3]}
         options |= {"top_k": 20} if number % 4 == 1 else {"top_p": 0.9} if number % 4 == 2 else {}
         found.append(Asked(prompt, options, int(now)))
