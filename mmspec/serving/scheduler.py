@@ -11,6 +11,8 @@ that fails again ends with its error, and the others go on.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 from mmspec.core.control import ControlSession
 from mmspec.core.decode import Rounds
@@ -118,8 +120,8 @@ class Scheduler:
             if not staying:
                 setattr(self, name, None)
             elif len(staying) < len(part.handles) and part.rounds.joinable:
-                part.take_rows(_compacted(staying))
-        self.alone = self.alone and self.running is not None
+                self._try(partial(part.take_rows, _compacted(staying)), part)
+        self.alone = self.alone and self.rows > 0
 
     def _begin(self) -> None:
         """Open a generation for the next requests, if rows are free: several, if their prompts fit one piece together."""
@@ -217,8 +219,8 @@ class Scheduler:
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
-    def _try(self, work: Callable[[], bool], *parts: "_Running | None") -> bool:
-        """Do some work. Where it fails, the requests of `parts` are run again, each alone."""
+    def _try(self, work: Callable[[], Any], *parts: "_Running | None") -> Any:
+        """Return what some work returns. Where it fails, the requests of `parts` are run again, each alone; then False."""
         try:
             return work()
         except Exception as error:
